@@ -1,0 +1,142 @@
+"""Settings: the one reader of environment variables.
+
+Every field of `Settings` is set by the variable `HYBRIDPS_<FIELD>`. A name that begins with
+`HYBRIDPS_` and is no setting is refused, with the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from hybridps.errors import ConfigError
+
+PREFIX = "HYBRIDPS_"
+
+AtLeastOne = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a job is told from outside. Frozen; equal on all ranks but for `group_index`."""
+
+    algorithm: str = "sync"
+    """Name of the algorithm, as in `hybridps.algorithms.names()`."""
+
+    groups: AtLeastOne | None = None
+    """Number of groups. Default: 1, or what `group_sizes` or the algorithm says."""
+
+    group_sizes: tuple[AtLeastOne, ...] | None = None
+    """Workers in each group, e.g. `3,1`. Default: as equal as possible."""
+
+    group_index: NotNegative | None = None
+    """Set by the launcher when each group is an MPI world of its own: which group this one is."""
+
+    ranks_per_node: AtLeastOne | None = None
+    """Treat every so many consecutive workers as a node. Default: the ranks that share memory."""
+
+    servers: tuple[str, ...] = ()
+    """Addresses of the parameter servers, e.g. `tcp://127.0.0.1:5555,tcp://127.0.0.1:5556`."""
+
+    job: Name = "job"
+    """Name of the job on its servers: jobs of different names never meet."""
+
+    alpha: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """Moving rate of Elastic SGD. Default: 0.9 / groups."""
+
+    tau: AtLeastOne = 10
+    """Steps between two exchanges of Elastic SGD."""
+
+    chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28, multiple_of=64)] = 1 << 20
+    """Size of a chunk: the unit of transfer and of the server's work."""
+
+    bucket_bytes: Annotated[int, Meta(ge=1024, multiple_of=64)] = 4 << 20
+    """Gradients reduced in one collective operation, while backward still computes the others."""
+
+    connect_seconds: Seconds = 10.0
+    """How long a server may take to answer a first message."""
+
+    deadline_seconds: Seconds = 600.0
+    """How long any operation may wait for other ranks or groups, which may be validating or saving."""
+
+    heartbeat_seconds: Seconds = 1.0
+    """Time between two signs of life of a leader to its servers."""
+
+    lost_seconds: Seconds = 10.0
+    """A leader or server that gave no sign of life for so long is taken as lost."""
+
+    run_folder: str | None = None
+    """Where events are written. Default: nowhere."""
+
+    quiet: bool = False
+    """Do not print the resolved settings and notes on standard error."""
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings from environment variables (default: the ones of the process).
+
+    Raises ConfigError for an unknown name or an unusable value.
+    """
+    environ = os.environ if environ is None else environ
+    given = {name: text for name, text in environ.items() if name.startswith(PREFIX)}
+    return make_settings({_field(name): text for name, text in given.items() if text != ""})
+
+
+def make_settings(values: Mapping[str, Any]) -> Settings:
+    """Settings from field names and values; text is converted as in environment variables."""
+    converted = {}
+    hints = get_type_hints(Settings, include_extras=True)
+    for field, value in values.items():
+        if field not in hints:
+            raise ConfigError(_unknown(field))
+        if isinstance(value, str) and "tuple" in str(hints[field]):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        try:
+            converted[field] = msgspec.convert(value, hints[field], strict=False)
+        except msgspec.ValidationError as error:
+            reason = str(error).split(" - at ")[0].replace("Expected", "expected", 1)
+            raise ConfigError(f"{PREFIX}{field.upper()}={_text(value)!r} cannot be used: {reason}") from None
+    return Settings(**converted)
+
+
+def to_environment(settings: Settings) -> dict[str, str]:
+    """The variables that make `load_settings` return these settings; defaults are left out."""
+    default = Settings()
+    return {
+        PREFIX + field.upper(): _text(value)
+        for field, value in msgspec.structs.asdict(settings).items()
+        if value != getattr(default, field)
+    }
+
+
+def started_by_mpi(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether this process is a rank of an MPI launcher (Open MPI, MPICH, MVAPICH, SLURM's PMI or PMIx)."""
+    environ = os.environ if environ is None else environ
+    marks = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_SIZE")
+    return any(mark in environ for mark in marks)
+
+
+def _field(name: str) -> str:
+    return name.removeprefix(PREFIX).lower()
+
+
+def _unknown(field: str) -> str:
+    fields = Settings.__struct_fields__
+    near = difflib.get_close_matches(field, fields, n=1, cutoff=0.0)
+    return f"{PREFIX}{field.upper()} is no setting of hybridps; did you mean {PREFIX}{near[0].upper()}?"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ",".join(str(part) for part in value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return re.sub(r"\s+", " ", str(value))

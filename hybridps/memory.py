@@ -1,0 +1,180 @@
+"""Flat buffers: which key lies where in them (Layout), and the memory itself (Arena).
+
+One layout and one flat buffer for each dtype. Gradients and parameters lie in these buffers, so that
+every tier works on the same memory without packing.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from functools import cached_property
+
+import msgspec
+import numpy as np
+
+from hybridps.errors import LayoutError
+
+ALIGNMENT = 64
+"""Bytes; every key begins at a multiple of it."""
+
+DTYPES = ("float16", "float32", "float64")
+
+
+class Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where one key lies: elements `start` to `start + size` of the flat buffer."""
+
+    key: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.size
+
+
+class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+    """The slots of a flat buffer of one dtype, in order. Equal on all ranks."""
+
+    dtype: str
+    slots: tuple[Slot, ...]
+
+    @staticmethod
+    def of(dtype: str, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+        """Lay the keys out one after the other, each aligned.
+
+        Raises LayoutError for a dtype that is not one of `DTYPES`, or a negative dimension.
+        """
+        dtype = np.dtype(dtype).name
+        if dtype not in DTYPES:
+            raise LayoutError(f"dtype {dtype} cannot be laid out: use one of {', '.join(DTYPES)}")
+        step = ALIGNMENT // np.dtype(dtype).itemsize
+        slots, start = [], 0
+        for key, shape in shapes.items():
+            if any(extent < 0 for extent in shape):
+                raise LayoutError(f"key {key!r} has the shape {tuple(shape)}: dimensions must be known and >= 0")
+            slot = Slot(str(key), tuple(int(extent) for extent in shape), start)
+            slots.append(slot)
+            start += -(-slot.size // step) * step
+        return Layout(dtype, tuple(slots))
+
+    def check(self) -> None:
+        """Raise LayoutError unless this is what `of` makes: for layouts that come from outside."""
+        again = Layout.of(self.dtype, {slot.key: slot.shape for slot in self.slots})
+        if again != self:
+            raise LayoutError("the slots are not aligned and in order, or a key stands twice")
+
+    @cached_property
+    def length(self) -> int:
+        """Elements of the flat buffer, the padding included."""
+        step = ALIGNMENT // self.itemsize
+        return -(-self.slots[-1].stop // step) * step if self.slots else 0
+
+    @cached_property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return np.dtype(self.dtype).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.length * self.itemsize
+
+    @cached_property
+    def slot_of(self) -> dict[str, Slot]:
+        return {slot.key: slot for slot in self.slots}
+
+    def difference(self, other: Layout) -> str:
+        """One line that says how `other` differs from this layout; empty if it does not."""
+        if self.dtype != other.dtype:
+            return f"dtype {other.dtype} instead of {self.dtype}"
+        here, there = self.slot_of, other.slot_of
+        said = [f"key {key!r} is missing" for key in here if key not in there]
+        said += [f"key {key!r} is new" for key in there if key not in here]
+        said += [
+            f"key {key!r} has the shape {there[key].shape} instead of {here[key].shape}"
+            for key in here
+            if key in there and here[key].shape != there[key].shape
+        ]
+        if not said and self != other:
+            said = ["the order of the keys differs"]
+        return "; ".join(said[:3]) + (f"; and {len(said) - 3} more" if len(said) > 3 else "")
+
+
+class Arena:
+    """The flat buffer of a layout.
+
+    `flat` is the one-dimensional array of `layout.length` elements of `layout.dtype`.
+    """
+
+    def __init__(self, layout: Layout, flat: np.ndarray | None = None) -> None:
+        """Use `flat`, or allocate zeros in private memory on huge pages."""
+        if flat is None:
+            flat = private_memory(layout.nbytes).view(layout.dtype)
+        if flat.shape != (layout.length,) or flat.dtype != layout.dtype:
+            raise LayoutError(
+                f"the buffer has {flat.shape} elements of {flat.dtype}, the layout needs ({layout.length},) of {layout.dtype}"
+            )
+        self.layout = layout
+        self.flat = flat
+
+    def view(self, key: str) -> np.ndarray:
+        """The array of a key, in its shape, in the memory of the arena. Raises LayoutError if unknown."""
+        slot = self.layout.slot_of.get(key)
+        if slot is None:
+            raise LayoutError(f"key {key!r} is not in the layout of {len(self.layout.slots)} keys")
+        return self.flat[slot.start : slot.stop].reshape(slot.shape)
+
+
+def private_memory(nbytes: int) -> np.ndarray:
+    """Zeroed bytes of this process alone, on huge pages where the system grants them (uint8)."""
+    if nbytes == 0:
+        return np.zeros(0, np.uint8)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
+
+
+class SharedMemory:
+    """Zeroed bytes that other processes of this host can attach to by name.
+
+    The memory has no file: it is gone when the last process that uses it ends, however it ends.
+    """
+
+    def __init__(self, name: str, descriptor: int, nbytes: int) -> None:
+        self.name = name
+        self.nbytes = nbytes
+        self._descriptor = descriptor
+        memory = mmap.mmap(descriptor, nbytes) if nbytes else b""
+        self.bytes = np.frombuffer(memory, np.uint8)
+        """The memory as uint8."""
+
+    @classmethod
+    def create(cls, nbytes: int) -> SharedMemory:
+        descriptor = os.memfd_create("hybridps")
+        os.ftruncate(descriptor, nbytes)
+        return cls(f"/proc/{os.getpid()}/fd/{descriptor}", descriptor, nbytes)
+
+    @classmethod
+    def attach(cls, name: str, nbytes: int) -> SharedMemory:
+        """Memory that `create` made in another process. Raises LayoutError if it cannot be reached or is smaller."""
+        try:
+            descriptor = os.open(name, os.O_RDWR)
+        except OSError as error:
+            raise LayoutError(f"shared memory {name} cannot be opened: {error.strerror}") from None
+        if os.fstat(descriptor).st_size < nbytes:
+            os.close(descriptor)
+            raise LayoutError(f"shared memory {name} is smaller than the {nbytes} bytes expected")
+        return cls(name, descriptor, nbytes)
+
+    def close(self) -> None:
+        """Release the descriptor; arrays over the memory stay valid as long as they are used."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

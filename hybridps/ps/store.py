@@ -1,0 +1,49 @@
+"""What a parameter store offers: the contract of every implementation."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from hybridps.memory import Layout
+from hybridps.ps.rules import Rule
+
+
+class Pending(Protocol):
+    """An operation under way."""
+
+    def wait(self) -> None:
+        """Return when it is done. Wait once only: a second time raises ServerError."""
+
+
+class ParameterStore(Protocol):
+    """Tables of parameters, each a flat buffer with a layout and a rule, shared by the groups of a job.
+
+    Used by one thread at a time. Arrays are flat, contiguous and of the layout's dtype. All waits have
+    a deadline (DeadlineError); what the server refuses raises ServerError or LayoutError with its reason.
+    """
+
+    def register(self, table: str, layout: Layout, initial: np.ndarray | None, rule: Rule) -> bool:
+        """Join a table; returns whether its centre was there already.
+
+        The first registration initialises the centre with `initial` (zeros if None), a later one leaves
+        it as it is. Raises LayoutError with the difference if the table has another layout, ServerError
+        if it has another rule.
+        """
+
+    def exchange(self, table: str, values: np.ndarray, answer: np.ndarray, start: int, stop: int) -> Pending:
+        """Push elements `start:stop` of `values`, and receive the rule's answer into those of `answer`.
+
+        `start` and `stop` are multiples of the chunk or the end of the buffer. `values` may not change,
+        nor `answer` be read, until the operation is done. They may be the same array.
+        """
+
+    def push(self, table: str, values: np.ndarray) -> Pending:
+        """Hand the whole of `values` to the rule; done when the servers have applied or counted it."""
+
+    def pull(self, table: str, out: np.ndarray) -> Pending:
+        """Receive the whole centre into `out`, as it is now."""
+
+    def close(self) -> None:
+        """Leave all tables and release what is held. The other groups go on without this one."""
