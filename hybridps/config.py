@@ -28,14 +28,17 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a job is told from outside. Frozen; equal on all ranks but for `group_index`."""
 
-    algorithm: str = "sync"
-    """Name of the algorithm, as in `hybridps.algorithms.names()`."""
+    algorithm: str | None = None
+    """Name of the algorithm, a key of `hybridps.algorithms.ALGORITHMS`. Default: `sync`."""
 
     groups: AtLeastOne | None = None
     """Number of groups. Default: 1, or what `group_sizes` or the algorithm says."""
 
     group_sizes: tuple[AtLeastOne, ...] | None = None
     """Workers in each group, e.g. `3,1`. Default: as equal as possible."""
+
+    workers_per_group: AtLeastOne | None = None
+    """Workers in each group, the last group may have fewer. Default: as `groups` says."""
 
     group_index: NotNegative | None = None
     """Set by the launcher when each group is an MPI world of its own: which group this one is."""

@@ -73,7 +73,7 @@ class EventLog:
     Every line is complete when `emit` returns, so the file is valid after a kill.
     """
 
-    def __init__(self, folder: str | Path | None, rank: int) -> None:
+    def __init__(self, folder: str | Path | None, rank: int | str) -> None:
         self._rank = rank
         self._began = time.monotonic()
         self._file = None

@@ -118,7 +118,8 @@ class Arena:
             flat = private_memory(layout.nbytes).view(layout.dtype)
         if flat.shape != (layout.length,) or flat.dtype != layout.dtype:
             raise LayoutError(
-                f"the buffer has {flat.shape} elements of {flat.dtype}, the layout needs ({layout.length},) of {layout.dtype}"
+                f"the buffer has {flat.shape} elements of {flat.dtype}, "
+                f"the layout needs ({layout.length},) of {layout.dtype}"
             )
         self.layout = layout
         self.flat = flat

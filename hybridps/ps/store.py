@@ -24,6 +24,9 @@ class ParameterStore(Protocol):
     a deadline (DeadlineError); what the server refuses raises ServerError or LayoutError with its reason.
     """
 
+    bytes_to_servers: int
+    """Payload bytes sent so far."""
+
     def register(self, table: str, layout: Layout, initial: np.ndarray | None, rule: Rule) -> bool:
         """Join a table; returns whether its centre was there already.
 

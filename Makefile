@@ -1,0 +1,50 @@
+# `make` lists the commands.
+
+# The Python of the virtual environment: 3.10 or 3.11. Another one: make PYTHON=/path/to/python3.10
+FITTING = import sys; sys.exit(sys.version_info[:2] not in ((3, 10), (3, 11)))
+PYTHON ?= $(shell for name in python3.11 python3.10 python3; do \
+	$$name -c '$(FITTING)' 2>/dev/null && command -v $$name && exit; done; echo python3)
+
+DEMO_ARGS = --data digits --network digits --epochs 15 --batch-size 16
+DEMO_FOLDER = runs/demo
+
+BIN = .venv/bin
+INSTALLED = .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint clean
+
+help:
+	@echo 'make demo    train on the digits with two groups of two workers and a server (about a minute)'
+	@echo 'make test    run all tests'
+	@echo 'make lint    ruff and mypy'
+	@echo 'make clean   remove .venv, runs and caches'
+	@echo
+	@echo 'The first of them makes .venv with $(PYTHON); MXNet needs Python 3.10 or 3.11:'
+	@echo 'make PYTHON=/path/to/python3.11 demo'
+
+demo: $(INSTALLED)
+	rm -rf $(DEMO_FOLDER)
+	$(BIN)/hybridps run -n 4 --groups 2 --servers 1 --algorithm elastic --run $(DEMO_FOLDER) -- \
+		$(BIN)/python examples/imagenet/train.py $(DEMO_ARGS)
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): setup.cfg pyproject.toml
+	@$(PYTHON) -c '$(FITTING)' || { \
+		echo "hybridps: $(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo not there): MXNet 1.9.1 does not run on it."; \
+		echo "It needs NumPy < 1.24, which has wheels for Python 3.10 and 3.11: make PYTHON=/path/to/python3.11"; \
+		exit 1; } >&2
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -e '.[mpi,mxnet,demo,test,dev]'
+	@touch $@

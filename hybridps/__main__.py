@@ -1,0 +1,85 @@
+"""The runner: `python -m hybridps train.py ...` runs an unchanged script with the KVStore types known.
+
+An exception that the script does not handle ends its whole group. Other first arguments (`run`, `serve`,
+...) go to the command line.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import runpy
+import sys
+from pathlib import Path
+from types import TracebackType
+
+from hybridps.cli.lifetime import die_with_parent
+from hybridps.config import started_by_mpi
+from hybridps.errors import ConfigError
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["-m"] and len(arguments) > 1:
+        run_script(arguments[1:], as_module=True)
+    elif arguments and arguments[0].endswith(".py"):
+        run_script(arguments, as_module=False)
+    else:
+        from hybridps.cli import main as command_line
+
+        command_line(arguments)
+
+
+def run_script(arguments: list[str], as_module: bool) -> None:
+    """Run `arguments[0]`, a file or the name of a module, as `__main__` with the other arguments."""
+    from hybridps.mpi_groups import end_group
+
+    if started_by_mpi():
+        die_with_parent()
+    _make_types_known()
+    sys.argv = arguments
+    try:
+        if as_module:
+            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = str(Path(arguments[0]).resolve().parent)
+            runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            end_group(error)
+    except BaseException as error:
+        end_group(error.with_traceback(_of_the_script(error.__traceback__)))
+    _end()
+
+
+def _make_types_known() -> None:
+    """Register the KVStore types, where MXNet is installed."""
+    if importlib.util.find_spec("mxnet") is None:
+        return
+    try:
+        import hybridps.kvstore  # noqa: F401
+    except ConfigError as error:
+        print(f"hybridps: the KVStore types are not available: {error}", file=sys.stderr)
+
+
+def _end() -> None:
+    """Leave the job, and write the summary of its run folder, unless the launcher does."""
+    store = sys.modules.get("hybridps.kvstore")
+    job = store.release() if store is not None else None
+    if job is None:
+        return
+    settings = job.session.settings
+    if job.worker == 0 and settings.run_folder and settings.group_index is None:
+        from hybridps.cli.summary import print_summary
+
+        print_summary(settings.run_folder, only_if_events=True)
+
+
+def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames of this module and of runpy."""
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") in (__name__, "runpy", "hybridps.__main__"):
+        trace = trace.tb_next
+    return trace
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The contract of an algorithm: what is communicated, and when; never how."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from hybridps.memory import Layout
+from hybridps.tensor_collectives import Tensor
+
+
+class Algorithm(Protocol):
+    """One rank's part in an algorithm, over one group and one uplink.
+
+    A *table* is a flat buffer with a layout: the gradients and the weights of the keys of one dtype. All
+    ranks of a group call the same operations in the same order.
+    """
+
+    name: str
+    """Short name, as in the KVStore type."""
+
+    has_centre: bool
+    """Whether the servers hold a model of their own, the centre."""
+
+    def initialise(self, table: str, layout: Layout, values: Tensor) -> None:
+        """Make `values` the same on all ranks of all groups: those of the first group that comes, its leader's."""
+
+    def join(self, table: str, layout: Layout, weights: Tensor) -> bool:
+        """Register a table before its first use.
+
+        Returns whether its centre was there already; then `weights` are the centre now.
+        """
+
+    def reduce_(self, table: str, gradients: Tensor, start: int, stop: int) -> None:
+        """Begin to turn elements `start:stop` of the gradients into the sum over all workers."""
+
+    def finish_(self) -> None:
+        """End the oldest `reduce_`: its elements may be used."""
+
+    def averages(self, step: int) -> bool:
+        """Whether the weights are averaged across groups in this step (0, 1, ...), before the local update."""
+
+    def average_(self, table: str, weights: Tensor) -> None:
+        """Average the weights with the centre, in place."""
+
+    @property
+    def distance(self) -> float:
+        """|w - centre| / |w| at the last averaging that this rank knows of; nan if there was none."""
+
+    def read_centre(self, table: str, out: Tensor) -> None:
+        """The centre of a table. Only where `has_centre`."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,61 @@
+"""mpi-SGD: synchronous SGD over all workers of all groups (MXNET-MPI, 2018).
+
+| tier | what | when | clock | rule |
+|---|---|---|---|---|
+| group | gradients, allreduce | every step | | sum |
+| servers | the group's gradients | every step | bulk-synchronous | sum |
+
+    g = sum over all C m workers of g_i,    w <- w - eta / (C m b) g
+
+for C groups of m workers with batch b each. The update is the framework's, on every rank. With one
+group and no server this is one allreduce. dist-SGD is the case m = 1.
+"""
+
+from __future__ import annotations
+
+from hybridps.algorithms.uplink import Uplink
+from hybridps.memory import Layout
+from hybridps.mpi_groups.group import Group
+from hybridps.ps.rules import Sum
+from hybridps.tensor_collectives import Tensor, allreduce_
+
+
+class MpiSGD:
+    """See `Algorithm` for the methods."""
+
+    name = "sync"
+    has_centre = False
+
+    def __init__(self, group: Group, uplink: Uplink) -> None:
+        self.group = group
+        self.uplink = uplink
+
+    def initialise(self, table: str, layout: Layout, values: Tensor) -> None:
+        self.uplink.register(f"{table}.initial", layout, values, Sum())
+
+    def join(self, table: str, layout: Layout, weights: Tensor) -> bool:
+        self.uplink.register(f"{table}.gradients", layout, None, Sum())
+        return False
+
+    def reduce_(self, table: str, gradients: Tensor, start: int, stop: int) -> None:
+        allreduce_(gradients, self.group, "sum", start, stop)
+        self.uplink.start(f"{table}.gradients", gradients, start, stop)
+
+    def finish_(self) -> None:
+        self.uplink.finish()
+
+    def averages(self, step: int) -> bool:
+        return False
+
+    def average_(self, table: str, weights: Tensor) -> None:
+        pass
+
+    @property
+    def distance(self) -> float:
+        return float("nan")
+
+    def read_centre(self, table: str, out: Tensor) -> None:
+        pass
+
+    def close(self) -> None:
+        self.uplink.close()

@@ -1,0 +1,141 @@
+"""The commands and their options: they gather what was said, and hand it on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from hybridps import __version__
+from hybridps.errors import ConfigError, HybridPSError
+
+MISUSED = 2
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Run the command line, and exit. A HybridPSError is one line on standard error, and exit status 2."""
+    try:
+        app(args=argv, prog_name="hybridps")
+    except HybridPSError as error:
+        print(f"hybridps: error: {error}", file=sys.stderr)
+        sys.exit(MISUSED)
+    sys.exit(0)
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """MPI and a parameter server together in distributed training."""
+    if version:
+        print(f"hybridps {__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command(
+    name="run",
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+    options_metavar="[OPTIONS] --",
+)
+def run_command(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND...", help="What each worker runs, e.g. python train.py")
+    ] = None,
+    workers: Annotated[int | None, typer.Option("-n", "-np", "--workers", help="Workers in all.")] = None,
+    groups: Annotated[
+        int | None, typer.Option("--groups", help="Groups; their sizes are as equal as possible.")
+    ] = None,
+    sizes: Annotated[str | None, typer.Option("--group-sizes", help="Workers of each group, e.g. 3,1.")] = None,
+    servers: Annotated[
+        int | None, typer.Option("-s", "--servers", help="Servers to start. Default: 1 for several groups, else 0.")
+    ] = None,
+    algorithm: Annotated[str | None, typer.Option("--algorithm", help="Name of the algorithm, e.g. elastic.")] = None,
+    hosts: Annotated[str | None, typer.Option("-H", "--hosts", help="Hosts and their slots, e.g. h1:4,h2:4.")] = None,
+    hostfile: Annotated[Path | None, typer.Option("--hostfile", help="File with lines like: h1 slots=4")] = None,
+    folder: Annotated[str | None, typer.Option("--run", help="Run folder: events and the report go there.")] = None,
+    alpha: Annotated[float | None, typer.Option("--alpha", help="Moving rate of Elastic SGD.")] = None,
+    tau: Annotated[int | None, typer.Option("--tau", help="Steps between two exchanges of Elastic SGD.")] = None,
+    pairs: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting, e.g. chunk_bytes=65536.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let servers listen on the network without keys.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No settings, notes and summary.")] = False,
+) -> None:
+    """Start servers, and one mpirun for each group; the groups meet only on the servers."""
+    from hybridps.cli.plan import Wish, read_settings
+    from hybridps.cli.run import run
+
+    options: dict[str, Any] = {
+        "groups": groups,
+        "group_sizes": sizes,
+        "algorithm": algorithm,
+        "run_folder": folder,
+        "alpha": alpha,
+        "tau": tau,
+        "quiet": quiet or None,
+    }
+    settings = read_settings(options, pairs or [])
+    wish = Wish(tuple(command or ()), settings, workers, servers, _hosts(hosts, hostfile), insecure)
+    sys.exit(run(wish))
+
+
+@app.command(name="serve")
+def serve_command(
+    bind: Annotated[
+        str, typer.Option("--bind", help="Address to listen on; * is any free port.")
+    ] = "tcp://127.0.0.1:*",
+    insecure: Annotated[bool, typer.Option("--insecure", help="Listen on the network without keys.")] = False,
+    stop_after_groups: Annotated[
+        int | None, typer.Option("--stop-after-groups", help="End when so many groups have said goodbye.")
+    ] = None,
+    lost_seconds: Annotated[
+        float | None, typer.Option("--lost-seconds", help="Silence after which a group is taken as lost.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the address only.")] = False,
+) -> None:
+    """Run a parameter server."""
+    from hybridps.cli.serve import serve
+
+    if quiet:
+        os.environ["HYBRIDPS_QUIET"] = "true"
+    serve(bind, insecure=insecure, stop_after_groups=stop_after_groups, lost_seconds=lost_seconds)
+
+
+@app.command(name="doctor")
+def doctor_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check this machine: what works, what does not, and what to do about it."""
+    from hybridps.cli.doctor import doctor
+
+    sys.exit(doctor(as_json))
+
+
+@app.command(name="report")
+def report_command(folder: Annotated[str, typer.Argument(help="The run folder.")]) -> None:
+    """Make the report of a run folder, and print its summary."""
+    from hybridps.cli.summary import print_summary
+
+    print_summary(folder)
+
+
+def _hosts(hosts: str | None, hostfile: Path | None) -> tuple[Any, ...]:
+    from hybridps.cli.hosts import parse_hostfile, parse_hosts
+
+    if hosts is not None and hostfile is not None:
+        raise ConfigError("--hosts and --hostfile both name the hosts: drop one of the two")
+    if hostfile is not None:
+        try:
+            return parse_hostfile(hostfile.read_text())
+        except OSError as error:
+            raise ConfigError(f"the hostfile {str(hostfile)!r} cannot be read: {error.strerror}") from None
+    return parse_hosts(hosts or "")

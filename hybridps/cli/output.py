@@ -1,0 +1,211 @@
+"""The output of many processes on one screen: whole lines with a prefix, without the noise of mpirun."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+OUT = "out"
+ERR = "err"
+
+LONGEST_LINE = 1 << 20
+"""Bytes after which a line is shown although it has not ended."""
+
+_STYLES = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
+_WIPE = "\r\x1b[2K"
+
+
+class LineSplitter:
+    """Bytes of a stream to lines.
+
+    A progress bar rewrites its line: what stands before a carriage return is overwritten, and only
+    `transient` shows it. NUL bytes, which an MPI library may leave behind, are dropped.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[str]:
+        """The lines that these bytes complete, without their ends."""
+        *lines, rest = (self._rest + data.replace(b"\0", b"")).split(b"\n")
+        self._rest = _last_segment(rest, ended=False)
+        for line in lines:
+            yield _text(_last_segment(line, ended=True))
+        if len(self._rest) > LONGEST_LINE:
+            yield from self.end()
+
+    def end(self) -> Iterator[str]:
+        """The last line, if it did not end."""
+        rest, self._rest = self._rest, b""
+        text = _text(rest.strip(b"\r"))
+        if text.strip():
+            yield text
+
+    @property
+    def transient(self) -> str:
+        """The line as it stands now, if it is one that rewrites itself."""
+        return _text(self._rest.strip(b"\r")) if b"\r" in self._rest else ""
+
+
+class NoiseFilter:
+    """Drops what mpirun says about ranks that ended, as the launcher says it once and better.
+
+    Open MPI writes blocks of lines between two lines of dashes. With `blocks`, such a block is held back
+    until it is complete, or for `hold_seconds`, or for `HELD_LINES` lines; one of another kind comes out
+    unchanged. MPICH writes lines, on standard output.
+    """
+
+    HELD_LINES = 40
+
+    def __init__(self, *, blocks: bool = True, hold_seconds: float = 1.0) -> None:
+        self.first_rank: int | None = None
+        """The rank that ended first, if mpirun named one."""
+        self.signal: int | None = None
+        """The signal that ended a rank, if mpirun said so in a line."""
+        self._blocks = blocks
+        self._hold_seconds = hold_seconds
+        self._held: list[str] = []
+        self._since = 0.0
+        self._after_noise = False
+
+    def feed(self, line: str, now: float | None = None) -> list[str]:
+        """The lines that may be shown, now that this one came."""
+        now = time.monotonic() if now is None else now
+        if not self._held:
+            return self._outside(line, now)
+        self._held.append(line)
+        if _DASHES.fullmatch(line):
+            return self._complete()
+        return self.end() if len(self._held) > self.HELD_LINES else []
+
+    def tick(self, now: float | None = None) -> list[str]:
+        """Lines that were held for too long."""
+        now = time.monotonic() if now is None else now
+        return self.end() if self._held and now - self._since > self._hold_seconds else []
+
+    def end(self) -> list[str]:
+        """The lines that are still held."""
+        held, self._held = self._held, []
+        return held
+
+    def _outside(self, line: str, now: float) -> list[str]:
+        if self._blocks and _DASHES.fullmatch(line):
+            self._held, self._since = [line], now
+            return []
+        if said := _SIGNAL.match(line):
+            self.signal = int(said["signal"])
+        noise = _NOISE_LINE.match(line) is not None or (self._after_noise and not line.strip())
+        self._after_noise = noise
+        return [] if noise else [line]
+
+    def _complete(self) -> list[str]:
+        block = self.end()
+        text = " ".join(line.strip() for line in block[1:-1]).strip()
+        if not _NOISE_BLOCK.match(text):
+            return block
+        if self.first_rank is None and (named := _RANK.search(text)):
+            self.first_rank = int(named["rank"] or named["last"])
+        return []
+
+
+class Screen:
+    """Standard output and standard error of the launcher, as a terminal or not."""
+
+    def __init__(self, out: TextIO, err: TextIO, names: Sequence[str]) -> None:
+        self._sinks = {OUT: out, ERR: err}
+        self._terminal = {kind: sink.isatty() for kind, sink in self._sinks.items()}
+        self._prefixes = {kind: _prefixes(sink, names) for kind, sink in self._sinks.items()}
+        self._transient = ""
+
+    def line(self, name: str, text: str, kind: str = OUT) -> None:
+        """A line of a child on standard output or (`ERR`) standard error."""
+        self._write(kind, name, text)
+
+    def transient(self, name: str, text: str) -> None:
+        """A line of a child that will be rewritten: shown on a terminal only."""
+        if not self._terminal[ERR] or not text.strip():
+            return
+        width = shutil.get_terminal_size().columns
+        self._transient = f"[{name}] {text}"[: width - 1]
+        self._emit(ERR, _WIPE + self._transient)
+
+    def message(self, text: str) -> None:
+        """What the launcher itself has to say, on standard error."""
+        self._write(ERR, "", f"hybridps: {text}")
+
+    def _write(self, kind: str, name: str, text: str) -> None:
+        wipe = _WIPE if self._transient and self._terminal[kind] else ""
+        prefix = f"{self._prefixes[kind][name]} " if name else ""
+        self._emit(kind, f"{wipe}{prefix}{text}\n")
+        if self._transient:
+            self._emit(ERR, _WIPE + self._transient)
+
+    def _emit(self, kind: str, text: str) -> None:
+        sink = self._sinks[kind]
+        try:
+            sink.write(text)
+            sink.flush()
+        except BrokenPipeError:  # `hybridps run ... | head`: the job goes on, unseen
+            self._sinks[kind] = open("/dev/null", "w")  # noqa: SIM115
+            self._terminal[kind] = False
+
+    def clear(self) -> None:
+        """Take the transient line away."""
+        if self._transient:
+            self._transient = ""
+            self._emit(ERR, _WIPE)
+
+
+def _prefixes(sink: TextIO, names: Sequence[str]) -> dict[str, str]:
+    """What stands before the lines of each child: coloured on a terminal that has colours."""
+    plain = {name: f"[{name}]" for name in names}
+    if not sink.isatty():
+        return plain
+    from rich.color import ColorSystem
+    from rich.console import Console
+    from rich.style import Style
+
+    console = Console(file=sink)
+    if console.color_system is None or console.no_color:
+        return plain
+    styles = dict(zip(names, itertools.cycle(_STYLES)))  # noqa: B905
+    return {
+        name: Style.parse(styles[name]).render(text, color_system=ColorSystem.STANDARD) for name, text in plain.items()
+    }
+
+
+def _last_segment(line: bytes, *, ended: bool) -> bytes:
+    """What a terminal would show of a line with carriage returns; of one that goes on, with a mark that it has them."""
+    if b"\r" not in line:
+        return line
+    trailing = line.endswith(b"\r")
+    segment = line.rstrip(b"\r").rpartition(b"\r")[2]
+    if ended:
+        return segment
+    return b"\r" + segment + (b"\r" if trailing else b"")
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", errors="replace")
+
+
+_DASHES = re.compile(r"-{60,}")
+_NOISE_LINE = re.compile(
+    r"Abort is in progress\.\.\.hit ctrl-c again"
+    r"|={79,}$|=   [A-Z]|YOUR APPLICATION TERMINATED WITH THE EXIT S"
+    r"|This typically refers to a problem with your application\.$"
+    r"|Please see the FAQ page for debugging suggestions$"
+)
+_SIGNAL = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (?P<signal>\d+)\)$")
+_NOISE_BLOCK = re.compile(
+    r"\w+run noticed that process rank"
+    r"|\w+run detected that one or more processes exited with non-zero status"
+    r"|\w+run has exited due to process rank \d+ with PID \d+ on\s+node \S+ calling \"abort\""
+    r"|MPI_ABORT was invoked on rank"
+    r"|Primary job\s+terminated normally, but"
+)
+_RANK = re.compile(r"(?:process rank|invoked on rank) (?P<rank>\d+)|Process name:\s+\[\S+,(?P<last>\d+)\]")

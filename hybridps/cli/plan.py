@@ -1,0 +1,162 @@
+"""What a launch will start: a pure value, made from the command line, before anything starts."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from hybridps.algorithms import resolve
+from hybridps.cli import commands
+from hybridps.cli.hosts import Host, address_seen_by, is_here, most_on_a_host, split_hosts
+from hybridps.config import PREFIX, Settings, load_settings, make_settings, to_environment
+from hybridps.errors import ConfigError
+from hybridps.mpi_groups.plan import WORKER, make_plan
+
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the command line of `hybridps run` asks for. None: not said."""
+
+    command: tuple[str, ...]
+    settings: Settings
+    workers: int | None = None
+    servers: int | None = None
+    hosts: tuple[Host, ...] = ()
+    insecure: bool = False
+
+
+@dataclass(frozen=True)
+class GroupLaunch:
+    """One mpirun. No hosts: this one."""
+
+    index: int
+    size: int
+    hosts: tuple[Host, ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything that will be started."""
+
+    groups: tuple[GroupLaunch, ...]
+    servers: int
+    bind: str
+    insecure: bool
+    command: tuple[str, ...]
+    settings: Settings
+
+    @property
+    def workers(self) -> int:
+        return sum(group.size for group in self.groups)
+
+    @property
+    def workers_on_a_host(self) -> int:
+        """Workers on the host that has most of them."""
+        return most_on_a_host([group.hosts for group in self.groups]) or self.workers
+
+    def group_settings(self, group: GroupLaunch, servers: Sequence[str]) -> Settings:
+        """What the ranks of a group are told, once the servers have addresses."""
+        sizes = tuple(other.size for other in self.groups)
+        addresses = tuple(servers) or self.settings.servers
+        return msgspec.structs.replace(
+            self.settings,
+            groups=None,
+            workers_per_group=None,
+            group_sizes=sizes,
+            group_index=group.index,
+            servers=addresses,
+        )
+
+    def server_settings(self) -> Settings:
+        """What a server is told."""
+        return msgspec.structs.replace(
+            self.settings, groups=None, workers_per_group=None, group_sizes=None, group_index=None, servers=()
+        )
+
+
+def read_settings(options: Mapping[str, Any], pairs: Iterable[str]) -> Settings:
+    """Settings from the environment, over them the options that are not None, over these `NAME=VALUE` pairs.
+
+    Raises ConfigError.
+    """
+    values = msgspec.structs.asdict(load_settings())
+    values |= {field: value for field, value in options.items() if value is not None}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair!r} has no value: write --set NAME=VALUE, e.g. --set tau=5")
+        values[name.strip().removeprefix(PREFIX).lower()] = value
+    if values.get("run_folder"):
+        values["run_folder"] = os.path.abspath(values["run_folder"])
+    return make_settings(values)
+
+
+def make_launch(wish: Wish) -> Launch:
+    """Decide everything. Raises HybridPSError for a wish that cannot be met."""
+    commands.check(wish.command)
+    settings = msgspec.structs.replace(wish.settings, group_index=None)
+    if settings.job == Settings().job:
+        settings = msgspec.structs.replace(settings, job=f"run-{uuid.uuid4().hex[:12]}")
+    sizes = group_sizes(_workers(wish), settings)
+    parts: Sequence[tuple[Host, ...]] = split_hosts(wish.hosts, sizes) if wish.hosts else [()] * len(sizes)
+    groups = tuple(GroupLaunch(index, size, part) for index, (size, part) in enumerate(zip(sizes, parts, strict=True)))
+    servers = _servers(wish, len(sizes))
+    bind = _bind(wish) if servers else _LOOPBACK
+    return Launch(groups, servers, f"tcp://{bind}:*", wish.insecure, commands.wrap(wish.command), settings)
+
+
+def group_sizes(workers: int, settings: Settings) -> tuple[int, ...]:
+    """Workers of each group, as the ranks themselves will see it. Raises PlanError, with the numbers."""
+    return make_plan([WORKER] * workers, [""] * workers, resolve(settings)).group_sizes
+
+
+def child_environment(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:
+    """The variables of a child: those of this process, with these settings in the place of its own."""
+    return {name: value for name, value in environ.items() if not name.startswith(PREFIX)} | to_environment(settings)
+
+
+def _workers(wish: Wish) -> int:
+    """Workers in all: as said, else as many as the groups need, else a worker for each slot, else one."""
+    if wish.workers is not None:
+        if wish.workers < 1:
+            raise ConfigError(f"-n {wish.workers} cannot be used: a job has at least one worker")
+        return wish.workers
+    if wish.settings.group_sizes:
+        return sum(wish.settings.group_sizes)
+    slots = sum(host.slots for host in wish.hosts)
+    return slots or wish.settings.groups or 1
+
+
+def _servers(wish: Wish, groups: int) -> int:
+    """Servers to start: as said, else one if the groups need one and none is running already."""
+    given = wish.settings.servers
+    if wish.servers is None:
+        return 1 if groups > 1 and not given else 0
+    if wish.servers < 0:
+        raise ConfigError(f"--servers {wish.servers} cannot be used: it must be 0 or more")
+    if wish.servers and given:
+        raise ConfigError(
+            f"--servers {wish.servers} asks for new servers, and {PREFIX}SERVERS={','.join(given)} for running ones: "
+            "drop one of the two"
+        )
+    return wish.servers
+
+
+def _bind(wish: Wish) -> str:
+    """The address on which servers listen. Raises ConfigError if that would be open to others without leave."""
+    elsewhere = [host.name for host in wish.hosts if not is_here(host.name)]
+    if not elsewhere:
+        return _LOOPBACK
+    if not wish.insecure:
+        raise ConfigError(
+            f"servers for workers on {elsewhere[0]} must listen on the network, where everybody can reach them: "
+            "add --insecure if you trust this network"
+        )
+    return address_seen_by(elsewhere[0])

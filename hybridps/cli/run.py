@@ -1,0 +1,169 @@
+"""`hybridps run`: servers, and one mpirun for each group, from the first to the last moment."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from types import FrameType
+
+from hybridps.cli.mpirun import Mpirun, find_mpirun, rank_environment, root_environment, without_rank_marks
+from hybridps.cli.output import Screen
+from hybridps.cli.plan import GroupLaunch, Launch, Wish, child_environment, make_launch
+from hybridps.cli.processes import Child, Processes
+from hybridps.config import PREFIX
+from hybridps.errors import ServerError
+
+SERVER_START_SECONDS = 60.0
+STOP_SECONDS = 5.0
+_SERVING = re.compile(r"hybridps: serving at (\S+)")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run(wish: Wish) -> int:
+    """Start what was asked for, wait for its end, and return the exit status. Raises HybridPSError before the start."""
+    launch = make_launch(wish)
+    status = Launcher(launch, find_mpirun()).run()
+    if launch.settings.run_folder is not None and not launch.settings.quiet:
+        from hybridps.cli.summary import print_summary
+
+        print_summary(launch.settings.run_folder, only_if_events=True)
+    return status
+
+
+class Launcher:
+    """Starts a `Launch`, watches it, and leaves no process behind."""
+
+    def __init__(self, launch: Launch, mpirun: Mpirun) -> None:
+        self._launch = launch
+        self._mpirun = mpirun
+        servers = [f"server {index}" for index in range(launch.servers)]
+        self._screen = Screen(sys.stdout, sys.stderr, [*servers, *(_name(group) for group in launch.groups)])
+        self._processes = Processes(self._screen, self._ended)
+        self._servers: list[Child] = []
+        self._groups: list[Child] = []
+        self._addresses: dict[str, str] = {}
+        self._signals: list[int] = []
+        self._failed: int | None = None
+        self._stopping = False
+
+    def run(self) -> int:
+        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        try:
+            self._start_servers()
+            self._start_groups()
+            self._processes.until(lambda: bool(self._signals) or not _running(self._groups))
+        finally:
+            self._stop()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if self._signals:
+            return 128 + self._signals[0]
+        return self._failed or 0
+
+    def _start_servers(self) -> None:
+        launch = self._launch
+        command = [sys.executable, "-m", "hybridps", "serve", "--bind", launch.bind]
+        command += ["--insecure"] if launch.insecure else []
+        environ = child_environment(without_rank_marks(os.environ), launch.server_settings())
+        for index in range(launch.servers):
+            name = f"server {index}"
+            self._servers.append(
+                self._processes.start(
+                    name,
+                    command,
+                    environ,
+                    death_signal=signal.SIGKILL,
+                    on_line=lambda line, name=name: self._on_server_line(name, line),  # type: ignore[misc]
+                )
+            )
+        self._await_servers()
+
+    def _await_servers(self) -> None:
+        """Wait for all addresses. Raises ServerError if one does not come."""
+
+        def settled() -> bool:
+            there = len(self._addresses) == len(self._servers)
+            return there or bool(self._signals) or len(_running(self._servers)) < len(self._servers)
+
+        in_time = self._processes.until(settled, SERVER_START_SECONDS)
+        if self._signals or len(self._addresses) == len(self._servers):
+            return
+        self._stopping = True
+        silent = next(server for server in self._servers if server.name not in self._addresses)
+        what = (
+            f"ended with {_status(silent)}" if in_time else f"gave no address within {SERVER_START_SECONDS:g} seconds"
+        )
+        raise ServerError(f"{silent.name} {what}, so no group was started; what it said stands above")
+
+    def _on_server_line(self, name: str, line: str) -> None:
+        if match := _SERVING.match(line):
+            self._addresses[name] = match[1]
+
+    def _start_groups(self) -> None:
+        if self._signals:
+            return
+        addresses = [self._addresses[server.name] for server in self._servers]
+        shared = without_rank_marks(os.environ)
+        workers = self._launch.workers_on_a_host
+        cores = len(os.sched_getaffinity(0))
+        shared |= rank_environment(shared, cores, workers, workers + len(self._servers)) | root_environment()
+        for group in self._launch.groups:
+            self._groups.append(self._start_group(group, shared, addresses))
+
+    def _start_group(self, group: GroupLaunch, shared: dict[str, str], addresses: list[str]) -> Child:
+        environ = child_environment(shared, self._launch.group_settings(group, addresses))
+        exported = {
+            name: value
+            for name, value in environ.items()
+            if name.startswith(PREFIX) or name in ("OMP_NUM_THREADS", "PYTHONPATH")
+        }
+        command = self._mpirun.command(group.size, group.hosts, exported, self._launch.command)
+        return self._processes.start(_name(group), command, environ, death_signal=self._mpirun.death_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _ended(self, child: Child) -> None:
+        """A child has ended: say so if it failed."""
+        if self._stopping or self._signals:
+            return
+        if child in self._servers:
+            self._screen.message(f"{child.name} ended with {_status(child)}; groups that need it end by their deadline")
+        elif child.status:
+            self._failed = self._failed or child.status
+            others = "; the other groups go on" if any(other is not child for other in _running(self._groups)) else ""
+            self._screen.message(f"{child.name} ended with {_status(child)}{others}")
+
+    def _stop(self) -> None:
+        running = _running(self._groups)
+        if self._signals:
+            name = signal.Signals(self._signals[0]).name
+            self._screen.message(f"{name}: stopping {len(running)} groups and {len(_running(self._servers))} servers")
+        self._stopping = True
+        self._processes.stop(running, STOP_SECONDS, self._hurry)
+        self._processes.stop(_running(self._servers), STOP_SECONDS, self._hurry)
+        self._processes.close()
+
+    def _hurry(self) -> bool:
+        return len(self._signals) > 1
+
+
+def _name(group: GroupLaunch) -> str:
+    return f"group {group.index}"
+
+
+def _running(children: list[Child]) -> list[Child]:
+    return [child for child in children if child.status is None]
+
+
+def _status(child: Child) -> str:
+    """The exit status in words, with the rank that ended first if mpirun told."""
+    status = child.status or 0
+    text = f"exit status {status}"
+    rank = child.first_rank
+    who = "" if rank is None else f"rank {rank} "
+    if status > 128 and status - 128 in signal.valid_signals():
+        return f"{text} ({who}killed by signal {status - 128})"
+    return f"{text} ({who}ended first)" if rank is not None else text

@@ -1,0 +1,46 @@
+"""`hybridps serve`: a parameter server, alone or as a rank of an MPI world."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+
+from hybridps.config import Settings, load_settings, started_by_mpi
+
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+def serve(bind: str, *, insecure: bool, stop_after_groups: int | None, lost_seconds: float | None) -> None:
+    """Serve until SIGTERM, SIGINT, or the last group's end. Raises HybridPSError."""
+    settings = load_settings()
+    if world_size(os.environ) > 1:
+        from hybridps.job import serve_in_world
+
+        serve_in_world(settings, bind, insecure)
+        return
+    _serve_alone(bind, settings, insecure, stop_after_groups, lost_seconds)
+
+
+def world_size(environ: Mapping[str, str]) -> int:
+    """Ranks of the MPI world that this process was started in; 1 if it was not started by MPI."""
+    if not started_by_mpi(environ):
+        return 1
+    return max((int(environ[name]) for name in _SIZES if environ.get(name, "").isdecimal()), default=1)
+
+
+def _serve_alone(
+    bind: str, settings: Settings, insecure: bool, stop_after_groups: int | None, lost_seconds: float | None
+) -> None:
+    from hybridps.ps.server import Server
+
+    lost = settings.lost_seconds if lost_seconds is None else lost_seconds
+    server = Server(bind, insecure=insecure, stop_after_groups=stop_after_groups, lost_seconds=lost)
+    _on_end_signals(server.stop)
+    print(f"hybridps: serving at {server.address}", flush=True)
+    server.run()
+
+
+def _on_end_signals(stop: Callable[[], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: stop())

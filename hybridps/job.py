@@ -1,0 +1,194 @@
+"""A job, put together: the session, its servers, and the algorithms that run on them.
+
+The entry for code without MXNet:
+
+    with open_job() as job:
+        algorithm = job.algorithm()
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+import msgspec
+
+from hybridps.algorithms import ALGORITHMS, Algorithm, make_algorithm, resolve
+from hybridps.algorithms.uplink import FollowerUplink, LeaderUplink, NoUplink, Uplink
+from hybridps.config import Settings, load_settings
+from hybridps.errors import ConfigError, HybridPSError, PlanError, ServerError
+from hybridps.events import Closed
+from hybridps.mpi_groups.group import Group
+from hybridps.mpi_groups.plan import SERVER
+from hybridps.mpi_groups.session import Session, open_session
+from hybridps.ps.client import Client
+from hybridps.ps.process import ServerProcess
+from hybridps.ps.server import Server
+
+
+class _Announcement(msgspec.Struct, forbid_unknown_fields=True):
+    """What a rank says of the server that it runs, if it runs one."""
+
+    address: str = ""
+    error: str = ""
+
+
+class Job:
+    """One rank's hold on a job. Made by `open_job`; a context manager.
+
+    Leaving the context with an exception ends all ranks of this MPI world.
+    """
+
+    def __init__(self, session: Session, servers: tuple[str, ...], embedded: ServerProcess | None) -> None:
+        self.session = session
+        self.servers = servers
+        self.steps = 0
+        """Steps done, for the record."""
+        self._embedded = embedded
+        self._groups: list[Group] = []
+        self._uplinks: list[Uplink] = []
+        self._closed = False
+
+    @property
+    def workers(self) -> int:
+        return self.session.plan.workers
+
+    @property
+    def worker(self) -> int:
+        return self.session.place.worker
+
+    def algorithm(self, name: str | None = None) -> Algorithm:
+        """An algorithm over this rank's group and, if there are servers, a conversation with them of its own.
+
+        `name` must agree with the setting, if both are given (else ConfigError). Every rank of the job
+        must call this, in the same order.
+        """
+        settings = self.session.settings
+        if name is not None and settings.algorithm not in (None, ALGORITHMS[name]):
+            error = ConfigError(
+                f"the script asks for the algorithm {name!r}, and HYBRIDPS_ALGORITHM says {settings.algorithm!r}: "
+                "drop one of the two"
+            )
+            error.everywhere = True
+            raise error
+        chosen = ALGORITHMS[name or settings.algorithm or "sync"]
+        group = self.session.group.split(0)
+        self._groups.append(group)
+        uplink = self._uplink(group)
+        self._uplinks.append(uplink)
+        plan = self.session.plan
+        return make_algorithm(
+            chosen,
+            group,
+            uplink,
+            settings,
+            workers=plan.workers,
+            groups=plan.groups,
+            has_servers=bool(self.servers),
+        )
+
+    def close(self) -> None:
+        """End this rank's part in good order, when all workers of this MPI world have come here."""
+        if self._closed:
+            return
+        self._closed = True
+        for uplink in self._uplinks:
+            uplink.close()
+        within = sum(group.bytes_moved for group in self._groups)
+        self.session.events.emit(Closed(self.steps, within, sum(uplink.bytes_to_servers for uplink in self._uplinks)))
+        for group in self._groups:
+            group.free()
+        self.session.world.farewell()
+        if self._embedded is not None:
+            self._embedded.stop()
+        self.session.close()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.session.__exit__(kind, error, trace)
+        self.close()
+
+    def _uplink(self, group: Group) -> Uplink:
+        if not self.servers:
+            return NoUplink(group)
+        if not self.session.place.is_leader:
+            return FollowerUplink(group)
+        settings, plan = self.session.settings, self.session.plan
+        client = Client(
+            self.servers,
+            job=f"{settings.job}.{len(self._uplinks)}",
+            group=self.session.place.group,
+            groups=plan.groups,
+            settings=settings,
+        )
+        return LeaderUplink(client, group)
+
+
+def open_job(read_settings: Callable[[], Settings] = load_settings) -> Job:
+    """Join the job that this process was started for. Every worker of the MPI world must call this.
+
+    With several groups in one MPI world and no server configured, the first worker starts one.
+    """
+    session = open_session(lambda: resolve(read_settings()))
+    embedded, announcement = None, _Announcement()
+    if _needs_embedded(session) and session.place.worker == 0:
+        try:
+            embedded = ServerProcess(session.settings)
+            announcement.address = embedded.address
+        except HybridPSError as error:
+            announcement.error = str(error)
+    announced = _announce(session, announcement)
+    servers = tuple(announced) or session.settings.servers
+    if session.plan.groups > 1 and not servers:
+        missing = PlanError(
+            f"{session.plan.groups} groups in MPI worlds of their own need a server: "
+            "start one with `hybridps serve` and set HYBRIDPS_SERVERS to its address"
+        )
+        missing.everywhere = True
+        raise missing
+    session.announce(list(servers))
+    return Job(session, servers, embedded)
+
+
+def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
+    """Be a server rank of an MPI world: announce the address over MPI, and serve until the workers end."""
+    session = open_session(lambda: resolve(settings), SERVER)
+    announcement, server = _Announcement(), None
+    try:
+        server = Server(bind, insecure=insecure)
+        announcement.address = server.address
+    except HybridPSError as error:
+        announcement.error = str(error)
+    _announce(session, announcement)
+    if server is not None:
+        threading.Thread(target=_stop_at_farewell, args=(session, server), daemon=True).start()
+        server.run()
+    session.close()
+
+
+def _stop_at_farewell(session: Session, server: Server) -> None:
+    session.world.farewell()
+    server.stop()
+
+
+def _needs_embedded(session: Session) -> bool:
+    settings, plan = session.settings, session.plan
+    return plan.groups > 1 and not settings.servers and settings.group_index is None and not plan.server_ranks
+
+
+def _announce(session: Session, announcement: _Announcement) -> list[str]:
+    """The addresses of all servers that ranks of this world run. Raises, on all ranks, what kept one from it."""
+    told = session.world.allgather_bytes(msgspec.json.encode(announcement))
+    announced = [msgspec.json.decode(other, type=_Announcement) for other in told]
+    for other in announced:
+        if other.error:
+            error = ServerError(other.error)
+            error.everywhere = True
+            raise error
+    return [other.address for other in announced if other.address]

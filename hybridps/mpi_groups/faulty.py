@@ -1,0 +1,55 @@
+"""A group that fails on purpose: to test what the code above does when a collective breaks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybridps.errors import GroupError
+from hybridps.mpi_groups.group import Group
+
+
+class FaultyGroup:
+    """Passes every operation to `inner` until `operations` of them were called; then each raises GroupError."""
+
+    def __init__(self, inner: Group, operations: int) -> None:
+        self.inner = inner
+        self.left = operations
+        self.rank = inner.rank
+        self.size = inner.size
+
+    @property
+    def bytes_moved(self) -> int:
+        return self.inner.bytes_moved
+
+    def allreduce_(self, *args: Any) -> None:
+        self._next().allreduce_(*args)
+
+    def broadcast_(self, *args: Any) -> None:
+        self._next().broadcast_(*args)
+
+    def allgather_bytes(self, data: bytes) -> list[bytes]:
+        return self._next().allgather_bytes(data)
+
+    def reduce_scatter(self, *args: Any) -> None:
+        self._next().reduce_scatter(*args)
+
+    def allgather(self, *args: Any) -> None:
+        self._next().allgather(*args)
+
+    def barrier(self) -> None:
+        self._next().barrier()
+
+    def farewell(self) -> None:
+        self._next().farewell()
+
+    def split(self, colour: int) -> FaultyGroup:
+        return FaultyGroup(self._next().split(colour), self.left)
+
+    def free(self) -> None:
+        self.inner.free()
+
+    def _next(self) -> Group:
+        if self.left == 0:
+            raise GroupError(f"rank {self.rank}: the injected fault has come")
+        self.left -= 1
+        return self.inner

@@ -1,0 +1,50 @@
+"""What a group of ranks offers: the contract of every implementation."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import numpy as np
+
+Operation = Literal["sum", "max", "min"]
+
+
+class Group(Protocol):
+    """Ranks that call the same operations in the same order, each with arrays of equal length and dtype.
+
+    Arrays are one-dimensional, contiguous, of float32, float64, int32, int64 or uint8. One thread of a
+    rank uses a group at a time. In-place functions end in an underscore.
+    """
+
+    rank: int
+    """0 to size - 1; rank 0 is the leader."""
+    size: int
+    bytes_moved: int
+    """Payload bytes handed to collectives by this rank so far; 0 in a group of one."""
+
+    def allreduce_(self, array: np.ndarray, op: Operation = "sum") -> None:
+        """Replace `array` by the element-wise `op` over all ranks."""
+
+    def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
+        """Replace `array` by the one of rank `root`."""
+
+    def allgather_bytes(self, data: bytes) -> list[bytes]:
+        """The bytes of every rank, in rank order; lengths may differ. For agreement, not for the hot path."""
+
+    def reduce_scatter(self, array: np.ndarray, out: np.ndarray, counts: list[int]) -> None:
+        """Sum `array` over all ranks; rank r receives its part, `counts[r]` elements, in `out`."""
+
+    def allgather(self, array: np.ndarray, out: np.ndarray, counts: list[int]) -> None:
+        """Concatenate the `counts[r]` elements of every rank r into `out`."""
+
+    def barrier(self) -> None:
+        """Return when all ranks have called it."""
+
+    def farewell(self) -> None:
+        """A barrier without a deadline: the last that the ranks of a job do together."""
+
+    def split(self, colour: int) -> Group:
+        """The group of the ranks with the same `colour`, in the order of this group. Own conversation."""
+
+    def free(self) -> None:
+        """Release what is held. The group cannot be used afterwards."""

@@ -1,0 +1,94 @@
+"""Groups over MPI. With `session.py` the only place that knows mpi4py."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+from mpi4py import MPI
+
+from hybridps.errors import DeadlineError
+from hybridps.mpi_groups.group import Operation
+
+OPERATION = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
+
+# Pieces of this size stay in the library's scratch memory and in cache; a whole large buffer makes it
+# map scratch memory anew in each call, which costs more than the reduction.
+PIECE_BYTES = 2 << 20
+
+
+class MPIGroup:
+    """The Group of an MPI communicator, which it owns: `free` frees it.
+
+    Agreement and barriers wait at most `deadline_seconds`, and leave the core to others meanwhile.
+    """
+
+    def __init__(self, communicator: MPI.Comm, deadline_seconds: float) -> None:
+        self.communicator = communicator
+        self.deadline_seconds = deadline_seconds
+        self.rank: int = communicator.Get_rank()
+        self.size: int = communicator.Get_size()
+        self.bytes_moved = 0
+
+    def allreduce_(self, array: np.ndarray, op: Operation = "sum") -> None:
+        self._count(array)
+        if self.size > 1:
+            for piece in _pieces(array):
+                self.communicator.Allreduce(MPI.IN_PLACE, piece, OPERATION[op])
+
+    def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
+        self._count(array)
+        if self.size > 1:
+            for piece in _pieces(array):
+                self.communicator.Bcast(piece.view(np.uint8), root)
+
+    def allgather_bytes(self, data: bytes) -> list[bytes]:
+        sizes = np.zeros(self.size, np.int64)
+        self._wait(self.communicator.Iallgather(np.array([len(data)], np.int64), sizes), "agreement of all ranks")
+        everything = np.zeros(int(sizes.sum()), np.uint8)
+        parts = [everything, sizes.tolist()]
+        self._wait(self.communicator.Iallgatherv(np.frombuffer(data, np.uint8), parts), "agreement of all ranks")
+        ends = np.cumsum(sizes)
+        return [everything[end - size : end].tobytes() for size, end in zip(sizes, ends, strict=True)]
+
+    def reduce_scatter(self, array: np.ndarray, out: np.ndarray, counts: list[int]) -> None:
+        self._count(array)
+        self.communicator.Reduce_scatter(array, out, counts, MPI.SUM)
+
+    def allgather(self, array: np.ndarray, out: np.ndarray, counts: list[int]) -> None:
+        self._count(array)
+        self.communicator.Allgatherv(array, [out, counts])
+
+    def barrier(self) -> None:
+        self._wait(self.communicator.Ibarrier(), "a barrier of all ranks")
+
+    def farewell(self) -> None:
+        """A barrier without a deadline: the last that the ranks of a job do together."""
+        self.deadline_seconds = math.inf
+        self.barrier()
+
+    def split(self, colour: int) -> MPIGroup:
+        return MPIGroup(self.communicator.Split(colour, self.rank), self.deadline_seconds)
+
+    def free(self) -> None:
+        if self.communicator != MPI.COMM_NULL:
+            self.communicator.Free()
+
+    def _wait(self, request: MPI.Request, what: str) -> None:
+        end = time.monotonic() + self.deadline_seconds
+        pause = 1e-5
+        while not request.Test():
+            if time.monotonic() > end:
+                raise DeadlineError(f"rank {self.rank} waited {self.deadline_seconds:g} s for {what}")
+            time.sleep(pause)
+            pause = min(2 * pause, 0.01)
+
+    def _count(self, array: np.ndarray) -> None:
+        if self.size > 1:
+            self.bytes_moved += array.nbytes
+
+
+def _pieces(array: np.ndarray) -> list[np.ndarray]:
+    step = max(1, PIECE_BYTES // array.itemsize)
+    return [array[start : start + step] for start in range(0, len(array), step)]

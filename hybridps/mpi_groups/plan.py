@@ -1,0 +1,136 @@
+"""Who does what: a pure function from the ranks at hand and the settings to the place of every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from hybridps.config import Settings
+from hybridps.errors import PlanError
+
+WORKER = "worker"
+SERVER = "server"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """What one rank of the MPI world is. For a server all numbers but `world_rank` are -1."""
+
+    world_rank: int
+    role: str
+    worker: int = -1
+    """Number of the worker in the whole job, over all MPI worlds of it."""
+    group: int = -1
+    group_rank: int = -1
+    """Rank in the group; 0 is the leader."""
+    node: int = -1
+
+    @property
+    def is_leader(self) -> bool:
+        return self.group_rank == 0
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The place of every rank of this MPI world, and the sizes of all groups of the job."""
+
+    places: tuple[Place, ...]
+    group_sizes: tuple[int, ...]
+
+    @property
+    def groups(self) -> int:
+        return len(self.group_sizes)
+
+    @property
+    def workers(self) -> int:
+        """Workers of the whole job."""
+        return sum(self.group_sizes)
+
+    @property
+    def server_ranks(self) -> tuple[int, ...]:
+        return tuple(place.world_rank for place in self.places if place.role == SERVER)
+
+
+def make_plan(roles: Sequence[str], hosts: Sequence[str], settings: Settings) -> Plan:
+    """Places for the ranks of a world, whose roles and hosts are given in rank order.
+
+    Consecutive workers form a group, and consecutive workers of a host a node. Raises PlanError, with
+    the numbers, if the workers cannot be arranged as the settings ask.
+    """
+    workers = [rank for rank, role in enumerate(roles) if role == WORKER]
+    if not workers:
+        raise PlanError(f"none of the {len(roles)} ranks is a worker: start the training script on at least one rank")
+    sizes = _group_sizes(len(workers), settings)
+    if settings.group_index is None:
+        here, first_worker, group_of = sizes, 0, list(range(len(sizes)))
+    else:
+        here, first_worker, group_of = _one_group(len(workers), sizes, settings.group_index)
+    nodes = _nodes([hosts[rank] for rank in workers], settings.ranks_per_node)
+    places = {rank: Place(rank, SERVER) for rank, role in enumerate(roles) if role == SERVER}
+    position = 0
+    for group, size in zip(group_of, here, strict=True):
+        for group_rank in range(size):
+            rank = workers[position]
+            places[rank] = Place(rank, WORKER, first_worker + position, group, group_rank, nodes[position])
+            position += 1
+    return Plan(tuple(places[rank] for rank in range(len(roles))), sizes)
+
+
+def equal_sizes(workers: int, groups: int) -> tuple[int, ...]:
+    """Sizes of `groups` groups, as equal as possible, the larger ones first.
+
+    Raises PlanError if there are fewer workers than groups.
+    """
+    if groups > workers:
+        raise PlanError(f"{workers} workers cannot form {groups} groups: a group needs at least one worker")
+    return tuple(workers // groups + (group < workers % groups) for group in range(groups))
+
+
+def _group_sizes(workers: int, settings: Settings) -> tuple[int, ...]:
+    """Sizes of all groups of the job."""
+    sizes, groups, each = settings.group_sizes, settings.groups, settings.workers_per_group
+    if sizes is None and settings.group_index is not None:
+        raise PlanError("HYBRIDPS_GROUP_INDEX needs HYBRIDPS_GROUP_SIZES, the sizes of all groups of the job")
+    if each is not None:
+        return _sizes_of_each(workers, each, settings)
+    if sizes is None:
+        return equal_sizes(workers, groups or 1)
+    if groups is not None and groups != len(sizes):
+        raise PlanError(f"{groups} groups were asked for, and {len(sizes)} group sizes given: {_sum(sizes)}")
+    if settings.group_index is None and sum(sizes) != workers:
+        raise PlanError(f"{workers} workers cannot form groups of {_sum(sizes)} workers")
+    return sizes
+
+
+def _sizes_of_each(workers: int, each: int, settings: Settings) -> tuple[int, ...]:
+    """Groups of `each` workers. Raises PlanError if another setting contradicts."""
+    if settings.group_sizes is not None:
+        if any(size != each for size in settings.group_sizes):
+            raise PlanError(
+                f"groups of {each} workers were asked for, and the group sizes {_sum(settings.group_sizes)}"
+            )
+        return settings.group_sizes
+    sizes = (each,) * (workers // each) + ((workers % each,) if workers % each else ())
+    if settings.groups not in (None, len(sizes)):
+        raise PlanError(f"{workers} workers in groups of {each} are {len(sizes)} groups, not {settings.groups}")
+    return sizes
+
+
+def _one_group(workers: int, sizes: tuple[int, ...], index: int) -> tuple[tuple[int, ...], int, list[int]]:
+    """This world is group `index` alone: its size, the number of its first worker, its index."""
+    if index >= len(sizes):
+        raise PlanError(f"group index {index} does not exist: there are {len(sizes)} groups, 0 to {len(sizes) - 1}")
+    if sizes[index] != workers:
+        raise PlanError(f"group {index} shall have {sizes[index]} workers, and {workers} were started")
+    return (sizes[index],), sum(sizes[:index]), [index]
+
+
+def _nodes(hosts: Sequence[str], ranks_per_node: int | None) -> list[int]:
+    """Node number of each worker."""
+    if ranks_per_node is not None:
+        return [position // ranks_per_node for position in range(len(hosts))]
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(host, len(numbers)) for host in hosts]
+
+
+def _sum(sizes: Sequence[int]) -> str:
+    return f"{' + '.join(map(str, sizes))} = {sum(sizes)}"

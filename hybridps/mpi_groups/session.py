@@ -1,0 +1,209 @@
+"""The session: this process's part in the MPI world of a job, from agreement to the end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn
+
+import msgspec
+
+from hybridps.config import PREFIX, Settings, load_settings, started_by_mpi, to_environment
+from hybridps.errors import ConfigError, DeadlineError, GroupError, HybridPSError
+from hybridps.events import Configured, EventLog, Planned
+from hybridps.mpi_groups.group import Group
+from hybridps.mpi_groups.plan import WORKER, Place, Plan, make_plan
+from hybridps.mpi_groups.solo import SoloGroup
+from hybridps.mpi_groups.watchdog import Watchdog
+
+FAILED = 1
+MISUSED = 2
+
+
+class _Hello(msgspec.Struct, forbid_unknown_fields=True):
+    """What each rank of the world tells all others at the start."""
+
+    role: str
+    host: str
+    settings: dict[str, str]
+    error: str = ""
+
+
+class Session:
+    """What a rank has at hand while the job runs. Made by `open_session`; a context manager.
+
+    Leaving the context with an exception ends the group on all of its ranks.
+    """
+
+    def __init__(self, settings: Settings, plan: Plan, place: Place, world: Group) -> None:
+        self.settings = settings
+        self.plan = plan
+        self.place = place
+        self.world = world
+        """All ranks of this MPI world, servers too."""
+        self.workers = world.split(0 if place.role == WORKER else 1)
+        """The workers of this MPI world (for a server: the servers)."""
+        self.group = self.workers.split(max(place.group, 0))
+        """The group of this worker."""
+        name = place.worker if place.role == WORKER else f"server-{place.world_rank}"
+        self.events = EventLog(settings.run_folder, name)
+        self.watchdog = Watchdog(settings.deadline_seconds, self._late)
+        self.events.emit(Configured(time.time(), msgspec.to_builtins(settings)))
+
+    def announce(self, servers: list[str]) -> None:
+        """Write down the plan, now that the servers are known; the first worker tells the user."""
+        place, plan = self.place, self.plan
+        self.events.emit(
+            Planned(
+                place.role, place.worker, plan.workers, place.group, plan.groups, place.group_rank, place.node, servers
+            )
+        )
+        if place.worker == 0 and not self.settings.quiet:
+            sizes = " + ".join(str(size) for size in plan.group_sizes)
+            said = " ".join(f"{name}={text}" for name, text in sorted(to_environment(self.settings).items()))
+            print(
+                f"hybridps: {plan.workers} workers in {plan.groups} groups ({sizes}), {len(servers)} servers"
+                f"{'; ' if said else ''}{said}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def close(self) -> None:
+        """End this rank's part in the job in good order. Later calls do nothing."""
+        if not self.watchdog.stopped:
+            self.watchdog.stop()
+            self.events.close()
+            for group in (self.group, self.workers, self.world):
+                group.free()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and not (isinstance(error, SystemExit) and not error.code):
+            end_group(error)
+        self.close()
+
+    def _late(self, what: str, seconds: float, final: bool) -> None:
+        line = f"worker {self.place.worker} (group {self.place.group}) has waited {seconds:.0f} s in {what}"
+        if final:
+            end_group(DeadlineError(f"{line}: another rank, group or server is gone or stuck"))
+        print(f"hybridps: {line}", file=sys.stderr, flush=True)
+
+
+def open_session(read_settings: Callable[[], Settings] = load_settings, role: str = WORKER) -> Session:
+    """Join the MPI world that this process was started in (a world of one without an MPI launcher).
+
+    Every rank of the world must call this. What is
+    wrong with the settings of any rank is raised on all of them, marked `everywhere`.
+    """
+    error = ""
+    try:
+        settings = read_settings()
+    except HybridPSError as wrong:
+        settings, error = Settings(), str(wrong)
+    world, host = _join_world(settings.deadline_seconds)
+    told = {name: text for name, text in to_environment(settings).items() if name != PREFIX + "GROUP_INDEX"}
+    hello = msgspec.json.encode(_Hello(role, host, told, error))
+    hellos = [msgspec.json.decode(other, type=_Hello) for other in world.allgather_bytes(hello)]
+    try:
+        _check_equal(hellos)
+        plan = make_plan([other.role for other in hellos], [other.host for other in hellos], settings)
+    except HybridPSError as wrong:
+        wrong.everywhere = True
+        raise
+    return Session(settings, plan, plan.places[world.rank], world)
+
+
+def agree(group: Group, error: HybridPSError | None) -> None:
+    """Raise on all ranks of the group, or on none: the error of the first rank that has one."""
+    for rank, text in enumerate(group.allgather_bytes(str(error or "").encode())):
+        if text:
+            found = error if rank == group.rank and error is not None else type(error or GroupError())(text.decode())
+            found.everywhere = True
+            raise found
+
+
+def end_group(error: BaseException) -> NoReturn:
+    """Report an error that nobody handled, once, and end all ranks of this MPI world."""
+    status = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else FAILED
+    everywhere = isinstance(error, HybridPSError) and error.everywhere
+    if everywhere:
+        status = MISUSED
+    communicator = _world_communicator()
+    rank = communicator.Get_rank() if communicator is not None else 0
+    if not everywhere or rank == 0:
+        _report(error, rank)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if communicator is None:
+        os._exit(status)
+    if everywhere:
+        # All ranks come here: let the one that reports do so before the first exit ends them all.
+        _meet(communicator)
+        os._exit(status)
+    communicator.Abort(status)
+    os._exit(status)
+
+
+def _report(error: BaseException, rank: int) -> None:
+    if isinstance(error, SystemExit):
+        said = f"with status {error.code}" if isinstance(error.code, int) else f"with: {error.code}"
+        print(f"hybridps: rank {rank} exits {said}; its group is ended", file=sys.stderr)
+    elif isinstance(error, HybridPSError):
+        print(f"hybridps: error: {error}", file=sys.stderr)
+    else:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        print(f"{text}hybridps: rank {rank} failed; its group is ended", file=sys.stderr)
+
+
+def _join_world(deadline_seconds: float) -> tuple[Group, str]:
+    """A duplicate of the world, and a name for the memory that this rank shares with others."""
+    if not started_by_mpi():
+        return SoloGroup(), "here"
+    from mpi4py import MPI
+
+    from hybridps.mpi_groups.mpi import MPIGroup
+
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise GroupError("this MPI library was started without MPI_THREAD_MULTIPLE, which hybridps needs")
+    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    first = node.bcast(MPI.COMM_WORLD.Get_rank())
+    node.Free()
+    return MPIGroup(MPI.COMM_WORLD.Dup(), deadline_seconds), str(first)
+
+
+def _check_equal(hellos: list[_Hello]) -> None:
+    for hello in hellos:
+        if hello.error:
+            raise ConfigError(hello.error)
+    first = next((rank for rank, hello in enumerate(hellos) if hello.role == WORKER), 0)
+    for rank, hello in enumerate(hellos):
+        here, there = hellos[first].settings, hello.settings
+        for name in sorted(set(here) | set(there)):
+            if hello.role == WORKER and here.get(name) != there.get(name):
+                raise ConfigError(
+                    f"{name} differs between ranks: {here.get(name, 'unset')} on rank {first}, "
+                    f"{there.get(name, 'unset')} on rank {rank}; give all ranks the same settings"
+                )
+
+
+def _world_communicator() -> Any:
+    """The world, if MPI runs in this process."""
+    module = sys.modules.get("mpi4py.MPI")
+    if module is None or not module.Is_initialized() or module.Is_finalized():
+        return None
+    return module.COMM_WORLD
+
+
+def _meet(communicator: Any, seconds: float = 5.0) -> None:
+    request = communicator.Ibarrier()
+    end = time.monotonic() + seconds
+    while not request.Test() and time.monotonic() < end:
+        time.sleep(0.001)

@@ -1,0 +1,54 @@
+"""Notices when a wait takes too long, also inside of a call that has no deadline of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Watchdog:
+    """One thread that looks at the wait under way.
+
+    `late(what, seconds, final)` is called on that thread after a tenth of `deadline_seconds`, and again
+    with `final` when they are over.
+    """
+
+    def __init__(self, deadline_seconds: float, late: Callable[[str, float, bool], None]) -> None:
+        self._deadline = deadline_seconds
+        self._late = late
+        self._watched: tuple[str, float] | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="hybridps-watchdog", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def watch(self, what: str) -> Iterator[None]:
+        """Watch the body, called `what` in messages. One thread at a time."""
+        self._watched = (what, time.monotonic())
+        try:
+            yield
+        finally:
+            self._watched = None
+
+    @property
+    def stopped(self) -> bool:
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        warned: tuple[str, float] | None = None
+        while not self._stop.wait(min(1.0, self._deadline / 20)):
+            watched = self._watched
+            if watched is None:
+                continue
+            seconds = time.monotonic() - watched[1]
+            if seconds > self._deadline:
+                self._late(watched[0], seconds, True)
+            elif seconds > self._deadline / 10 and watched is not warned:
+                warned = watched
+                self._late(watched[0], seconds, False)

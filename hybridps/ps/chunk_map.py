@@ -1,0 +1,102 @@
+"""Which chunks a flat buffer has, and which server owns each of them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridps.errors import LayoutError
+from hybridps.memory import Layout
+
+MOST_CHUNKS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Elements `start` to `stop` of the flat buffer."""
+
+    index: int
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+
+def chunks_of(length: int, itemsize: int, chunk_bytes: int) -> tuple[Chunk, ...]:
+    """Cut `length` elements of `itemsize` bytes into pieces of `chunk_bytes`; the last one may be shorter.
+
+    Raises LayoutError if `chunk_bytes` is no positive multiple of `itemsize`, if `length` is negative, or
+    if there would be more than `MOST_CHUNKS` chunks.
+    """
+    if length < 0 or itemsize < 1:
+        raise LayoutError(
+            f"a buffer of {length} elements of {itemsize} bytes cannot be cut: give 0 or more of 1 or more"
+        )
+    if chunk_bytes < 1 or chunk_bytes % itemsize:
+        raise LayoutError(
+            f"chunk_bytes={chunk_bytes} must be a positive multiple of the {itemsize} bytes of an element"
+        )
+    step = chunk_bytes // itemsize
+    if -(-length // step) > MOST_CHUNKS:
+        raise LayoutError(
+            f"{length} elements make more than {MOST_CHUNKS} chunks of {chunk_bytes} bytes: use a larger chunk_bytes"
+        )
+    return tuple(Chunk(index, start, min(start + step, length)) for index, start in enumerate(range(0, length, step)))
+
+
+def assign(chunks: Sequence[Chunk], servers: int) -> tuple[int, ...]:
+    """The server of each chunk: longest processing time first, ties by index, hence the same everywhere.
+
+    Raises LayoutError if there is no server.
+    """
+    if servers < 1:
+        raise LayoutError(f"chunks cannot be assigned to {servers} servers: give 1 or more")
+    loads = [(0, server) for server in range(servers)]
+    owner = [0] * len(chunks)
+    for position in sorted(range(len(chunks)), key=lambda position: (-chunks[position].length, position)):
+        load, server = loads[0]
+        owner[position] = server
+        heapq.heapreplace(loads, (load + chunks[position].length, server))
+    return tuple(owner)
+
+
+class ChunkMap:
+    """A layout cut into chunks that are assigned to servers. `servers[i]` owns `chunks[i]`."""
+
+    def __init__(self, layout: Layout, chunk_bytes: int, servers: int) -> None:
+        self.layout = layout
+        self.chunks = chunks_of(layout.length, layout.itemsize, chunk_bytes)
+        self.servers = assign(self.chunks, servers)
+        self._step = chunk_bytes // layout.itemsize
+
+    def owned_by(self, server: int) -> tuple[Chunk, ...]:
+        return tuple(chunk for chunk, owner in zip(self.chunks, self.servers, strict=True) if owner == server)
+
+    def between(self, start: int, stop: int) -> tuple[Chunk, ...]:
+        """The chunks that make up elements `start:stop`.
+
+        Raises LayoutError unless both are boundaries of chunks, in order, inside of the buffer.
+        """
+        length = self.layout.length
+        if not 0 <= start <= stop <= length or any(edge % self._step and edge != length for edge in (start, stop)):
+            raise LayoutError(
+                f"elements {start}:{stop} are no chunks of the buffer of {length}: "
+                f"use multiples of {self._step}, or the end of the buffer"
+            )
+        return self.chunks[-(-start // self._step) : -(-stop // self._step)]
+
+    def check_array(self, array: np.ndarray) -> None:
+        """Raise LayoutError unless `array` is a flat buffer of the layout."""
+        expected = (self.layout.length,)
+        if array.shape != expected or array.dtype != self.layout.dtype or not array.flags.c_contiguous:
+            raise LayoutError(
+                f"the array has shape {array.shape} and dtype {array.dtype}"
+                f"{'' if array.flags.c_contiguous else ' and is not contiguous'}: "
+                f"the layout needs a contiguous {expected} of {self.layout.dtype}"
+            )

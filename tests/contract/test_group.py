@@ -1,0 +1,38 @@
+"""The Groups that need no MPI."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from group_contract import CHECKS
+
+from hybridps.errors import GroupError
+from hybridps.mpi_groups import FaultyGroup, SoloGroup, ThreadGroup
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+class TestContract:
+    def test_solo(self, check) -> None:
+        check(SoloGroup())
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
+    def test_threads(self, check, size: int) -> None:
+        ThreadGroup.run(size, check)
+
+    def test_faulty_with_faults_far_away(self, check) -> None:
+        ThreadGroup.run(2, lambda group: check(FaultyGroup(group, 10**6)))
+
+
+def test_a_fault_on_one_rank_ends_all() -> None:
+    def work(group: ThreadGroup) -> None:
+        faulty = FaultyGroup(group, 2 if group.rank == 1 else 10)
+        for _ in range(5):
+            faulty.allreduce_(np.ones(3))
+
+    with pytest.raises(GroupError, match="injected fault"):
+        ThreadGroup.run(3, work)
+
+
+def test_a_missing_rank_is_noticed() -> None:
+    with pytest.raises(GroupError, match="waited in vain"):
+        ThreadGroup.run(2, lambda group: group.barrier() if group.rank else None, deadline_seconds=0.2)

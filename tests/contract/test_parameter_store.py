@@ -1,0 +1,393 @@
+"""What every parameter store does: the in-process one, and clients of 1, 2 and 3 servers over TCP and IPC."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import msgspec
+import numpy as np
+import pytest
+
+from hybridps.config import Settings
+from hybridps.errors import DeadlineError, HybridPSError, LayoutError, ServerError
+from hybridps.memory import Layout
+from hybridps.ps.client import Client
+from hybridps.ps.local import LocalServer, LocalStore
+from hybridps.ps.rules import Elastic, Sum
+from hybridps.ps.server import Server
+
+pytestmark = pytest.mark.timeout(30)
+
+KINDS = ("local", "tcp-1", "tcp-2", "tcp-3", "ipc-1", "ipc-2")
+CHUNK_BYTES = 1024
+SETTINGS = Settings(chunk_bytes=CHUNK_BYTES, connect_seconds=5.0, deadline_seconds=10.0, lost_seconds=5.0)
+DTYPES = ("float16", "float32", "float64")
+
+
+class Tier:
+    """Servers of one kind, and the stores opened there; all are closed in the end."""
+
+    def __init__(self, kind, folder):
+        self._stack = ExitStack()
+        self._local = LocalServer() if kind == "local" else None
+        if kind != "local":
+            transport, count = kind.split("-")
+            self.addresses = [self._serve(transport, folder, number) for number in range(int(count))]
+
+    def _serve(self, transport, folder, number):
+        server = Server("tcp://127.0.0.1:*" if transport == "tcp" else f"ipc://{folder}/{number}")
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        self._stack.callback(thread.join, 10)
+        self._stack.callback(server.stop)
+        return server.address
+
+    def open(self, group=0, groups=1, job="job", **changes):
+        settings = msgspec.structs.replace(SETTINGS, **changes)
+        options = {"job": job, "group": group, "groups": groups, "settings": settings}
+        store = LocalStore(self._local, **options) if self._local else Client(self.addresses, **options)
+        return self._stack.enter_context(store)
+
+    def close(self):
+        self._stack.close()
+
+
+@pytest.fixture(params=KINDS)
+def tier(request, tmp_path):
+    tier = Tier(request.param, tmp_path)
+    yield tier
+    tier.close()
+
+
+def layout_of(size=700, dtype="float32"):
+    return Layout.of(dtype, {"w": (size,)})
+
+
+def numbers(layout, seed):
+    """Small integers: their sums are exact in every dtype."""
+    return np.random.default_rng(seed).integers(-50, 50, layout.length).astype(layout.dtype)
+
+
+def together(*calls):
+    """Run the groups' parts at the same time, and return what they return."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result(20) for future in [pool.submit(call) for call in calls]]
+
+
+def joined(tier, groups, layout, rule, initial=None):
+    stores = [tier.open(group, groups) for group in range(groups)]
+    for store in stores:
+        store.register("w", layout, initial, rule)
+    return stores
+
+
+def swap(store, values):
+    """One exchange of the whole buffer, in place."""
+    store.exchange("w", values, values, 0, len(values)).wait()
+    return values
+
+
+def centre(store, layout):
+    out = np.full(layout.length, np.nan, layout.dtype)
+    store.pull("w", out).wait()
+    return out
+
+
+@pytest.mark.parametrize("size", [0, 1, 256, 512, 700])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_first_registration_initialises(tier, size, dtype):
+    layout = layout_of(size, dtype)
+    first, second = tier.open(0, 2), tier.open(1, 2)
+    assert first.register("w", layout, numbers(layout, 0), Sum()) is False
+    assert second.register("w", layout, numbers(layout, 1), Sum()) is True
+    for store in (first, second):
+        np.testing.assert_array_equal(centre(store, layout), numbers(layout, 0))
+
+
+def test_no_initial_values_are_zeros(tier):
+    (store,) = joined(tier, 1, layout_of(), Sum())
+    assert not centre(store, layout_of()).any()
+
+
+def test_groups_that_register_together_agree_on_one_initialiser(tier):
+    layout = layout_of(3000)
+    stores = [tier.open(group, 3) for group in range(3)]
+    initials = [np.full(layout.length, group, np.float32) for group in range(3)]
+    late = together(
+        *(lambda s=store, i=initial: s.register("w", layout, i, Sum()) for store, initial in zip(stores, initials))
+    )
+    assert sorted(late) == [False, True, True]
+    for store in stores:
+        np.testing.assert_array_equal(centre(store, layout), initials[late.index(False)])
+
+
+def test_another_layout_is_refused_with_the_difference(tier):
+    first, second = tier.open(0, 2), tier.open(1, 2)
+    first.register("w", layout_of(700), None, Sum())
+    with pytest.raises(LayoutError, match=r"key 'w' has the shape \(701,\) instead of \(700,\)"):
+        second.register("w", layout_of(701), None, Sum())
+    with pytest.raises(LayoutError, match="dtype float64 instead of float32"):
+        second.register("w", layout_of(700, "float64"), None, Sum())
+
+
+def test_another_rule_is_refused_with_both(tier):
+    first, second = tier.open(0, 2), tier.open(1, 2)
+    first.register("w", layout_of(), None, Elastic(0.5))
+    for rule in (Sum(), Elastic(0.25)):
+        with pytest.raises(ServerError) as refused:
+            second.register("w", layout_of(), None, rule)
+        assert "alpha=0.5" in str(refused.value)
+        assert str(rule) in str(refused.value)
+
+
+def test_another_number_of_groups_is_refused_with_both(tier):
+    tier.open(0, 2)
+    with pytest.raises(ServerError, match="groups=2.*3"):
+        tier.open(1, 3)
+
+
+def test_another_chunk_size_is_refused_with_both(tier):
+    first, second = tier.open(0, 2), tier.open(1, 2, chunk_bytes=2048)
+    first.register("w", layout_of(), None, Sum())
+    with pytest.raises(ServerError, match="chunk_bytes=1024.*2048"):
+        second.register("w", layout_of(), None, Sum())
+
+
+def test_unusable_arguments_are_refused(tier):
+    layout = layout_of()
+    store = tier.open()
+    with pytest.raises(LayoutError, match="float64"):
+        store.register("w", layout, np.zeros(layout.length), Sum())
+    with pytest.raises(ServerError, match="'w' is not registered"):
+        swap(store, numbers(layout, 0))
+    store.register("w", layout, None, Sum())
+    with pytest.raises(ServerError, match="'w' is registered already"):
+        store.register("w", layout, None, Sum())
+    with pytest.raises(LayoutError, match="contiguous"):
+        store.push("w", np.zeros(2 * layout.length, np.float32)[::2])
+    with pytest.raises(LayoutError, match="multiples of 256"):
+        store.exchange("w", numbers(layout, 0), numbers(layout, 0), 0, 255)
+    with pytest.raises(ServerError, match="rule"):
+        store.register("v", layout, None, object())
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sum_equals_numpy(tier, groups, dtype):
+    layout = layout_of(1100, dtype)
+    stores = joined(tier, groups, layout, Sum())
+    for step in range(3):
+        values = [numbers(layout, 10 * step + group) for group in range(groups)]
+        expected = np.sum(values, axis=0)
+        for answer in together(*(lambda s=s, v=v.copy(): swap(s, v) for s, v in zip(stores, values))):
+            np.testing.assert_array_equal(answer, expected)
+        np.testing.assert_array_equal(centre(stores[-1], layout), expected)
+
+
+@pytest.mark.parametrize("size", [0, 1, 256, 257])
+def test_sum_of_short_buffers(tier, size):
+    layout = layout_of(size)
+    stores = joined(tier, 2, layout, Sum())
+    answers = together(*(lambda s=s, g=g: swap(s, numbers(layout, g)) for g, s in enumerate(stores)))
+    for answer in answers:
+        np.testing.assert_array_equal(answer, numbers(layout, 0) + numbers(layout, 1))
+
+
+def test_several_buckets_are_under_way(tier):
+    layout = layout_of(2000)
+    edges = [0, 512, 768, 1792, layout.length]
+    stores = joined(tier, 2, layout, Sum())
+
+    def step(group, order):
+        values, answer = numbers(layout, group), np.full(layout.length, np.nan, np.float32)
+        ranges = [(edges[i], edges[i + 1]) for i in order]
+        pending = [stores[group].exchange("w", values, answer, *edge) for edge in ranges]
+        for operation in pending:
+            operation.wait()
+        np.testing.assert_array_equal(values, numbers(layout, group))
+        return answer
+
+    for answer in together(lambda: step(0, (0, 1, 2, 3)), lambda: step(1, (3, 1, 2, 0))):
+        np.testing.assert_array_equal(answer, numbers(layout, 0) + numbers(layout, 1))
+
+
+def test_an_exchange_touches_its_elements_only(tier):
+    layout = layout_of(1000)
+    (store,) = joined(tier, 1, layout, Sum())
+    answer = np.full(layout.length, -1, np.float32)
+    store.exchange("w", np.ones(layout.length, np.float32), answer, 256, 512).wait()
+    assert (answer[256:512] == 1).all()
+    assert (answer[:256] == -1).all()
+    assert (answer[512:] == -1).all()
+    out = centre(store, layout)
+    assert out.sum() == 256
+
+
+def test_tables_and_jobs_do_not_meet(tier):
+    layout = layout_of()
+    one, other = tier.open(job="one"), tier.open(job="other")
+    one.register("w", layout, numbers(layout, 1), Sum())
+    assert other.register("w", layout, numbers(layout, 2), Sum()) is False
+    assert one.register("v", layout, numbers(layout, 3), Sum()) is False
+    np.testing.assert_array_equal(centre(one, layout), numbers(layout, 1))
+    np.testing.assert_array_equal(centre(other, layout), numbers(layout, 2))
+
+
+def test_push_then_pull(tier):
+    layout = layout_of()
+    first, second = joined(tier, 2, layout, Sum())
+    first.push("w", numbers(layout, 0)).wait()
+    assert not centre(first, layout).any()
+    second.push("w", numbers(layout, 1)).wait()
+    np.testing.assert_array_equal(centre(first, layout), numbers(layout, 0) + numbers(layout, 1))
+
+
+def test_pushing_twice_in_a_round_is_refused(tier):
+    layout = layout_of()
+    first, _ = joined(tier, 2, layout, Sum())
+    first.push("w", numbers(layout, 0)).wait()
+    with pytest.raises(ServerError, match="group 0 pushes chunk . twice in one round"):
+        first.push("w", numbers(layout, 0)).wait()
+
+
+@pytest.mark.parametrize(("dtype", "eps"), [("float16", 2e-3), ("float32", 1e-6), ("float64", 1e-14)])
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_elastic_is_its_equation_and_conserves(tier, dtype, eps, alpha):
+    layout = layout_of(700, dtype)
+    rng = np.random.default_rng(3)
+    initial, values = (rng.standard_normal(layout.length).astype(dtype) for _ in range(2))
+    rule = Elastic(alpha)
+    (store,) = joined(tier, 1, layout, rule, initial)
+    answer = np.empty_like(values)
+    store.exchange("w", values, answer, 0, layout.length).wait()
+    after = values.copy()
+    rule.absorb_(after, answer)
+    w, c = values.astype(np.float64), initial.astype(np.float64)
+    new = centre(store, layout).astype(np.float64)
+    scale = 4 * eps * (np.abs(w) + np.abs(c)).max()
+    np.testing.assert_allclose(new, c + alpha * (w - c), rtol=0, atol=scale)
+    np.testing.assert_allclose(after, w - alpha * (w - c), rtol=0, atol=scale)
+    np.testing.assert_allclose(after + new, w + c, rtol=0, atol=scale)
+    if alpha == 0:
+        np.testing.assert_array_equal(new, c)
+        np.testing.assert_array_equal(after, w)
+
+
+def test_elastic_with_alpha_1_swaps(tier):
+    layout = layout_of()
+    rule = Elastic(1.0)
+    (store,) = joined(tier, 1, layout, rule, numbers(layout, 0))
+    values = numbers(layout, 1)
+    rule.absorb_(values, swap(store, values.copy()))
+    np.testing.assert_array_equal(values, numbers(layout, 0))
+    np.testing.assert_array_equal(centre(store, layout), numbers(layout, 1))
+
+
+def test_elastic_contracts_to_one_point_and_conserves_the_total(tier):
+    layout, groups = layout_of(600), 3
+    rule = Elastic(0.3)
+    initial = numbers(layout, 9)
+    stores = joined(tier, groups, layout, rule, initial)
+    weights = [numbers(layout, group) for group in range(groups)]
+    total = np.sum([initial, *weights], axis=0)
+
+    def train(group):
+        for _ in range(40):
+            answer = np.empty_like(weights[group])
+            stores[group].exchange("w", weights[group], answer, 0, layout.length).wait()
+            rule.absorb_(weights[group], answer)
+
+    together(*(lambda g=g: train(g) for g in range(groups)))
+    train(0)
+    for _ in range(30):
+        for group, store in enumerate(stores):
+            rule.absorb_(weights[group], swap(store, weights[group].copy()))
+    point = centre(stores[0], layout)
+    np.testing.assert_allclose(point + np.sum(weights, axis=0), total, rtol=0, atol=2e-3)
+    for weight in weights:
+        np.testing.assert_allclose(weight, point, rtol=0, atol=1e-2)
+
+
+def test_elastic_does_not_wait_for_other_groups(tier):
+    layout = layout_of()
+    store = tier.open(0, 5)
+    store.register("w", layout, None, Elastic(0.5))
+    for _ in range(3):
+        swap(store, numbers(layout, 0))
+
+
+def test_the_others_go_on_when_a_group_leaves(tier):
+    layout = layout_of()
+    first, second, third = joined(tier, 3, layout, Sum())
+    pending = [s.exchange("w", v, v, 0, layout.length) for s, v in ((first, numbers(layout, 0)),)]
+    values = numbers(layout, 1)
+    other = second.exchange("w", values, values, 0, layout.length)
+    third.close()
+    other.wait()
+    pending[0].wait()
+    np.testing.assert_array_equal(values, numbers(layout, 0) + numbers(layout, 1))
+    second.close()
+    np.testing.assert_array_equal(swap(first, numbers(layout, 2)), numbers(layout, 2))
+
+
+def test_a_group_that_left_may_come_back(tier):
+    layout = layout_of()
+    first, second = joined(tier, 2, layout, Sum(), numbers(layout, 5))
+    second.close()
+    swap(first, numbers(layout, 0))
+    second = tier.open(1, 2)
+    assert second.register("w", layout, None, Sum()) is True
+    np.testing.assert_array_equal(centre(second, layout), numbers(layout, 0))
+    answers = together(*(lambda s=s, g=g: swap(s, numbers(layout, g)) for g, s in enumerate((first, second))))
+    for answer in answers:
+        np.testing.assert_array_equal(answer, numbers(layout, 0) + numbers(layout, 1))
+
+
+def test_an_initialiser_that_leaves_is_replaced(tier):
+    """The initial values cannot be handed over, so registration fails between: the next group takes over."""
+    layout = layout_of(3000)
+    first, second = tier.open(0, 2), tier.open(1, 2)
+    first.register("w", layout, numbers(layout, 0), Sum())
+    first.close()
+    assert second.register("w", layout, numbers(layout, 1), Sum()) is True
+    second.close()
+    third = tier.open(0, 2)
+    assert third.register("w", layout, numbers(layout, 2), Sum()) is False
+    np.testing.assert_array_equal(centre(third, layout), numbers(layout, 2))
+
+
+def test_waiting_twice_raises(tier):
+    layout = layout_of()
+    (store,) = joined(tier, 1, layout, Sum())
+    for pending in (
+        store.exchange("w", numbers(layout, 0), numbers(layout, 0), 0, layout.length),
+        store.push("w", numbers(layout, 0)),
+        store.pull("w", numbers(layout, 0)),
+    ):
+        pending.wait()
+        with pytest.raises(ServerError, match="waited for already"):
+            pending.wait()
+
+
+def test_a_group_that_does_not_come_is_a_deadline(tier):
+    layout = layout_of()
+    store = tier.open(0, 2, deadline_seconds=0.1)
+    store.register("w", layout, None, Sum())
+    with pytest.raises(DeadlineError, match="exchange of table 'w' is not done after 0.1 s"):
+        swap(store, numbers(layout, 0))
+
+
+def test_a_closed_store_says_so(tier):
+    layout = layout_of()
+    (store,) = joined(tier, 1, layout, Sum())
+    store.close()
+    store.close()
+    for call in (
+        lambda: swap(store, numbers(layout, 0)),
+        lambda: store.register("v", layout, None, Sum()),
+        lambda: centre(store, layout),
+    ):
+        with pytest.raises(HybridPSError, match="has left"):
+            call()

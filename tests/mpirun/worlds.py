@@ -1,0 +1,34 @@
+"""Starting MPI worlds for tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of the tests without settings of hybridps and without traces of an MPI world."""
+    kept = {
+        name: text for name, text in os.environ.items() if not name.startswith(("HYBRIDPS_", "OMPI_", "PMIX_", "PRTE_"))
+    }
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    return kept | root | {"OMP_NUM_THREADS": "1"} | dict(extra or {})
+
+
+def command(ranks: int, arguments: Sequence[str]) -> list[str]:
+    """The mpirun command that starts Python with `arguments` on each rank."""
+    mpirun = Path(sys.executable).with_name("mpirun")
+    flags = ["--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
+    return [str(mpirun) if mpirun.exists() else "mpirun", *flags, sys.executable, *arguments]
+
+
+def mpirun(
+    ranks: int, arguments: Sequence[str], extra: Mapping[str, str] | None = None, timeout: float = 240
+) -> subprocess.CompletedProcess[str]:
+    """Start Python with `arguments` on each rank, and wait."""
+    return subprocess.run(
+        command(ranks, arguments), env=environment(extra), capture_output=True, text=True, timeout=timeout, check=False
+    )

@@ -1,0 +1,322 @@
+"""The ImageNet example: its data, its checkpoints, and short trainings in one process."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+mx = pytest.importorskip("mxnet")
+pytestmark = pytest.mark.mxnet
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "imagenet"
+NAMES = ("train", "data", "models", "checkpoint", "make_recordio")
+
+
+@pytest.fixture(scope="module")
+def example():
+    """The modules of the example; they have short names, which other tests must not see."""
+    sys.path.insert(0, str(EXAMPLE))
+    kept = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
+    try:
+        yield Namespace(**{name: importlib.import_module(name) for name in NAMES})
+    finally:
+        sys.path.remove(str(EXAMPLE))
+        for name in NAMES:
+            sys.modules.pop(name, None)
+        sys.modules.update(kept)
+
+
+def digits(example, run: Path, *options: object, epochs: int = 2, kvstore: str = "none") -> int:
+    pytest.importorskip("sklearn")
+    fixed = ["--data", "digits", "--network", "digits", "--batch-size", "32", "--lr", "0.1", "--lr-warmup-epochs", "1"]
+    given = ["--kvstore", kvstore, "--epochs", epochs, "--run", run, *options]
+    return example.train.main([*fixed, *map(str, given)])
+
+
+def lines(run: Path, event: str) -> list[dict]:
+    read = [json.loads(line) for line in (run / "train-0.jsonl").read_text().splitlines()]
+    return [line for line in read if line["event"] == event]
+
+
+def test_digits_are_learnt(example, tmp_path, capsys):
+    assert digits(example, tmp_path, epochs=3) == 0
+    epochs = lines(tmp_path, "epoch")
+    assert [epoch["epoch"] for epoch in epochs] == [1, 2, 3]
+    assert epochs[-1]["val_images"] == 359
+    assert epochs[-1]["val_top1_correct"] > 0.9 * 359
+    assert epochs[-1]["val_top5_correct"] >= epochs[-1]["val_top1_correct"]
+    assert epochs[-1]["train_images"] == 1438 // 32 * 32
+    assert epochs[-1]["loss"] < epochs[0]["loss"]
+    assert "centre_top1_correct" not in epochs[-1]
+    assert lines(tmp_path, "end")[0]["epochs"] == 3
+    settings = json.loads((tmp_path / "config.json").read_text())
+    assert (settings["classes"], settings["image_size"], settings["workers"]) == (10, 8, 1)
+    assert sum("top-1" in line for line in capsys.readouterr().out.splitlines()) == 3
+
+
+def test_no_hybridps_in_the_script():
+    assert not [path for path in EXAMPLE.glob("*.py") if "import hybridps" in path.read_text()]
+
+
+def test_same_seed_same_result_with_local_store_and_devices(example, tmp_path):
+    digits(example, tmp_path / "a")
+    digits(example, tmp_path / "b", "--devices", "cpu:0", "--loader-threads", "2", kvstore="local")
+    a, b = ([epoch["loss"] for epoch in lines(tmp_path / name, "epoch")] for name in "ab")
+    assert a == pytest.approx(b, rel=1e-4)
+    digits(example, tmp_path / "c", "--devices", "cpu:0,cpu:1", "--max-batches", "3", epochs=1, kvstore="local")
+    assert lines(tmp_path / "c", "epoch")[0]["train_images"] == 96
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize(("count", "batch"), [(1438, 32), (100, 3), (64, 8)])
+def test_training_shards(example, count, batch, workers):
+    shards = [example.data.train_shard(count, worker, workers, batch, seed=5) for worker in range(workers)]
+    assert {len(shard) for shard in shards} == {count // workers // batch * batch}
+    together = np.concatenate(shards)
+    assert len(np.unique(together)) == len(together)
+    assert together.min() >= 0
+    assert together.max() < count
+    other = example.data.train_shard(count, 0, workers, batch, seed=6)
+    assert not np.array_equal(shards[0], other)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 7])
+def test_validation_shards_have_each_image_once(example, workers):
+    shards = [example.data.val_shard(359, worker, workers) for worker in range(workers)]
+    assert sorted(np.concatenate(shards)) == list(range(359))
+
+
+def test_too_few_images(example, tmp_path, capsys):
+    with pytest.raises(example.data.DataError, match="--batch-size 25 or less"):
+        example.data.train_shard(100, 0, 4, 32, seed=0)
+    assert digits(example, tmp_path, "--batch-size", "2000") == 2
+    assert capsys.readouterr().err.startswith("train.py: 1438 training images are less than one batch of 2000")
+
+
+def test_split_is_stratified(example):
+    labels = np.repeat(np.arange(4), 25)
+    train, val = example.data.split(labels, 0.2)
+    assert sorted([*train, *val]) == list(range(100))
+    assert np.bincount(labels[val]).tolist() == [5, 5, 5, 5]
+
+
+def test_resumed_training_equals_one_in_a_piece(example, tmp_path, capsys):
+    digits(example, tmp_path / "whole", "--lr-decay", "none", epochs=4)
+    digits(example, tmp_path / "parts", "--lr-decay", "none", epochs=2)
+    assert digits(example, tmp_path / "parts", "--lr-decay", "none", "--resume", epochs=4) == 0
+    assert "resumed from" in capsys.readouterr().out
+    whole, parts = (lines(tmp_path / name, "epoch") for name in ("whole", "parts"))
+    assert [epoch["epoch"] for epoch in parts] == [1, 2, 3, 4]
+    assert [epoch["loss"] for epoch in parts] == pytest.approx([epoch["loss"] for epoch in whole], rel=1e-3)
+    assert [run["first_epoch"] for run in lines(tmp_path / "parts", "run")] == [0, 2]
+    assert sorted(path.name for path in (tmp_path / "parts" / "checkpoints").iterdir()) == [
+        f"epoch-000{epoch}" for epoch in (2, 3, 4)
+    ]
+
+
+def test_half_a_line_does_not_spoil_the_next(example, tmp_path):
+    (tmp_path / "train-0.jsonl").write_text('{"event":"ep')
+    digits(example, tmp_path, "--max-batches", "1", epochs=1)
+    read = (tmp_path / "train-0.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in read[1:]] == ["run", "epoch", "end"]
+
+
+@pytest.mark.parametrize("harm", ["flip", "truncate", "remove", "manifest"])
+def test_damaged_checkpoint_is_passed_over(example, tmp_path, harm, capsys):
+    digits(example, tmp_path, "--max-batches", "2")
+    newest = tmp_path / "checkpoints" / "epoch-0002"
+    target = newest / ("manifest.json" if harm == "manifest" else "model.params")
+    content = bytearray(target.read_bytes())
+    if harm == "remove":
+        target.unlink()
+    else:
+        content[len(content) // 2] ^= 1
+        target.write_bytes(bytes(content if harm == "flip" else content[: len(content) // 2]))
+    assert digits(example, tmp_path, "--max-batches", "2", "--resume", "auto", epochs=3) == 0
+    out = capsys.readouterr().out
+    assert "checkpoint passed over" in out
+    assert "epoch-0001" in out.partition("resumed from")[2].splitlines()[0]
+    assert [epoch["epoch"] for epoch in lines(tmp_path, "epoch")] == [1, 2, 2, 3]
+
+
+def test_a_directory_under_its_temporary_name_is_no_checkpoint(example, tmp_path):
+    digits(example, tmp_path, "--max-batches", "1", epochs=1)
+    complete = tmp_path / "checkpoints" / "epoch-0001"
+    complete.rename(complete.with_name(".epoch-0001.partial"))
+    assert example.checkpoint.newest(tmp_path) == (None, [])
+
+
+def test_missing_checkpoint(example, tmp_path, capsys):
+    assert digits(example, tmp_path, "--resume", "auto", "--max-batches", "1", epochs=1) == 0
+    assert digits(example, tmp_path, "--resume", tmp_path / "none") == 2
+    assert "there is no complete checkpoint" in capsys.readouterr().err
+
+
+class FrozenElastic(mx.kv.KVStoreBase):
+    """A store with Elastic SGD's face: its centre is what was broadcast first, for ever."""
+
+    rank, num_workers, type = 0, 1, "dist_frozen_elastic"
+
+    def __init__(self) -> None:
+        self.centre: dict[int, mx.nd.NDArray] = {}
+
+    @staticmethod
+    def is_capable(capability):
+        return False
+
+    def broadcast(self, key, value, out, priority=0):
+        self.centre[key] = value.copy()
+
+    def pushpull(self, key, value, out=None, priority=0):
+        pass
+
+    def pull(self, key, out=None, priority=0, ignore_sparse=True):
+        for array in out:
+            self.centre[key].copyto(array)
+
+
+def test_centre_is_evaluated_and_saved(example, tmp_path, monkeypatch, capsys):
+    store = FrozenElastic()
+    monkeypatch.setattr(mx.kv, "create", lambda name: store)
+    assert digits(example, tmp_path, kvstore="dist_frozen_elastic", epochs=3) == 0
+    epochs = lines(tmp_path, "epoch")
+    assert len({(epoch["centre_top1_correct"], epoch["centre_loss_sum"]) for epoch in epochs}) == 1
+    assert epochs[-1]["centre_top1_correct"] < epochs[-1]["val_top1_correct"]
+    assert "centre top-1" in capsys.readouterr().out
+    saved = mx.nd.load(str(tmp_path / "checkpoints" / "epoch-0003" / "model.params"))
+    sums = sorted(float(array.asnumpy().sum()) for array in saved.values())
+    assert sums == pytest.approx(sorted(float(array.asnumpy().sum()) for array in store.centre.values()))
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """JPEG files of different sizes and shades in the ILSVRC layout: 3 classes, 8 and 2 images each."""
+    image = pytest.importorskip("PIL.Image")
+    random = np.random.default_rng(0)
+    for part, count in (("train", 8), ("val", 2)):
+        for label, name in enumerate(("n01", "n02", "n03")):
+            (tmp_path / "images" / part / name).mkdir(parents=True)
+            for number in range(count):
+                shape = (40 + 3 * number, 36 + label, 3)
+                pixels = random.integers(80 * label, 80 * label + 60, size=shape, dtype=np.uint8)
+                image.fromarray(pixels).save(tmp_path / "images" / part / name / f"{name}_{number}.JPEG")
+    return tmp_path / "images"
+
+
+@pytest.mark.parametrize("with_index", [True, False])
+def test_records_have_the_images_of_the_folder(example, folder, tmp_path, with_index):
+    example.make_recordio.make_recordio(folder, tmp_path / "records")
+    if not with_index:
+        (tmp_path / "records" / "train.idx").unlink()
+    images = example.data.FolderImages(folder / "train")
+    records = example.data.RecordImages(tmp_path / "records" / "train.rec")
+    assert len(records) == len(images) == 24
+
+    def contents(source) -> set:
+        return {(image.shape, image.tobytes(), label) for image, label in (source[i] for i in range(len(source)))}
+
+    assert contents(records) == contents(images)
+    assert sorted(records.labels()) == sorted(images.labels())
+    assert (tmp_path / "records" / "classes.txt").read_text().split() == ["n01", "n02", "n03"]
+
+
+def test_offsets_of_records_that_contain_the_magic_number(example, tmp_path):
+    records = mx.recordio.MXIndexedRecordIO(str(tmp_path / "a.idx"), str(tmp_path / "a.rec"), "w")
+    magic = (0xCED7230A).to_bytes(4, "little")
+    for key, content in enumerate([b"x", magic * 3, b"", b"abcd" + magic + b"efg", b"12345"]):
+        records.write_idx(key, content)
+    records.close()
+    written = [int(line.split()[1]) for line in (tmp_path / "a.idx").read_text().splitlines()]
+    assert example.data.record_offsets(tmp_path / "a.rec") == written
+
+
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize("size", [None, 80])
+def test_training_on_a_folder_and_on_records(example, folder, tmp_path, records, size):
+    if records:
+        example.make_recordio.make_recordio(folder, tmp_path / "records")
+    options = ["--data", tmp_path / "records" if records else folder, "--network", "cifar_resnet8", "--width", "4"]
+    options += ["--image-size", size, "--colour-jitter", "0.2"] if size else []
+    options += ["--kvstore", "none", "--epochs", "1", "--batch-size", "8", "--run", tmp_path / "run"]
+    assert example.train.main([*map(str, options)]) == 0
+    epoch = lines(tmp_path / "run", "epoch")[0]
+    assert epoch["train_images"] == 24
+    assert epoch["val_images"] == 6
+    settings = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert settings["classes"] == 3
+    assert settings["image_size"] in ([size] if size else [36, 37, 38])  # of the image that comes first
+
+
+def test_without_validation_images(example, folder, tmp_path, capsys):
+    for path in (folder / "val").rglob("*.JPEG"):
+        path.unlink()
+    for path in (folder / "val").iterdir():
+        path.rmdir()
+    (folder / "val").rmdir()
+    common = ["--data", folder, "--network", "cifar_resnet8", "--width", "2", "--kvstore", "none", "--epochs", "1"]
+    common += ["--batch-size", "4", "--run", tmp_path / "run"]
+    assert example.train.main([*map(str, common)]) == 0
+    assert "there are no validation images" in capsys.readouterr().out
+    assert example.train.main([*map(str, [*common, "--val-fraction", "0.25"])]) == 0
+    assert [epoch["val_images"] for epoch in lines(tmp_path / "run", "epoch")] == [0, 6]
+
+
+def test_transforms(example):
+    random = np.random.default_rng(0)
+    image = random.integers(0, 256, size=(50, 70, 3), dtype=np.uint8)
+    assert np.array_equal(example.data.centre_crop(50, 1.0)(image, random), image[:, 10:60])
+    assert example.data.centre_crop(64, 256 / 224)(image, random).shape == (64, 64, 3)
+    for _ in range(20):
+        assert example.data.resized_crop(32, 0.4)(image, random).shape == (32, 32, 3)
+    assert np.array_equal(example.data.colour_jitter(image, 0.0, random), image)
+    shifts = {example.data.shift_crop(1, flip=False)(image, random).tobytes() for _ in range(200)}
+    assert len(shifts) == 9
+
+
+def test_learning_rate(example):
+    args = example.train.options().parse_args(["--epochs", "10", "--lr", "1", "--lr-warmup-epochs", "2"])
+    assert example.train.learning_rate(args, 0, 0.1) == pytest.approx(0.05)
+    assert example.train.learning_rate(args, 1.9, 0.1) == pytest.approx(1.0)
+    assert example.train.learning_rate(args, 6) == pytest.approx(0.5)
+    assert example.train.learning_rate(args, 10) == pytest.approx(0.0)
+    args.lr_decay, args.lr_steps = "step", [4, 8]
+    assert [example.train.learning_rate(args, epoch) for epoch in (3.9, 4, 8)] == pytest.approx([1, 0.1, 0.01])
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--network resnet50", "--network resnet50: expected one of digits"),
+        ("--network cifar_resnet9", "6 n + 2"),
+        ("--kvstore dist_hybridps_never", "MXNet does not know --kvstore dist_hybridps_never"),
+        ("--data no-such-folder", "--data no-such-folder: expected"),
+        ("--devices tpu", "--devices tpu: expected auto"),
+        ("--batch-size 7 --devices cpu:0,cpu:1", "cannot be split"),
+        ("--label-smoothing 1.5", "--label-smoothing 1.5: expected a number below 1"),
+    ],
+)
+def test_bad_options_have_one_message(example, tmp_path, option, message, capsys):
+    assert digits(example, tmp_path, *option.split()) == 2
+    err = capsys.readouterr().err
+    assert len(err.strip().splitlines()) == 1
+    assert message in err
+
+
+def test_damaged_image_is_named(example, folder):
+    path = next((folder / "train" / "n02").iterdir())
+    path.write_bytes(b"no image")
+    images = example.data.FolderImages(folder / "train")
+    with pytest.raises(example.data.ImageError, match=path.name):
+        [images[index] for index in range(len(images))]
+
+
+def test_damaged_record_file(example, tmp_path):
+    (tmp_path / "train.rec").write_bytes(b"x" * 100)
+    with pytest.raises(example.data.DataError, match="no RecordIO file"):
+        example.data.RecordImages(tmp_path / "train.rec")

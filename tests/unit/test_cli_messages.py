@@ -1,0 +1,125 @@
+"""The command line as a user meets it: one process, what it prints, and its exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import hybridps
+from hybridps.cli.doctor import NOTE, OK, PROBLEM, check_huge_pages, check_python, judge_hello
+from hybridps.cli.serve import world_size
+from hybridps.cli.summary import print_mapping
+
+SECONDS = 60
+
+
+def hybridps_cli(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HYBRIDPS_")} | variables
+    command = [sys.executable, "-m", "hybridps.cli", *arguments]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=SECONDS)
+
+
+def test_version_and_help() -> None:
+    assert hybridps_cli("--version").stdout == f"hybridps {hybridps.__version__}\n"
+    alone = hybridps_cli()
+    assert alone.returncode == 0
+    for command in ("run", "serve", "doctor", "report"):
+        assert f"  {command} " in alone.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "-n", "5", "--group-sizes", "3,3", "--", "true"], "5 workers cannot form groups of 3 + 3 = 6 workers"),
+        (["run", "-np", "2", "--groups", "3", "true"], "2 workers cannot form 3 groups"),
+        (["run", "--tau", "0", "--", "true"], "HYBRIDPS_TAU='0' cannot be used"),
+        (["run", "--set", "tua=3", "--", "true"], "did you mean HYBRIDPS_TAU?"),
+        (["run", "--algorithm", "elastik", "--", "true"], "did you mean 'elastic'?"),
+        (["run", "-n", "0", "--", "true"], "-n 0 cannot be used"),
+        (["run", "-H", "a:0", "--", "true"], "'a:0' is no host"),
+        (["run", "--hostfile", "/nowhere", "--", "true"], "'/nowhere' cannot be read: No such file or directory"),
+        (["run", "-H", "a", "--hostfile", "b", "--", "true"], "drop one of the two"),
+        (["run"], "no command was given"),
+        (["report", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_what_a_user_gets_wrong_is_one_line_and_status_2(arguments: list[str], message: str) -> None:
+    done = hybridps_cli(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("hybridps: error: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_bad_setting_of_the_environment_is_refused() -> None:
+    done = hybridps_cli("run", "--", "true", HYBRIDPS_TUA="3")
+    assert (done.returncode, "HYBRIDPS_TAU" in done.stderr) == (2, True)
+
+
+def test_a_missing_mpirun_says_how_to_get_it(tmp_path: object) -> None:
+    code = "import sys; sys.executable = sys.argv.pop(1); from hybridps.cli import main; main()"
+    command = [sys.executable, "-c", code, f"{tmp_path}/python", "run", "--", "/bin/true"]
+    done = subprocess.run(command, env=os.environ | {"PATH": ""}, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 2
+    assert "pip install 'hybridps[mpi]'" in done.stderr
+
+
+def test_starting_the_command_line_imports_no_mpi_mxnet_or_zmq() -> None:
+    code = (
+        "import sys, hybridps.cli\n"
+        "try: hybridps.cli.main(['run', '--help'])\n"
+        "except SystemExit: print({'mpi4py', 'mxnet', 'zmq', 'numba'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS)
+    assert done.stdout.endswith("set()\n")
+
+
+def test_a_server_knows_whether_it_is_a_rank_of_a_world() -> None:
+    assert world_size({}) == 1
+    assert world_size({"OMPI_COMM_WORLD_SIZE": "1"}) == 1
+    assert world_size({"PMI_RANK": "0", "PMI_SIZE": "5"}) == 5
+    assert world_size({"SLURM_STEP_NUM_TASKS": "4"}) == 1
+
+
+def test_the_doctor_names_a_python_that_fits() -> None:
+    assert check_python((3, 11)).state == OK
+    assert check_python((3, 12)).state == PROBLEM
+    assert "3.10 and 3.11" in check_python((3, 9)).advice
+
+
+def test_the_doctor_reads_what_the_kernel_says_of_huge_pages() -> None:
+    assert check_huge_pages("always [madvise] never").state == OK
+    assert check_huge_pages("always madvise [never]").state == NOTE
+    assert check_huge_pages("").state == NOTE
+
+
+RANK = {"size": 2, "sum": 3, "sharing": 2, "level": "MULTIPLE", "library": "Open MPI v5"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "state"),
+    [
+        ({}, OK),
+        ({"size": 1, "sum": 1, "sharing": 1}, PROBLEM),
+        ({"sharing": 1}, NOTE),
+        ({"level": "SINGLE"}, PROBLEM),
+    ],
+)
+def test_the_doctor_judges_two_ranks(changed: dict[str, object], state: str) -> None:
+    line = json.dumps(RANK | changed) + "\n"
+    assert judge_hello(0, line * 2, "").state == state
+
+
+@pytest.mark.parametrize("said", [(None, "", "late"), (1, "", "ImportError: libmpi.so"), (0, "", "")])
+def test_the_doctor_sees_that_ranks_do_not_start(said: tuple[int | None, str, str]) -> None:
+    assert judge_hello(*said).state == PROBLEM
+
+
+def test_a_summary_in_a_pipe_is_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    print_mapping({"top1": 0.98765, "finished": [0, 1], "lost": []}, "x")
+    assert capsys.readouterr().out == "top1: 0.9877\nfinished: 0, 1\nlost: none\n"

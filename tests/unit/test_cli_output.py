@@ -1,0 +1,186 @@
+"""The output of many processes: lines, progress bars, noise, prefixes."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridps.cli import output
+from hybridps.cli.output import ERR, LineSplitter, NoiseFilter, Screen
+
+DASHES = "-" * 74
+KILLED = [
+    DASHES,
+    "prterun noticed that process rank 1 with PID 4585 on node vm exited on",
+    "signal 9 (Killed).",
+    DASHES,
+]
+EXITED = [
+    DASHES,
+    "prterun detected that one or more processes exited with non-zero status,",
+    "thus causing the job to be terminated. The first process to do so was:",
+    "",
+    "   Process name: [prterun-vm-4593@1,2]",
+    "   Exit code:    3",
+    DASHES,
+]
+ABORTED = [
+    DASHES,
+    "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD",
+    "  Proc: [[4328,1],1]",
+    DASHES,
+    DASHES,
+    "prterun has exited due to process rank 1 with PID 0 on node vm calling",
+    '"abort". This may have caused other processes in the application to be',
+    "terminated by signals sent by prterun (as reported here).",
+    DASHES,
+]
+HELP = [DASHES, "There are not enough slots available in the system to satisfy the 4", "slots", DASHES]
+
+
+def lines_of(*pieces: bytes) -> list[str]:
+    splitter = LineSplitter()
+    lines = [line for piece in pieces for line in splitter.feed(piece)]
+    return [*lines, *splitter.end()]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lines"),
+    [
+        ([b"a\nb\n"], ["a", "b"]),
+        ([b"a", b"b\nc"], ["ab", "c"]),
+        ([b"last"], ["last"]),
+        ([b"\n\n"], ["", ""]),
+        ([b"crlf\r\n", b"split\r", b"\n"], ["crlf", "split"]),
+        ([b"\r10%", b"\r20%", b"\r100%\n", b"next\n"], ["100%", "next"]),
+        ([b"\r10%\r   \rdone\n"], ["done"]),
+        ([b"epoch 1 10%\repoch 1 20%\r", b"epoch 1 done\n"], ["epoch 1 done"]),
+        ([b"\0x\0\n\0"], ["x"]),
+        (["ä".encode()[:1], "ä".encode()[1:] + b"\xff\n"], ["ä\ufffd"]),
+    ],
+)
+def test_only_whole_lines_remain(pieces: list[bytes], lines: list[str]) -> None:
+    assert lines_of(*pieces) == lines
+
+
+def test_a_line_that_rewrites_itself_is_transient() -> None:
+    splitter = LineSplitter()
+    assert list(splitter.feed(b"plain")) == []
+    assert splitter.transient == ""
+    for piece, shown in ((b"\r10%", "10%"), (b"\r20", "20"), (b"%\r", "20%"), (b"30%", "30%")):
+        assert list(splitter.feed(piece)) == []
+        assert splitter.transient == shown
+    assert list(splitter.end()) == ["30%"]
+
+
+def test_a_progress_bar_does_not_fill_the_memory() -> None:
+    splitter = LineSplitter()
+    for _ in range(1000):
+        assert list(splitter.feed(b"\r" + b"#" * 100)) == []
+    assert len(splitter.transient) == 100
+
+
+def test_an_endless_line_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "LONGEST_LINE", 10)
+    assert lines_of(b"a" * 11, b"b\n") == ["a" * 11, "b"]
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\n\0")), min_size=1), st.data())
+def test_lines_do_not_depend_on_how_the_bytes_came(lines: list[str], data: st.DataObject) -> None:
+    everything = "".join(line + "\n" for line in lines).encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(everything)))))
+    pieces = [everything[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(everything)], strict=True)]
+    assert lines_of(*pieces) == lines
+
+
+@pytest.mark.parametrize(("block", "rank"), [(KILLED, 1), (EXITED, 2), (ABORTED, 3)])
+def test_what_mpirun_says_of_dead_ranks_is_dropped_and_the_rank_kept(block: list[str], rank: int) -> None:
+    noise = NoiseFilter()
+    shown = [line for sent in ["before", *block, "after"] for line in noise.feed(sent, now=0.0)]
+    assert shown == ["before", "after"]
+    assert noise.first_rank == rank
+    assert noise.end() == []
+
+
+def test_other_messages_of_mpirun_come_out_unchanged() -> None:
+    noise = NoiseFilter()
+    assert [line for sent in HELP for line in noise.feed(sent, now=0.0)] == HELP
+
+
+def test_a_line_of_dashes_that_opens_nothing_is_not_held_for_long() -> None:
+    noise = NoiseFilter(hold_seconds=1.0)
+    assert noise.feed(DASHES, now=0.0) == []
+    assert noise.feed("of a table", now=0.5) == []
+    assert noise.tick(now=0.9) == []
+    assert noise.tick(now=1.1) == [DASHES, "of a table"]
+    assert noise.feed("on", now=1.2) == ["on"]
+
+
+def test_a_long_block_is_not_held() -> None:
+    noise = NoiseFilter()
+    sent = [DASHES, *map(str, range(100))]
+    assert [line for part in sent for line in noise.feed(part, now=0.0)] == sent
+
+
+def test_what_mpich_says_is_dropped_and_the_signal_kept() -> None:
+    noise = NoiseFilter(blocks=False)
+    said = [
+        "=" * 83,
+        "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
+        "=   EXIT CODE: 9",
+        "=" * 83,
+        "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)",
+        "Please see the FAQ page for debugging suggestions",
+    ]
+    assert [line for part in said for line in noise.feed(part)] == []
+    assert noise.signal == 9
+    assert noise.feed(DASHES) == [DASHES]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_pipe_gets_plain_lines() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    screen = Screen(out, err, ["group 0"])
+    screen.transient("group 0", "10%")
+    screen.line("group 0", "a")
+    screen.line("group 0", "b", ERR)
+    screen.message("c")
+    screen.clear()
+    assert out.getvalue() == "[group 0] a\n"
+    assert err.getvalue() == "[group 0] b\nhybridps: c\n"
+
+
+def test_a_terminal_gets_the_progress_bar_below_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal = Terminal()
+    screen = Screen(terminal, terminal, ["group 0"])
+    screen.transient("group 0", "10%")
+    screen.line("group 0", "a")
+    screen.clear()
+    wipe = "\r\x1b[2K"
+    assert terminal.getvalue() == f"{wipe}[group 0] 10%{wipe}[group 0] a\n{wipe}[group 0] 10%{wipe}"
+
+
+def test_a_terminal_with_colours_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    terminal = Terminal()
+    Screen(terminal, terminal, ["group 0"]).line("group 0", "a")
+    assert terminal.getvalue() == "\x1b[36m[group 0]\x1b[0m a\n"
+
+
+def test_a_reader_that_goes_away_does_not_end_the_job() -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    screen = Screen(Gone(), io.StringIO(), ["group 0"])
+    screen.line("group 0", "a")
+    screen.line("group 0", "b")

@@ -1,0 +1,196 @@
+"""What the command line decides before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from hybridps.cli import commands
+from hybridps.cli.hosts import Host, most_on_a_host, parse_hostfile, parse_hosts, split_hosts
+from hybridps.cli.mpirun import MPICH, OPEN_MPI, Mpirun, flavour_of, rank_environment, without_rank_marks
+from hybridps.cli.plan import Wish, child_environment, make_launch, read_settings
+from hybridps.config import Settings, load_settings, make_settings
+from hybridps.errors import ConfigError, PlanError
+
+PYTHON = "/venv/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("command", "wrapped"),
+    [
+        ("python train.py --epochs 3", f"{PYTHON} -m hybridps train.py --epochs 3"),
+        ("python3 -u train.py", f"{PYTHON} -u -m hybridps train.py"),
+        ("/opt/python3.10 train.py", "/opt/python3.10 -m hybridps train.py"),
+        ("train.py -m x", f"{PYTHON} -m hybridps train.py -m x"),
+        ("python -W ignore -X dev train.py -c x", f"{PYTHON} -W ignore -X dev -m hybridps train.py -c x"),
+        ("python -uWignore train.py", f"{PYTHON} -uWignore -m hybridps train.py"),
+        ("python --check-hash-based-pycs never a.py", f"{PYTHON} --check-hash-based-pycs never -m hybridps a.py"),
+        ("python -m package.train x", f"{PYTHON} -m hybridps -m package.train x"),
+        ("python -mpackage", f"{PYTHON} -m hybridps -m package"),
+        ("python -um package x", f"{PYTHON} -u -m hybridps -m package x"),
+        ("python -m hybridps train.py", f"{PYTHON} -m hybridps train.py"),
+        ("python -m mpi4py train.py", f"{PYTHON} -m mpi4py train.py"),
+        ("python -mmpi4py.bench helloworld", f"{PYTHON} -mmpi4py.bench helloworld"),
+        ("python -c pass", f"{PYTHON} -c pass"),
+        ("python", PYTHON),
+        ("python train", f"{PYTHON} train"),
+        ("./train --python x.py", "./train --python x.py"),
+    ],
+)
+def test_the_runner_is_put_before_the_script(command: str, wrapped: str) -> None:
+    assert " ".join(commands.wrap(command.split(), PYTHON)) == wrapped
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ([], "no command"),
+        (["python", "no_such.py"], "no_such.py"),
+        (["no_such.py"], "no_such.py"),
+        (["no-such-program"], "no-such-program"),
+    ],
+)
+def test_a_command_that_cannot_run_is_refused(command: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        commands.check(command)
+
+
+def test_hosts_and_hostfiles_say_the_same() -> None:
+    hosts = (Host("a", 4), Host("b", 2), Host("c", 1))
+    assert parse_hosts("a:4, b:2,c") == hosts
+    assert parse_hostfile("# cluster\na slots=4 max_slots=8\n\nb:2  # two\nc\n") == hosts
+
+
+@pytest.mark.parametrize("text", ["a:0", "a:x", "a:-1", ":4", "a:", "-x:1"])
+def test_a_host_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no host"):
+        parse_hosts(text)
+
+
+def test_groups_take_the_slots_in_order() -> None:
+    hosts = parse_hosts("a:3,b:3")
+    assert split_hosts(hosts, (2, 3)) == ((Host("a", 2),), (Host("a", 1), Host("b", 2)))
+    assert most_on_a_host(split_hosts(hosts, (2, 3))) == 3
+
+
+def test_too_few_slots_are_refused_with_the_numbers() -> None:
+    with pytest.raises(PlanError, match=r"5 workers do not fit into the 4 slots of a:2, b:2"):
+        split_hosts(parse_hosts("a:2,b:2"), (3, 2))
+
+
+def launch_of(settings: Settings | None = None, **wish: object):  # type: ignore[no-untyped-def]
+    return make_launch(Wish(("true",), settings or Settings(), **wish))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "workers", "sizes"),
+    [
+        ({}, None, [1]),
+        ({}, 3, [3]),
+        ({"groups": 2}, 5, [3, 2]),
+        ({"groups": 2}, None, [1, 1]),
+        ({"group_sizes": "3,1"}, None, [3, 1]),
+        ({"group_sizes": "3,1"}, 4, [3, 1]),
+        ({"workers_per_group": 2}, 5, [2, 2, 1]),
+        ({"algorithm": "dist-esgd"}, 3, [1, 1, 1]),
+    ],
+)
+def test_group_sizes(options: dict[str, object], workers: int | None, sizes: list[int]) -> None:
+    launch = launch_of(make_settings(options), workers=workers)
+    assert [group.size for group in launch.groups] == sizes
+    assert launch.servers == (1 if len(sizes) > 1 else 0)
+
+
+def test_group_sizes_that_do_not_add_up_are_refused_with_the_numbers() -> None:
+    with pytest.raises(PlanError, match=r"5 workers cannot form groups of 3 \+ 3 = 6 workers"):
+        launch_of(make_settings({"group_sizes": "3,3"}), workers=5)
+
+
+def test_an_unknown_algorithm_is_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'elastic'"):
+        launch_of(make_settings({"algorithm": "elastik"}))
+
+
+def test_workers_default_to_the_slots() -> None:
+    launch = launch_of(hosts=parse_hosts("localhost:3"))
+    assert launch.groups[0].hosts == (Host("localhost", 3),)
+
+
+def test_servers_for_other_hosts_need_leave() -> None:
+    with pytest.raises(ConfigError, match="--insecure"):
+        launch_of(make_settings({"groups": 2}), hosts=parse_hosts("192.0.2.1:2"))
+
+
+def test_new_and_running_servers_exclude_each_other() -> None:
+    running = make_settings({"groups": 2, "servers": "tcp://127.0.0.1:1"})
+    assert launch_of(running, workers=2).servers == 0
+    with pytest.raises(ConfigError, match="drop one of the two"):
+        launch_of(running, workers=2, servers=1)
+
+
+def test_ranks_read_what_the_launcher_decided() -> None:
+    launch = launch_of(make_settings({"algorithm": "elastic", "groups": 2, "tau": 4}), workers=5)
+    told = launch.group_settings(launch.groups[1], ["tcp://127.0.0.1:5"])
+    environ = child_environment({"HOME": "/root", "HYBRIDPS_GROUPS": "7"}, told)
+    assert environ["HOME"] == "/root"
+    assert load_settings(environ) == told
+    assert (told.group_index, told.group_sizes, told.tau, told.groups) == (1, (3, 2), 4, None)
+    assert told.servers == ("tcp://127.0.0.1:5",)
+    assert told.job == launch.settings.job != launch_of().settings.job
+    assert launch.server_settings().group_sizes is None
+
+
+def test_options_go_over_the_environment_and_pairs_over_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYBRIDPS_TAU", "3")
+    monkeypatch.setenv("HYBRIDPS_ALPHA", "0.5")
+    settings = read_settings({"tau": 4, "alpha": None, "run_folder": "runs/x"}, ["chunk_bytes=4096", "HYBRIDPS_TAU=5"])
+    assert (settings.tau, settings.alpha, settings.chunk_bytes) == (5, 0.5, 4096)
+    assert settings.run_folder is not None
+    assert settings.run_folder.startswith("/")
+
+
+@pytest.mark.parametrize(
+    ("pair", "reason"), [("tau", "has no value"), ("tua=3", "HYBRIDPS_TAU"), ("tau=0", "cannot be used")]
+)
+def test_a_bad_pair_is_refused(pair: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        read_settings({}, [pair])
+
+
+def test_the_command_line_of_open_mpi() -> None:
+    mpirun = Mpirun("/bin/mpirun", OPEN_MPI)
+    assert mpirun.command(2, (), {"A": "1"}, ["x"]) == (
+        *("/bin/mpirun", "--oversubscribe", "--bind-to", "none"),
+        *("-n", "2", "x"),
+    )
+    assert mpirun.command(2, parse_hosts("a:1,b:1"), {"A": "1"}, ["x"])[4:] == (
+        *("--host", "a:1,b:1", "-x", "A"),
+        *("-n", "2", "x"),
+    )
+
+
+def test_the_command_line_of_mpich() -> None:
+    assert Mpirun("mpirun", MPICH).command(2, parse_hosts("a:2"), {"A": "1"}, ["x"]) == (
+        *("mpirun", "-hosts", "a:2", "-genv", "A", "1"),
+        *("-n", "2", "x"),
+    )
+
+
+def test_the_mpi_library_is_known_by_its_version() -> None:
+    assert flavour_of("mpirun (Open MPI) 5.0.11", "mpirun") == OPEN_MPI
+    assert flavour_of("HYDRA build details:\n    Version: 5.0.2", "mpirun") == MPICH
+    with pytest.raises(ConfigError, match="neither Open MPI's nor MPICH's"):
+        flavour_of("something else", "mpirun")
+
+
+def test_ranks_share_the_cores() -> None:
+    assert rank_environment({}, cores=8, workers=3, processes=4) == {"OMP_NUM_THREADS": "2"}
+    assert rank_environment({"OMP_NUM_THREADS": "5"}, cores=8, workers=8, processes=8) == {}
+    assert rank_environment({}, cores=2, workers=4, processes=5) == {
+        "OMP_NUM_THREADS": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+    }
+
+
+def test_children_are_not_taken_for_ranks_of_the_launchers_world() -> None:
+    environ = {"PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "PRTE_MCA_x": "1", "OMPI_MCA_y": "2", "PATH": "/bin"}
+    assert without_rank_marks(environ) == {"PRTE_MCA_x": "1", "OMPI_MCA_y": "2", "PATH": "/bin"}

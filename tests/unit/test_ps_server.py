@@ -1,0 +1,549 @@
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+from hybridps.config import Settings
+from hybridps.errors import DeadlineError, LayoutError, ProtocolError, ServerError
+from hybridps.memory import Layout
+from hybridps.ps import wire
+from hybridps.ps.client import Client
+from hybridps.ps.process import ServerProcess
+from hybridps.ps.rules import Sum
+from hybridps.ps.server import Server
+from hybridps.ps.table import Terms
+
+pytestmark = pytest.mark.timeout(30)
+
+LAYOUT = Layout.of("float32", {"w": (600,)})
+LENGTH = LAYOUT.length
+TERMS = Terms(LAYOUT, Sum(), 1024, 0, 1)
+HUGE = Terms(Layout.of("float64", {"w": (1 << 35,)}), Sum(), 1024, 0, 1)
+SETTINGS = Settings(chunk_bytes=1024, connect_seconds=5.0, deadline_seconds=10.0, lost_seconds=5.0)
+
+
+@contextmanager
+def serving(**options):
+    server = Server(**options)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def server():
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def lossy():
+    """A server that takes a group as lost soon."""
+    with serving(lost_seconds=0.3) as server:
+        yield server
+
+
+def client(server, group=0, groups=1, job="job", **changes):
+    return Client(
+        [server.address], job=job, group=group, groups=groups, settings=msgspec.structs.replace(SETTINGS, **changes)
+    )
+
+
+class Raw:
+    """A peer that sends what it likes."""
+
+    def __init__(self, server):
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.connect(server.address)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+        self.context.term()
+
+    def say(self, *frames):
+        self.socket.send_multipart([wire.encode(f) if isinstance(f, wire.Message) else f for f in frames])
+
+    def hear(self):
+        assert self.socket.poll(5000), "no answer"
+        frames = self.socket.recv_multipart()
+        return wire.decode_answer(frames[0])
+
+    def ask(self, *frames):
+        self.say(*frames)
+        return self.hear()
+
+    def enter(self, group=0, groups=1, job="job", session=None):
+        session = 1000 + group if session is None else session
+        assert self.ask(wire.Hello(wire.VERSION, session, job, group, groups)) == wire.Welcome(wire.VERSION)
+
+    def register(self, table="w", terms=TERMS):
+        assert self.ask(wire.Register(1, table, terms, False)) == wire.Received(1)
+        answer = self.hear()
+        if answer.initialise:
+            for chunk in range(3):
+                assert self.ask(wire.Initial(2, table, chunk)) == wire.Done(2, chunk)
+
+
+def works(server, job="works"):
+    """Whether an ordinary job gets through."""
+    with client(server, job=job) as store:
+        store.register("w", LAYOUT, None, Sum())
+        values, answer = np.arange(LENGTH, dtype=np.float32), np.zeros(LENGTH, np.float32)
+        store.exchange("w", values, answer, 0, LENGTH).wait()
+        return bool((values == answer).all())
+
+
+@pytest.mark.parametrize(
+    ("frames", "named"),
+    [
+        ([b""], "cannot be read"),
+        ([b"\xc1\xc1"], "cannot be read"),
+        ([b"a", b"b", b"c"], "3 frames"),
+        ([b"\x80\x04\x95.", b"payload"], "cannot be read"),
+        ([msgspec.msgpack.encode({"kind": "Leave", "more": 1})], "more"),
+        ([msgspec.json.encode({"kind": "Leave"})], "cannot be read"),
+        ([wire.encode(wire.Alive())], "Alive"),
+        ([wire.encode(wire.Leave())], "not known here"),
+        ([wire.encode(wire.Heartbeat(1))], "not known here"),
+        ([wire.encode(wire.Pull(1, "w", 0))], "not known here"),
+        ([wire.encode(wire.Hello(99, 1, "job", 0, 1))], "version 99"),
+        ([wire.encode(wire.Hello(wire.VERSION, 1, "job", 3, 2))], "group 3 is none of 2"),
+    ],
+)
+def test_strange_messages_are_refused_and_the_server_goes_on(server, frames, named):
+    with Raw(server) as raw:
+        answer = raw.ask(*frames)
+        assert isinstance(answer, wire.Refused)
+        assert named in answer.message
+        assert server.refused == 1
+        assert works(server)
+
+
+@pytest.mark.parametrize(
+    ("frames", "named"),
+    [
+        ([wire.Exchange(7, "w", 0)], "without its values"),
+        ([wire.Exchange(7, "w", 0), bytes(1023)], "1024 bytes, 1023 came"),
+        ([wire.Exchange(7, "w", 0), b""], "1024 bytes, 0 came"),
+        ([wire.Exchange(7, "w", 2), bytes(1024)], "came"),
+        ([wire.Exchange(7, "w", 3), bytes(1024)], "chunk 3"),
+        ([wire.Push(7, "unknown", 0), bytes(1024)], "no table 'unknown'"),
+        ([wire.Pull(7, "w", 1 << 40)], "chunk 1099511627776"),
+        ([wire.Initial(7, "w", 0), bytes(1024)], "not the one to initialise"),
+        ([wire.Register(7, "v", msgspec.structs.replace(TERMS, layout=Layout("object", ())), False)], "object"),
+        ([wire.Register(7, "v", HUGE, False)], "are free"),
+        ([wire.Register(7, "v", msgspec.structs.replace(HUGE, servers=4096), False)], "larger chunk_bytes"),
+    ],
+)
+def test_bad_requests_of_a_member_are_refused(server, frames, named):
+    with Raw(server) as raw:
+        raw.enter()
+        raw.register()
+        answer = raw.ask(*frames)
+        if isinstance(answer, wire.Received):
+            answer = raw.hear()
+        assert isinstance(answer, wire.Refused)
+        assert named in answer.message
+        ok = raw.ask(wire.Exchange(8, "w", 0), bytes(1024))
+        assert ok == wire.Done(8, 0)
+        assert works(server)
+
+
+def test_an_oversized_message_is_not_read():
+    with serving(largest_message_bytes=4096) as server, Raw(server) as raw:
+        raw.enter()
+        raw.say(wire.Exchange(1, "w", 0), bytes(8192))
+        # The connection is dropped, and what was sent on it; the peer comes back as one that is not known.
+        while not raw.socket.poll(50):
+            raw.say(wire.Pull(2, "w", 0))
+        answer = raw.hear()
+        assert isinstance(answer, wire.Refused)
+        assert "not known here" in answer.message
+        assert works(server)
+
+
+def test_pushing_twice_in_a_round_is_refused_and_names_the_group(server):
+    with Raw(server) as raw:
+        raw.enter(1, 2)
+        raw.register()
+        raw.say(wire.Exchange(3, "w", 0), bytes(1024))
+        answer = raw.ask(wire.Exchange(4, "w", 0), bytes(1024))
+        assert answer.request == 4
+        assert "group 1 pushes chunk 0 twice" in answer.message
+
+
+def test_a_client_says_hello_once(server):
+    with Raw(server) as raw:
+        raw.enter()
+        assert "hello already" in raw.ask(wire.Hello(wire.VERSION, 5, "job", 0, 1)).message
+
+
+def test_nobody_listening():
+    began = time.monotonic()
+    with pytest.raises(
+        ServerError, match=r"no answer from tcp://127.0.0.1:1 within 0.2 s: is `hybridps serve` running"
+    ):
+        Client(
+            ["tcp://127.0.0.1:1"],
+            job="job",
+            group=0,
+            groups=1,
+            settings=msgspec.structs.replace(SETTINGS, connect_seconds=0.2),
+        )
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:5555", "tcp://127.0.0.1", "smoke://host:1"])
+def test_an_unusable_address_is_named(address):
+    with pytest.raises(ServerError, match="is no address of a server"):
+        Client([address], job="job", group=0, groups=1, settings=SETTINGS)
+
+
+def test_no_address():
+    with pytest.raises(ServerError, match="no server is given"):
+        Client([], job="job", group=0, groups=1, settings=SETTINGS)
+
+
+def test_port_in_use():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ServerError, match=f"cannot serve at {address}.*in use"):
+            Server(address)
+
+
+@pytest.mark.parametrize("address", ["tcp://*:*", "tcp://0.0.0.0:*", "tcp://[::]:*", "tcp://192.0.2.1:5", "nonsense"])
+def test_beyond_this_host_needs_insecure(address):
+    with pytest.raises(ServerError, match="insecure"):
+        Server(address)
+
+
+def test_insecure_listens_everywhere():
+    with serving(address="tcp://0.0.0.0:*", insecure=True) as server:
+        assert server.address.startswith("tcp://0.0.0.0:")
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "tcp://127.0.0.2:*", "ipc://*"])
+def test_this_host_needs_nothing(address):
+    with serving(address=address) as server:
+        assert works(server)
+
+
+def test_stop_before_run_and_after_close():
+    server = Server()
+    server.stop()
+    server.run()
+    server.stop()
+    server.close()
+
+
+def test_until():
+    asked = []
+    with Server(lost_seconds=0.1) as server:
+        server.run(until=lambda: asked.append(1) or len(asked) == 3)
+    assert len(asked) == 3
+
+
+def test_ends_when_all_groups_have_gone():
+    server = Server(stop_after_groups=2, lost_seconds=0.3)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    with Raw(server) as raw:
+        raw.enter(1, 2)
+        with client(server, 0, 2):
+            pass
+        thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_lost_group_is_left_out_and_told(lossy, caplog):
+    caplog.set_level(logging.WARNING, "hybridps.ps")
+    with Raw(lossy) as raw:
+        raw.enter(1, 2)
+        with client(lossy, 0, 2, lost_seconds=0.4) as store:
+            raw.register()
+            store.register("w", LAYOUT, None, Sum())
+            values = np.ones(LENGTH, np.float32)
+            store.exchange("w", values, values, 0, LENGTH).wait()
+            assert (values == 1).all()
+            answer = raw.ask(wire.Exchange(9, "w", 0), bytes(1024))
+            assert "taken as lost" in answer.message
+            assert "taken as lost" in raw.ask(wire.Heartbeat(1001)).message
+            raw.enter(1, 2, session=77)
+            raw.register()
+    assert [r.getMessage() for r in caplog.records if "group 1 of job 'job'" in r.getMessage()] == [
+        "group 1 of job 'job' gave no sign of life for 0.3 s: lost"
+    ]
+
+
+def test_a_heartbeat_keeps_a_group(lossy):
+    """A client that does nothing but beat stays, for several times the seconds after which it were lost."""
+    with client(lossy, lost_seconds=0.3) as store:
+        store.register("w", LAYOUT, None, Sum())
+        for session in range(3):
+            with Raw(lossy) as silent:
+                silent.enter(0, 1, job="short", session=session)
+            with Raw(lossy) as next_one:
+                hello = wire.Hello(wire.VERSION, 500, "short", 0, 1)
+                while isinstance(answer := next_one.ask(hello), wire.Refused):
+                    assert answer.code is wire.Code.TAKEN
+                assert next_one.ask(wire.Leave()) == wire.Left()
+        store.pull("w", np.zeros(LENGTH, np.float32)).wait()
+
+
+def test_a_dropped_initialiser_is_replaced(lossy):
+    with Raw(lossy) as raw:
+        raw.enter(1, 2)
+        raw.say(wire.Register(1, "w", TERMS, False))
+        assert raw.hear() == wire.Received(1)
+        assert raw.hear() == wire.Registered(1, True)
+        with client(lossy, 0, 2, lost_seconds=0.4) as store:
+            initial = np.full(LENGTH, 4, np.float32)
+            assert store.register("w", LAYOUT, initial, Sum()) is False
+            out = np.zeros(LENGTH, np.float32)
+            store.pull("w", out).wait()
+            assert (out == 4).all()
+
+
+def test_a_group_comes_back_while_its_last_process_is_not_yet_lost(lossy):
+    with Raw(lossy) as raw:
+        raw.enter(0, 1)
+        with client(lossy, 0, 1, lost_seconds=0.4) as store:
+            assert store.register("w", LAYOUT, None, Sum()) is False
+
+
+def test_a_group_that_stays_is_not_replaced(lossy):
+    with (
+        client(lossy, 0, 1, lost_seconds=0.4),
+        pytest.raises(ServerError, match="group 0 of job 'job' is there already"),
+    ):
+        client(lossy, 0, 1, lost_seconds=0.4, connect_seconds=0.4)
+
+
+def test_a_server_that_ends_is_noticed():
+    with serving() as server:
+        store = client(server, 0, 2, lost_seconds=0.4)
+        store.register("w", LAYOUT, None, Sum())
+        values = np.ones(LENGTH, np.float32)
+        pending = store.exchange("w", values, values, 0, LENGTH)
+    with pytest.raises(ServerError, match=f"{server.address} gave no sign of life for 0.4 s"):
+        pending.wait()
+    began = time.monotonic()
+    store.close()
+    store.close()
+    assert time.monotonic() - began < 5
+
+
+def test_a_restarted_server_is_noticed():
+    with serving() as server:
+        store = client(server, 0, 2, lost_seconds=5.0, heartbeat_seconds=0.05)
+        store.register("w", LAYOUT, None, Sum())
+        values = np.ones(LENGTH, np.float32)
+        pending = store.exchange("w", values, values, 0, LENGTH)
+    with serving(address=server.address):
+        with pytest.raises(ServerError, match="not known here: was the server"):
+            pending.wait()
+        store.close()
+
+
+def test_a_group_that_does_not_come_is_a_deadline(server):
+    with client(server, 0, 2, deadline_seconds=0.2) as store:
+        store.register("w", LAYOUT, None, Sum())
+        values = np.ones(LENGTH, np.float32)
+        with pytest.raises(DeadlineError, match=r"exchange of table 'w' is not done after 0.2 s"):
+            store.exchange("w", values, values, 0, LENGTH).wait()
+
+
+def test_waiting_for_the_initialiser_has_the_long_deadline(server):
+    with Raw(server) as raw:
+        raw.enter(1, 2)
+        raw.say(wire.Register(1, "w", TERMS, False))
+        assert raw.hear() == wire.Received(1)
+        assert raw.hear() == wire.Registered(1, True)
+        with (
+            client(server, 0, 2, connect_seconds=0.1, deadline_seconds=0.4) as store,
+            pytest.raises(DeadlineError, match="registration of table 'w'"),
+        ):
+            store.register("w", LAYOUT, None, Sum())
+
+
+def test_groups_and_servers_must_agree(server):
+    with client(server, 0, 2), pytest.raises(ServerError, match="groups=2.*3"):
+        client(server, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "named"),
+    [
+        ({"chunk_bytes": 2048}, ServerError, "chunk_bytes=1024.*2048"),
+        ({"chunk_bytes": 1022}, LayoutError, "chunk_bytes=1022"),
+    ],
+)
+def test_another_chunk_size_is_refused(server, changes, kind, named):
+    with client(server, 0, 2) as first, client(server, 1, 2, **changes) as second:
+        first.register("w", LAYOUT, None, Sum())
+        with pytest.raises(kind, match=named):
+            second.register("w", LAYOUT, None, Sum())
+
+
+def test_answers_that_were_not_asked_for_are_refused():
+    """A server that sends nonsense ends the wait with the reason."""
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+
+    def pretend():
+        identity, _ = router.recv_multipart()
+        router.send_multipart([identity, b"\xc1"])
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(pretend)
+        with pytest.raises(ProtocolError, match="cannot be read"):
+            Client([f"tcp://127.0.0.1:{port}"], job="job", group=0, groups=1, settings=SETTINGS)
+    router.close(linger=0)
+    context.term()
+
+
+def test_bytes_are_counted(server):
+    with client(server) as store:
+        store.register("w", LAYOUT, None, Sum())
+        assert store.bytes_to_servers == 0
+        values = np.zeros(LENGTH, np.float32)
+        store.exchange("w", values, values, 0, LENGTH).wait()
+        store.push("w", values).wait()
+        store.pull("w", values).wait()
+        assert store.bytes_to_servers == 2 * LAYOUT.nbytes
+
+
+def test_nothing_is_left_behind(server):
+    def held():
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    assert works(server, "warm")
+    before = held()
+    for turn in range(5):
+        assert works(server, f"job-{turn}")
+    descriptors, threads = held()
+    assert threads == before[1]
+    assert descriptors <= before[0] + 2
+
+
+def test_a_slow_group_gets_the_answer_of_its_round(server):
+    """Answers that a group has not read stay as they were, though the others begin new rounds."""
+    layout = Layout.of("float32", {"w": (16 * 1024,)})
+    rounds = 20
+    with client(server, 0, 2) as fast, client(server, 1, 2) as slow:
+        for store in (fast, slow):
+            store.register("w", layout, None, Sum())
+        answers = [np.zeros(layout.length, np.float32) for _ in range(rounds)]
+        pending = []
+        for number in range(rounds):
+            values = np.full(layout.length, number, np.float32)
+            pending.append(slow.exchange("w", values, answers[number], 0, layout.length))
+            mine = values.copy()
+            fast.exchange("w", mine, mine, 0, layout.length).wait()
+            assert (mine == 2 * number).all()
+        for number in range(rounds):
+            pending[number].wait()
+            assert (answers[number] == 2 * number).all()
+
+
+# A server started as a process
+
+SERVE = """
+import sys, signal
+from hybridps.ps.server import Server
+server = Server()
+signal.signal(signal.SIGTERM, lambda *_: server.stop())
+print(f"hybridps: serving at {server.address}", flush=True)
+print("x" * 200_000, flush=True)
+server.run()
+"""
+
+
+def command(code):
+    return [sys.executable, "-c", code]
+
+
+def test_process_serves_and_stops():
+    with ServerProcess(SETTINGS, command=command(SERVE)) as process:
+        assert works(process)
+        assert process.running
+    assert not process.running
+    assert process.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        ("import sys; sys.exit(3)", "said '' instead of its address, and ended with status 3"),
+        ("print('hello', flush=True)", "said 'hello'"),
+        ("import signal; signal.pause()", "did not say its address within 0.5 s"),
+    ],
+)
+def test_process_that_does_not_serve(code, named):
+    with pytest.raises(ServerError, match=named):
+        ServerProcess(msgspec.structs.replace(SETTINGS, connect_seconds=0.5), command=command(code))
+
+
+def test_process_that_ignores_the_request_is_killed(monkeypatch):
+    monkeypatch.setattr("hybridps.ps.process._STOP_SECONDS", 0.2)
+    stubborn = "import signal; signal.signal(15, signal.SIG_IGN); print('hybridps: serving at x', flush=True)\n"
+    process = ServerProcess(SETTINGS, command=command(stubborn + "while True: signal.pause()"))
+    assert process.stop() == -signal.SIGKILL
+
+
+def test_process_ends_with_its_parent():
+    parent = f"""
+import os, signal
+from hybridps.config import Settings
+from hybridps.ps.process import ServerProcess
+inner = ServerProcess(Settings(), command={command(SERVE)!r})
+print("hybridps: serving at", inner.address, flush=True)
+signal.pause()
+"""
+    outer = ServerProcess(SETTINGS, command=command(parent))
+    assert works(outer)
+    os.kill(outer.pid, signal.SIGKILL)
+    outer.stop()
+    with pytest.raises(ServerError, match="no answer"):
+        Client(
+            [outer.address],
+            job="job",
+            group=0,
+            groups=1,
+            settings=msgspec.structs.replace(SETTINGS, connect_seconds=0.5),
+        )
+
+
+def test_process_is_no_rank_and_has_the_settings(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setenv("HYBRIDPS_RUN_FOLDER", "/elsewhere")
+    told = "import os; n = sorted(k for k in os.environ if k[:4] in ('OMPI', 'HYBR'))\n"
+    with ServerProcess(
+        Settings(lost_seconds=3.0), command=command(told + "print('hybridps: serving at', n, flush=True)")
+    ) as process:
+        assert process.address == "['HYBRIDPS_LOST_SECONDS']"

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
+from hybridps.memory import Layout, Slot
+from hybridps.ps import wire
+from hybridps.ps.rules import Elastic, Sum
+from hybridps.ps.shard import GroupTakenError
+from hybridps.ps.table import Terms
+
+LAYOUT = Layout.of("float32", {"a": (3, 5), "b": (), "c": (0,)})
+TERMS = Terms(LAYOUT, Elastic(0.5), 1024, 1, 3)
+REQUESTS = [
+    wire.Hello(wire.VERSION, 123, "job-1.x", 0, 2),
+    wire.Register(1, "w", TERMS, True),
+    wire.Register(1, "w", msgspec.structs.replace(TERMS, rule=Sum()), False),
+    wire.Initial(1, "w", 0),
+    wire.Exchange(2, "w", 1),
+    wire.Push(3, "w", 2),
+    wire.Pull(1 << 62, "w", 3),
+    wire.Leave(),
+    wire.Heartbeat(5),
+]
+ANSWERS = [
+    wire.Welcome(wire.VERSION),
+    wire.Received(1),
+    wire.Registered(1, True),
+    wire.Done(1, 2),
+    wire.Left(),
+    wire.Alive(),
+    wire.Refused(wire.Code.LAYOUT, "why", None),
+    wire.Refused(wire.Code.TAKEN, "why", 7),
+]
+
+
+def changed(message, **fields):
+    """The frame of a message with fields replaced, unchecked."""
+    return msgspec.msgpack.encode(msgspec.to_builtins(message) | fields)
+
+
+@pytest.mark.parametrize("message", REQUESTS, ids=lambda m: type(m).__name__)
+def test_requests_come_as_they_were(message):
+    assert wire.decode_request(wire.encode(message)) == message
+    assert wire.decode_request(memoryview(wire.encode(message))) == message
+
+
+@pytest.mark.parametrize("message", ANSWERS, ids=lambda m: type(m).__name__)
+def test_answers_come_as_they_were(message):
+    assert wire.decode_answer(wire.encode(message)) == message
+
+
+def test_each_side_reads_its_own_messages_only():
+    with pytest.raises(ProtocolError, match="Welcome"):
+        wire.decode_request(wire.encode(ANSWERS[0]))
+    with pytest.raises(ProtocolError, match="Hello"):
+        wire.decode_answer(wire.encode(REQUESTS[0]))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xc1",
+        b"\x80",
+        b"\x91" * 100_000,
+        changed(REQUESTS[0], group=-1),
+        changed(REQUESTS[0], group="0"),
+        changed(REQUESTS[0], groups=0),
+        changed(REQUESTS[0], groups=1 << 20),
+        changed(REQUESTS[0], job="a/b"),
+        changed(REQUESTS[0], job=""),
+        changed(REQUESTS[0], more=1),
+        changed(REQUESTS[0], kind="Exec"),
+        changed(REQUESTS[3], table=""),
+        changed(REQUESTS[3], table="w" * 257),
+        changed(REQUESTS[3], chunk=-1),
+        changed(REQUESTS[3], chunk=1 << 63),
+        changed(REQUESTS[3], chunk=1.5),
+        changed(REQUESTS[3], request=None),
+        changed(REQUESTS[3], table=b"\xff\xfe"),
+        b"\x84\xa4kind\xa4Pull\xa7request\x01\xa5table\xa2\xff\xfe\xa5chunk\x00",
+    ],
+)
+def test_malformed_requests_are_refused(frame):
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        wire.decode_request(frame)
+
+
+def test_another_version_is_refused_with_both():
+    with pytest.raises(ProtocolError, match=f"version 99 .*version {wire.VERSION}"):
+        wire.decode_request(changed(REQUESTS[0], version=99))
+
+
+def test_a_control_frame_is_bounded():
+    with pytest.raises(ProtocolError, match="at most"):
+        wire.decode_request(bytes(wire.LARGEST_CONTROL_BYTES + 1))
+
+
+def terms_with(**fields):
+    return msgspec.structs.replace(TERMS, **fields)
+
+
+@pytest.mark.parametrize(
+    ("terms", "kind", "named"),
+    [
+        (terms_with(layout=Layout("object", LAYOUT.slots)), LayoutError, "'object'"),
+        (terms_with(layout=Layout("f4,f4", LAYOUT.slots)), LayoutError, "'f4,f4'"),
+        (terms_with(layout=Layout("int32", LAYOUT.slots)), LayoutError, "'int32'"),
+        (terms_with(layout=Layout("float32", (Slot("a", (-1,), 0),))), LayoutError, "'a'"),
+        (terms_with(layout=Layout("float32", (Slot("a", (1 << 40, 1 << 40), 0),))), LayoutError, "elements"),
+        (terms_with(layout=Layout("float32", (Slot("a", (1,) * 33, 0),))), LayoutError, "32 dimensions"),
+        (terms_with(layout=Layout("float32", (Slot("a", (1,), 16),))), LayoutError, "aligned"),
+        (terms_with(layout=Layout("float32", (Slot("a", (1,), 0), Slot("a", (1,), 16)))), LayoutError, "twice"),
+        (terms_with(server=3), ProtocolError, "server 3 is none of 3"),
+        (terms_with(servers=0, server=0), ProtocolError, "servers"),
+        (terms_with(chunk_bytes=0), ProtocolError, "chunk_bytes"),
+        (terms_with(chunk_bytes=1 << 29), ProtocolError, "chunk_bytes"),
+        (terms_with(rule=Elastic(1.5)), ProtocolError, "alpha"),
+        (terms_with(rule=Elastic(float("nan"))), ProtocolError, "alpha"),
+    ],
+)
+def test_unusable_terms_are_refused(terms, kind, named):
+    with pytest.raises(kind, match=named):
+        wire.decode_request(wire.encode(wire.Register(1, "w", terms, False)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(frame):
+    for decode in (wire.decode_request, wire.decode_answer):
+        try:
+            message = decode(frame)
+        except HybridPSError:
+            continue
+        assert decode(wire.encode(message)) == message
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(REQUESTS), st.data())
+def test_mutated_requests_are_read_or_refused(message, data):
+    frame = bytearray(wire.encode(message))
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    frame = bytes(frame[: data.draw(st.integers(0, len(frame)))]) if data.draw(st.booleans()) else bytes(frame)
+    try:
+        read = wire.decode_request(frame)
+    except HybridPSError:
+        return
+    assert wire.decode_request(wire.encode(read)) == read
+    if isinstance(read, wire.Register):
+        assert read.terms.layout.length >= 0
+        np.dtype(read.terms.layout.dtype)
+
+
+@pytest.mark.parametrize("kind", [LayoutError, ProtocolError, GroupTakenError, ServerError])
+def test_errors_travel(kind):
+    refused = wire.decode_answer(wire.encode(wire.refusal(kind("a reason"), 3)))
+    assert refused.request == 3
+    error = wire.error_of(refused, "tcp://host:1")
+    assert type(error) is kind
+    assert str(error) == "tcp://host:1: a reason"

@@ -1,0 +1,171 @@
+"""The report of a run folder, from files written here."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from pathlib import Path
+
+import pytest
+
+from hybridps.errors import HybridPSError
+from hybridps.events import Closed, Configured, EventLog, Noted, Planned
+from hybridps.report import make_report
+
+
+def run_line(workers: int, started_at: float = 100.0, first_epoch: int = 0, store: str = "dist_hybridps_sync") -> dict:
+    settings = {"kvstore_type": store, "workers": workers}
+    return {"event": "run", "started_at": started_at, "first_epoch": first_epoch, "settings": settings, "seconds": 0.0}
+
+
+def epoch_line(epoch: int, correct: int, rate: float = 100.0, images: int = 50, **fields) -> dict:
+    counts = {"val_images": images, "val_top1_correct": correct, "val_top5_correct": correct + 5, "val_loss_sum": 1.0}
+    timing = {"train_images": 200, "train_seconds": 200 / rate, "images_per_second": rate, "seconds": 10.0 * epoch}
+    return {"event": "epoch", "epoch": epoch, "loss": 4.0 / epoch, "lr": 0.1} | timing | counts | fields
+
+
+def end_line(seconds: float, epochs: int = 2) -> dict:
+    return {"event": "end", "epochs": epochs, "seconds": seconds}
+
+
+def write(folder: Path, worker: int, *lines: dict, tail: str = "") -> None:
+    text = "".join(json.dumps(line) + "\n" for line in lines) + tail
+    (folder / f"train-{worker}.jsonl").write_text(text)
+
+
+def write_events(folder: Path, rank: int, algorithm: str, closed: Closed | None, groups: int = 2) -> None:
+    log = EventLog(folder, rank)
+    log.emit(Configured(started_at=1.0, settings={"algorithm": algorithm}))
+    place = {"worker": rank, "workers": 4, "group": rank // 2, "groups": groups, "group_rank": rank % 2, "node": 0}
+    log.emit(Planned(role="worker", servers=["tcp://a:1", "tcp://a:2"], **place))
+    log.emit(Noted(message="a note"))
+    if closed:
+        log.emit(closed)
+    log.close()
+
+
+def test_sums_over_workers(tmp_path):
+    write(tmp_path, 0, run_line(2), epoch_line(1, 20, rate=1.0), epoch_line(2, 40, rate=100.0), end_line(30.0))
+    write(
+        tmp_path,
+        1,
+        run_line(2),
+        epoch_line(1, 10, rate=1.0),
+        epoch_line(2, 45, rate=50.0, images=100, loss=1.0),
+        end_line(31.5),
+    )
+    summary = make_report(tmp_path)
+    assert summary == json.loads((tmp_path / "summary.json").read_text())
+    assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
+    assert summary["algorithm"] == "dist_hybridps_sync"
+    assert summary["workers"] == 2
+    assert summary["epochs"] == 2
+    assert summary["top1"] == pytest.approx(85 / 150)
+    assert summary["top5"] == pytest.approx(95 / 150)
+    assert summary["top1_centre"] == summary["top1"]
+    assert summary["loss"] == pytest.approx((2.0 + 1.0) / 2)
+    assert summary["images_per_second"] == pytest.approx(150.0)
+    assert summary["seconds"] == 31.5
+    assert summary["finished"] == [0, 1]
+    assert summary["lost"] == []
+    assert (summary["groups"], summary["servers"]) == (1, 0)
+    assert summary["bytes_within_groups"] == summary["bytes_to_servers"] == 0
+
+
+def test_elastic_job_with_a_lost_group_and_half_a_line(tmp_path):
+    centre = {"centre_top1_correct": 48, "centre_top5_correct": 50, "centre_loss_sum": 1.0}
+    for worker in (0, 1):
+        lines = [run_line(4, store="dist_hybridps_elastic"), *(epoch_line(e, 40, **centre) for e in (1, 2, 3))]
+        write(tmp_path, worker, *lines, end_line(60.0, epochs=3))
+        write_events(tmp_path, worker, "elastic", Closed(steps=9, bytes_within_group=1000, bytes_to_servers=10))
+    write(tmp_path, 2, run_line(4), epoch_line(1, 1), tail='{"event":"epoch","epo')
+    write_events(tmp_path, 2, "elastic", None)
+    summary = make_report(tmp_path)
+    assert summary["algorithm"] == "elastic"
+    assert (summary["workers"], summary["groups"], summary["servers"]) == (4, 2, 2)
+    assert summary["finished"] == [0, 1]
+    assert summary["lost"] == [2, 3]
+    assert summary["epochs"] == 3
+    assert summary["top1"] == pytest.approx(0.8)
+    assert summary["top1_centre"] == pytest.approx(0.96)
+    assert summary["bytes_within_groups"] == 2000
+    assert summary["bytes_to_servers"] == 20
+
+
+def test_last_configuration_counts(tmp_path):
+    write(tmp_path, 0, run_line(1), epoch_line(1, 5), end_line(1.0))
+    write_events(tmp_path, 0, "sync", Closed(steps=1, bytes_within_group=7, bytes_to_servers=7))
+    write_events(tmp_path, 0, "elastic", Closed(steps=1, bytes_within_group=1, bytes_to_servers=2))
+    summary = make_report(tmp_path)
+    assert summary["algorithm"] == "elastic"
+    assert summary["bytes_to_servers"] == 2
+    assert summary["top1_centre"] is None
+
+
+def test_resumed_run_keeps_earlier_epochs_and_a_fresh_one_forgets_them(tmp_path):
+    before = [run_line(1), epoch_line(1, 1, rate=1.0), epoch_line(2, 2), epoch_line(3, 50)]
+    write(tmp_path, 0, *before, run_line(1, first_epoch=2), epoch_line(3, 30, rate=300.0), end_line(9.0, 3))
+    summary = make_report(tmp_path)
+    assert summary["top1"] == pytest.approx(0.6)
+    assert summary["images_per_second"] == pytest.approx(200.0)
+    write(tmp_path, 0, *before, end_line(9.0, 3), run_line(1), epoch_line(1, 25))
+    summary = make_report(tmp_path)
+    assert summary["epochs"] == 1
+    assert summary["top1"] == pytest.approx(0.5)
+    assert summary["lost"] == [0]
+
+
+def test_workers_of_an_earlier_larger_run_are_left_out(tmp_path):
+    write(tmp_path, 0, run_line(1, started_at=200.0), epoch_line(1, 50), end_line(1.0))
+    write(tmp_path, 1, run_line(2, started_at=100.0), epoch_line(1, 0), end_line(1.0))
+    summary = make_report(tmp_path)
+    assert summary["workers"] == 1
+    assert summary["finished"] == [0]
+    assert summary["top1"] == 1.0
+
+
+def test_epochs_without_validation_and_without_a_number(tmp_path):
+    unseen = dict.fromkeys(("val_images", "val_top1_correct", "val_top5_correct", "val_loss_sum"))
+    write(tmp_path, 0, run_line(1), epoch_line(1, 10), epoch_line(2, 0, loss=None, **unseen), end_line(1.0))
+    summary = make_report(tmp_path)
+    assert summary["epochs"] == 2
+    assert summary["top1"] == pytest.approx(0.2)
+    assert summary["loss"] is None
+
+
+def test_all_lost(tmp_path):
+    write(tmp_path, 0, run_line(2), epoch_line(1, 10), epoch_line(2, 20))
+    write(tmp_path, 1, run_line(2), epoch_line(1, 30))
+    summary = make_report(tmp_path)
+    assert summary["lost"] == [0, 1]
+    assert summary["epochs"] == 1
+    assert summary["top1"] == pytest.approx(0.4)
+    assert summary["seconds"] == 20.0
+
+
+def test_started_only(tmp_path):
+    write(tmp_path, 0, run_line(2))
+    summary = make_report(tmp_path)
+    assert summary["epochs"] == 0
+    assert summary["top1"] is None
+    assert summary["lost"] == [0, 1]
+
+
+def test_empty_folder(tmp_path):
+    with pytest.raises(HybridPSError, match=r"no train-<worker>\.jsonl"):
+        make_report(tmp_path)
+
+
+def test_without_matplotlib_the_summary_is_written(tmp_path, monkeypatch):
+    find = builtins.__import__
+
+    def absent(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return find(name, *args, **kwargs)
+
+    write(tmp_path, 0, run_line(1), epoch_line(1, 50), end_line(1.0))
+    monkeypatch.setattr(builtins, "__import__", absent)
+    with pytest.raises(HybridPSError, match="matplotlib"):
+        make_report(tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text())["top1"] == 1.0
