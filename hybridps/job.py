@@ -21,7 +21,7 @@ from hybridps.errors import ConfigError, HybridPSError, PlanError, ServerError
 from hybridps.events import Closed
 from hybridps.mpi_groups.group import Group
 from hybridps.mpi_groups.plan import SERVER
-from hybridps.mpi_groups.session import Session, open_session
+from hybridps.mpi_groups.session import Session, agree, open_session
 from hybridps.ps.client import Client
 from hybridps.ps.process import ServerProcess
 from hybridps.ps.server import Server
@@ -75,7 +75,8 @@ class Job:
         chosen = ALGORITHMS[name or settings.algorithm or "sync"]
         group = self.session.group.split(0)
         self._groups.append(group)
-        uplink = self._uplink(group)
+        uplink, error = self._try_uplink(group)
+        agree(self.session.workers, error)
         self._uplinks.append(uplink)
         plan = self.session.plan
         return make_algorithm(
@@ -113,6 +114,13 @@ class Job:
         if error is not None:
             self.session.__exit__(kind, error, trace)
         self.close()
+
+    def _try_uplink(self, group: Group) -> tuple[Uplink, HybridPSError | None]:
+        """An uplink, or none and what is in the way: so that all ranks can hear of it."""
+        try:
+            return self._uplink(group), None
+        except HybridPSError as error:
+            return NoUplink(group), error
 
     def _uplink(self, group: Group) -> Uplink:
         if not self.servers:

@@ -35,15 +35,28 @@ class Mpirun:
         return signal.SIGTERM if self.flavour == OPEN_MPI else signal.SIGKILL
 
     def command(
-        self, workers: int, hosts: Sequence[Host], exported: Mapping[str, str], command: Sequence[str]
+        self,
+        workers: int,
+        hosts: Sequence[Host],
+        exported: Mapping[str, str],
+        command: Sequence[str],
+        *,
+        at_once: bool = False,
     ) -> tuple[str, ...]:
-        """The command line for so many ranks on these hosts (none: this one). Ranks elsewhere get `exported`."""
-        options = self._open_mpi(hosts, exported) if self.flavour == OPEN_MPI else self._mpich(hosts, exported)
+        """The command line for so many ranks on these hosts (none: this one). Ranks elsewhere get `exported`.
+
+        `at_once`: pass parts of lines on, so that a progress bar is seen; else whole lines, if mpirun can.
+        """
+        if self.flavour == OPEN_MPI:
+            options = self._open_mpi(hosts, exported, at_once)
+        else:
+            options = self._mpich(hosts, exported)
         return (self.path, *options, "-n", str(workers), *command)
 
-    def _open_mpi(self, hosts: Sequence[Host], exported: Mapping[str, str]) -> list[str]:
+    def _open_mpi(self, hosts: Sequence[Host], exported: Mapping[str, str], at_once: bool) -> list[str]:
         # several mpiruns on a host would each bind their first rank to core 0
         options = ["--oversubscribe", "--bind-to", "none"]
+        options += ["--stream-buffering", "0"] if at_once else []
         if hosts:
             options += ["--host", ",".join(map(str, hosts))]
             for name in exported:

@@ -121,13 +121,18 @@ class Screen:
         self._prefixes = {kind: _prefixes(sink, names) for kind, sink in self._sinks.items()}
         self._transient = ""
 
+    @property
+    def shows_bars(self) -> bool:
+        """Whether transient lines are shown."""
+        return self._terminal[ERR]
+
     def line(self, name: str, text: str, kind: str = OUT) -> None:
         """A line of a child on standard output or (`ERR`) standard error."""
         self._write(kind, name, text)
 
     def transient(self, name: str, text: str) -> None:
         """A line of a child that will be rewritten: shown on a terminal only."""
-        if not self._terminal[ERR] or not text.strip():
+        if not self.shows_bars or not text.strip():
             return
         width = shutil.get_terminal_size().columns
         self._transient = f"[{name}] {text}"[: width - 1]

@@ -119,7 +119,9 @@ class Launcher:
             for name, value in environ.items()
             if name.startswith(PREFIX) or name in ("OMP_NUM_THREADS", "PYTHONPATH")
         }
-        command = self._mpirun.command(group.size, group.hosts, exported, self._launch.command)
+        command = self._mpirun.command(
+            group.size, group.hosts, exported, self._launch.command, at_once=self._screen.shows_bars
+        )
         return self._processes.start(_name(group), command, environ, death_signal=self._mpirun.death_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

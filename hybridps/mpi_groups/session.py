@@ -125,7 +125,7 @@ def agree(group: Group, error: HybridPSError | None) -> None:
     """Raise on all ranks of the group, or on none: the error of the first rank that has one."""
     for rank, text in enumerate(group.allgather_bytes(str(error or "").encode())):
         if text:
-            found = error if rank == group.rank and error is not None else type(error or GroupError())(text.decode())
+            found = error if error is not None and rank == group.rank else GroupError(text.decode())
             found.everywhere = True
             raise found
 

@@ -116,7 +116,10 @@ def test_groups_that_register_together_agree_on_one_initialiser(tier):
     stores = [tier.open(group, 3) for group in range(3)]
     initials = [np.full(layout.length, group, np.float32) for group in range(3)]
     late = together(
-        *(lambda s=store, i=initial: s.register("w", layout, i, Sum()) for store, initial in zip(stores, initials))
+        *(
+            lambda s=store, i=initial: s.register("w", layout, i, Sum())
+            for store, initial in zip(stores, initials, strict=True)
+        )
     )
     assert sorted(late) == [False, True, True]
     for store in stores:
@@ -181,7 +184,7 @@ def test_sum_equals_numpy(tier, groups, dtype):
     for step in range(3):
         values = [numbers(layout, 10 * step + group) for group in range(groups)]
         expected = np.sum(values, axis=0)
-        for answer in together(*(lambda s=s, v=v.copy(): swap(s, v) for s, v in zip(stores, values))):
+        for answer in together(*(lambda s=s, v=v: swap(s, v.copy()) for s, v in zip(stores, values, strict=True))):
             np.testing.assert_array_equal(answer, expected)
         np.testing.assert_array_equal(centre(stores[-1], layout), expected)
 
@@ -321,13 +324,15 @@ def test_elastic_does_not_wait_for_other_groups(tier):
 def test_the_others_go_on_when_a_group_leaves(tier):
     layout = layout_of()
     first, second, third = joined(tier, 3, layout, Sum())
-    pending = [s.exchange("w", v, v, 0, layout.length) for s, v in ((first, numbers(layout, 0)),)]
-    values = numbers(layout, 1)
-    other = second.exchange("w", values, values, 0, layout.length)
+    arrays = [numbers(layout, 0), numbers(layout, 1)]
+    pending = [
+        store.exchange("w", array, array, 0, layout.length)
+        for store, array in zip((first, second), arrays, strict=True)
+    ]
     third.close()
-    other.wait()
-    pending[0].wait()
-    np.testing.assert_array_equal(values, numbers(layout, 0) + numbers(layout, 1))
+    for operation, array in zip(pending, arrays, strict=True):
+        operation.wait()
+        np.testing.assert_array_equal(array, numbers(layout, 0) + numbers(layout, 1))
     second.close()
     np.testing.assert_array_equal(swap(first, numbers(layout, 2)), numbers(layout, 2))
 
@@ -345,8 +350,7 @@ def test_a_group_that_left_may_come_back(tier):
         np.testing.assert_array_equal(answer, numbers(layout, 0) + numbers(layout, 1))
 
 
-def test_an_initialiser_that_leaves_is_replaced(tier):
-    """The initial values cannot be handed over, so registration fails between: the next group takes over."""
+def test_the_centre_outlives_its_initialiser_but_not_its_last_group(tier):
     layout = layout_of(3000)
     first, second = tier.open(0, 2), tier.open(1, 2)
     first.register("w", layout, numbers(layout, 0), Sum())

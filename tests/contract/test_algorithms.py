@@ -1,0 +1,196 @@
+"""The algorithms over threads and an in-process server: their limits and what they conserve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hybridps.algorithms import MpiESGD, MpiSGD, make_algorithm
+from hybridps.algorithms.algorithm import Algorithm
+from hybridps.algorithms.uplink import FollowerUplink, LeaderUplink, NoUplink
+from hybridps.config import Settings
+from hybridps.memory import Arena, Layout
+from hybridps.mpi_groups import ThreadGroup
+from hybridps.ps.local import LocalServer, LocalStore
+from hybridps.tensor_collectives import Tensor
+
+LAYOUT = Layout.of("float32", {"a": (37, 5), "b": (300,)})
+ETA = np.float32(0.25)
+
+
+def run(sizes: tuple[int, ...], name: str, work: Callable[[Algorithm, int], object], **settings) -> list:
+    """Call `work(algorithm, worker)` on every worker of groups of these sizes; a server if there are several."""
+    server = LocalServer()
+    given = Settings(chunk_bytes=1024, **settings)
+
+    def body(world: ThreadGroup) -> object:
+        index = next(g for g in range(len(sizes)) if world.rank < sum(sizes[: g + 1]))
+        group = world.split(index)
+        if len(sizes) == 1 and name == "sync":
+            uplink = NoUplink(group)
+        elif group.rank == 0:
+            uplink = LeaderUplink(
+                LocalStore(server, job="job", group=index, groups=len(sizes), settings=given), group
+            )
+        else:
+            uplink = FollowerUplink(group)
+        algorithm = make_algorithm(
+            name, group, uplink, given, workers=sum(sizes), groups=len(sizes), has_servers=True
+        )
+        result = work(algorithm, world.rank)
+        world.barrier()
+        algorithm.close()
+        return result
+
+    return ThreadGroup.run(sum(sizes), body)
+
+
+def reduced(algorithm: Algorithm, gradient: np.ndarray) -> np.ndarray:
+    tensor = Tensor([gradient.copy()])
+    chunk = 1024 // 4
+    starts = range(0, LAYOUT.length, chunk)
+    for start in starts:
+        algorithm.reduce_("t", tensor, start, min(start + chunk, LAYOUT.length))
+    for _ in starts:
+        algorithm.finish_()
+    return tensor.vectors[0]
+
+
+def start_weights(worker: int) -> np.ndarray:
+    return np.random.default_rng(worker).standard_normal(LAYOUT.length).astype(np.float32)
+
+
+def gradient(worker: int, step: int) -> np.ndarray:
+    return np.random.default_rng(100 * step + worker).integers(-4, 5, LAYOUT.length).astype(np.float32)
+
+
+def train(steps: int, zero: bool = False):
+    """SGD with the sum of all gradients divided by the workers; returns the weights after each step."""
+
+    def work(algorithm: Algorithm, worker: int) -> list[np.ndarray]:
+        arena = Arena(LAYOUT)
+        weights = Tensor([arena.flat])
+        arena.flat[:] = start_weights(worker)
+        algorithm.initialise("t", LAYOUT, weights)
+        algorithm.join("t", LAYOUT, weights)
+        after = []
+        for step in range(steps):
+            if algorithm.averages(step):
+                algorithm.average_("t", weights)
+            g = reduced(algorithm, gradient(worker, step) * (not zero))
+            arena.flat -= ETA * g
+            after.append(arena.flat.copy())
+        return after
+
+    return work
+
+
+ALL_SIZES = [(1,), (2,), (4,), (1, 1), (2, 2), (2, 1), (1, 1, 1), (3, 2)]
+
+
+@pytest.mark.parametrize("sizes", ALL_SIZES)
+def test_sync_equals_one_process_with_the_whole_batch(sizes) -> None:
+    results = run(sizes, "sync", train(3))
+    weights = results[0][0] + ETA * sum(gradient(w, 0) for w in range(sum(sizes)))
+    for step in range(3):
+        weights = weights - ETA * sum(gradient(worker, step) for worker in range(sum(sizes)))
+        for result in results:
+            np.testing.assert_allclose(result[step], weights, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", ALL_SIZES)
+@pytest.mark.parametrize("name", ["sync", "elastic"])
+def test_all_begin_with_the_same_weights(sizes, name: str) -> None:
+    results = run(sizes, name, train(1, zero=True))
+    assert any((results[0][0] == start_weights(w)).all() for w in range(sum(sizes)))
+    for result in results:
+        np.testing.assert_array_equal(result[0], results[0][0])
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 1), (3, 2)])
+def test_ranks_of_a_group_stay_identical(sizes) -> None:
+    results = run(sizes, "elastic", train(9), tau=2)
+    for group, size in enumerate(sizes):
+        first = sum(sizes[:group])
+        for worker in range(first, first + size):
+            for step in range(9):
+                assert results[worker][step].tobytes() == results[first][step].tobytes()
+    assert not np.array_equal(results[0][-1], results[-1][-1])
+
+
+def test_elastic_in_one_group_scales_nothing() -> None:
+    g = run((2,), "elastic", lambda a, worker: reduced(a, gradient(worker, 0)))[0]
+    np.testing.assert_array_equal(g, gradient(0, 0) + gradient(1, 0))
+
+
+def test_elastic_gradients_stand_for_all_workers() -> None:
+    results = run((2, 1), "elastic", lambda a, worker: reduced(a, gradient(worker, 0)))
+    np.testing.assert_allclose(results[0], (gradient(0, 0) + gradient(1, 0)) * 3 / 2, rtol=1e-6)
+    np.testing.assert_allclose(results[2], gradient(2, 0) * 3, rtol=1e-6)
+
+
+def elastic_rounds(rounds: int):
+    """Weights that differ between groups are only averaged; returns weights and centre at the end of each round."""
+
+    def work(algorithm: Algorithm, worker: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        weights, centre = Arena(LAYOUT).flat, Arena(LAYOUT).flat
+        algorithm.join("t", LAYOUT, Tensor([weights]))
+        # All ranks of a group have the same weights, other groups other ones.
+        weights[:] = 10.0 + worker
+        algorithm.group.broadcast_(weights)
+        seen = []
+        for _ in range(rounds):
+            algorithm.average_("t", Tensor([weights]))
+            algorithm.read_centre("t", Tensor([centre]))
+            seen.append((weights.copy(), centre.copy()))
+        return seen
+
+    return work
+
+
+def test_elastic_contracts_to_one_point() -> None:
+    results = run((1, 2), "elastic", elastic_rounds(200))
+    last = [result[-1] for result in results]
+    for weights, centre in last:
+        np.testing.assert_allclose(weights, centre, atol=1e-3)
+        np.testing.assert_allclose(weights, last[0][0], atol=1e-3)
+
+
+def test_an_exchange_conserves_weights_plus_centre() -> None:
+    for alpha in (0.0, 0.3, 1.0):
+        (seen,) = run((1,), "elastic", elastic_rounds(5), alpha=alpha)
+        for weights, centre in seen:
+            np.testing.assert_allclose(weights + centre, 10.0, rtol=1e-6)
+
+
+def test_alpha_zero_leaves_the_groups_apart_and_one_swaps() -> None:
+    (seen,) = run((1,), "elastic", elastic_rounds(2), alpha=0.0)
+    assert (seen[-1][0] == 10).all()
+    assert (seen[-1][1] == 0).all()
+    (seen,) = run((1,), "elastic", elastic_rounds(1), alpha=1.0)
+    assert (seen[0][0] == 0).all()
+    assert (seen[0][1] == 10).all()
+
+
+def test_distance_is_the_relative_one() -> None:
+    def work(algorithm: Algorithm, worker: int) -> float:
+        weights = Arena(LAYOUT).flat
+        algorithm.join("t", LAYOUT, Tensor([weights]))
+        weights[:] = 2
+        algorithm.average_("t", Tensor([weights]))
+        return algorithm.distance
+
+    assert run((1,), "elastic", work, alpha=0.5) == [pytest.approx(1.0)]
+
+
+def test_alpha_is_0_9_over_the_groups_by_default() -> None:
+    def alpha(algorithm: MpiESGD, worker: int) -> float:
+        return algorithm.rule.alpha
+
+    assert run((1, 1, 1), "elastic", alpha) == [pytest.approx(0.3)] * 3
+
+
+def test_names() -> None:
+    assert (MpiSGD.name, MpiESGD.name) == ("sync", "elastic")

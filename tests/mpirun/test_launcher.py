@@ -1,0 +1,227 @@
+"""`hybridps run` with a real mpirun, and scripts that do not need the rest of hybridps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.timeout(60)
+
+SECONDS = 40
+
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+from mpi4py import MPI
+
+world = MPI.COMM_WORLD
+group, rank, what = os.environ.get("HYBRIDPS_GROUP_INDEX"), world.rank, sys.argv[1]
+gone = Path(sys.argv[2])
+sys.stdout.write(f"up {rank}\\n")
+sys.stdout.flush()
+world.Barrier()
+if what == "settings":
+    told = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("HYBRIDPS_")]
+    sys.stdout.write(" ".join(told) + "\\n")
+elif what == "wait":
+    time.sleep(60)
+elif what == "bar" and rank == 0:
+    for percent in range(0, 101, 10):
+        sys.stdout.write(f"\\r{percent}%")
+        sys.stdout.flush()
+    sys.stdout.write("\\nwithout an end")
+elif group == "1" and rank == 1:
+    gone.touch()
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "exit":
+        os._exit(3)
+    elif what == "raise":
+        raise RuntimeError("boom")
+elif group == "1" and what in ("kill", "exit", "raise"):
+    world.recv(source=1)
+elif group == "0" and what in ("kill", "exit", "raise"):
+    while not gone.exists():
+        time.sleep(0.05)
+    time.sleep(1)  # the work that goes on after the other group's end
+    sys.stdout.write("finished\\n")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def command_line(script: Path, what: str, *options: str) -> list[str]:
+    run = [sys.executable, "-m", "hybridps.cli", "run", *options, "--", "python", "-m", "mpi4py"]
+    return [*run, str(script), what, str(script.parent / "gone")]
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("HYBRIDPS_", "OMP_NUM"))}
+
+
+def launch(script: Path, what: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = command_line(script, what, *options)
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=SECONDS)
+
+
+TWO_GROUPS = ("-np", "4", "--groups", "2", "-s", "0")
+
+
+def test_each_group_is_told_what_it_is(script: Path) -> None:
+    done = launch(script, "settings", "-n", "3", "--groups", "2", "-s", "0", "--set", "tau=7", "--algorithm", "elastic")
+    assert (done.returncode, done.stderr) == (0, "")
+    told = [line for line in done.stdout.splitlines() if "HYBRIDPS_" in line]
+    assert len(told) == 3
+    for group in (0, 1):
+        mine = next(line for line in told if line.startswith(f"[group {group}] "))
+        assert f"HYBRIDPS_GROUP_INDEX={group} HYBRIDPS_GROUP_SIZES=2,1" in mine
+        assert "HYBRIDPS_TAU=7" in mine
+        assert "HYBRIDPS_ALGORITHM=elastic" in mine
+
+
+def test_a_progress_bar_leaves_one_line_in_a_pipe_and_the_last_line_is_kept(script: Path) -> None:
+    done = launch(script, "bar")
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == ["[group 0] up 0", "[group 0] 100%", "[group 0] without an end"]
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "words"),
+    [
+        ("kill", 137, "exit status 137 (rank 1 killed by signal 9)"),
+        ("exit", 3, "exit status 3 (rank 1 ended first)"),
+        ("raise", 1, "exit status 1 (rank 1 ended first)"),
+    ],
+)
+def test_a_group_fails_with_one_message_and_the_other_goes_on(script: Path, what: str, status: int, words: str) -> None:
+    began = time.monotonic()
+    done = launch(script, what, *TWO_GROUPS)
+    assert done.returncode == status
+    own = [line for line in done.stderr.splitlines() if not line.startswith("[group 1]")]
+    assert own == [f"hybridps: group 1 ended with {words}; the other groups go on"]
+    assert "-----" not in done.stderr
+    assert done.stderr.count("RuntimeError: boom") == (what == "raise")
+    assert done.stdout.count("[group 0] finished") == 2
+    assert time.monotonic() - began < 20
+
+
+class Launched:
+    """A launcher whose ranks are all up, and everything that it started."""
+
+    def __init__(self, command: list[str], ranks: int) -> None:
+        self.popen = subprocess.Popen(
+            command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert self.popen.stdout is not None
+        self.output = self.popen.stdout
+        while ranks:
+            line = self.output.readline()
+            assert line, "the launcher ended early"
+            ranks -= "] up" in line
+        self.started = psutil.Process(self.popen.pid).children(recursive=True)
+
+    def end(self) -> tuple[int, str]:
+        """Its exit status and the rest of its output; all that it started must be gone."""
+        status = self.popen.wait(timeout=15)
+        _, alive = psutil.wait_procs(self.started, timeout=10)
+        assert alive == []
+        return status, self.output.read()
+
+    def clean(self) -> None:
+        """Leave nothing behind, whatever the test found."""
+        self.popen.kill()
+        self.popen.wait()
+        self.output.close()
+        for child in self.started:
+            if child.is_running():
+                child.kill()
+
+
+@pytest.fixture
+def launched(script: Path) -> Iterator[Launched]:
+    process = Launched(command_line(script, "wait", *TWO_GROUPS), ranks=4)
+    yield process
+    process.clean()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_leaves_no_process_behind(launched: Launched, number: signal.Signals, status: int) -> None:
+    assert len(launched.started) >= 6
+    launched.popen.send_signal(number)
+    assert launched.end() == (status, f"hybridps: {number.name}: stopping 2 groups and 0 servers\n")
+
+
+def test_a_killed_launcher_leaves_no_process_behind(launched: Launched) -> None:
+    launched.popen.kill()
+    assert launched.end()[0] == -signal.SIGKILL
+
+
+def test_a_killed_mpirun_leaves_no_rank_behind(launched: Launched) -> None:
+    for mpirun in psutil.Process(launched.popen.pid).children():
+        mpirun.kill()
+    status, output = launched.end()
+    assert status == 137
+    assert output.count("ended with exit status 137 (killed by signal 9)") == 2
+
+
+def test_ranks_that_ignore_the_interrupt_are_ended() -> None:
+    stubborn = "trap '' TERM INT HUP; echo up; sleep 61 & wait; sleep 62"
+    command = [sys.executable, "-m", "hybridps.cli", "run", "-n", "2", "--", "bash", "-c", stubborn]
+    launched = Launched(command, ranks=2)
+    try:
+        launched.popen.send_signal(signal.SIGINT)
+        assert launched.end()[0] == 130
+    finally:
+        launched.clean()
+
+
+def server_of(launched: Launched) -> psutil.Process:
+    return next(child for child in psutil.Process(launched.popen.pid).children() if "serve" in child.cmdline())
+
+
+def test_a_server_is_started_found_and_stopped(script: Path) -> None:
+    done = launch(script, "settings", "-n", "2", "--groups", "2", "--servers", "2")
+    assert done.returncode == 0
+    served = [line.rpartition(" ")[2] for line in done.stdout.splitlines() if "hybridps: serving at" in line]
+    assert len(served) == 2
+    addresses = {f"HYBRIDPS_SERVERS={','.join(order)}" for order in (served, served[::-1])}
+    told = [word for line in done.stdout.splitlines() for word in line.split() if word.startswith("HYBRIDPS_SERVERS")]
+    assert len(told) == 2
+    assert told[0] == told[1]
+    assert told[0] in addresses
+
+
+def test_a_dead_server_is_one_message_and_the_groups_go_on(script: Path) -> None:
+    launched = Launched(command_line(script, "wait", "-n", "2", "--groups", "2"), ranks=2)
+    try:
+        server_of(launched).kill()
+        line = launched.output.readline()
+        assert line.startswith("hybridps: server 0 ended with exit status 137 (killed by signal 9)")
+        launched.popen.send_signal(signal.SIGTERM)
+        assert launched.end() == (143, "hybridps: SIGTERM: stopping 2 groups and 0 servers\n")
+    finally:
+        launched.clean()
+
+
+def test_a_killed_launcher_leaves_no_server_behind(script: Path) -> None:
+    launched = Launched(command_line(script, "wait", "-n", "2", "--groups", "2"), ranks=2)
+    try:
+        server = server_of(launched)
+        launched.popen.kill()
+        launched.end()
+        assert not server.is_running()
+    finally:
+        launched.clean()

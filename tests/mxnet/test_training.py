@@ -1,0 +1,107 @@
+"""Users' scripts under real mpirun, with real MXNet: the weights, step by step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from worlds import environment, mpirun
+
+pytest.importorskip("mxnet")
+pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(180)]
+
+SCRIPT = str(Path(__file__).with_name("train_steps.py"))
+APIS = ["gluon", "gluon-local", "module"]
+
+
+def weights(folder: Path, rank: int) -> list[np.ndarray]:
+    with np.load(folder / f"{rank}.npz") as file:
+        return [file[name] for name in file.files]
+
+
+def train(folder: Path, ranks: int, store: str, api: str, *more: str, **settings: str) -> list[list[np.ndarray]]:
+    """The weights after each step, of each rank."""
+    folder.mkdir()
+    extra = {f"HYBRIDPS_{name.upper()}": text for name, text in settings.items()}
+    done = mpirun(ranks, ["-m", "hybridps", SCRIPT, store, api, str(folder), *more], extra, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [weights(folder, rank) for rank in range(ranks)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The weights of one process with the whole batch and MXNet's own store, for each API."""
+    folders = {api: tmp_path_factory.mktemp(api) for api in APIS}
+    for api, folder in folders.items():
+        # A single local device needs no store: Module and Trainer then update by themselves.
+        store = "local"
+        command = [sys.executable, SCRIPT, store, "gluon-local" if api == "gluon" else api, str(folder)]
+        subprocess.run(command, env=environment(), check=True, timeout=100)
+    return {api: weights(folder, 0) for api, folder in folders.items()}
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize(("ranks", "groups"), [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2), (3, 2), (2, 2)])
+def test_sync_equals_one_process(tmp_path, alone, api: str, ranks: int, groups: int) -> None:
+    trained = train(tmp_path / "out", ranks, "dist_hybridps_sync", api, groups=str(groups))
+    for of_rank in trained:
+        assert len(of_rank) == len(alone[api]) == 4
+        for here, expected in zip(of_rank, alone[api], strict=True):
+            np.testing.assert_allclose(here, expected, rtol=1e-4, atol=1e-6)
+        assert of_rank[-1].tobytes() == trained[0][-1].tobytes()
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_elastic_in_two_groups(tmp_path, api: str) -> None:
+    trained = train(
+        tmp_path / "out", 4, "dist_hybridps", api, groups="2", algorithm="elastic", tau="1", bucket_bytes="1024",
+        chunk_bytes="1024",
+    )  # fmt: skip
+    for step in range(4):
+        assert trained[0][step].tobytes() == trained[1][step].tobytes()
+        assert trained[2][step].tobytes() == trained[3][step].tobytes()
+    apart = np.abs(trained[0][-1] - trained[2][-1]).max()
+    independent = train(
+        tmp_path / "apart", 4, "dist_hybridps", api, groups="2", algorithm="elastic", tau="1", alpha="0"
+    )
+    assert 0 < apart < np.abs(independent[0][-1] - independent[2][-1]).max()
+
+
+@pytest.mark.parametrize(("api", "groups"), [("gluon", "1"), ("module", "1"), ("gluon", "2"), ("module", "2")])
+def test_all_workers_take_over_the_first_one_s_weights(tmp_path, api: str, groups: str) -> None:
+    """Each worker initialises its network in its own way."""
+    trained = train(tmp_path / "out", 2, "dist_hybridps_sync", api, "1", groups=groups)
+    assert trained[0][0].tobytes() == trained[1][0].tobytes()
+    assert trained[0][-1].tobytes() == trained[1][-1].tobytes()
+
+
+def test_a_store_by_its_name_communicates_with_one_device_per_process(tmp_path) -> None:
+    """MXNet drops a store whose name has no `dist` in it when there is one device, and says nothing."""
+    trained = train(tmp_path / "out", 2, "dist_hybridps", "gluon")
+    assert trained[0][-1].tobytes() == trained[1][-1].tobytes()
+    silent = train(tmp_path / "silent", 2, "device", "gluon-local")
+    assert trained[0][-1].tobytes() != silent[0][-1].tobytes()
+    assert silent[0][-1].tobytes() != silent[1][-1].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"group_sizes": "3,3"}, "2 workers cannot form groups of 3 + 3 = 6 workers"),
+        ({"algorithm": "elastik"}, "algorithm 'elastik' is unknown; did you mean 'elastic'"),
+        ({"grups": "2"}, "HYBRIDPS_GRUPS is no setting of hybridps; did you mean HYBRIDPS_GROUPS"),
+        ({"algorithm": "elastic"}, "the script asks for the algorithm 'sync', and HYBRIDPS_ALGORITHM says 'elastic'"),
+        ({"groups": "2", "servers": "tcp://127.0.0.1:9", "connect_seconds": "2"}, "tcp://127.0.0.1:9"),
+    ],
+)
+def test_wrong_settings_give_one_message(tmp_path, settings: dict[str, str], said: str) -> None:
+    extra = {f"HYBRIDPS_{name.upper()}": text for name, text in settings.items()}
+    arguments = ["-m", "hybridps", SCRIPT, "dist_hybridps_sync", "gluon", str(tmp_path)]
+    done = mpirun(2, arguments, extra, timeout=30)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert done.stderr.count("hybridps: error:") == 1, done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,80 @@
+"""A user's training script, without hybridps in it: a few steps on this rank's part of each batch.
+
+    train_steps.py KVSTORE API OUT [SEED_STEP]
+
+API: gluon (update on the store), gluon-local (update by the Trainer), or module. Writes the weights after
+each step to OUT/<rank>.npz. The rank comes from mpirun, as the store is created by its name alone.
+"""
+
+import os
+import sys
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+STEPS, BATCH, INPUTS, CLASSES = 4, 48, 20, 10
+
+name, api, out = sys.argv[1:4]
+seed_step = int(sys.argv[4]) if len(sys.argv) > 4 else 0
+rank = int(os.environ.get("RANK_BASE", "0")) + int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+workers = int(os.environ.get("WORKERS", os.environ.get("OMPI_COMM_WORLD_SIZE", "1")))
+random = np.random.RandomState(0)
+images = random.randn(STEPS * BATCH, INPUTS).astype("float32")
+labels = random.randint(0, CLASSES, STEPS * BATCH)
+mx.random.seed(7 + seed_step * rank)
+size = BATCH // workers
+parts = [slice(step * BATCH + rank * size, step * BATCH + (rank + 1) * size) for step in range(STEPS)]
+after = []
+
+
+def train_gluon(on_store: bool) -> None:
+    network = gluon.nn.HybridSequential()
+    network.add(gluon.nn.Dense(33, activation="relu"), gluon.nn.Dense(CLASSES))
+    network.initialize(mx.init.Xavier())
+    network.hybridize()
+    network(mx.nd.array(images[:1]))
+    trainer = gluon.Trainer(
+        network.collect_params(),
+        "sgd",
+        {"learning_rate": 0.5, "momentum": 0.9, "wd": 0.01},
+        kvstore=name,
+        update_on_kvstore=on_store,
+    )
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    for part in parts:
+        with autograd.record():
+            value = loss(network(mx.nd.array(images[part])), mx.nd.array(labels[part]))
+        value.backward()
+        trainer.step(BATCH)
+        after.append(np.concatenate([p.data().asnumpy().ravel() for p in network.collect_params().values()]))
+
+
+def train_module() -> None:
+    data = mx.sym.Variable("data")
+    hidden = mx.sym.Activation(mx.sym.FullyConnected(data, num_hidden=33, name="fc1"), act_type="relu")
+    network = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(hidden, num_hidden=CLASSES, name="fc2"), name="softmax")
+    module = mx.mod.Module(network)
+    mine = np.concatenate([images[part] for part in parts]), np.concatenate([labels[part] for part in parts])
+    iterator = mx.io.NDArrayIter(*mine, batch_size=size)
+
+    def remember(parameters) -> None:
+        now = module.get_params()[0]
+        after.append(np.concatenate([now[key].asnumpy().ravel() for key in sorted(now)]))
+
+    module.fit(
+        iterator,
+        kvstore=name,
+        optimizer="sgd",
+        optimizer_params={"learning_rate": 0.5, "momentum": 0.9, "wd": 0.01},
+        initializer=mx.init.Xavier(),
+        num_epoch=1,
+        batch_end_callback=remember,
+    )
+
+
+if api == "module":
+    train_module()
+else:
+    train_gluon(on_store=api == "gluon")
+np.savez(os.path.join(out, f"{rank}.npz"), *after)

@@ -1,0 +1,37 @@
+"""`hybridps serve` as a process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+
+def serve(*arguments: str) -> subprocess.Popen[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HYBRIDPS_")}
+    command = [sys.executable, "-m", "hybridps", "serve", *arguments]
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_where_it_serves_and_ends_cleanly(number: signal.Signals) -> None:
+    with serve() as server:
+        assert server.stdout is not None
+        assert re.fullmatch(r"hybridps: serving at tcp://127\.0\.0\.1:\d+\n", server.stdout.readline())
+        server.send_signal(number)
+        assert server.communicate(timeout=10) == ("", "")
+        assert server.returncode == 0
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("address", ["tcp://0.0.0.0:*", "nonsense"])
+def test_an_address_that_cannot_be_used_is_one_line_and_status_2(address: str) -> None:
+    with serve("--bind", address) as server:
+        out, err = server.communicate(timeout=30)
+    assert (server.returncode, out) == (2, "")
+    assert re.fullmatch(r"hybridps: error: .*\n", err)

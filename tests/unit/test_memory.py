@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import multiprocessing
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridps.errors import LayoutError
+from hybridps.memory import ALIGNMENT, Arena, Layout, SharedMemory
+
+SHAPES = st.dictionaries(
+    st.text(min_size=1, max_size=8), st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=9
+)
+
+
+@given(shapes=SHAPES, dtype=st.sampled_from(["float16", "float32", "float64"]))
+def test_slots_are_aligned_and_apart(shapes, dtype: str) -> None:
+    layout = Layout.of(dtype, shapes)
+    layout.check()
+    arena = Arena(layout, np.zeros(layout.length, dtype))
+    for number, (key, shape) in enumerate(shapes.items(), 1):
+        assert arena.view(key).shape == shape
+        assert layout.slot_of[key].start * layout.itemsize % ALIGNMENT == 0
+        arena.view(key)[...] = number
+    for number, key in enumerate(shapes, 1):
+        assert (arena.view(key) == number).all()
+
+
+def test_difference_says_what() -> None:
+    layout = Layout.of("float32", {"a": (2, 3), "b": (4,)})
+    assert layout.difference(layout) == ""
+    assert layout.difference(Layout.of("float64", {"a": (2, 3), "b": (4,)})) == "dtype float64 instead of float32"
+    assert (
+        layout.difference(Layout.of("float32", {"a": (3, 3), "c": (4,)}))
+        == "key 'b' is missing; key 'c' is new; key 'a' has the shape (3, 3) instead of (2, 3)"
+    )
+    assert layout.difference(Layout.of("float32", {"b": (4,), "a": (2, 3)})) == "the order of the keys differs"
+
+
+def test_bad_layouts_are_refused() -> None:
+    with pytest.raises(LayoutError, match="int32"):
+        Layout.of("int32", {"a": (1,)})
+    with pytest.raises(LayoutError, match="'a' has the shape"):
+        Layout.of("float32", {"a": (-1,)})
+    good = Layout.of("float32", {"a": (3,), "b": (3,)})
+    with pytest.raises(LayoutError, match="not aligned"):
+        Layout("float32", (good.slots[0], good.slots[0])).check()
+    with pytest.raises(LayoutError, match="'c' is not in the layout"):
+        Arena(good).view("c")
+    with pytest.raises(LayoutError, match="the layout needs"):
+        Arena(good, np.zeros(3, np.float32))
+
+
+def test_arena_begins_with_zeros_and_is_aligned() -> None:
+    arena = Arena(Layout.of("float32", {"a": (1000, 1000)}))
+    assert arena.flat.ctypes.data % ALIGNMENT == 0
+    assert not arena.flat.any()
+
+
+def _write(name: str, nbytes: int) -> None:
+    SharedMemory.attach(name, nbytes).bytes[:] = 7
+
+
+def test_memory_is_shared_with_another_process() -> None:
+    memory = SharedMemory.create(4096)
+    child = multiprocessing.get_context("spawn").Process(target=_write, args=(memory.name, 4096))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert (memory.bytes == 7).all()
+    with pytest.raises(LayoutError, match="smaller"):
+        SharedMemory.attach(memory.name, 5000)
+    name = memory.name
+    memory.close()
+    with pytest.raises(LayoutError, match="cannot be opened"):
+        SharedMemory.attach(name, 1)
