@@ -166,9 +166,10 @@ def summarise(run: Run) -> dict[str, Any]:
 def algorithm(run: Run) -> str:
     """Name of the algorithm, from the settings of the job; else the type of the KVStore."""
     for rank in run.ranks.values():
-        if rank.configured and "algorithm" in rank.configured.settings:
+        if rank.configured and rank.configured.settings.get("algorithm"):
             return str(rank.configured.settings["algorithm"])
-    return next((_store(worker) for worker in run.workers.values() if _store(worker)), "unknown")
+    store = next((_store(worker) for worker in run.workers.values() if _store(worker)), "unknown")
+    return store.removeprefix("dist_hybridps_")
 
 
 def plot(run: Run, summary: dict[str, Any], path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,8 @@ from hybridps.errors import ConfigError
 OPEN_MPI = "Open MPI"
 MPICH = "MPICH"
 _MARKS = {"Open MPI": OPEN_MPI, "OpenRTE": OPEN_MPI, "PRRTE": OPEN_MPI, "HYDRA": MPICH, "Intel(R) MPI": MPICH}
+_OLD_OPEN_MPI = re.compile(r"\(Open MPI\) [1-4]\.")
+"""Passes parts of lines on, and has no option for it."""
 _VERSION_SECONDS = 20
 
 
@@ -26,6 +29,8 @@ class Mpirun:
 
     path: str
     flavour: str
+    version: str = ""
+    """What `mpirun --version` says."""
 
     @property
     def death_signal(self) -> int:
@@ -47,16 +52,15 @@ class Mpirun:
 
         `at_once`: pass parts of lines on, so that a progress bar is seen; else whole lines, if mpirun can.
         """
-        if self.flavour == OPEN_MPI:
-            options = self._open_mpi(hosts, exported, at_once)
-        else:
-            options = self._mpich(hosts, exported)
+        is_open_mpi = self.flavour == OPEN_MPI
+        options = self._open_mpi(hosts, exported, at_once) if is_open_mpi else self._mpich(hosts, exported)
         return (self.path, *options, "-n", str(workers), *command)
 
     def _open_mpi(self, hosts: Sequence[Host], exported: Mapping[str, str], at_once: bool) -> list[str]:
         # several mpiruns on a host would each bind their first rank to core 0
         options = ["--oversubscribe", "--bind-to", "none"]
-        options += ["--stream-buffering", "0"] if at_once else []
+        if at_once and not _OLD_OPEN_MPI.search(self.version):
+            options += ["--stream-buffering", "0"]
         if hosts:
             options += ["--host", ",".join(map(str, hosts))]
             for name in exported:
@@ -81,7 +85,8 @@ def find_mpirun() -> Mpirun:
             f"no mpirun beside {sys.executable}, nor on PATH: pip install 'hybridps[mpi]', "
             "or load the MPI module of your cluster"
         )
-    return Mpirun(found, flavour_of(version_of(found), found))
+    version = version_of(found)
+    return Mpirun(found, flavour_of(version, found), version)
 
 
 def version_of(path: str) -> str:

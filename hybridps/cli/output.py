@@ -120,6 +120,7 @@ class Screen:
         self._terminal = {kind: sink.isatty() for kind, sink in self._sinks.items()}
         self._prefixes = {kind: _prefixes(sink, names) for kind, sink in self._sinks.items()}
         self._transient = ""
+        self._transient_of = ("", "")
 
     @property
     def shows_bars(self) -> bool:
@@ -130,13 +131,16 @@ class Screen:
         """A line of a child on standard output or (`ERR`) standard error."""
         self._write(kind, name, text)
 
-    def transient(self, name: str, text: str) -> None:
-        """A line of a child that will be rewritten: shown on a terminal only."""
-        if not self.shows_bars or not text.strip():
+    def transient(self, name: str, text: str, kind: str = OUT) -> None:
+        """The line of a child that will be rewritten, or no such line any more: shown on a terminal only."""
+        if not self.shows_bars:
             return
-        width = shutil.get_terminal_size().columns
-        self._transient = f"[{name}] {text}"[: width - 1]
-        self._emit(ERR, _WIPE + self._transient)
+        if text.strip():
+            width = shutil.get_terminal_size().columns
+            self._transient, self._transient_of = f"[{name}] {text}"[: width - 1], (name, kind)
+            self._emit(ERR, _WIPE + self._transient)
+        elif self._transient_of == (name, kind):
+            self.clear()
 
     def message(self, text: str) -> None:
         """What the launcher itself has to say, on standard error."""
@@ -161,7 +165,7 @@ class Screen:
     def clear(self) -> None:
         """Take the transient line away."""
         if self._transient:
-            self._transient = ""
+            self._transient, self._transient_of = "", ("", "")
             self._emit(ERR, _WIPE)
 
 

@@ -136,7 +136,7 @@ class Processes:
             return
         for line in stream.splitter.feed(data):
             self._line(stream, line)
-        self._screen.transient(stream.child.name, stream.splitter.transient)
+        self._screen.transient(stream.child.name, stream.splitter.transient, stream.kind)
 
     def _line(self, stream: _Stream, line: str) -> None:
         child = stream.child

@@ -31,14 +31,10 @@ def run(sizes: tuple[int, ...], name: str, work: Callable[[Algorithm, int], obje
         if len(sizes) == 1 and name == "sync":
             uplink = NoUplink(group)
         elif group.rank == 0:
-            uplink = LeaderUplink(
-                LocalStore(server, job="job", group=index, groups=len(sizes), settings=given), group
-            )
+            uplink = LeaderUplink(LocalStore(server, job="job", group=index, groups=len(sizes), settings=given), group)
         else:
             uplink = FollowerUplink(group)
-        algorithm = make_algorithm(
-            name, group, uplink, given, workers=sum(sizes), groups=len(sizes), has_servers=True
-        )
+        algorithm = make_algorithm(name, group, uplink, given, workers=sum(sizes), groups=len(sizes), has_servers=True)
         result = work(algorithm, world.rank)
         world.barrier()
         algorithm.close()

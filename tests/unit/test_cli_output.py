@@ -163,7 +163,8 @@ def test_a_terminal_gets_the_progress_bar_below_the_lines(monkeypatch: pytest.Mo
     screen = Screen(terminal, terminal, ["group 0"])
     screen.transient("group 0", "10%")
     screen.line("group 0", "a")
-    screen.clear()
+    screen.transient("group 0", "", ERR)
+    screen.transient("group 0", "")
     wipe = "\r\x1b[2K"
     assert terminal.getvalue() == f"{wipe}[group 0] 10%{wipe}[group 0] a\n{wipe}[group 0] 10%{wipe}"
 

@@ -168,6 +168,13 @@ def test_the_command_line_of_open_mpi() -> None:
     )
 
 
+def test_parts_of_lines_are_passed_on_where_mpirun_holds_them_back() -> None:
+    new, old = "mpirun (Open MPI) 5.0.11", "mpirun (Open MPI) 4.1.6"
+    for version, asked in ((new, True), (old, False)):
+        command = Mpirun("mpirun", OPEN_MPI, version).command(1, (), {}, ["x"], at_once=True)
+        assert ("--stream-buffering" in command) == asked
+
+
 def test_the_command_line_of_mpich() -> None:
     assert Mpirun("mpirun", MPICH).command(2, parse_hosts("a:2"), {"A": "1"}, ["x"]) == (
         *("mpirun", "-hosts", "a:2", "-genv", "A", "1"),
