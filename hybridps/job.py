@@ -66,12 +66,12 @@ class Job:
         """
         settings = self.session.settings
         if name is not None and settings.algorithm not in (None, ALGORITHMS[name]):
-            error = ConfigError(
+            conflict = ConfigError(
                 f"the script asks for the algorithm {name!r}, and HYBRIDPS_ALGORITHM says {settings.algorithm!r}: "
                 "drop one of the two"
             )
-            error.everywhere = True
-            raise error
+            conflict.everywhere = True
+            raise conflict
         chosen = ALGORITHMS[name or settings.algorithm or "sync"]
         group = self.session.group.split(0)
         self._groups.append(group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -127,8 +128,12 @@ def test_elastic_gradients_stand_for_all_workers() -> None:
     np.testing.assert_allclose(results[2], gradient(2, 0) * 3, rtol=1e-6)
 
 
-def elastic_rounds(rounds: int):
-    """Weights that differ between groups are only averaged; returns weights and centre at the end of each round."""
+def elastic_rounds(rounds: int, workers: int = 1):
+    """Weights that differ between groups are only averaged; returns weights and centre at the end of each round.
+
+    All workers meet after each round: a group that is left alone contracts with the centre to another point.
+    """
+    meeting = threading.Barrier(workers, timeout=60)
 
     def work(algorithm: Algorithm, worker: int) -> list[tuple[np.ndarray, np.ndarray]]:
         weights, centre = Arena(LAYOUT).flat, Arena(LAYOUT).flat
@@ -141,13 +146,14 @@ def elastic_rounds(rounds: int):
             algorithm.average_("t", Tensor([weights]))
             algorithm.read_centre("t", Tensor([centre]))
             seen.append((weights.copy(), centre.copy()))
+            meeting.wait()
         return seen
 
     return work
 
 
 def test_elastic_contracts_to_one_point() -> None:
-    results = run((1, 2), "elastic", elastic_rounds(200))
+    results = run((1, 2), "elastic", elastic_rounds(200, workers=3))
     last = [result[-1] for result in results]
     for weights, centre in last:
         np.testing.assert_allclose(weights, centre, atol=1e-3)

@@ -57,7 +57,7 @@ def test_sums_over_workers(tmp_path):
     summary = make_report(tmp_path)
     assert summary == json.loads((tmp_path / "summary.json").read_text())
     assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
-    assert summary["algorithm"] == "dist_hybridps_sync"
+    assert summary["algorithm"] == "sync"
     assert summary["workers"] == 2
     assert summary["epochs"] == 2
     assert summary["top1"] == pytest.approx(85 / 150)
