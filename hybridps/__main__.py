@@ -35,6 +35,10 @@ def run_script(arguments: list[str], as_module: bool) -> None:
 
     if started_by_mpi():
         die_with_parent()
+    if not as_module and not Path(arguments[0]).is_file():
+        missing = ConfigError(f"there is no script {arguments[0]} in {Path.cwd()}")
+        missing.everywhere = True
+        end_group(missing)
     _make_types_known()
     sys.argv = arguments
     try:
@@ -75,8 +79,9 @@ def _end() -> None:
 
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames of this module and of runpy."""
-    while trace is not None and trace.tb_frame.f_globals.get("__name__") in (__name__, "runpy", "hybridps.__main__"):
+    """The traceback without the frames of this file and of runpy."""
+    above = (__file__, run_script.__code__.co_filename, runpy.run_path.__code__.co_filename)
+    while trace is not None and trace.tb_frame.f_code.co_filename in above:
         trace = trace.tb_next
     return trace
 

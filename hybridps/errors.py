@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 
+FAILED = 1
+"""Exit status of a process that something went wrong for."""
+
+MISUSED = 2
+"""Exit status of a process that was asked for what cannot be: no part of the job can go on."""
+
+
 class HybridPSError(Exception):
     """Base class. The message has the value, what was expected, and what to do.
 
@@ -11,18 +18,26 @@ class HybridPSError(Exception):
     """
 
     everywhere: bool = False
+    status: int = FAILED
+    """Exit status where nobody handles the error."""
 
 
 class ConfigError(HybridPSError):
     """A setting has a value that cannot be used, or an unknown name."""
 
+    status = MISUSED
+
 
 class PlanError(HybridPSError):
     """The ranks at hand cannot be arranged as the settings ask."""
 
+    status = MISUSED
+
 
 class LayoutError(HybridPSError):
     """A layout, array or key is not what the operation needs, or differs from the one registered."""
+
+    status = MISUSED
 
 
 class GroupError(HybridPSError):

@@ -13,7 +13,7 @@ from hybridps.cli.output import Screen
 from hybridps.cli.plan import GroupLaunch, Launch, Wish, child_environment, make_launch
 from hybridps.cli.processes import Child, Processes
 from hybridps.config import PREFIX
-from hybridps.errors import ServerError
+from hybridps.errors import MISUSED, ServerError
 
 SERVER_START_SECONDS = 60.0
 STOP_SECONDS = 5.0
@@ -46,6 +46,7 @@ class Launcher:
         self._addresses: dict[str, str] = {}
         self._signals: list[int] = []
         self._failed: int | None = None
+        self._misused = False
         self._stopping = False
 
     def run(self) -> int:
@@ -53,7 +54,7 @@ class Launcher:
         try:
             self._start_servers()
             self._start_groups()
-            self._processes.until(lambda: bool(self._signals) or not _running(self._groups))
+            self._processes.until(lambda: bool(self._signals) or self._misused or not _running(self._groups))
         finally:
             self._stop()
             for number, handler in before.items():
@@ -135,7 +136,10 @@ class Launcher:
             self._screen.message(f"{child.name} ended with {_status(child)}; groups that need it end by their deadline")
         elif child.status:
             self._failed = self._failed or child.status
-            others = "; the other groups go on" if any(other is not child for other in _running(self._groups)) else ""
+            self._misused = child.status == MISUSED
+            others = ""
+            if any(other is not child for other in _running(self._groups)):
+                others = "; so do the others" if self._misused else "; the other groups go on"
             self._screen.message(f"{child.name} ended with {_status(child)}{others}")
 
     def _stop(self) -> None:

@@ -13,16 +13,12 @@ from typing import Any, NoReturn
 import msgspec
 
 from hybridps.config import PREFIX, Settings, load_settings, started_by_mpi, to_environment
-from hybridps.errors import ConfigError, DeadlineError, GroupError, HybridPSError
+from hybridps.errors import FAILED, ConfigError, DeadlineError, GroupError, HybridPSError
 from hybridps.events import Configured, EventLog, Planned
 from hybridps.mpi_groups.group import Group
 from hybridps.mpi_groups.plan import WORKER, Place, Plan, make_plan
 from hybridps.mpi_groups.solo import SoloGroup
 from hybridps.mpi_groups.watchdog import Watchdog
-
-FAILED = 1
-MISUSED = 2
-
 
 class _Hello(msgspec.Struct, forbid_unknown_fields=True):
     """What each rank of the world tells all others at the start."""
@@ -132,13 +128,11 @@ def agree(group: Group, error: HybridPSError | None) -> None:
 
 def end_group(error: BaseException) -> NoReturn:
     """Report an error that nobody handled, once, and end all ranks of this MPI world."""
-    status = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else FAILED
     everywhere = isinstance(error, HybridPSError) and error.everywhere
-    if everywhere:
-        status = MISUSED
+    status = _exit_status(error)
     communicator = _world_communicator()
-    rank = communicator.Get_rank() if communicator is not None else 0
-    if not everywhere or rank == 0:
+    rank = communicator.Get_rank() if communicator is not None else None
+    if not everywhere or not rank:
         _report(error, rank)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -152,15 +146,23 @@ def end_group(error: BaseException) -> NoReturn:
     os._exit(status)
 
 
-def _report(error: BaseException, rank: int) -> None:
-    if isinstance(error, SystemExit):
-        said = f"with status {error.code}" if isinstance(error.code, int) else f"with: {error.code}"
-        print(f"hybridps: rank {rank} exits {said}; its group is ended", file=sys.stderr)
-    elif isinstance(error, HybridPSError):
-        print(f"hybridps: error: {error}", file=sys.stderr)
+def _exit_status(error: BaseException) -> int:
+    if isinstance(error, HybridPSError):
+        return error.status
+    return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else FAILED
+
+
+def _report(error: BaseException, rank: int | None) -> None:
+    """Print what happened; `rank` is None where no MPI runs and so nobody else ends."""
+    if isinstance(error, HybridPSError):
+        text = f"hybridps: error: {error}"
+    elif isinstance(error, SystemExit):
+        text = f"hybridps: exit {error.code}" if isinstance(error.code, int) else str(error.code)
     else:
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        print(f"{text}hybridps: rank {rank} failed; its group is ended", file=sys.stderr)
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
+    print(text, file=sys.stderr)
+    if rank is not None and not isinstance(error, HybridPSError):
+        print(f"hybridps: rank {rank} failed; its group is ended", file=sys.stderr)
 
 
 def _join_world(deadline_seconds: float) -> tuple[Group, str]:

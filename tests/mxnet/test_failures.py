@@ -1,0 +1,197 @@
+"""Workers that die, raise or do not fit, in real training: who ends, who goes on, and what is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from worlds import command, environment, mpirun
+
+pytest.importorskip("mxnet")
+pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(170)]
+
+HERE = Path(__file__).parent
+TRAIN = HERE.parents[1] / "examples" / "imagenet" / "train.py"
+DIGITS = [str(TRAIN), "--data", "digits", "--network", "digits", "--batch-size", "16"]
+
+
+def launcher(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "hybridps", "run", *arguments]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[list[str]], psutil.Popen]]:
+    """Start a command; whatever it leaves behind is killed in the end."""
+    started: list[psutil.Popen] = []
+
+    def begin(arguments: list[str], **extra: str) -> psutil.Popen:
+        with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+            started.append(psutil.Popen(arguments, env=environment(extra), stdout=out, stderr=err))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        for child in [*_family(process), process]:
+            if child.is_running():
+                child.kill()
+        process.wait()
+
+
+def _family(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def ranks(process: psutil.Process, group: int | None = None) -> dict[int, psutil.Process]:
+    """The ranks below a process, of one group where given, by their rank in their MPI world."""
+    found = {}
+    for child in _family(process):
+        try:
+            told = child.environ()
+        except psutil.Error:
+            continue
+        if "OMPI_COMM_WORLD_RANK" in told and group in (None, int(told.get("HYBRIDPS_GROUP_INDEX", 0))):
+            found[int(told["OMPI_COMM_WORLD_RANK"])] = child
+    return found
+
+
+def wait_for(condition: Callable[[], object], seconds: float) -> float:
+    """Seconds until the condition held. Looks again and again: there is no event to wait for across processes."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, "it did not come"
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def epochs(folder: Path, worker: int) -> int:
+    path = folder / f"train-{worker}.jsonl"
+    return path.read_text().count('"event": "epoch"') if path.exists() else 0
+
+
+def ended(folder: Path, worker: int) -> bool:
+    return '"event": "end"' in (folder / f"train-{worker}.jsonl").read_text()
+
+
+@pytest.mark.parametrize("algorithm", ["elastic", "sync"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_its_group_alone(start, tmp_path, algorithm: str, victim: int) -> None:
+    run = tmp_path / "run"
+    job = start(
+        launcher("-n", "4", "--groups", "2", "--algorithm", algorithm, "--run", str(run), "--set", "lost_seconds=3")
+        + ["--", "python", *DIGITS, "--epochs", "12"]
+    )
+    wait_for(lambda: epochs(run, 0) >= 2 and epochs(run, 2) >= 2, 90)
+    everyone = [job, *_family(job)]
+    ranks(job, group=1)[victim].send_signal(signal.SIGKILL)
+    assert wait_for(lambda: not ranks(job, group=1), 10) < 10
+    assert job.wait(120) == 128 + signal.SIGKILL
+    said = (tmp_path / "err").read_text()
+    assert said.count("group 1 ended") == 1, said
+    assert "killed by signal 9" in said
+    assert "prterun" not in said
+    assert ended(run, 0)
+    assert ended(run, 1)
+    assert not ended(run, 2)
+    assert not [process for process in everyone if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["finished"], summary["lost"]) == ([0, 1], [2, 3])
+
+
+def test_a_killed_rank_ends_a_single_world(start, tmp_path) -> None:
+    run = tmp_path / "run"
+    job = start(
+        command(3, ["-m", "hybridps", *DIGITS, "--epochs", "500", "--run", str(run)]),
+        HYBRIDPS_GROUPS="2",
+        HYBRIDPS_ALGORITHM="elastic",
+    )
+    wait_for(lambda: epochs(run, 0) >= 1, 90)
+    everyone = [job, *_family(job)]
+    ranks(job)[1].send_signal(signal.SIGKILL)
+    assert job.wait(10) != 0
+    wait_for(lambda: not any(process.is_running() for process in everyone), 10)
+
+
+@pytest.mark.parametrize("fails_on", [0, 1, 3])
+def test_an_exception_ends_its_group_with_one_traceback(tmp_path, fails_on: int) -> None:
+    arguments = launcher("-n", "4", "--groups", "2", "--algorithm", "elastic", "--set", "tau=2", "--", "python")
+    done = subprocess.run(
+        [*arguments, str(HERE / "raises.py")],
+        env=environment({"FAILS_ON": str(fails_on)}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("Traceback") == 1, done.stderr
+    assert done.stderr.count("ValueError: this worker fails") == 1
+    assert "runpy" not in done.stderr
+    assert done.stderr.count("ended with exit status 1") == 1
+    group = fails_on // 2
+    for worker in range(4):
+        assert (f"worker {worker} is done" in done.stdout) == (worker // 2 != group)
+
+
+def test_an_exception_ends_a_single_world() -> None:
+    done = mpirun(3, ["-m", "hybridps", str(HERE / "raises.py")], {"FAILS_ON": "2"}, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1, done.stderr
+    assert "is done" not in done.stdout
+
+
+def test_mpi4py_as_the_runner_does_as_well(tmp_path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import hybridps.kvstore\n" + (HERE / "raises.py").read_text())
+    done = mpirun(2, ["-m", "mpi4py", str(script)], {"FAILS_ON": "1"}, timeout=60)
+    assert done.returncode != 0
+    assert done.stderr.count("Traceback") == 1, done.stderr
+
+
+@pytest.mark.parametrize("algorithm", ["elastic", "sync"])
+def test_a_layout_that_differs_is_refused_with_the_difference(algorithm: str) -> None:
+    arguments = launcher("-n", "2", "--groups", "2", "--algorithm", algorithm, "--", "python", str(HERE / "misfit.py"))
+    done = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("hybridps: error:") == 1, done.stderr
+    assert "(4, 4) instead of (3, 4)" in done.stderr or "(3, 4) instead of (4, 4)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_killed_server_ends_the_groups(start, tmp_path) -> None:
+    run = tmp_path / "run"
+    job = start(
+        launcher("-n", "2", "--groups", "2", "--algorithm", "elastic", "--run", str(run), "--set", "lost_seconds=3")
+        + ["--set", "tau=2", "--", "python", *DIGITS, "--epochs", "500"]
+    )
+    wait_for(lambda: epochs(run, 0) >= 1, 90)
+    server = next(child for child in _family(job) if "serve" in child.cmdline())
+    os.kill(server.pid, signal.SIGKILL)
+    assert job.wait(30) == 1
+    said = (tmp_path / "err").read_text()
+    assert said.count("hybridps: error:") == 2, said
+    assert said.count("server 0 ended") == 1
+    assert "Traceback" not in said
+
+
+def test_wrong_group_sizes_are_refused_before_anything_starts() -> None:
+    done = subprocess.run(
+        launcher("-n", "5", "--group-sizes", "3,3", "--", "python", "x.py"),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "hybridps: error: 5 workers cannot form groups of 3 + 3 = 6 workers\n"
