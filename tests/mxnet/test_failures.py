@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -164,7 +165,7 @@ def test_a_layout_that_differs_is_refused_with_the_difference(algorithm: str) ->
     done = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("hybridps: error:") == 1, done.stderr
-    assert "(4, 4) instead of (3, 4)" in done.stderr or "(3, 4) instead of (4, 4)" in done.stderr
+    assert re.search(r"key '\w+' has the shape \(\d.*\) instead of \(\d.*\)", done.stderr), done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -186,7 +187,7 @@ def test_a_killed_server_ends_the_groups(start, tmp_path) -> None:
 
 def test_wrong_group_sizes_are_refused_before_anything_starts() -> None:
     done = subprocess.run(
-        launcher("-n", "5", "--group-sizes", "3,3", "--", "python", "x.py"),
+        launcher("-n", "5", "--group-sizes", "3,3", "--", "python", str(HERE / "misfit.py")),
         env=environment(),
         capture_output=True,
         text=True,
