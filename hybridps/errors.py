@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 FAILED = 1
 """Exit status of a process that something went wrong for."""
 

@@ -20,6 +20,7 @@ from hybridps.mpi_groups.plan import WORKER, Place, Plan, make_plan
 from hybridps.mpi_groups.solo import SoloGroup
 from hybridps.mpi_groups.watchdog import Watchdog
 
+
 class _Hello(msgspec.Struct, forbid_unknown_fields=True):
     """What each rank of the world tells all others at the start."""
 
