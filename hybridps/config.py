@@ -127,6 +127,12 @@ def started_by_mpi(environ: Mapping[str, str] | None = None) -> bool:
     return any(mark in environ for mark in marks)
 
 
+def mxnet_engine(environ: Mapping[str, str] | None = None) -> str:
+    """The engine that MXNet was told to use; empty for its default."""
+    environ = os.environ if environ is None else environ
+    return environ.get("MXNET_ENGINE_TYPE", "")
+
+
 def _field(name: str) -> str:
     return name.removeprefix(PREFIX).lower()
 

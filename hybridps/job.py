@@ -199,4 +199,12 @@ def _announce(session: Session, announcement: _Announcement) -> list[str]:
             error = ServerError(other.error)
             error.everywhere = True
             raise error
-    return [other.address for other in announced if other.address]
+    addresses = [other.address for other in announced if other.address]
+    if session.hosts > 1 and any("//127." in address or "//localhost" in address for address in addresses):
+        apart = PlanError(
+            f"the server at {addresses[0]} cannot be reached from the other {session.hosts - 1} hosts: start with "
+            "`hybridps run --hosts ... --insecure`, or give the address of a `hybridps serve --insecure --bind ...`"
+        )
+        apart.everywhere = True
+        raise apart
+    return addresses

@@ -24,8 +24,11 @@ class Algorithm(Protocol):
     def initialise(self, table: str, layout: Layout, values: Tensor) -> None:
         """Make `values` the same on all ranks of all groups: those of the first group that comes, its leader's."""
 
-    def join(self, table: str, layout: Layout, weights: Tensor) -> bool:
-        """Register a table before its first use.
+    def join_gradients(self, table: str, layout: Layout) -> None:
+        """Register a table before its first `reduce_`."""
+
+    def join_weights(self, table: str, layout: Layout, weights: Tensor) -> bool:
+        """Register a table before its first `average_` or `read_centre`.
 
         Returns whether its centre was there already; then `weights` are the centre now.
         """

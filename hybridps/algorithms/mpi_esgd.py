@@ -47,7 +47,10 @@ class MpiESGD:
     def initialise(self, table: str, layout: Layout, values: Tensor) -> None:
         self.uplink.register(f"{table}.initial", layout, values, Sum())
 
-    def join(self, table: str, layout: Layout, weights: Tensor) -> bool:
+    def join_gradients(self, table: str, layout: Layout) -> None:
+        pass
+
+    def join_weights(self, table: str, layout: Layout, weights: Tensor) -> bool:
         return self.uplink.register(f"{table}.weights", layout, weights, self.rule)
 
     def reduce_(self, table: str, gradients: Tensor, start: int, stop: int) -> None:

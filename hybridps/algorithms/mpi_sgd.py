@@ -33,8 +33,10 @@ class MpiSGD:
     def initialise(self, table: str, layout: Layout, values: Tensor) -> None:
         self.uplink.register(f"{table}.initial", layout, values, Sum())
 
-    def join(self, table: str, layout: Layout, weights: Tensor) -> bool:
+    def join_gradients(self, table: str, layout: Layout) -> None:
         self.uplink.register(f"{table}.gradients", layout, None, Sum())
+
+    def join_weights(self, table: str, layout: Layout, weights: Tensor) -> bool:
         return False
 
     def reduce_(self, table: str, gradients: Tensor, start: int, stop: int) -> None:

@@ -27,13 +27,13 @@ class Communicator:
     def submit(self, work: Callable[[], None]) -> None:
         self._work.put(work)
 
-    def operation(self, arrays: Sequence[NDArray], work: Callable[[], None]) -> None:
+    def operation(self, arrays: Sequence[NDArray], work: Callable[[], None], priority: int = 0) -> None:
         """Submit `work` on the memory of `arrays`, for when MXNet's engine is done with them.
 
         Returns at once; the engine lets later readers and writers of the arrays wait until it is done.
         """
         started: queue.SimpleQueue[engine.Done] = queue.SimpleQueue()
-        engine.push(arrays, started.put)
+        engine.push(arrays, started.put, priority)
 
         def run() -> None:
             done = started.get()

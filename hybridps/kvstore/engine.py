@@ -65,6 +65,8 @@ def push(arrays: Sequence[NDArray], started: Started, priority: int = 0) -> None
             ctypes.byref(_ASYNCHRONOUS),
             priority,
             b"hybridps",
-            False,
+            # Run it also when an earlier operation on the arrays has failed: the others wait for this worker, which
+            # ends when it meets the error.
+            True,
         )
     )

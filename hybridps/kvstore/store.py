@@ -13,20 +13,18 @@ workers), so a script divides by `batch_size * num_workers` whatever the type. T
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import mxnet as mx
-import numpy as np
 from mxnet.base import MXNetError
 from mxnet.kvstore import KVStore, KVStoreBase
 from mxnet.ndarray import NDArray
 
-from hybridps.errors import HybridPSError, LayoutError
+from hybridps.errors import HybridPSError
 from hybridps.kvstore import process
-from hybridps.kvstore.model import Entry, Model, array_over
-from hybridps.memory import Arena, Layout
-from hybridps.tensor_collectives import Tensor
+from hybridps.kvstore.arrays import copy_all, dense
+from hybridps.kvstore.training import Training
 
 
 class _TypeName(str):
@@ -50,14 +48,12 @@ class HybridKVStore(KVStore):
     algorithm_name: str | None = None
 
     def __init__(self) -> None:
-        self._job, self._communicator = process.hold()
-        self._algorithm = self._job.algorithm(self.algorithm_name)
+        held = process.hold()
+        self._job = held.job
+        self._algorithm = held.job.algorithm(self.algorithm_name)
+        self._training = Training(held.job, self._algorithm, held.communicator)
         self._updater: Any = None
-        self._weights: dict[str, list[NDArray]] = {}
-        self._announced: list[str] = []
-        self._joint: dict[str, Model] = {}
-        self._own: dict[str, Model] = {}
-        self._made = 0
+        held.before_waiting.append(self._training.settle)
 
     def __del__(self) -> None:
         """There is no native handle to free."""
@@ -65,41 +61,41 @@ class HybridKVStore(KVStore):
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Fill `out` with the first worker's `value`, on all workers, and take `out` as the weights of the key."""
         for each, values, outs in _pairs(key, value, out):
-            self._initialise(str(each), values[0], outs)
-            self._weights[str(each)] = outs
-            self._announced.append(str(each))
+            self._training.add(str(each), values[0], outs, broadcast=True)
 
     def init(self, key: Any, value: Any) -> None:
         """Make a key with the first worker's `value`, to be used with `push` and `pull`."""
         for each, values, _ in _pairs(key, value):
-            stored = values[0].tostype("default").copyto(mx.cpu())
-            self._initialise(str(each), stored, [stored])
-            self._weights[str(each)] = [stored]
+            stored = dense(values[0]).copyto(mx.cpu())
+            self._training.add(str(each), stored, [stored], broadcast=False)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Sum `value` over devices and workers. The sum goes to `out` (default: `value`); after
         `set_optimizer` it updates the weights, which go to `out`."""
         for each, values, outs in _pairs(key, value, out):
-            model = self._model(str(each))
-            summed = model.gradient(str(each), values, priority)
+            record = self._training.key(str(each))
+            if self._updater is None and self._algorithm.has_centre and not record.broadcast:
+                raise HybridPSError(
+                    f"{self.type} cannot average weights that it does not see: key {each!r} was not broadcast. Let the "
+                    "store update (unset MXNET_UPDATE_ON_KVSTORE), or broadcast the weights; for plain sums use push"
+                )
+            may_move = self._updater is None and not outs
+            summed = self._training.sum_in_step(str(each), values, priority, may_move)
             if self._updater is None:
-                _copy(summed, outs or values)
+                copy_all(summed, outs or values)
             else:
                 if outs:
-                    self._weights[str(each)][:] = outs
+                    record.weights[:] = outs
                 self._update(each, summed[0])
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Sum `value` over devices and workers into the key's stored value; after `set_optimizer` update it."""
         for each, values, _ in _pairs(key, value):
-            model = self._own_model(str(each))
-            model.averaging = self._updater is not None
-            dense = [part.tostype("default").as_in_context(values[0].context) for part in values]
-            summed = model.gradient(str(each), [mx.nd.add_n(*dense) if len(dense) > 1 else dense[0]], priority)
+            summed = self._training.sum_alone(str(each), values, priority, average=self._updater is not None)
             if self._updater is None:
-                _copy(summed, self._weights[str(each)])
+                copy_all([summed], self._training.key(str(each)).weights)
             else:
-                self._update(each, summed[0])
+                self._update(each, summed)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy to `out` what is stored for the key.
@@ -108,15 +104,15 @@ class HybridKVStore(KVStore):
         must then pull alike. Else it is the weight, or the sum last pushed.
         """
         for each, outs, _ in _pairs(key, out):
-            dense = [target for target in outs if target.stype == "default" or not ignore_sparse]
-            _copy([self._stored(str(each))], dense)
+            targets = [target for target in outs if target.stype == "default" or not ignore_sparse]
+            copy_all([self._training.stored(str(each))], targets)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """Copy the rows `row_ids` of what is stored for the key to the row-sparse `out`."""
         for each, outs, rows in _pairs(key, out, row_ids):
-            stored = self._weights[self._known(str(each))][0].tostype("row_sparse")
+            stored = self._training.key(str(each)).weights[0].tostype("row_sparse")
             for target, ids in zip(outs, rows * len(outs) if len(rows) == 1 else rows, strict=True):
-                stored.retain(ids.as_in_context(stored.context)).copyto(target)
+                mx.nd.sparse.retain(stored, ids.as_in_context(stored.context).astype("int64")).copyto(target)
 
     def set_optimizer(self, optimizer: Any) -> None:
         """Update weights with `optimizer` at each `pushpull` or `push`, on every worker alike."""
@@ -153,6 +149,7 @@ class HybridKVStore(KVStore):
 
     def barrier(self) -> None:
         """Return when all workers of this MPI world have called it, and what they pushed is done."""
+        self._training.settle()
         mx.nd.waitall()
         self._job.session.workers.barrier()
 
@@ -165,57 +162,10 @@ class HybridKVStore(KVStore):
     def _send_command_to_servers(self, head: int, body: str) -> None:
         raise HybridPSError(f"commands to MXNet's servers have no meaning for {self.type}")
 
-    def _initialise(self, name: str, value: NDArray, outs: list[NDArray]) -> None:
-        layout = Layout.of(np.dtype(value.dtype).name, {name: value.shape})
-        arena = Arena(layout)
-        slot = array_over(arena.view(name))
-        value.tostype("default").copyto(slot)
-        self._communicator.operation([slot], lambda: self._algorithm.initialise(name, layout, Tensor([arena.flat])))
-        _copy([slot], outs)
-
-    def _known(self, name: str) -> str:
-        if name not in self._weights:
-            raise LayoutError(
-                f"key {name!r} is unknown: broadcast or init it first ({len(self._weights)} keys are known)"
-            )
-        return name
-
-    def _model(self, name: str) -> Model:
-        """The model that sums the gradients of a key used with `pushpull`."""
-        model = self._joint_model(name)
-        return model if model is not None and model.expects(name) else self._own_model(name)
-
-    def _joint_model(self, name: str) -> Model | None:
-        """The model of all keys that were broadcast together, if this is one of them; made at first use."""
-        if self._known(name) in self._announced:
-            model = self._make([Entry(each, self._weights[each]) for each in self._announced])
-            self._announced.clear()
-            self._joint.update(dict.fromkeys(model.entries, model))
-        return self._joint.get(name)
-
-    def _own_model(self, name: str) -> Model:
-        """A model of this key alone: for keys that do not come with the others in each step."""
-        if name not in self._own:
-            if name in self._announced:
-                self._announced.remove(name)
-            self._own[name] = self._make([Entry(name, self._weights[self._known(name)], devices=1)])
-        return self._own[name]
-
-    def _make(self, entries: list[Entry]) -> Model:
-        self._made += 1
-        return Model(f"model{self._made}.", entries, self._job, self._algorithm, self._communicator)
-
-    def _stored(self, name: str) -> NDArray:
-        if self._algorithm.has_centre and name not in self._own:
-            model = self._joint_model(name)
-            if model is not None:
-                return model.centre(name)
-        return self._weights[self._known(name)][0]
-
     def _update(self, key: int | str, gradient: NDArray) -> None:
-        weights = self._weights[str(key)]
+        weights = self._training.key(str(key)).weights
         self._updater(key, gradient.as_in_context(weights[0].context), weights[0])
-        _copy(weights[:1], weights[1:])
+        copy_all(weights[:1], weights[1:])
 
 
 class DistHybridPSSync(HybridKVStore):
@@ -256,11 +206,3 @@ def _pairs(key: Any, value: Any, other: Any = None) -> Iterator[tuple[int | str,
 
 def _as_list(arrays: Any) -> list[NDArray]:
     return list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
-
-
-def _copy(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
-    """Copy source i to target i (source 0 if there is one only), where it is not the same array."""
-    for number, target in enumerate(targets):
-        source = sources[number if len(sources) > 1 else 0]
-        if source is not target:
-            source.copyto(target)

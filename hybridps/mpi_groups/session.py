@@ -36,8 +36,10 @@ class Session:
     Leaving the context with an exception ends the group on all of its ranks.
     """
 
-    def __init__(self, settings: Settings, plan: Plan, place: Place, world: Group) -> None:
+    def __init__(self, settings: Settings, plan: Plan, place: Place, world: Group, hosts: int) -> None:
         self.settings = settings
+        self.hosts = hosts
+        """Hosts that the ranks of this MPI world are on (more exactly: sets of ranks that share memory)."""
         self.plan = plan
         self.place = place
         self.world = world
@@ -115,7 +117,7 @@ def open_session(read_settings: Callable[[], Settings] = load_settings, role: st
     except HybridPSError as wrong:
         wrong.everywhere = True
         raise
-    return Session(settings, plan, plan.places[world.rank], world)
+    return Session(settings, plan, plan.places[world.rank], world, len({other.host for other in hellos}))
 
 
 def agree(group: Group, error: HybridPSError | None) -> None:

@@ -71,7 +71,8 @@ def train(steps: int, zero: bool = False):
         weights = Tensor([arena.flat])
         arena.flat[:] = start_weights(worker)
         algorithm.initialise("t", LAYOUT, weights)
-        algorithm.join("t", LAYOUT, weights)
+        algorithm.join_gradients("t", LAYOUT)
+        algorithm.join_weights("t", LAYOUT, weights)
         after = []
         for step in range(steps):
             if algorithm.averages(step):
@@ -137,7 +138,7 @@ def elastic_rounds(rounds: int, workers: int = 1):
 
     def work(algorithm: Algorithm, worker: int) -> list[tuple[np.ndarray, np.ndarray]]:
         weights, centre = Arena(LAYOUT).flat, Arena(LAYOUT).flat
-        algorithm.join("t", LAYOUT, Tensor([weights]))
+        algorithm.join_weights("t", LAYOUT, Tensor([weights]))
         # All ranks of a group have the same weights, other groups other ones.
         weights[:] = 10.0 + worker
         algorithm.group.broadcast_(weights)
@@ -179,7 +180,7 @@ def test_alpha_zero_leaves_the_groups_apart_and_one_swaps() -> None:
 def test_distance_is_the_relative_one() -> None:
     def work(algorithm: Algorithm, worker: int) -> float:
         weights = Arena(LAYOUT).flat
-        algorithm.join("t", LAYOUT, Tensor([weights]))
+        algorithm.join_weights("t", LAYOUT, Tensor([weights]))
         weights[:] = 2
         algorithm.average_("t", Tensor([weights]))
         return algorithm.distance

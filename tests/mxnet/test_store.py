@@ -1,0 +1,67 @@
+"""The store as users use it, on two workers in one group or in two, with several buckets and chunks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from worlds import mpirun
+
+pytest.importorskip("mxnet")
+pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(150)]
+
+USES = str(Path(__file__).with_name("uses.py"))
+RIGHT = [
+    "optimizers",
+    "static_shapes",
+    "several_devices",
+    "gradients_that_add_up",
+    "clipping",
+    "freezing",
+    "mixed_dtypes",
+    "sparse_gradients",
+    "two_trainers",
+    "states",
+    "by_hand",
+    "a_pushed_gradient_stays",
+    "sparse_rows",
+    "bad_calls",
+    "module_with_fixed_parameters",
+    "half_a_step",
+]
+
+
+def run(uses: list[str], folder: Path, ranks: int = 2, **settings: str):
+    extra = {f"HYBRIDPS_{name.upper()}": text for name, text in settings.items()}
+    return mpirun(ranks, ["-m", "hybridps", USES, *uses], extra | {"FOLDER": str(folder)}, timeout=120)
+
+
+@pytest.mark.parametrize("groups", ["1", "2"])
+def test_uses_in_one_process(groups: str, tmp_path: Path) -> None:
+    done = run(RIGHT, tmp_path, groups=groups, bucket_bytes="2048", chunk_bytes="1024", deadline_seconds="60")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for use in RIGHT:
+        assert done.stdout.count(f"{use} is right") == 2
+
+
+@pytest.mark.parametrize("use", ["half_a_step", "fork", "freezing", "module_with_fixed_parameters"])
+def test_uses_alone(use: str, tmp_path: Path) -> None:
+    done = run([use], tmp_path, deadline_seconds="30")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_centre_is_read_anew(tmp_path: Path) -> None:
+    done = run(["centre_as_it_is_now"], tmp_path, groups="2", algorithm="elastic", tau="1", alpha="0.5")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_pull_by_one_worker_alone_is_an_error(tmp_path: Path) -> None:
+    done = run(["pull_by_one_alone"], tmp_path, ranks=4, groups="2", algorithm="elastic", tau="2", deadline_seconds="6")
+    assert done.returncode != 0
+    assert "centre" in done.stderr, done.stderr
+
+
+def test_an_engine_that_waits_is_refused(tmp_path: Path) -> None:
+    done = mpirun(1, ["-m", "hybridps", USES, "by_hand"], {"MXNET_ENGINE_TYPE": "NaiveEngine"}, timeout=30)
+    assert done.returncode == 2
+    assert done.stderr.count("NaiveEngine") == 1
