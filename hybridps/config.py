@@ -10,7 +10,7 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -66,6 +66,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     connect_seconds: Seconds = 10.0
     """How long a server may take to answer a first message."""
+
+    wire: Literal["exact", "float16"] = "exact"
+    """What the nodes of a group send each other for gradients of float32 and float64."""
 
     deadline_seconds: Seconds = 600.0
     """How long any operation may wait for other ranks or groups, which may be validating or saving."""

@@ -25,6 +25,7 @@ from hybridps.mpi_groups.session import Session, agree, open_session
 from hybridps.ps.client import Client
 from hybridps.ps.process import ServerProcess
 from hybridps.ps.server import Server
+from hybridps.tensor_collectives import Levels
 
 
 class _Announcement(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,6 +48,7 @@ class Job:
         """Steps done, for the record."""
         self._embedded = embedded
         self._groups: list[Group] = []
+        self._levels: list[Levels] = []
         self._uplinks: list[Uplink] = []
         self._closed = False
 
@@ -75,13 +77,14 @@ class Job:
         chosen = ALGORITHMS[name or settings.algorithm or "sync"]
         group = self.session.group.split(0)
         self._groups.append(group)
+        levels = self._make_levels(group)
         uplink, error = self._try_uplink(group)
         agree(self.session.workers, error)
         self._uplinks.append(uplink)
         plan = self.session.plan
         return make_algorithm(
             chosen,
-            group,
+            levels,
             uplink,
             settings,
             workers=plan.workers,
@@ -96,8 +99,10 @@ class Job:
         self._closed = True
         for uplink in self._uplinks:
             uplink.close()
-        within = sum(group.bytes_moved for group in self._groups)
+        within = sum(levels.bytes_moved for levels in self._levels)
         self.session.events.emit(Closed(self.steps, within, sum(uplink.bytes_to_servers for uplink in self._uplinks)))
+        for levels in self._levels:
+            levels.close()
         for group in self._groups:
             group.free()
         self.session.world.farewell()
@@ -114,6 +119,16 @@ class Job:
         if error is not None:
             self.session.__exit__(kind, error, trace)
         self.close()
+
+    def _make_levels(self, group: Group) -> Levels:
+        """The levels of a duplicate of this rank's group."""
+        session = self.session
+        nodes = [place.node for place in session.plan.places if place.group == session.place.group]
+        levels = Levels(group, nodes, session.settings.deadline_seconds, session.settings.wire)
+        self._levels.append(levels)
+        if levels.note:
+            session.note(f"the ranks of a node do not share memory: {levels.note}")
+        return levels
 
     def _try_uplink(self, group: Group) -> tuple[Uplink, HybridPSError | None]:
         """An uplink, or none and what is in the way: so that all ranks can hear of it."""

@@ -152,7 +152,7 @@ class SharedMemory:
         self.name = name
         self.nbytes = nbytes
         self._descriptor = descriptor
-        memory = mmap.mmap(descriptor, nbytes) if nbytes else b""
+        memory = mmap.mmap(descriptor, nbytes) if nbytes else bytearray()
         self.bytes = np.frombuffer(memory, np.uint8)
         """The memory as uint8."""
 

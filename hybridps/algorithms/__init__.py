@@ -15,7 +15,7 @@ from hybridps.algorithms.mpi_sgd import MpiSGD
 from hybridps.algorithms.uplink import Uplink
 from hybridps.config import Settings
 from hybridps.errors import ConfigError
-from hybridps.mpi_groups.group import Group
+from hybridps.tensor_collectives import Levels
 
 ALGORITHMS = {
     "sync": MpiSGD.name,
@@ -48,10 +48,10 @@ def resolve(settings: Settings) -> Settings:
 
 
 def make_algorithm(
-    name: str, group: Group, uplink: Uplink, settings: Settings, *, workers: int, groups: int, has_servers: bool
+    name: str, levels: Levels, uplink: Uplink, settings: Settings, *, workers: int, groups: int, has_servers: bool
 ) -> Algorithm:
     """The algorithm of a short name, for one rank."""
     if name == MpiESGD.name:
         alpha = 0.9 / groups if settings.alpha is None else settings.alpha
-        return MpiESGD(group, uplink, workers=workers, alpha=alpha, tau=settings.tau, has_centre=has_servers)
-    return MpiSGD(group, uplink)
+        return MpiESGD(levels, uplink, workers=workers, alpha=alpha, tau=settings.tau, has_centre=has_servers)
+    return MpiSGD(levels, uplink)

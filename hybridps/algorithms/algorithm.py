@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from hybridps.memory import Layout
-from hybridps.tensor_collectives import Tensor
+from hybridps.tensor_collectives import Levels, Tensor
 
 
 class Algorithm(Protocol):
@@ -20,6 +20,9 @@ class Algorithm(Protocol):
 
     has_centre: bool
     """Whether the servers hold a model of their own, the centre."""
+
+    levels: Levels
+    """The levels of the group; `levels.tensor` gives the memory that gradients are reduced fastest in."""
 
     def initialise(self, table: str, layout: Layout, values: Tensor) -> None:
         """Make `values` the same on all ranks of all groups: those of the first group that comes, its leader's."""

@@ -26,9 +26,8 @@ import numpy as np
 
 from hybridps.algorithms.uplink import Uplink
 from hybridps.memory import Layout
-from hybridps.mpi_groups.group import Group
 from hybridps.ps.rules import Elastic, Sum
-from hybridps.tensor_collectives import Tensor, allreduce_
+from hybridps.tensor_collectives import Levels, Tensor, allreduce_
 
 
 class MpiESGD:
@@ -36,13 +35,15 @@ class MpiESGD:
 
     name = "elastic"
 
-    def __init__(self, group: Group, uplink: Uplink, *, workers: int, alpha: float, tau: int, has_centre: bool) -> None:
-        self.group = group
+    def __init__(
+        self, levels: Levels, uplink: Uplink, *, workers: int, alpha: float, tau: int, has_centre: bool
+    ) -> None:
+        self.levels = levels
         self.uplink = uplink
         self.rule = Elastic(alpha)
         self.tau = tau
         self.has_centre = has_centre
-        self._scale = workers / group.size
+        self._scale = workers / levels.group.size
 
     def initialise(self, table: str, layout: Layout, values: Tensor) -> None:
         self.uplink.register(f"{table}.initial", layout, values, Sum())
@@ -54,7 +55,7 @@ class MpiESGD:
         return self.uplink.register(f"{table}.weights", layout, weights, self.rule)
 
     def reduce_(self, table: str, gradients: Tensor, start: int, stop: int) -> None:
-        allreduce_(gradients, self.group, "sum", start, stop)
+        allreduce_(gradients, self.levels.group, "sum", start, stop)
         if self._scale != 1:
             for vector in gradients.vectors:
                 np.multiply(vector[start:stop], vector.dtype.type(self._scale), out=vector[start:stop])

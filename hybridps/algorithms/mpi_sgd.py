@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from hybridps.algorithms.uplink import Uplink
 from hybridps.memory import Layout
-from hybridps.mpi_groups.group import Group
 from hybridps.ps.rules import Sum
-from hybridps.tensor_collectives import Tensor, allreduce_
+from hybridps.tensor_collectives import Levels, Tensor, allreduce_
 
 
 class MpiSGD:
@@ -26,8 +25,8 @@ class MpiSGD:
     name = "sync"
     has_centre = False
 
-    def __init__(self, group: Group, uplink: Uplink) -> None:
-        self.group = group
+    def __init__(self, levels: Levels, uplink: Uplink) -> None:
+        self.levels = levels
         self.uplink = uplink
 
     def initialise(self, table: str, layout: Layout, values: Tensor) -> None:
@@ -40,7 +39,7 @@ class MpiSGD:
         return False
 
     def reduce_(self, table: str, gradients: Tensor, start: int, stop: int) -> None:
-        allreduce_(gradients, self.group, "sum", start, stop)
+        allreduce_(gradients, self.levels.group, "sum", start, stop)
         self.uplink.start(f"{table}.gradients", gradients, start, stop)
 
     def finish_(self) -> None:

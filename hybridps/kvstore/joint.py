@@ -41,10 +41,10 @@ class Bucket(NamedTuple):
 class Table:
     """The keys of one dtype: one arena of gradients for each device."""
 
-    def __init__(self, layout: Layout, devices: int) -> None:
+    def __init__(self, layout: Layout, tensor: Tensor) -> None:
         self.layout = layout
-        self.arenas = [Arena(layout) for _ in range(devices)]
-        self.tensor = Tensor([arena.flat for arena in self.arenas])
+        self.tensor = tensor
+        self.arenas = [Arena(layout, vector) for vector in tensor.vectors]
 
 
 class Step:
@@ -119,7 +119,8 @@ class Joint:
         self._communicator = communicator
         devices = len(next(iter(gradients.values())))
         self._tables = {
-            f"{prefix}.{dtype}": Table(layout, devices) for dtype, layout in layouts_by_dtype(gradients).items()
+            f"{prefix}.{dtype}": Table(layout, algorithm.levels.tensor(layout.length, dtype, devices))
+            for dtype, layout in layouts_by_dtype(gradients).items()
         }
         self._arena_of = {slot.key: table for table in self._tables.values() for slot in table.layout.slots}
         self._slots = {

@@ -14,7 +14,7 @@ import msgspec
 
 from hybridps.config import PREFIX, Settings, load_settings, started_by_mpi, to_environment
 from hybridps.errors import FAILED, ConfigError, DeadlineError, GroupError, HybridPSError
-from hybridps.events import Configured, EventLog, Planned
+from hybridps.events import Configured, EventLog, Noted, Planned
 from hybridps.mpi_groups.group import Group
 from hybridps.mpi_groups.plan import WORKER, Place, Plan, make_plan
 from hybridps.mpi_groups.solo import SoloGroup
@@ -70,6 +70,12 @@ class Session:
                 file=sys.stderr,
                 flush=True,
             )
+
+    def note(self, message: str) -> None:
+        """Write something down that a user may want to know; the leader of the group says it too."""
+        self.events.emit(Noted(message))
+        if self.place.is_leader and not self.settings.quiet:
+            print(f"hybridps: {message}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """End this rank's part in the job in good order. Later calls do nothing."""

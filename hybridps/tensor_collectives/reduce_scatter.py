@@ -15,7 +15,9 @@ def reduce_scatter(tensor: Tensor, group: Group, out: np.ndarray, op: str = "sum
     `out`: flat, of the tensor's dtype, with `part_sizes(length, group.size)[group.rank]` elements (else
     LayoutError). `op`: 'sum', or 'mean' over all vectors of all ranks.
     """
-    check_operation(op)
+    if op not in ("sum", "mean"):
+        raise LayoutError(f"operation {op!r} is unknown to reduce-scatter: use 'sum' or 'mean'")
+    check_operation(op, tensor.dtype)
     counts = part_sizes(tensor.length, group.size)
     if out.shape != (counts[group.rank],) or out.dtype != tensor.dtype:
         raise LayoutError(

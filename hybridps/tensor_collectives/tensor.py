@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hybridps.errors import LayoutError
 from hybridps.memory import DTYPES
+from hybridps.mpi_groups.group import Operation
+
+if TYPE_CHECKING:
+    from hybridps.tensor_collectives.levels import Levels
+
+OPERATIONS: dict[str, np.ufunc] = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
+
+GROUP_OPERATION: dict[str, Operation] = {"sum": "sum", "mean": "sum", "max": "max", "min": "min"}
+"""What a Group does for an operation; a mean is divided here."""
+
+TENSOR_DTYPES = (*DTYPES, "int32", "int64")
 
 PIECE_BYTES = 2 << 20
 """Work is done in pieces of about this size, which stay in cache between the levels."""
@@ -17,16 +29,22 @@ class Tensor:
     """The vectors of one worker's devices, taken as one object (MXNET-MPI, 2018).
 
     `vectors`: at least one flat, contiguous array each, all of the same length and dtype (one of
-    `hybridps.memory.DTYPES`). The arrays are used in place and never replaced.
+    `TENSOR_DTYPES`). The arrays are used in place and never replaced.
     """
 
-    def __init__(self, vectors: Sequence[np.ndarray]) -> None:
-        """Raises LayoutError if the vectors do not fit together."""
+    def __init__(
+        self, vectors: Sequence[np.ndarray], rows: np.ndarray | None = None, levels: Levels | None = None
+    ) -> None:
+        """Raises LayoutError if the vectors do not fit together.
+
+        `rows` and `levels`: given by `Levels.tensor`, where the vectors are rows of memory that the node shares.
+        """
         if not vectors:
             raise LayoutError("a tensor needs at least one vector")
         first = vectors[0]
-        if first.dtype.name not in DTYPES:
-            raise LayoutError(f"a tensor of dtype {first.dtype} cannot be reduced: use one of {', '.join(DTYPES)}")
+        if first.dtype.name not in TENSOR_DTYPES:
+            known = ", ".join(TENSOR_DTYPES)
+            raise LayoutError(f"a tensor of dtype {first.dtype} cannot be reduced: use one of {known}")
         for number, vector in enumerate(vectors):
             if vector.ndim != 1 or not vector.flags.c_contiguous:
                 raise LayoutError(f"vector {number} has shape {vector.shape}: flat contiguous arrays are needed")
@@ -36,6 +54,8 @@ class Tensor:
                     f"vector 0 has {first.size} of {first.dtype}: they must be alike"
                 )
         self.vectors = tuple(vectors)
+        self.rows = rows
+        self.levels = levels
         self.length = first.size
         self.dtype = first.dtype
         # float16 is summed in float32, and rounded once.
@@ -80,6 +100,8 @@ def local_sum(tensor: Tensor) -> np.ndarray:
     return total
 
 
-def check_operation(op: str) -> None:
-    if op not in ("sum", "mean"):
-        raise LayoutError(f"operation {op!r} is unknown: use 'sum' or 'mean'")
+def check_operation(op: str, dtype: np.dtype) -> None:
+    if op not in OPERATIONS:
+        raise LayoutError(f"operation {op!r} is unknown: use one of {', '.join(OPERATIONS)}")
+    if op == "mean" and dtype.kind == "i":
+        raise LayoutError(f"the mean of {dtype} is no {dtype}: use 'sum'")

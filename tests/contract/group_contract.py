@@ -7,7 +7,7 @@ import pytest
 
 from hybridps.errors import LayoutError
 from hybridps.mpi_groups import Group
-from hybridps.tensor_collectives import Tensor, allgather_, allreduce_, broadcast_, part_sizes, reduce_scatter
+from hybridps.tensor_collectives import Levels, Tensor, allgather_, allreduce_, broadcast_, part_sizes, reduce_scatter
 
 LENGTHS = (0, 1, 7, 64, 1009)
 DTYPES = ("float16", "float32", "float64")
@@ -136,6 +136,75 @@ def check_allgather(group: Group) -> None:
                 np.testing.assert_array_equal(array, whole)
 
 
+NODES = {
+    "one": lambda rank: 0,
+    "pairs": lambda rank: rank // 2,
+    "threes": lambda rank: rank // 3,
+    "alternating": lambda rank: rank % 2,
+    "each": lambda rank: rank,
+}
+
+
+def check_levels(group: Group) -> None:
+    """The same through the memory that a node shares, for nodes of equal and of different size."""
+    for node_of in NODES.values():
+        levels = Levels(group, [node_of(rank) for rank in range(group.size)], deadline_seconds=60)
+        assert levels.note == ""
+        for dtype in (*DTYPES, "int32", "int64"):
+            for length in (0, 1, 1009, 4099):
+                for vectors in (1, 3):
+                    _check_in_levels(group, levels, dtype, length, vectors)
+        levels.close()
+
+
+def _check_in_levels(group: Group, levels: Levels, dtype: str, length: int, vectors: int) -> None:
+    tensor = levels.tensor(length, dtype, vectors)
+    everything = [values(rank, length, "float64", v) for rank in range(group.size) for v in range(vectors)]
+    for operation, exact in (
+        ("sum", np.sum(everything, axis=0)),
+        ("max", np.max(everything, axis=0)),
+        ("min", np.min(everything, axis=0)),
+        ("mean", np.mean(everything, axis=0)),
+    ):
+        if operation == "mean" and dtype.startswith("int"):
+            continue
+        for start, stop in ((0, length), (length // 3, length // 2)):
+            for v, vector in enumerate(tensor.vectors):
+                vector[:] = values(group.rank, length, dtype, v)
+            allreduce_(tensor, group, operation, start, stop)
+            for v, vector in enumerate(tensor.vectors):
+                expected = values(group.rank, length, "float64", v)
+                expected[start:stop] = exact[start:stop]
+                np.testing.assert_allclose(vector, expected.astype(dtype), rtol=1e-6)
+            group.barrier()
+
+
+def check_levels_large(group: Group) -> None:
+    """Several chunks between nodes, and all ranks with the same bits."""
+    levels = Levels(group, [rank // 2 for rank in range(group.size)], deadline_seconds=60)
+    tensor = levels.tensor(5 * (1 << 20) + 3, "float32")
+    tensor.vectors[0][:] = np.random.default_rng(group.rank).standard_normal(tensor.length)
+    everyone = [np.random.default_rng(rank).standard_normal(tensor.length) for rank in range(group.size)]
+    expected = np.sum([one.astype(np.float32) for one in everyone], axis=0, dtype=np.float64)
+    allreduce_(tensor, group)
+    np.testing.assert_allclose(tensor.vectors[0], expected, rtol=1e-4, atol=1e-5)
+    assert len(set(group.allgather_bytes(tensor.vectors[0].tobytes()))) == 1
+    levels.close()
+
+
+def check_half_on_the_wire(group: Group) -> None:
+    levels = Levels(group, [rank // 2 for rank in range(group.size)], deadline_seconds=60, wire="float16")
+    tensor = levels.tensor(1009, "float32", 2)
+    for v, vector in enumerate(tensor.vectors):
+        vector[:] = values(group.rank, 1009, "float32", v) / 7
+    allreduce_(tensor, group)
+    exact = total(group.size, 1009, "float64", 2) / 7
+    if tensor.rows is not None:
+        np.testing.assert_allclose(tensor.vectors[1], exact, rtol=2e-3, atol=2e-2)
+    assert len(set(group.allgather_bytes(tensor.vectors[0].tobytes()))) == 1
+    levels.close()
+
+
 def check_bad_input(group: Group) -> None:
     with pytest.raises(LayoutError, match="vector 1 has 3 elements of float32"):
         Tensor([np.zeros(2, np.float32), np.zeros(3, np.float32)])
@@ -143,6 +212,8 @@ def check_bad_input(group: Group) -> None:
         Tensor([np.zeros(2, np.complex64)])
     with pytest.raises(LayoutError, match="'product' is unknown"):
         allreduce_(Tensor([np.zeros(2)]), group, "product")
+    with pytest.raises(LayoutError, match="the mean of int32"):
+        allreduce_(Tensor([np.zeros(2, np.int32)]), group, "mean")
     with pytest.raises(LayoutError, match="part"):
         reduce_scatter(Tensor([np.zeros(2)]), group, np.zeros(9))
 

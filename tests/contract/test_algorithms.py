@@ -15,13 +15,15 @@ from hybridps.config import Settings
 from hybridps.memory import Arena, Layout
 from hybridps.mpi_groups import ThreadGroup
 from hybridps.ps.local import LocalServer, LocalStore
-from hybridps.tensor_collectives import Tensor
+from hybridps.tensor_collectives import Levels, Tensor
 
 LAYOUT = Layout.of("float32", {"a": (37, 5), "b": (300,)})
 ETA = np.float32(0.25)
 
 
-def run(sizes: tuple[int, ...], name: str, work: Callable[[Algorithm, int], object], **settings) -> list:
+def run(
+    sizes: tuple[int, ...], name: str, work: Callable[[Algorithm, int], object], nodes: int = 4, **settings
+) -> list:
     """Call `work(algorithm, worker)` on every worker of groups of these sizes; a server if there are several."""
     server = LocalServer()
     given = Settings(chunk_bytes=1024, **settings)
@@ -35,7 +37,8 @@ def run(sizes: tuple[int, ...], name: str, work: Callable[[Algorithm, int], obje
             uplink = LeaderUplink(LocalStore(server, job="job", group=index, groups=len(sizes), settings=given), group)
         else:
             uplink = FollowerUplink(group)
-        algorithm = make_algorithm(name, group, uplink, given, workers=sum(sizes), groups=len(sizes), has_servers=True)
+        levels = Levels(group, [rank // nodes for rank in range(group.size)])
+        algorithm = make_algorithm(name, levels, uplink, given, workers=sum(sizes), groups=len(sizes), has_servers=True)
         result = work(algorithm, world.rank)
         world.barrier()
         algorithm.close()
@@ -45,7 +48,8 @@ def run(sizes: tuple[int, ...], name: str, work: Callable[[Algorithm, int], obje
 
 
 def reduced(algorithm: Algorithm, gradient: np.ndarray) -> np.ndarray:
-    tensor = Tensor([gradient.copy()])
+    tensor = algorithm.levels.tensor(LAYOUT.length, "float32")
+    tensor.vectors[0][:] = gradient
     chunk = 1024 // 4
     starts = range(0, LAYOUT.length, chunk)
     for start in starts:
@@ -141,7 +145,7 @@ def elastic_rounds(rounds: int, workers: int = 1):
         algorithm.join_weights("t", LAYOUT, Tensor([weights]))
         # All ranks of a group have the same weights, other groups other ones.
         weights[:] = 10.0 + worker
-        algorithm.group.broadcast_(weights)
+        algorithm.levels.group.broadcast_(weights)
         seen = []
         for _ in range(rounds):
             algorithm.average_("t", Tensor([weights]))

@@ -1,0 +1,58 @@
+"""What the ranks are told to do, and what they answer; as JSON in a folder that all of them see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.cases import Case
+
+PEERS = ("gloo", "horovod")
+WIRES = ("float16",)
+"""What hybridps may send between nodes instead of float32."""
+
+TASK_FILE = "task.json"
+ANSWER_FILE = "answer.json"
+
+
+class Task(msgspec.Struct, frozen=True):
+    """One run of the benchmark, equal for all ranks."""
+
+    folder: str
+    """Where this file and the answer lie, and where ranks may meet."""
+    cases: tuple[Case, ...]
+    vectors: int
+    node_of_rank: tuple[int, ...]
+    rounds: int
+    peers: tuple[str, ...]
+    wire: str
+    """dtype that hybridps sends between nodes, or empty."""
+    interface: str
+    """Network interface that the ranks reach each other through."""
+
+    def write(self) -> Path:
+        path = Path(self.folder) / TASK_FILE
+        path.write_bytes(msgspec.json.encode(self))
+        return path
+
+    @staticmethod
+    def read(path: Path) -> Task:
+        return msgspec.json.decode(path.read_bytes(), type=Task)
+
+
+class Answer(msgspec.Struct):
+    """What rank 0 writes at the end."""
+
+    seconds: list[dict[str, list[float]]]
+    """For each case, of each contender, the seconds in each round."""
+    absent: dict[str, str]
+    """Peers that were not measured, and why."""
+    versions: dict[str, str]
+
+    def write(self, folder: str) -> None:
+        (Path(folder) / ANSWER_FILE).write_bytes(msgspec.json.encode(self))
+
+    @staticmethod
+    def read(folder: str) -> Answer:
+        return msgspec.json.decode((Path(folder) / ANSWER_FILE).read_bytes(), type=Answer)

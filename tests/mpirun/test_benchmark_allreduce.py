@@ -1,0 +1,104 @@
+"""The benchmark of allreduce: what it writes, and that it leaves nothing behind. Never how fast anything is."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from worlds import environment
+
+TOP = Path(__file__).parents[2]
+sys.path.insert(0, str(TOP))
+
+from benchmarks import allreduce, cases, links, plot, results  # noqa: E402
+
+
+def run(folder: Path, *options: str) -> list[dict[str, Any]]:
+    file = folder / "results.json"
+    command = [sys.executable, "-m", "benchmarks.allreduce", "--rounds", "2", "--peers", "none", *options]
+    done = subprocess.run(
+        [*command, "--json", str(file)],
+        cwd=TOP,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(file.read_text())
+    assert len(done.stdout.splitlines()) == 1 + len(found), done.stdout
+    return found
+
+
+@pytest.mark.timeout(240)
+def test_json(tmp_path: Path) -> None:
+    found = run(tmp_path, "--ranks", "2", "--vectors", "2", "--cases", "flat", "--sizes", "4,1K,10000")
+    assert [result["bytes"] for result in found] == [4, 1024, 10000]
+    for result in found:
+        assert result["case"] == "flat"
+        assert (result["ranks"], result["nodes"], result["vectors"]) == (2, 1, 2)
+        assert set(result["seconds"]) == {"hybridps", "mpi_flat", "memory_limit"}
+        assert all(taken > 0 for taken in result["seconds"].values())
+        ratio = result["seconds"]["mpi_flat"] / result["seconds"]["hybridps"]
+        assert result["ratios"]["mpi_flat"] == pytest.approx(ratio)
+        assert result["absent"] == {}
+        assert result["versions"]["numpy"]
+
+
+@pytest.mark.timeout(240)
+def test_gradients_of_resnet50_on_nodes_of_different_sizes(tmp_path: Path) -> None:
+    reason = links.missing()
+    if reason:
+        pytest.skip(reason)
+    before = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+    options = ["--ranks", "3", "--nodes", "2", "--rate", "10gbit", "--cases", "resnet50"]
+    (result,) = run(tmp_path, *options)
+    assert (result["case"], result["bytes"], result["nodes"]) == ("resnet50", 102_228_128, 2)
+    assert set(result["seconds"]) == {"hybridps", "mpi_flat", "mpi_per_tensor", "memory_limit", "link_limit"}
+    assert result["seconds"]["link_limit"] == pytest.approx(102_228_128 * 8 / 10e9)
+    assert result["link_rate"] == "10gbit"
+    assert subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--peers", "glue"], "'glue' is unknown: use gloo, horovod"),
+        (["--sizes", "10"], "'10' is no size"),
+        (["--ranks", "2", "--nodes", "3"], "2 ranks cannot be on 3 nodes"),
+        (["--rate", "fast"], "'fast' is no rate"),
+    ],
+)
+def test_wrong_options(options: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "benchmarks.allreduce", *options]
+    done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    shared = {"ranks": 2, "nodes": 1, "vectors": 1, "link_rate": None, "wire": None, "hardware": {"cores": 2}}
+    seconds = {"hybridps": 1e-3, "mpi_flat": 2e-3, "memory_limit": 5e-4}
+    flat = [{"case": "flat", "bytes": size, "seconds": seconds} | shared for size in (4096, 102_400_000)]
+    resnet = {"case": "resnet50", "bytes": 102_228_128, "seconds": seconds} | shared
+    plot.plot([*flat, resnet], tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_resnet50_has_its_published_parameters() -> None:
+    assert len(cases.resnet50_tensors()) == 161
+    assert sum(cases.resnet50_tensors()) == 25_557_032
+
+
+@pytest.mark.parametrize("module", [allreduce, cases, links, results], ids=lambda module: module.__name__)
+def test_examples(module: ModuleType) -> None:
+    failed, tried = doctest.testmod(module)
+    assert (failed, tried > 0) == (0, True)
