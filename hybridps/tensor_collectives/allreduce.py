@@ -7,18 +7,22 @@ import numpy as np
 from hybridps.mpi_groups.group import Group
 from hybridps.tensor_collectives.tensor import GROUP_OPERATION, OPERATIONS, Tensor, check_operation, spread
 
+SMALL_BYTES = 64 << 10
+"""Up to this size the MPI library is faster than two meetings of the ranks of a node (docs/benchmarks.md)."""
+
 
 def allreduce_(tensor: Tensor, group: Group, op: str = "sum", start: int = 0, stop: int | None = None) -> None:
     """Reduce elements `start:stop` of all vectors over all ranks of `group`, in place.
 
     `op`: 'sum', 'max', 'min', or 'mean' over all vectors of all ranks (not of integers). float16 is combined in
-    float32. A tensor of `Levels` of this group is reduced in the node's memory; another one piece by piece:
+    float32. A large part of a tensor of `Levels` of this group is reduced in the node's memory; else piece by piece:
     vectors of the worker -> ranks of the group -> vectors of the worker.
     """
     check_operation(op, tensor.dtype)
     stop = tensor.length if stop is None else stop
     levels = tensor.levels
-    if levels is not None and levels.group is group and tensor.rows is not None:
+    large = (stop - start) * tensor.dtype.itemsize > SMALL_BYTES
+    if large and levels is not None and levels.group is group and tensor.rows is not None:
         levels.allreduce_(tensor.rows, op, len(tensor.vectors), start, stop)
         return
     combine = OPERATIONS[op]

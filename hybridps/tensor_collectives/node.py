@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -11,10 +10,14 @@ import numpy as np
 from hybridps.errors import DeadlineError, LayoutError
 from hybridps.memory import ALIGNMENT, SharedMemory
 from hybridps.mpi_groups.group import Group
-from hybridps.tensor_collectives import kernels
+from hybridps.tensor_collectives.barrier import wait_for_all
+from hybridps.tensor_collectives.tensor import OPERATIONS
 
 LINE = ALIGNMENT // 8
 """int64 words in a cache line: each rank's counter has one of its own."""
+
+BLOCK = 32 << 10
+"""Elements combined at a time: a block of each row fits into the second cache with the others."""
 
 TRIES = 20_000
 """Looks at the counters between two looks at the clock."""
@@ -57,10 +60,10 @@ class Node:
     def meet(self, what: str = "a reduction") -> None:
         """Return when all ranks of the node have called it. Raises DeadlineError that names a missing rank."""
         self._met += 1
-        if kernels.wait_for_all(self._counters, LINE, self.rank, self._met, TRIES) < 0:
+        if wait_for_all(self._counters, LINE, self.rank, self._met, TRIES) < 0:
             return
         end = time.monotonic() + self.deadline_seconds
-        while (missing := kernels.wait_for_all(self._counters, LINE, self.rank, self._met, TRIES)) >= 0:
+        while (missing := wait_for_all(self._counters, LINE, self.rank, self._met, TRIES)) >= 0:
             if time.monotonic() > end:
                 raise DeadlineError(
                     f"rank {missing} of the node did not come to {what} of rank {self.rank} "
@@ -71,14 +74,12 @@ class Node:
         """Elements `start:stop` of all rows become `op` over all rows, over `divisor`. Each rank does its part."""
         self.meet()
         first, last = self.part(start, stop, rows.itemsize, self.size)
-        if first < last:
-            _kernel(rows.dtype)(_bits(rows), 0, len(rows), first, last, kernels.OPERATIONS[op], divisor)
+        combine_rows_(rows, op, divisor, first, last, len(rows))
         self.meet()
 
     def fold_(self, rows: np.ndarray, op: str, start: int, stop: int) -> None:
         """Elements `start:stop` of row 0 become `op` over all rows. This rank alone, between two meetings."""
-        if start < stop:
-            _kernel(rows.dtype)(_bits(rows), 0, 1, start, stop, kernels.OPERATIONS[op], 1)
+        combine_rows_(rows, op, 1, start, stop, 1)
 
     def part(self, start: int, stop: int, itemsize: int, parts: int) -> tuple[int, int]:
         """This rank's of `parts` parts of elements `start:stop`: as equal as possible, cut between cache lines."""
@@ -119,9 +120,23 @@ class Node:
         return [msgspec.json.decode(other, type=_Offer) for other in told]
 
 
-def _kernel(dtype: np.dtype) -> Callable[..., None]:
-    return kernels.combine_half_rows if dtype == np.float16 else kernels.combine_rows  # type: ignore[no-any-return]
+def combine_rows_(rows: np.ndarray, op: str, divisor: int, start: int, stop: int, targets: int) -> None:
+    """Elements `start:stop` of the first `targets` rows become `op` over all rows, in order, over `divisor`.
 
-
-def _bits(rows: np.ndarray) -> np.ndarray:
-    return rows.view(np.uint16) if rows.dtype == np.float16 else rows
+    Block by block, so that what is read from memory once is still in cache when it is written. float16 is
+    combined in float32, and rounded once.
+    """
+    combine = OPERATIONS[op]
+    exact = np.empty(min(BLOCK, stop - start), np.float32) if rows.dtype == np.float16 and start < stop else None
+    for begin in range(start, stop, BLOCK):
+        block = rows[:, begin : min(begin + BLOCK, stop)]
+        total = block[0]
+        if exact is not None:
+            total = exact[: block.shape[1]]
+            np.copyto(total, block[0])
+        for row in block[1:]:
+            combine(total, row, out=total)
+        if divisor > 1:
+            np.divide(total, divisor, out=total)
+        for row in block[exact is None : targets]:
+            np.copyto(row, total, casting="same_kind")

@@ -14,7 +14,7 @@ from hybridps.tensor_collectives import Levels, allreduce_
 def test_a_missing_rank_is_named() -> None:
     def work(group: ThreadGroup) -> None:
         levels = Levels(group, [0] * group.size, deadline_seconds=0.5)
-        tensor = levels.tensor(100, "float32")
+        tensor = levels.tensor(100_000, "float32")
         if group.rank != 2:
             allreduce_(tensor, group)
 
@@ -30,7 +30,7 @@ def test_without_shared_memory_it_is_said_and_right(monkeypatch: pytest.MonkeyPa
 
     def work(group: ThreadGroup) -> tuple[str, np.ndarray]:
         levels = Levels(group, [rank // 2 for rank in range(group.size)])
-        tensor = levels.tensor(1000, "float32")
+        tensor = levels.tensor(100_000, "float32")
         tensor.vectors[0][:] = group.rank + 1
         allreduce_(tensor, group)
         return levels.note, tensor.vectors[0]
