@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from worlds import environment, mpirun
+from worlds import command, environment, mpirun
 
 pytest.importorskip("mxnet")
 pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(180)]
@@ -105,3 +105,17 @@ def test_wrong_settings_give_one_message(tmp_path, settings: dict[str, str], sai
     assert said in done.stderr
     assert done.stderr.count("hybridps: error:") == 1, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_servers_of_the_same_world_announce_themselves(tmp_path, alone) -> None:
+    """Two of five ranks are servers; nobody types an address."""
+    worker = [sys.executable, "-m", "hybridps", SCRIPT, "dist_hybridps_sync", "gluon", str(tmp_path)]
+    server = [sys.executable, "-m", "hybridps", "serve"]
+    whole = command(1, server[1:])
+    whole = [*whole[: whole.index("-n")], "-n", "2", *server, ":", "-n", "3", *worker]
+    extra = {"HYBRIDPS_GROUPS": "3", "RANK_BASE": "-2", "WORKERS": "3", "HYBRIDPS_CHUNK_BYTES": "1024"}
+    done = subprocess.run(whole, env=environment(extra), capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 workers in 3 groups (1 + 1 + 1), 2 servers" in done.stderr
+    for rank in range(3):
+        np.testing.assert_allclose(weights(tmp_path, rank)[-1], alone["gluon"][-1], rtol=1e-4, atol=1e-6)
