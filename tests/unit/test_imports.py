@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "tensor_collectives": BASE | {"mpi_groups"},
     "ps": BASE,
     "algorithms": BASE | {"mpi_groups", "tensor_collectives", "ps"},
-    "job": BASE | {"mpi_groups", "ps", "algorithms"},
+    "job": BASE | {"mpi_groups", "tensor_collectives", "ps", "algorithms"},
     "kvstore": BASE | {"mpi_groups", "tensor_collectives", "ps", "algorithms", "job"},
     "report": BASE,
     "cli": BASE | {"mpi_groups", "tensor_collectives", "ps", "algorithms", "job", "kvstore", "report"},
