@@ -36,9 +36,7 @@ def run_script(arguments: list[str], as_module: bool) -> None:
     if started_by_mpi():
         die_with_parent()
     if not as_module and not Path(arguments[0]).is_file():
-        missing = ConfigError(f"there is no script {arguments[0]} in {Path.cwd()}")
-        missing.everywhere = True
-        end_group(missing)
+        end_group(ConfigError(f"there is no script {arguments[0]} in {Path.cwd()}").on_all_ranks())
     _make_types_known()
     sys.argv = arguments
     try:

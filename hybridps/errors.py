@@ -20,6 +20,11 @@ class HybridPSError(Exception):
     status: int = FAILED
     """Exit status where nobody handles the error."""
 
+    def on_all_ranks(self) -> HybridPSError:
+        """This error, marked as one that all ranks raise."""
+        self.everywhere = True
+        return self
+
 
 class ConfigError(HybridPSError):
     """A setting has a value that cannot be used, or an unknown name."""

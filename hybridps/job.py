@@ -68,12 +68,10 @@ class Job:
         """
         settings = self.session.settings
         if name is not None and settings.algorithm not in (None, ALGORITHMS[name]):
-            conflict = ConfigError(
+            raise ConfigError(
                 f"the script asks for the algorithm {name!r}, and HYBRIDPS_ALGORITHM says {settings.algorithm!r}: "
                 "drop one of the two"
-            )
-            conflict.everywhere = True
-            raise conflict
+            ).on_all_ranks()
         chosen = ALGORITHMS[name or settings.algorithm or "sync"]
         group = self.session.group.split(0)
         self._groups.append(group)
@@ -169,12 +167,10 @@ def open_job(read_settings: Callable[[], Settings] = load_settings) -> Job:
     announced = _announce(session, announcement)
     servers = tuple(announced) or session.settings.servers
     if session.plan.groups > 1 and not servers:
-        missing = PlanError(
+        raise PlanError(
             f"{session.plan.groups} groups in MPI worlds of their own need a server: "
             "start one with `hybridps serve` and set HYBRIDPS_SERVERS to its address"
-        )
-        missing.everywhere = True
-        raise missing
+        ).on_all_ranks()
     session.announce(list(servers))
     return Job(session, servers, embedded)
 
@@ -211,15 +207,11 @@ def _announce(session: Session, announcement: _Announcement) -> list[str]:
     announced = [msgspec.json.decode(other, type=_Announcement) for other in told]
     for other in announced:
         if other.error:
-            error = ServerError(other.error)
-            error.everywhere = True
-            raise error
+            raise ServerError(other.error).on_all_ranks()
     addresses = [other.address for other in announced if other.address]
     if session.hosts > 1 and any("//127." in address or "//localhost" in address for address in addresses):
-        apart = PlanError(
+        raise PlanError(
             f"the server at {addresses[0]} cannot be reached from the other {session.hosts - 1} hosts: start with "
             "`hybridps run --hosts ... --insecure`, or give the address of a `hybridps serve --insecure --bind ...`"
-        )
-        apart.everywhere = True
-        raise apart
+        ).on_all_ranks()
     return addresses

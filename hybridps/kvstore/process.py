@@ -27,6 +27,12 @@ class Held:
         """Called before all operations under way are waited for."""
         self.pid = os.getpid()
 
+    def finish(self) -> None:
+        """Wait for all operations under way."""
+        for call in self.before_waiting:
+            call()
+        mx.nd.waitall()
+
 
 _held: Held | None = None
 
@@ -53,9 +59,7 @@ def hold() -> Held:
 
 def _before_fork() -> None:
     if _held is not None and _held.pid == os.getpid():
-        for call in _held.before_waiting:
-            call()
-        mx.nd.waitall()
+        _held.finish()
 
 
 def release() -> Job | None:
@@ -64,9 +68,7 @@ def release() -> Job | None:
     if _held is None or _held.pid != os.getpid():
         return None
     held, _held = _held, None
-    for call in held.before_waiting:
-        call()
-    mx.nd.waitall()
+    held.finish()
     held.communicator.stop()
     held.job.close()
     return held.job

@@ -111,8 +111,6 @@ class Training:
         self._join_announced()
         self._step += 1
         self._job.steps = max(self._job.steps, self._step + 1)
-        if self._joint is not None:
-            self._joint.settle()
         if self._algorithm.averages(self._step):
             for weights in self._weights:
                 weights.average(self._step)

@@ -131,8 +131,7 @@ def agree(group: Group, error: HybridPSError | None) -> None:
     for rank, text in enumerate(group.allgather_bytes(str(error or "").encode())):
         if text:
             found = error if error is not None and rank == group.rank else GroupError(text.decode())
-            found.everywhere = True
-            raise found
+            raise found.on_all_ranks()
 
 
 def end_group(error: BaseException) -> NoReturn:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from hybridps.errors import LayoutError
+from hybridps.errors import LayoutError, ServerError
 from hybridps.memory import Layout
 
 MOST_CHUNKS = 1 << 20
@@ -100,3 +100,17 @@ class ChunkMap:
                 f"{'' if array.flags.c_contiguous else ' and is not contiguous'}: "
                 f"the layout needs a contiguous {expected} of {self.layout.dtype}"
             )
+
+
+def registered_map(tables: Mapping[str, ChunkMap], table: str, group: int, arrays: Sequence[np.ndarray]) -> ChunkMap:
+    """The chunks of a table that `group` has registered, whose layout `arrays` must have (else LayoutError).
+
+    Raises ServerError, with the names of the tables there are, for another table.
+    """
+    chunk_map = tables.get(table)
+    if chunk_map is None:
+        known = ", ".join(tables) or "none"
+        raise ServerError(f"table {table!r} is not registered by group {group}: it has {known}")
+    for array in arrays:
+        chunk_map.check_array(array)
+    return chunk_map

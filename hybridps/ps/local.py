@@ -13,7 +13,7 @@ import numpy as np
 from hybridps.config import Settings
 from hybridps.errors import DeadlineError, HybridPSError, ServerError
 from hybridps.memory import Layout
-from hybridps.ps.chunk_map import Chunk, ChunkMap
+from hybridps.ps.chunk_map import Chunk, ChunkMap, registered_map
 from hybridps.ps.pending import Registration, Transfer
 from hybridps.ps.rules import AnyRule, Rule
 from hybridps.ps.shard import Shard
@@ -180,13 +180,7 @@ class LocalStore:
     def _map_of(self, table: str, *arrays: np.ndarray) -> ChunkMap:
         """The chunks of a registered table, whose layout `arrays` must have."""
         self._check_open()
-        chunk_map = self._tables.get(table)
-        if chunk_map is None:
-            known = ", ".join(self._tables) or "none"
-            raise ServerError(f"table {table!r} is not registered by group {self._group}: it has {known}")
-        for array in arrays:
-            chunk_map.check_array(array)
-        return chunk_map
+        return registered_map(self._tables, table, self._group, arrays)
 
     def _check_open(self) -> None:
         if self._closed:
