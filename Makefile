@@ -12,12 +12,13 @@ BIN = .venv/bin
 INSTALLED = .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint bench clean
 
 help:
 	@echo 'make demo    train on the digits with two groups of two workers and a server (about a minute)'
 	@echo 'make test    run all tests'
 	@echo 'make lint    ruff and mypy'
+	@echo 'make bench   measure allreduce with 2 and 4 ranks (some minutes); runs/bench has tables and plots'
 	@echo 'make clean   remove .venv, runs and caches'
 	@echo
 	@echo 'The first of them makes .venv with $(PYTHON); MXNet needs Python 3.10 or 3.11:'
@@ -35,6 +36,15 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	mkdir -p runs/bench
+	for ranks in 2 4; do $(BIN)/python -m benchmarks.allreduce --ranks $$ranks \
+		--json runs/bench/allreduce-$$ranks.json --plot runs/bench/allreduce-$$ranks.png || exit 1; done
+	for workers in 2 4; do $(BIN)/python -m benchmarks.push_pull --workers $$workers --peer mxnet \
+		--json runs/bench/push_pull-$$workers.json || exit 1; done
+	$(BIN)/python -m benchmarks.ablation --json runs/bench/ablation.json --plot runs/bench/ablation.png
+	$(BIN)/python -m benchmarks.rules --json runs/bench/rules.json
 
 clean:
 	rm -rf .venv runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -12,19 +12,18 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cases import CASES, FLAT_SIZES, make_cases, parse_sizes
+from benchmarks.cases import CASES, FLAT_SIZES, make_cases, one_of, parse_sizes
 from benchmarks.links import INTERFACE, Links, bits_per_second, limited_links, missing
 from benchmarks.plot import plot as draw
 from benchmarks.results import Result, describe_hardware, make_results, table
 from benchmarks.task import PEERS, WIRES, Task
-from benchmarks.world import run_ranks
+from benchmarks.world import end_by_signal, run_ranks
 from hybridps.errors import HybridPSError
 from hybridps.tensor_collectives import part_sizes
 
@@ -51,9 +50,9 @@ def allreduce(
     """
     try:
         bits_per_second(rate)
-        chosen = make_cases(_names(cases, CASES), parse_sizes(sizes) or FLAT_SIZES)
-        chosen_peers = () if peers == "none" else _names(peers, PEERS)
-        _names(wire, WIRES)
+        chosen = make_cases(one_of(cases, CASES), parse_sizes(sizes) or FLAT_SIZES)
+        chosen_peers = () if peers == "none" else one_of(peers, PEERS)
+        one_of(wire, WIRES)
         with tempfile.TemporaryDirectory() as folder, _nodes(nodes, ranks, rate) as links:
             task = Task(
                 folder=folder,
@@ -102,15 +101,6 @@ def _nodes(nodes: int, ranks: int, rate: str) -> Iterator[Links | None]:
         yield links
 
 
-def _names(text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Names from `a,b`. Raises ValueError for one that is not known."""
-    names = tuple(part.strip() for part in text.split(",") if part.strip())
-    for name in names:
-        if name not in known:
-            raise ValueError(f"{name!r} is unknown: use {', '.join(known)}")
-    return names
-
-
 def _show(results: Sequence[Result]) -> None:
     heading, *rows = table(results)
     for name, reason in results[0]["absent"].items():
@@ -129,12 +119,7 @@ def _show(results: Sequence[Result]) -> None:
     console.print(shown)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    """Leave through all `finally` clauses, which end the ranks and remove the namespaces."""
-    sys.exit(128 + number)
-
-
 if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+        signal.signal(number, end_by_signal)
     app()

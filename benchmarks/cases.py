@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 CASES = ("flat", "resnet50")
@@ -48,6 +48,19 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     (4096, 100)
     """
     return tuple(_size(part.strip()) for part in text.split(",") if part.strip())
+
+
+def one_of(text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Names from `a,b`. Raises ValueError for one that is not known.
+
+    >>> one_of("b", ("a", "b"))
+    ('b',)
+    """
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name!r} is unknown: use {', '.join(known)}")
+    return names
 
 
 def _size(text: str) -> int:

@@ -30,7 +30,7 @@ def main(path: str) -> None:
         if world.rank == 0:
             print(f"{case.name}, {case.nbytes} bytes: done", file=sys.stderr, flush=True)
     if world.rank == 0:
-        Answer(seconds, absent, _versions()).write(task.folder)
+        Answer(seconds, absent, versions()).write(task.folder)
 
 
 def _measure(case: Case, task: Task, peers: Mapping[str, Build], world: MPI.Comm) -> dict[str, list[float]]:
@@ -52,7 +52,7 @@ def _contenders(case: Case, task: Task, peers: Mapping[str, Build], world: MPI.C
     return [*found, memory_limit(case, task.vectors)]
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     names = ("hybridps", "numpy", "mpi4py", "numba", "torch", "mxnet", "horovod")
     installed = {name: _version(name) for name in names}
     library = MPI.Get_library_version().split(",")[0].strip("\0\n ")

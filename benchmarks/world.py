@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 from benchmarks.links import Links
 from benchmarks.task import Answer, Task
@@ -37,14 +38,31 @@ def run_ranks(task: Task, links: Links | None) -> Answer:
     return Answer.read(task.folder)
 
 
+def start_ranks(module: str, path: Path, ranks: int, folder: str) -> None:
+    """Start ranks of a module on this host, and wait. Raises RuntimeError if they fail."""
+    mpirun = find_mpirun()
+    command = mpirun.command(ranks, (), {}, [sys.executable, "-m", "mpi4py", "-m", module, str(path)])
+    status = _wait(list(command), _rank_environment(ranks, folder), mpirun.death_signal)
+    if status:
+        raise RuntimeError(f"the ranks failed: mpirun ended with status {status}")
+
+
+def end_by_signal(number: int, frame: FrameType | None) -> None:
+    """Leave through all `finally` clauses, which end what was started and remove the namespaces."""
+    sys.exit(128 + number)
+
+
 def _environment(task: Task, links: Links | None) -> dict[str, str]:
-    ranks = len(task.node_of_rank)
+    environment = _rank_environment(len(task.node_of_rank), task.folder)
+    return environment | (links.variables(Path(task.folder)) if links else {})
+
+
+def _rank_environment(ranks: int, folder: str) -> dict[str, str]:
     kept = without_rank_marks(os.environ)
     wanted = root_environment() | rank_environment(kept, os.cpu_count() or 1, ranks, ranks)
     paths = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"
     # what the MPI library leaves behind when it is ended goes with the folder
-    environment = kept | wanted | {"PATH": paths, "PYTHONPATH": str(TOP), "TMPDIR": task.folder}
-    return environment | (links.variables(Path(task.folder)) if links else {})
+    return kept | wanted | {"PATH": paths, "PYTHONPATH": str(TOP), "TMPDIR": folder}
 
 
 def _hosts(task: Task, links: Links) -> tuple[Host, ...]:

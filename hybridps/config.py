@@ -9,7 +9,9 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
@@ -18,6 +20,8 @@ from msgspec import Meta
 from hybridps.errors import ConfigError
 
 PREFIX = "HYBRIDPS_"
+SECRETS = ("HYBRIDPS_CREDENTIALS",)
+"""Variables that nobody else may see."""
 
 AtLeastOne = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
@@ -49,6 +53,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     servers: tuple[str, ...] = ()
     """Addresses of the parameter servers, e.g. `tcp://127.0.0.1:5555,tcp://127.0.0.1:5556`."""
 
+    server_threads: AtLeastOne | None = None
+    """Threads of a server, which share the chunks. Default: the cores of its host, 4 at most."""
+
+    server_cores: tuple[NotNegative, ...] = ()
+    """Cores that the threads of a server are pinned to, in turn. Default: none."""
+
+    check_finite: bool = True
+    """Whether servers refuse values with NaN or Inf."""
+
+    server_keys: str | None = None
+    """Folder made by `hybridps keys`: a server lets in the tenants that are named there, and nobody else."""
+
+    keys: str | None = None
+    """Folder `for-NAME` of a tenant, made by `hybridps keys`: what a job needs to talk to its servers."""
+
+    credentials: str | None = None
+    """The same as one word, in the place of `keys`. Set by the launcher; never shown."""
+
     job: Name = "job"
     """Name of the job on its servers: jobs of different names never meet."""
 
@@ -58,7 +80,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tau: AtLeastOne = 10
     """Steps between two exchanges of Elastic SGD."""
 
-    chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28, multiple_of=64)] = 1 << 20
+    chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28, multiple_of=64)] = 4 << 20
     """Size of a chunk: the unit of transfer and of the server's work."""
 
     bucket_bytes: Annotated[int, Meta(ge=1024, multiple_of=64)] = 4 << 20
@@ -69,6 +91,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     wire: Literal["exact", "float16"] = "exact"
     """What the nodes of a group send each other for gradients of float32 and float64."""
+
+    collective: Literal["flat", "node", "library", "ring", "multi_ring", "halving_doubling"] | None = None
+    """Algorithm of the collectives in a group, whatever the table of choices says."""
+
+    collective_chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28, multiple_of=64)] | None = None
+    """Size of the chunks between the nodes of a group, whatever the table of choices says."""
+
+    tuning: str | None = None
+    """Table of choices that `hybridps tune` has measured, or `built-in`. Default: this host's, if there is one."""
+
+    deterministic: bool = False
+    """Only collectives whose order of summation does not depend on the MPI library or on a measured table."""
 
     deadline_seconds: Seconds = 600.0
     """How long any operation may wait for other ranks or groups, which may be validating or saving."""
@@ -121,6 +155,18 @@ def to_environment(settings: Settings) -> dict[str, str]:
         for field, value in msgspec.structs.asdict(settings).items()
         if value != getattr(default, field)
     }
+
+
+def tuning_file(environ: Mapping[str, str] | None = None) -> Path:
+    """Where `hybridps tune` keeps the table of this host."""
+    environ = os.environ if environ is None else environ
+    cache = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "hybridps" / f"tuning-{socket.gethostname()}.json"
+
+
+def without_secrets(settings: Settings) -> Settings:
+    """What may be shown and written down."""
+    return msgspec.structs.replace(settings, credentials=None)
 
 
 def started_by_mpi(environ: Mapping[str, str] | None = None) -> bool:

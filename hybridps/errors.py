@@ -44,6 +44,12 @@ class LayoutError(HybridPSError):
     status = MISUSED
 
 
+class OracleError(HybridPSError):
+    """A network, machine or question of the oracle cannot be used."""
+
+    status = MISUSED
+
+
 class GroupError(HybridPSError):
     """A collective operation could not be carried out."""
 

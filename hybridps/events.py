@@ -53,6 +53,30 @@ class Exchanged(Event, frozen=True):
     distance: float
 
 
+class Chosen(Event, frozen=True):
+    """How the group's collectives of up to `up_to_bytes` are done. `source`: built-in, measured or forced."""
+
+    algorithm: str
+    chunk_bytes: int
+    up_to_bytes: int
+    source: str
+    ranks: int
+    nodes: int
+
+
+class Communicated(Event, frozen=True):
+    """What the joint sums of a store took in `steps` steps since it began; at most one a second.
+
+    `group_seconds`: in the group, waiting for its ranks included. `exchange_seconds`: waiting for the servers' answers
+    and spreading them. `exposed_seconds`: from a step's last gradient on, when backward has nothing left to hide it.
+    """
+
+    steps: int
+    group_seconds: float
+    exchange_seconds: float
+    exposed_seconds: float
+
+
 class Noted(Event, frozen=True):
     """Something a user may want to know, such as a fallback."""
 

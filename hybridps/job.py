@@ -10,22 +10,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
 from hybridps.algorithms import ALGORITHMS, Algorithm, make_algorithm, resolve
 from hybridps.algorithms.uplink import FollowerUplink, LeaderUplink, NoUplink, Uplink
-from hybridps.config import Settings, load_settings
+from hybridps.config import Settings, load_settings, tuning_file
 from hybridps.errors import ConfigError, HybridPSError, PlanError, ServerError
-from hybridps.events import Closed
+from hybridps.events import Chosen, Closed
+from hybridps.memory import keep_freed_memory
 from hybridps.mpi_groups.group import Group
 from hybridps.mpi_groups.plan import SERVER
 from hybridps.mpi_groups.session import Session, agree, open_session
 from hybridps.ps.client import Client
+from hybridps.ps.clocks import Clock
+from hybridps.ps.keys import AllowList
 from hybridps.ps.process import ServerProcess
+from hybridps.ps.rules import Rule
 from hybridps.ps.server import Server
-from hybridps.tensor_collectives import Levels
+from hybridps.tensor_collectives import BUILT_IN, Choice, Chooser, Levels, Tuning
 
 
 class _Announcement(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,8 +65,11 @@ class Job:
     def worker(self) -> int:
         return self.session.place.worker
 
-    def algorithm(self, name: str | None = None) -> Algorithm:
+    def algorithm(self, name: str | None = None, rule: Rule | None = None, clock: Clock | None = None) -> Algorithm:
         """An algorithm over this rank's group and, if there are servers, a conversation with them of its own.
+
+        `rule` (of `hybridps.ps.rules`) and `clock` (of `hybridps.ps.clocks`): what the servers do, and when, where the
+        algorithm leaves that open.
 
         `name` must agree with the setting, if both are given (else ConfigError). Every rank of the job
         must call this, in the same order.
@@ -88,6 +96,8 @@ class Job:
             workers=plan.workers,
             groups=plan.groups,
             has_servers=bool(self.servers),
+            rule=rule,
+            clock=clock,
         )
 
     def close(self) -> None:
@@ -120,13 +130,37 @@ class Job:
 
     def _make_levels(self, group: Group) -> Levels:
         """The levels of a duplicate of this rank's group."""
-        session = self.session
+        session, settings = self.session, self.session.settings
         nodes = [place.node for place in session.plan.places if place.group == session.place.group]
-        levels = Levels(group, nodes, session.settings.deadline_seconds, session.settings.wire)
+        tuning, chooser, error = self._read_tuning(group), Chooser(group.size, len(set(nodes))), None
+        try:
+            forced = (settings.collective, settings.collective_chunk_bytes, _why_only_own(settings))
+            chooser = Chooser(group.size, len(set(nodes)), tuning, *forced)
+        except HybridPSError as problem:  # perhaps in this group only
+            error = problem
+        agree(session.workers, error)
+
+        def chosen(choice: Choice) -> None:
+            session.events.emit(Chosen(**msgspec.structs.asdict(choice), ranks=group.size, nodes=len(set(nodes))))
+
+        levels = Levels(group, nodes, settings.deadline_seconds, settings.wire, chooser, chosen)
         self._levels.append(levels)
         if levels.note:
             session.note(f"the ranks of a node do not share memory: {levels.note}")
         return levels
+
+    def _read_tuning(self, group: Group) -> Tuning:
+        """The leader's table of choices, on all ranks of the group; all hear of it if it cannot be read."""
+        settings, tuning, error = self.session.settings, BUILT_IN, None
+        path = Path(settings.tuning) if settings.tuning else tuning_file()
+        wanted = settings.tuning != "built-in" and not settings.deterministic
+        if group.rank == 0 and wanted and (settings.tuning or path.exists()):
+            try:
+                tuning = Tuning.read(path)
+            except HybridPSError as problem:
+                error = problem
+        agree(self.session.workers, error)
+        return msgspec.json.decode(group.allgather_bytes(msgspec.json.encode(tuning))[0], type=Tuning)
 
     def _try_uplink(self, group: Group) -> tuple[Uplink, HybridPSError | None]:
         """An uplink, or none and what is in the way: so that all ranks can hear of it."""
@@ -149,6 +183,15 @@ class Job:
             settings=settings,
         )
         return LeaderUplink(client, group)
+
+
+def _why_only_own(settings: Settings) -> str:
+    """Why the MPI library's collectives are not used; empty if they may be."""
+    if settings.deterministic:
+        return "the order of summation shall be the same in every run (HYBRIDPS_DETERMINISTIC)"
+    if settings.wire != "exact":
+        return f"it sends no {settings.wire} between nodes (HYBRIDPS_WIRE)"
+    return ""
 
 
 def open_job(read_settings: Callable[[], Settings] = load_settings) -> Job:
@@ -179,8 +222,16 @@ def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
     """Be a server rank of an MPI world: announce the address over MPI, and serve until the workers end."""
     session = open_session(lambda: resolve(settings), SERVER)
     announcement, server = _Announcement(), None
+    keep_freed_memory()
     try:
-        server = Server(bind, insecure=insecure)
+        server = Server(
+            bind,
+            insecure=insecure,
+            threads=settings.server_threads,
+            cores=settings.server_cores,
+            check_finite=settings.check_finite,
+            allowed=AllowList.of(settings),
+        )
         announcement.address = server.address
     except HybridPSError as error:
         announcement.error = str(error)
@@ -212,6 +263,6 @@ def _announce(session: Session, announcement: _Announcement) -> list[str]:
     if session.hosts > 1 and any("//127." in address or "//localhost" in address for address in addresses):
         raise PlanError(
             f"the server at {addresses[0]} cannot be reached from the other {session.hosts - 1} hosts: start with "
-            "`hybridps run --hosts ... --insecure`, or give the address of a `hybridps serve --insecure --bind ...`"
+            "`hybridps run --hosts ...`, or give the address of a `hybridps serve --bind ...` that has keys"
         ).on_all_ranks()
     return addresses

@@ -6,10 +6,15 @@ every tier works on the same memory without packing.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import fcntl
 import mmap
 import os
+import secrets
 from collections.abc import Mapping
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,6 +23,9 @@ from hybridps.errors import LayoutError
 
 ALIGNMENT = 64
 """Bytes; every key begins at a multiple of it."""
+
+_ARENAS, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1
+"""Options of glibc's mallopt."""
 
 DTYPES = ("float16", "float32", "float64")
 
@@ -142,6 +150,62 @@ def private_memory(nbytes: int) -> np.ndarray:
     return np.frombuffer(memory, np.uint8)
 
 
+class Place(NamedTuple):
+    """Where an array lies in shared memory of this process."""
+
+    descriptor: int
+    """Of this process, open as long as the memory is used."""
+    nbytes: int
+    """Size of the whole memory."""
+    offset: int
+    """Bytes before the array."""
+
+
+def place_of(array: np.ndarray) -> Place | None:
+    """Where a contiguous array lies, if it is a part of a `SharedMemory`."""
+    base = array
+    while isinstance(base, np.ndarray) and base.base is not None:
+        whole, base = base, base.base
+    mapping = base.obj if isinstance(base, memoryview) else base
+    if not isinstance(mapping, _Mapping):
+        return None
+    start = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    return Place(mapping.descriptor, len(mapping), start)
+
+
+def shared_memory(nbytes: int) -> np.ndarray:
+    """Zeroed bytes that a server on this host may work on, where the system grants them; else private (uint8)."""
+    if nbytes == 0:
+        return private_memory(0)
+    try:
+        memory = SharedMemory.create(nbytes)
+    except OSError:
+        return private_memory(nbytes)
+    memory.close()
+    return memory.bytes
+
+
+class _Mapping(mmap.mmap):
+    """Memory that knows where it comes from."""
+
+    def __init__(self, descriptor: int, nbytes: int) -> None:
+        self.descriptor = os.dup(descriptor)
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep memory that was freed for what comes next: fresh pages of large messages cost time.
+
+    A matter of glibc; elsewhere nothing happens.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for option, value in ((_ARENAS, 1), (_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, (1 << 31) - 1)):
+            mallopt(option, value)
+
+
 class SharedMemory:
     """Zeroed bytes that other processes of this host can attach to by name.
 
@@ -151,15 +215,22 @@ class SharedMemory:
     def __init__(self, name: str, descriptor: int, nbytes: int) -> None:
         self.name = name
         self.nbytes = nbytes
-        self._descriptor = descriptor
-        memory = mmap.mmap(descriptor, nbytes) if nbytes else bytearray()
+        self.descriptor = descriptor
+        try:
+            memory = _Mapping(descriptor, nbytes) if nbytes else bytearray()
+        except OSError:
+            os.close(descriptor)
+            raise
         self.bytes = np.frombuffer(memory, np.uint8)
         """The memory as uint8."""
 
     @classmethod
     def create(cls, nbytes: int) -> SharedMemory:
-        descriptor = os.memfd_create("hybridps")
+        # Who names the secret may read this process's descriptors: servers ask for it. The size is fixed for ever, as
+        # memory that becomes smaller kills whoever reads it.
+        descriptor = os.memfd_create(f"hybridps-{secrets.token_hex(16)}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, nbytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return cls(f"/proc/{os.getpid()}/fd/{descriptor}", descriptor, nbytes)
 
     @classmethod
@@ -172,10 +243,13 @@ class SharedMemory:
         if os.fstat(descriptor).st_size < nbytes:
             os.close(descriptor)
             raise LayoutError(f"shared memory {name} is smaller than the {nbytes} bytes expected")
-        return cls(name, descriptor, nbytes)
+        try:
+            return cls(name, descriptor, nbytes)
+        except OSError as error:
+            raise LayoutError(f"shared memory {name} cannot be mapped: {error.strerror}") from None
 
     def close(self) -> None:
         """Release the descriptor; arrays over the memory stay valid as long as they are used."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1

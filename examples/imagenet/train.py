@@ -56,8 +56,8 @@ def train(args: Namespace, kv: mx.kv.KVStore | None, images: data.Data) -> None:
         shard = shard[: args.max_batches * args.batch_size] if args.max_batches else shard
         steps = len(shard) // args.batch_size
         loader = data.batches(images.train, shard, args.batch_size, args.seed + epoch, args.loader_threads)
-        losses, began = RunningLoss(), time.perf_counter()
-        for step, (x, y) in enumerate(bar(args, epoch, loader, losses, worker)):
+        reading, losses, began = Reading(loader), RunningLoss(), time.perf_counter()
+        for step, (x, y) in enumerate(bar(args, epoch, reading, losses, worker)):
             trainer.set_learning_rate(learning_rate(args, epoch + step / steps, 1 / steps))
             with autograd.record():
                 parts = [
@@ -76,7 +76,8 @@ def train(args: Namespace, kv: mx.kv.KVStore | None, images: data.Data) -> None:
         if (epoch + 1) % args.val_every == 0 or epoch + 1 == args.epochs:
             seen = data.val_shard(len(images.val.indices), worker, workers)
             scores = evaluate(args, images, seen, {"val": net, "centre": centre}, devices)
-        journal.epoch(epoch + 1, losses.mean(), len(shard), seconds, trainer.learning_rate, scores)
+        timing = {"train_images": len(shard), "train_seconds": seconds, "loader_seconds": reading.seconds}
+        journal.epoch(epoch + 1, losses.mean(), timing, trainer.learning_rate, scores)
         if worker == 0:
             save(args, epoch + 1, centre or net, trainer)
     journal.end()
@@ -152,7 +153,28 @@ class RunningLoss:
             self._waiting = []
 
 
-def bar(args: Namespace, epoch: int, loader: gluon.data.DataLoader, losses: RunningLoss, worker: int) -> Iterator:
+class Reading:
+    """The batches of a loader, and how long Python has waited for them."""
+
+    def __init__(self, loader: gluon.data.DataLoader) -> None:
+        self._loader = loader
+        self.seconds = 0.0
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator:
+        batches = iter(self._loader)
+        while True:
+            began = time.perf_counter()
+            batch = next(batches, None)
+            self.seconds += time.perf_counter() - began
+            if batch is None:
+                return
+            yield batch
+
+
+def bar(args: Namespace, epoch: int, loader: Reading, losses: RunningLoss, worker: int) -> Iterator:
     """The batches; the first worker shows a progress bar unless its output goes to a file."""
     label = f"epoch {epoch + 1}/{args.epochs}"
     with tqdm(loader, label, file=sys.stdout, leave=False, disable=True if worker else None) as progress:
@@ -253,10 +275,9 @@ class Journal:
         if self._worker == 0:
             (args.run / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
 
-    def epoch(self, epoch: int, loss: float, count: int, seconds: float, lr: float, scores: dict[str, float]) -> None:
-        rate = count / seconds
-        timing = {"train_images": count, "train_seconds": seconds, "images_per_second": rate}
-        self._write("epoch", epoch=epoch, loss=loss, **timing, lr=lr, **scores)
+    def epoch(self, epoch: int, loss: float, timing: dict[str, float], lr: float, scores: dict[str, float]) -> None:
+        rate = timing["train_images"] / timing["train_seconds"]
+        self._write("epoch", epoch=epoch, loss=loss, **timing, images_per_second=rate, lr=lr, **scores)
         if self._worker == 0:
             words = [
                 f"epoch {epoch}/{self._epochs}",

@@ -21,11 +21,14 @@ class Algorithm(Protocol):
     has_centre: bool
     """Whether the servers hold a model of their own, the centre."""
 
+    updates: bool
+    """Whether the servers update: what `reduce_` and `finish_` bring are then the new weights, not gradients."""
+
     levels: Levels
     """The levels of the group; `levels.tensor` gives the memory that gradients are reduced fastest in."""
 
     def initialise(self, table: str, layout: Layout, values: Tensor) -> None:
-        """Make `values` the same on all ranks of all groups: those of the first group that comes, its leader's."""
+        """Make `values` the same on all ranks of all groups: those of the first group's leader."""
 
     def join_gradients(self, table: str, layout: Layout) -> None:
         """Register a table before its first `reduce_`."""

@@ -3,7 +3,7 @@
 | tier | what | when | clock | rule |
 |---|---|---|---|---|
 | group | gradients, allreduce | every step | | sum |
-| servers | weights | every tau steps | free-running | Elastic |
+| servers | weights | every tau steps | free-running | Elastic, or another |
 
 Each step, in a group of m workers with batch b each:
 
@@ -26,21 +26,24 @@ import numpy as np
 
 from hybridps.algorithms.uplink import Uplink
 from hybridps.memory import Layout
-from hybridps.ps.rules import Elastic, Sum
+from hybridps.ps.rules import Rule, Sum
 from hybridps.tensor_collectives import Levels, Tensor, allreduce_
 
 
 class MpiESGD:
-    """See `Algorithm` for the methods. `alpha`: moving rate in [0, 1]. `tau`: steps between exchanges."""
+    """See `Algorithm` for the methods. `tau`: steps between exchanges.
+
+    `rule`: `Elastic`, or another one that works on weights: `ElasticTogether`, its synchronous form, or `Outer`, an
+    outer optimiser on the difference.
+    """
 
     name = "elastic"
+    updates = False
 
-    def __init__(
-        self, levels: Levels, uplink: Uplink, *, workers: int, alpha: float, tau: int, has_centre: bool
-    ) -> None:
+    def __init__(self, levels: Levels, uplink: Uplink, *, workers: int, rule: Rule, tau: int, has_centre: bool) -> None:
         self.levels = levels
         self.uplink = uplink
-        self.rule = Elastic(alpha)
+        self.rule = rule
         self.tau = tau
         self.has_centre = has_centre
         self._scale = workers / levels.group.size

@@ -24,6 +24,7 @@ class MpiSGD:
 
     name = "sync"
     has_centre = False
+    updates = False
 
     def __init__(self, levels: Levels, uplink: Uplink) -> None:
         self.levels = levels
@@ -39,8 +40,9 @@ class MpiSGD:
         return False
 
     def reduce_(self, table: str, gradients: Tensor, start: int, stop: int) -> None:
-        allreduce_(gradients, self.levels.group, "sum", start, stop)
-        self.uplink.start(f"{table}.gradients", gradients, start, stop)
+        if not self.uplink.start_sum(f"{table}.gradients", gradients, start, stop):
+            allreduce_(gradients, self.levels.group, "sum", start, stop)
+            self.uplink.start(f"{table}.gradients", gradients, start, stop)
 
     def finish_(self) -> None:
         self.uplink.finish()

@@ -10,11 +10,14 @@ from typing import Protocol
 
 import numpy as np
 
-from hybridps.memory import Arena, Layout
+from hybridps.memory import DTYPES, Layout, shared_memory
 from hybridps.mpi_groups.group import Group
+from hybridps.ps.clocks import Clock
 from hybridps.ps.rules import Rule
 from hybridps.ps.store import ParameterStore, Pending
 from hybridps.tensor_collectives import Tensor, broadcast_
+from hybridps.tensor_collectives.node import Node
+from hybridps.tensor_collectives.tensor import Rows
 
 
 class Uplink(Protocol):
@@ -28,7 +31,9 @@ class Uplink(Protocol):
     def distance(self) -> float:
         """|w - centre| / |w| of the last Elastic exchange that this rank saw; nan if there was none."""
 
-    def register(self, table: str, layout: Layout, tensor: Tensor | None, rule: Rule) -> bool:
+    def register(
+        self, table: str, layout: Layout, tensor: Tensor | None, rule: Rule, clock: Clock | None = None
+    ) -> bool:
         """Join a table, with the tensor as its centre unless there is one; the tensor is the centre afterwards.
 
         Without a tensor the centre begins with zeros. Returns whether the centre was there already.
@@ -36,6 +41,12 @@ class Uplink(Protocol):
 
     def start(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
         """Begin to exchange elements `start:stop` of the tensor, which nobody may use until `finish`."""
+
+    def start_sum(self, table: str, tensor: Tensor, start: int, stop: int) -> bool:
+        """Begin to exchange the sum of those elements over the ranks of the group, where all servers can add it up.
+
+        Else False on all ranks, and nothing is begun: reduce to the leader, and `start`.
+        """
 
     def finish(self) -> None:
         """End the oldest exchange begun: the tensor has absorbed the answer, on all ranks of the group."""
@@ -55,13 +66,18 @@ class NoUplink:
     def __init__(self, group: Group) -> None:
         self.group = group
 
-    def register(self, table: str, layout: Layout, tensor: Tensor | None, rule: Rule) -> bool:
+    def register(
+        self, table: str, layout: Layout, tensor: Tensor | None, rule: Rule, clock: Clock | None = None
+    ) -> bool:
         if tensor is not None:
             broadcast_(tensor, self.group)
         return False
 
     def start(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
         pass
+
+    def start_sum(self, table: str, tensor: Tensor, start: int, stop: int) -> bool:
+        return False
 
     def finish(self) -> None:
         pass
@@ -80,8 +96,9 @@ class LeaderUplink:
         self.store = store
         self.group = group
         self.last_distance = float("nan")
-        self._tables: dict[str, tuple[Rule, np.ndarray]] = {}
-        self._under_way: deque[tuple[str, Tensor, int, int, Pending]] = deque()
+        self._tables: dict[str, tuple[Rule, np.ndarray | None]] = {}
+        self._under_way: deque[tuple[str, Tensor, int, int, Pending, Node | None]] = deque()
+        self._added_up: dict[str, bool] = {}
 
     @property
     def bytes_to_servers(self) -> int:
@@ -91,9 +108,12 @@ class LeaderUplink:
     def distance(self) -> float:
         return self.last_distance
 
-    def register(self, table: str, layout: Layout, tensor: Tensor | None, rule: Rule) -> bool:
-        late = self.store.register(table, layout, None if tensor is None else tensor.vectors[0], rule)
-        self._tables[table] = (rule, Arena(layout).flat)
+    def register(
+        self, table: str, layout: Layout, tensor: Tensor | None, rule: Rule, clock: Clock | None = None
+    ) -> bool:
+        late = self.store.register(table, layout, None if tensor is None else tensor.vectors[0], rule, clock)
+        apart = None if rule.replaces else shared_memory(layout.nbytes).view(layout.dtype)
+        self._tables[table] = (rule, apart)
         if tensor is not None:
             if late:
                 self.store.pull(table, tensor.vectors[0]).wait()
@@ -101,17 +121,36 @@ class LeaderUplink:
         return late
 
     def start(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
-        answer = self._tables[table][1]
-        pending = self.store.exchange(table, tensor.vectors[0], answer, start, stop)
-        self._under_way.append((table, tensor, start, stop, pending))
+        values, apart = tensor.vectors[0], self._tables[table][1]
+        pending = self.store.exchange(table, values, values if apart is None else apart, start, stop)
+        self._under_way.append((table, tensor, start, stop, pending, None))
+
+    def start_sum(self, table: str, tensor: Tensor, start: int, stop: int) -> bool:
+        rows = rows_of_node(tensor, self.group)
+        if rows is None or not self._tables[table][0].replaces or not self._added_up.get(table, True):
+            return False
+        node = rows.levels.node
+        node.meet("an exchange with the servers")
+        vectors = [row[: tensor.length].view(tensor.dtype) for row in rows.array]
+        pending = self.store.exchange_rows(table, vectors, start, stop)
+        if table not in self._added_up:
+            self._added_up[table] = pending is not None
+            self.group.allgather_bytes(b"yes" if pending else b"no")
+        if pending is not None:
+            self._under_way.append((table, tensor, start, stop, pending, node))
+        return pending is not None
 
     def finish(self) -> None:
-        table, tensor, start, stop, pending = self._under_way.popleft()
+        table, tensor, start, stop, pending, node = self._under_way.popleft()
         pending.wait()
-        rule, answer = self._tables[table]
-        values = tensor.vectors[0][start:stop]
-        self.last_distance = rule.distance(values, answer[start:stop])
-        rule.absorb_(values, answer[start:stop])
+        if node is not None:
+            node.meet("the answer of the servers", asleep=True)
+            return
+        rule, apart = self._tables[table]
+        if apart is not None:
+            values, answer = tensor.vectors[0][start:stop], apart[start:stop]
+            self.last_distance = rule.distance(values, answer)
+            rule.absorb_(values, answer)
         broadcast_(tensor, self.group, 0, start, stop)
 
     def pull(self, table: str, tensor: Tensor) -> None:
@@ -130,22 +169,49 @@ class FollowerUplink:
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self._under_way: deque[tuple[Tensor, int, int]] = deque()
+        self._under_way: deque[tuple[Tensor, int, int, Node | None]] = deque()
+        self._replaces: dict[str, bool] = {}
+        self._added_up: dict[str, bool] = {}
 
-    def register(self, table: str, layout: Layout, tensor: Tensor | None, rule: Rule) -> bool:
+    def register(
+        self, table: str, layout: Layout, tensor: Tensor | None, rule: Rule, clock: Clock | None = None
+    ) -> bool:
+        self._replaces[table] = rule.replaces
         if tensor is not None:
             broadcast_(tensor, self.group)
         return False
 
     def start(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
-        self._under_way.append((tensor, start, stop))
+        self._under_way.append((tensor, start, stop, None))
+
+    def start_sum(self, table: str, tensor: Tensor, start: int, stop: int) -> bool:
+        rows = rows_of_node(tensor, self.group)
+        if rows is None or not self._replaces[table] or not self._added_up.get(table, True):
+            return False
+        node = rows.levels.node
+        node.meet("an exchange with the servers")
+        if table not in self._added_up:
+            self._added_up[table] = self.group.allgather_bytes(b"")[0] == b"yes"
+        if self._added_up[table]:
+            self._under_way.append((tensor, start, stop, node))
+        return self._added_up[table]
 
     def finish(self) -> None:
-        tensor, start, stop = self._under_way.popleft()
-        broadcast_(tensor, self.group, 0, start, stop)
+        tensor, start, stop, node = self._under_way.popleft()
+        if node is not None:
+            node.meet("the answer of the servers", asleep=True)
+        else:
+            broadcast_(tensor, self.group, 0, start, stop)
 
     def pull(self, table: str, tensor: Tensor) -> None:
         broadcast_(tensor, self.group)
 
     def close(self) -> None:
         pass
+
+
+def rows_of_node(tensor: Tensor, group: Group) -> Rows | None:
+    """The rows of a group of several ranks, if all are in memory of one node, in a dtype that servers know."""
+    rows = tensor.rows_in(group)
+    fits = rows is not None and group.size > 1 and rows.levels.one_node and tensor.dtype.name in DTYPES
+    return rows if fits else None

@@ -10,11 +10,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from hybridps import __version__
+from hybridps.cli.oracle_runs import oracle_app
 from hybridps.errors import ConfigError, HybridPSError
 
 MISUSED = 2
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app.add_typer(oracle_app, name="oracle")
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
@@ -66,7 +68,7 @@ def run_command(
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting, e.g. chunk_bytes=65536.")
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Let servers listen on the network without keys.")
+        bool, typer.Option("--insecure", help="Let everybody on the network use the servers, without keys.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No settings, notes and summary.")] = False,
 ) -> None:
@@ -94,6 +96,9 @@ def serve_command(
         str, typer.Option("--bind", help="Address to listen on; * is any free port.")
     ] = "tcp://127.0.0.1:*",
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen on the network without keys.")] = False,
+    keys: Annotated[
+        str | None, typer.Option("--keys", help="Folder made by hybridps keys: only its tenants may connect.")
+    ] = None,
     stop_after_groups: Annotated[
         int | None, typer.Option("--stop-after-groups", help="End when so many groups have said goodbye.")
     ] = None,
@@ -107,7 +112,24 @@ def serve_command(
 
     if quiet:
         os.environ["HYBRIDPS_QUIET"] = "true"
+    if keys is not None:
+        os.environ["HYBRIDPS_SERVER_KEYS"] = keys
     serve(bind, insecure=insecure, stop_after_groups=stop_after_groups, lost_seconds=lost_seconds)
+
+
+@app.command(name="keys")
+def keys_command(
+    folder: Annotated[Path, typer.Argument(help="The servers' folder; made if it is not there.")],
+    tenants: Annotated[list[str], typer.Argument(metavar="TENANT...", help="Who gets keys.")],
+    memory: Annotated[str | None, typer.Option("--memory", help="What each may use of a server, e.g. 4G.")] = None,
+    rate: Annotated[
+        str | None, typer.Option("--rate", help="Bytes per second of each at a server, one way, e.g. 500M.")
+    ] = None,
+) -> None:
+    """Make keys for tenants of servers that listen on a network."""
+    from hybridps.cli.keys import make_keys
+
+    make_keys(folder, tenants, memory, rate)
 
 
 @app.command(name="doctor")
@@ -118,6 +140,23 @@ def doctor_command(
     from hybridps.cli.doctor import doctor
 
     sys.exit(doctor(as_json))
+
+
+@app.command(name="tune")
+def tune_command(
+    workers: Annotated[int, typer.Option("-n", "-np", "--workers", min=1, help="Ranks of the group.")] = 2,
+    ranks_per_node: Annotated[
+        int | None,
+        typer.Option("--ranks-per-node", help="Take every so many ranks as a node. Default: those of a host."),
+    ] = None,
+    hosts: Annotated[str | None, typer.Option("-H", "--hosts", help="Hosts and their slots, e.g. h1:4,h2:4.")] = None,
+    hostfile: Annotated[Path | None, typer.Option("--hostfile", help="File with lines like: h1 slots=4")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="Where to keep the table. Default: in the cache.")] = None,
+) -> None:
+    """Measure which collective algorithm is fastest for which size here, and use it from now on."""
+    from hybridps.cli.tune import tune
+
+    sys.exit(tune(workers, ranks_per_node, _hosts(hosts, hostfile), file))
 
 
 @app.command(name="report")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hybridps.cli.hosts import Host
+from hybridps.config import SECRETS
 from hybridps.errors import ConfigError
 
 OPEN_MPI = "Open MPI"
@@ -71,8 +72,9 @@ class Mpirun:
         options = []
         if hosts:
             options += ["-hosts", ",".join(map(str, hosts))]
+            # The whole environment goes to all ranks anyway; a command line can be read by everybody.
             for name, value in exported.items():
-                options += ["-genv", name, value]
+                options += [] if name in SECRETS else ["-genv", name, value]
         return options
 
 

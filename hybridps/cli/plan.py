@@ -51,6 +51,8 @@ class Launch:
     insecure: bool
     command: tuple[str, ...]
     settings: Settings
+    makes_keys: bool = False
+    """Whether the servers listen on the network, and get keys for this launch alone."""
 
     @property
     def workers(self) -> int:
@@ -61,8 +63,8 @@ class Launch:
         """Workers on the host that has most of them."""
         return most_on_a_host([group.hosts for group in self.groups]) or self.workers
 
-    def group_settings(self, group: GroupLaunch, servers: Sequence[str]) -> Settings:
-        """What the ranks of a group are told, once the servers have addresses."""
+    def group_settings(self, group: GroupLaunch, servers: Sequence[str], credentials: str | None = None) -> Settings:
+        """What the ranks of a group are told, once the servers have addresses, and keys that they may need."""
         sizes = tuple(other.size for other in self.groups)
         addresses = tuple(servers) or self.settings.servers
         return msgspec.structs.replace(
@@ -72,12 +74,22 @@ class Launch:
             group_sizes=sizes,
             group_index=group.index,
             servers=addresses,
+            server_keys=None,
+            credentials=credentials or self.settings.credentials,
         )
 
-    def server_settings(self) -> Settings:
-        """What a server is told."""
+    def server_settings(self, keys: str | None = None) -> Settings:
+        """What a server is told; the folder of its keys."""
         return msgspec.structs.replace(
-            self.settings, groups=None, workers_per_group=None, group_sizes=None, group_index=None, servers=()
+            self.settings,
+            groups=None,
+            workers_per_group=None,
+            group_sizes=None,
+            group_index=None,
+            servers=(),
+            keys=None,
+            credentials=None,
+            server_keys=keys or self.settings.server_keys,
         )
 
 
@@ -109,7 +121,9 @@ def make_launch(wish: Wish) -> Launch:
     groups = tuple(GroupLaunch(index, size, part) for index, (size, part) in enumerate(zip(sizes, parts, strict=True)))
     servers = _servers(wish, len(sizes))
     bind = _bind(wish) if servers else _LOOPBACK
-    return Launch(groups, servers, f"tcp://{bind}:*", wish.insecure, commands.wrap(wish.command), settings)
+    makes_keys = bind != _LOOPBACK and not wish.insecure and settings.server_keys is None
+    command = commands.wrap(wish.command)
+    return Launch(groups, servers, f"tcp://{bind}:*", wish.insecure, command, settings, makes_keys)
 
 
 def group_sizes(workers: int, settings: Settings) -> tuple[int, ...]:
@@ -150,13 +164,6 @@ def _servers(wish: Wish, groups: int) -> int:
 
 
 def _bind(wish: Wish) -> str:
-    """The address on which servers listen. Raises ConfigError if that would be open to others without leave."""
+    """The address on which servers listen: on the network only for workers that are elsewhere."""
     elsewhere = [host.name for host in wish.hosts if not is_here(host.name)]
-    if not elsewhere:
-        return _LOOPBACK
-    if not wish.insecure:
-        raise ConfigError(
-            f"servers for workers on {elsewhere[0]} must listen on the network, where everybody can reach them: "
-            "add --insecure if you trust this network"
-        )
-    return address_seen_by(elsewhere[0])
+    return address_seen_by(elsewhere[0]) if elsewhere else _LOOPBACK

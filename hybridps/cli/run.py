@@ -6,6 +6,9 @@ import os
 import re
 import signal
 import sys
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 
 from hybridps.cli.mpirun import Mpirun, find_mpirun, rank_environment, root_environment, without_rank_marks
@@ -14,6 +17,7 @@ from hybridps.cli.plan import GroupLaunch, Launch, Wish, child_environment, make
 from hybridps.cli.processes import Child, Processes
 from hybridps.config import PREFIX
 from hybridps.errors import MISUSED, ServerError
+from hybridps.ps.keys import Credentials, make_tenant
 
 SERVER_START_SECONDS = 60.0
 STOP_SECONDS = 5.0
@@ -44,6 +48,8 @@ class Launcher:
         self._servers: list[Child] = []
         self._groups: list[Child] = []
         self._addresses: dict[str, str] = {}
+        self._keys: str | None = None
+        self._credentials: str | None = None
         self._signals: list[int] = []
         self._failed: int | None = None
         self._misused = False
@@ -52,7 +58,11 @@ class Launcher:
     def run(self) -> int:
         before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         try:
-            self._start_servers()
+            with ExitStack() as stack:
+                if self._launch.makes_keys:
+                    self._make_keys(Path(stack.enter_context(TemporaryDirectory(prefix="hybridps-"))))
+                # The servers read their keys before they say their addresses.
+                self._start_servers()
             self._start_groups()
             self._processes.until(lambda: bool(self._signals) or self._misused or not _running(self._groups))
         finally:
@@ -63,11 +73,16 @@ class Launcher:
             return 128 + self._signals[0]
         return self._failed or 0
 
+    def _make_keys(self, folder: Path) -> None:
+        """For this launch alone: the servers read theirs from the folder, the groups get them by the environment."""
+        theirs = make_tenant(folder, "run")
+        self._keys, self._credentials = str(folder), Credentials.load(theirs).text()
+
     def _start_servers(self) -> None:
         launch = self._launch
         command = [sys.executable, "-m", "hybridps", "serve", "--bind", launch.bind]
         command += ["--insecure"] if launch.insecure else []
-        environ = child_environment(without_rank_marks(os.environ), launch.server_settings())
+        environ = child_environment(without_rank_marks(os.environ), launch.server_settings(self._keys))
         for index in range(launch.servers):
             name = f"server {index}"
             self._servers.append(
@@ -114,7 +129,7 @@ class Launcher:
             self._groups.append(self._start_group(group, shared, addresses))
 
     def _start_group(self, group: GroupLaunch, shared: dict[str, str], addresses: list[str]) -> Child:
-        environ = child_environment(shared, self._launch.group_settings(group, addresses))
+        environ = child_environment(shared, self._launch.group_settings(group, addresses, self._credentials))
         exported = {
             name: value
             for name, value in environ.items()

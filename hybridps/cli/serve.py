@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Mapping
 
 from hybridps.config import Settings, load_settings, started_by_mpi
+from hybridps.memory import keep_freed_memory
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
@@ -32,10 +33,21 @@ def world_size(environ: Mapping[str, str]) -> int:
 def _serve_alone(
     bind: str, settings: Settings, insecure: bool, stop_after_groups: int | None, lost_seconds: float | None
 ) -> None:
+    from hybridps.ps.keys import AllowList
     from hybridps.ps.server import Server
 
     lost = settings.lost_seconds if lost_seconds is None else lost_seconds
-    server = Server(bind, insecure=insecure, stop_after_groups=stop_after_groups, lost_seconds=lost)
+    keep_freed_memory()
+    server = Server(
+        bind,
+        insecure=insecure,
+        stop_after_groups=stop_after_groups,
+        lost_seconds=lost,
+        threads=settings.server_threads,
+        cores=settings.server_cores,
+        check_finite=settings.check_finite,
+        allowed=AllowList.of(settings),
+    )
     _on_end_signals(server.stop)
     print(f"hybridps: serving at {server.address}", flush=True)
     server.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from hybridps.kvstore import engine
 from hybridps.kvstore.arrays import array_over, is_gradient_of, is_overwritten
 from hybridps.kvstore.communicator import Communicator
 from hybridps.kvstore.engine import Done
+from hybridps.kvstore.spent import Spent
 from hybridps.kvstore.weights import layouts_by_dtype
 from hybridps.memory import Arena, Layout
 from hybridps.mpi_groups import Session
@@ -54,9 +56,12 @@ class Step:
         self.number = number
         self.pushed: set[str] = set()
         self.arrivals: queue.SimpleQueue[tuple[str, Done | None] | None] = queue.SimpleQueue()
+        self.last_arrival = 0.0
+        """When the last gradient came so far, on the monotonic clock."""
 
     def arrive(self, name: str, done: Done) -> None:
         """On an engine thread: the gradient is there; `done` releases it."""
+        self.last_arrival = time.monotonic()
         self.arrivals.put((name, done))
 
     def skip(self, name: str) -> None:
@@ -139,6 +144,7 @@ class Joint:
                 self._coverage[name] += 1
         self._expected = frozenset(gradients)
         self._current: Step | None = None
+        self._spent = Spent(session.events)
         communicator.submit(self._join)
 
     def takes(self, name: str, values: Sequence[NDArray]) -> bool:
@@ -242,7 +248,8 @@ class Joint:
         watch = self._session.watchdog.watch
 
         def finish() -> None:
-            self._algorithm.finish_()
+            with self._spent.on("exchange"):
+                self._algorithm.finish_()
             for name in under_way.popleft().keys:
                 left[name] -= 1
                 done = arrived.pop(name, None) if left[name] == 0 else None
@@ -252,7 +259,7 @@ class Joint:
         for bucket in self._buckets:
             with watch(f"step {step.number} for gradients of {bucket.table} that this worker itself has not computed"):
                 expected = _await(bucket, step, expected, arrived)
-            with watch(f"step {step.number} in the allreduce of {bucket.table}"):
+            with watch(f"step {step.number} in the allreduce of {bucket.table}"), self._spent.on("group"):
                 self._algorithm.reduce_(bucket.table, self._tables[bucket.table].tensor, bucket.start, bucket.stop)
                 under_way.append(bucket)
                 if len(under_way) > UNDER_WAY:
@@ -260,6 +267,7 @@ class Joint:
         with watch(f"step {step.number} for the servers' answer"):
             while under_way:
                 finish()
+        self._spent.end_step(step.last_arrival)
 
 
 def _await(bucket: Bucket, step: Step, expected: frozenset[str], arrived: dict[str, Done | None]) -> frozenset[str]:

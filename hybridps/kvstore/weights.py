@@ -12,7 +12,7 @@ from hybridps.errors import GroupError
 from hybridps.events import Exchanged, Registered
 from hybridps.kvstore.arrays import array_over, dense, dtype_of
 from hybridps.kvstore.communicator import Communicator
-from hybridps.memory import Arena, Layout
+from hybridps.memory import Arena, Layout, shared_memory
 from hybridps.mpi_groups import Session
 from hybridps.mpi_groups.group import Group
 from hybridps.tensor_collectives import Tensor
@@ -39,7 +39,10 @@ class Weights:
         self._algorithm = algorithm
         self._communicator = communicator
         self._meeting = meeting
-        self._arenas = {f"{prefix}.{dtype}": Arena(layout) for dtype, layout in layouts_by_dtype(self._weights).items()}
+        self._arenas = {
+            f"{prefix}.{dtype}": Arena(layout, shared_memory(layout.nbytes).view(dtype))
+            for dtype, layout in layouts_by_dtype(self._weights).items()
+        }
         self._slots = _slots(self._arenas)
         self._centre: dict[str, NDArray] = {}
         self._taken: set[str] = set()

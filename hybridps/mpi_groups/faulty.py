@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from hybridps.errors import GroupError
-from hybridps.mpi_groups.group import Group
+from hybridps.mpi_groups.group import Group, Transfer
 
 
 class FaultyGroup:
@@ -35,6 +37,12 @@ class FaultyGroup:
 
     def allgather(self, *args: Any) -> None:
         self._next().allgather(*args)
+
+    def send(self, array: np.ndarray, to: int, tag: int) -> Transfer:
+        return self._next().send(array, to, tag)
+
+    def receive(self, array: np.ndarray, source: int, tag: int) -> Transfer:
+        return self._next().receive(array, source, tag)
 
     def barrier(self) -> None:
         self._next().barrier()

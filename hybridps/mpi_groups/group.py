@@ -9,6 +9,15 @@ import numpy as np
 Operation = Literal["sum", "max", "min"]
 
 
+class Transfer(Protocol):
+    """A message under way to or from rank `peer`. The array belongs to it until it is done."""
+
+    peer: int
+
+    def done(self) -> bool:
+        """Whether it is; to ask lets messages go on."""
+
+
 class Group(Protocol):
     """Ranks that call the same operations in the same order, each with arrays of equal length and dtype.
 
@@ -36,6 +45,12 @@ class Group(Protocol):
 
     def allgather(self, array: np.ndarray, out: np.ndarray, counts: list[int]) -> None:
         """Concatenate the `counts[r]` elements of every rank r into `out`."""
+
+    def send(self, array: np.ndarray, to: int, tag: int) -> Transfer:
+        """Begin to send to rank `to`. Messages between two ranks with the same `tag` (0 to 32767) stay in order."""
+
+    def receive(self, array: np.ndarray, source: int, tag: int) -> Transfer:
+        """Begin to receive a message of the array's length from rank `source`."""
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import time
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -13,9 +15,39 @@ from hybridps.mpi_groups.group import Operation
 
 OPERATION = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
 
+
+def _letting_nan_win(combine: np.ufunc) -> MPI.Op:
+    def operation(given: Any, kept: Any, datatype: MPI.Datatype) -> None:
+        mine = np.frombuffer(kept, np.dtype(datatype.tocode()))
+        combine(mine, np.frombuffer(given, mine.dtype), out=mine)
+
+    return MPI.Op.Create(operation, commute=True)
+
+
+LETS_NAN_WIN = {"max": _letting_nan_win(np.maximum), "min": _letting_nan_win(np.minimum)}
+
 # Pieces of this size stay in the library's scratch memory and in cache; a whole large buffer makes it
 # map scratch memory anew in each call, which costs more than the reduction.
 PIECE_BYTES = 2 << 20
+
+SMALL_BYTES = 32 << 10
+"""Up to this size an operation is waited for by looking. Larger ones block, when all ranks have come."""
+
+LOOKS = 500
+"""Looks before a wait begins to sleep."""
+
+
+class MPITransfer:
+    """A message under way, over MPI."""
+
+    __slots__ = ("_request", "peer")
+
+    def __init__(self, request: MPI.Request, peer: int) -> None:
+        self._request = request
+        self.peer = peer
+
+    def done(self) -> bool:
+        return bool(self._request.Test())
 
 
 class MPIGroup:
@@ -33,15 +65,26 @@ class MPIGroup:
 
     def allreduce_(self, array: np.ndarray, op: Operation = "sum") -> None:
         self._count(array)
-        if self.size > 1:
-            for piece in _pieces(array):
-                self.communicator.Allreduce(MPI.IN_PLACE, piece, OPERATION[op])
+        if self.size == 1:
+            return
+        operation = _operation(op, array.dtype)
+        if array.nbytes <= SMALL_BYTES:
+            self._wait(self.communicator.Iallreduce(MPI.IN_PLACE, array, operation), "an allreduce of all ranks")
+            return
+        self._all_come("an allreduce")
+        for piece in _pieces(array):
+            self.communicator.Allreduce(MPI.IN_PLACE, piece, operation)
 
     def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
         self._count(array)
-        if self.size > 1:
-            for piece in _pieces(array):
-                self.communicator.Bcast(piece.view(np.uint8), root)
+        if self.size == 1:
+            return
+        if array.nbytes <= SMALL_BYTES:
+            self._wait(self.communicator.Ibcast(array.view(np.uint8), root), "a broadcast to all ranks")
+            return
+        self._all_come("a broadcast")
+        for piece in _pieces(array):
+            self.communicator.Bcast(piece.view(np.uint8), root)
 
     def allgather_bytes(self, data: bytes) -> list[bytes]:
         sizes = np.zeros(self.size, np.int64)
@@ -54,11 +97,20 @@ class MPIGroup:
 
     def reduce_scatter(self, array: np.ndarray, out: np.ndarray, counts: list[int]) -> None:
         self._count(array)
+        self._all_come("a reduce-scatter")
         self.communicator.Reduce_scatter(array, out, counts, MPI.SUM)
 
     def allgather(self, array: np.ndarray, out: np.ndarray, counts: list[int]) -> None:
         self._count(array)
+        self._all_come("an allgather")
         self.communicator.Allgatherv(array, [out, counts])
+
+    def send(self, array: np.ndarray, to: int, tag: int) -> MPITransfer:
+        self._count(array)
+        return MPITransfer(self.communicator.Isend(array.view(np.uint8), to, tag), to)
+
+    def receive(self, array: np.ndarray, source: int, tag: int) -> MPITransfer:
+        return MPITransfer(self.communicator.Irecv(array.view(np.uint8), source, tag), source)
 
     def barrier(self) -> None:
         self._wait(self.communicator.Ibarrier(), "a barrier of all ranks")
@@ -75,7 +127,16 @@ class MPIGroup:
         if self.communicator != MPI.COMM_NULL:
             self.communicator.Free()
 
+    def _all_come(self, what: str) -> None:
+        """Return when all ranks are there: the library itself would wait for ever for one that never comes."""
+        if self.size > 1:
+            self._wait(self.communicator.Ibarrier(), f"{what} of all ranks")
+
     def _wait(self, request: MPI.Request, what: str) -> None:
+        for _ in range(LOOKS):
+            if request.Test():
+                return
+            os.sched_yield()
         end = time.monotonic() + self.deadline_seconds
         pause = 1e-5
         while not request.Test():
@@ -87,6 +148,11 @@ class MPIGroup:
     def _count(self, array: np.ndarray) -> None:
         if self.size > 1:
             self.bytes_moved += array.nbytes
+
+
+def _operation(op: Operation, dtype: np.dtype) -> MPI.Op:
+    """The library's own, but for the maximum and minimum of floats: those let a NaN win, as NumPy's do."""
+    return LETS_NAN_WIN[op] if dtype.kind == "f" and op in LETS_NAN_WIN else OPERATION[op]
 
 
 def _pieces(array: np.ndarray) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from hybridps.config import PREFIX, Settings, load_settings, started_by_mpi, to_environment
+from hybridps.config import PREFIX, Settings, load_settings, started_by_mpi, to_environment, without_secrets
 from hybridps.errors import FAILED, ConfigError, DeadlineError, GroupError, HybridPSError
 from hybridps.events import Configured, EventLog, Noted, Planned
 from hybridps.mpi_groups.group import Group
@@ -51,7 +51,7 @@ class Session:
         name = place.worker if place.role == WORKER else f"server-{place.world_rank}"
         self.events = EventLog(settings.run_folder, name)
         self.watchdog = Watchdog(settings.deadline_seconds, self._late)
-        self.events.emit(Configured(time.time(), msgspec.to_builtins(settings)))
+        self.events.emit(Configured(time.time(), msgspec.to_builtins(without_secrets(settings))))
 
     def announce(self, servers: list[str]) -> None:
         """Write down the plan, now that the servers are known; the first worker tells the user."""
@@ -63,7 +63,8 @@ class Session:
         )
         if place.worker == 0 and not self.settings.quiet:
             sizes = " + ".join(str(size) for size in plan.group_sizes)
-            said = " ".join(f"{name}={text}" for name, text in sorted(to_environment(self.settings).items()))
+            told = to_environment(without_secrets(self.settings))
+            said = " ".join(f"{name}={text}" for name, text in sorted(told.items()))
             print(
                 f"hybridps: {plan.workers} workers in {plan.groups} groups ({sizes}), {len(servers)} servers"
                 f"{'; ' if said else ''}{said}",
@@ -114,7 +115,8 @@ def open_session(read_settings: Callable[[], Settings] = load_settings, role: st
     except HybridPSError as wrong:
         settings, error = Settings(), str(wrong)
     world, host = _join_world(settings.deadline_seconds)
-    told = {name: text for name, text in to_environment(settings).items() if name != PREFIX + "GROUP_INDEX"}
+    told = to_environment(without_secrets(settings))
+    told.pop(PREFIX + "GROUP_INDEX", None)
     hello = msgspec.json.encode(_Hello(role, host, told, error))
     hellos = [msgspec.json.decode(other, type=_Hello) for other in world.allgather_bytes(hello)]
     try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridps.mpi_groups.group import Operation
+from hybridps.errors import GroupError
+from hybridps.mpi_groups.group import Operation, Transfer
 
 
 class SoloGroup:
@@ -28,6 +29,12 @@ class SoloGroup:
 
     def allgather(self, array: np.ndarray, out: np.ndarray, counts: list[int]) -> None:
         out[...] = array
+
+    def send(self, array: np.ndarray, to: int, tag: int) -> Transfer:
+        raise GroupError("a group of one rank has nobody to send to")
+
+    def receive(self, array: np.ndarray, source: int, tag: int) -> Transfer:
+        raise GroupError("a group of one rank has nobody to receive from")
 
     def barrier(self) -> None:
         pass

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from functools import reduce
 from typing import Any, TypeVar
@@ -24,7 +26,38 @@ class _Room:
         self.slots: list[Any] = [None] * size
         self.barrier = threading.Barrier(size, timeout=deadline_seconds)
         self.rooms: dict[int, _Room] = {}
+        self.mail: defaultdict[tuple[int, int, int], queue.SimpleQueue[np.ndarray]] = defaultdict(queue.SimpleQueue)
+        """Messages by sender, receiver and tag."""
         self.deadline_seconds = deadline_seconds
+
+
+class _Sent:
+    """A message that was copied into the receiver's mail."""
+
+    def __init__(self, peer: int) -> None:
+        self.peer = peer
+
+    def done(self) -> bool:
+        return True
+
+
+class _Awaited:
+    """A message that may come."""
+
+    def __init__(self, array: np.ndarray, peer: int, mail: queue.SimpleQueue[np.ndarray]) -> None:
+        self.peer = peer
+        self._array = array
+        self._mail = mail
+        self._came = False
+
+    def done(self) -> bool:
+        if not self._came:
+            try:
+                self._array[...] = self._mail.get_nowait()
+                self._came = True
+            except queue.Empty:
+                pass
+        return self._came
 
 
 class ThreadGroup:
@@ -98,6 +131,14 @@ class ThreadGroup:
         gathered = list(self._room.slots)
         self._wait()
         np.concatenate(gathered, out=out)
+
+    def send(self, array: np.ndarray, to: int, tag: int) -> _Sent:
+        self._count(array)
+        self._room.mail[self.rank, to, tag].put(array.copy())
+        return _Sent(to)
+
+    def receive(self, array: np.ndarray, source: int, tag: int) -> _Awaited:
+        return _Awaited(array, source, self._room.mail[source, self.rank, tag])
 
     def barrier(self) -> None:
         self._wait()

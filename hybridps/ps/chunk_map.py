@@ -78,6 +78,13 @@ class ChunkMap:
     def owned_by(self, server: int) -> tuple[Chunk, ...]:
         return tuple(chunk for chunk, owner in zip(self.chunks, self.servers, strict=True) if owner == server)
 
+    def of_servers(self, chunks: Sequence[Chunk]) -> dict[int, list[Chunk]]:
+        """Those chunks, in order, by the server that owns them."""
+        owned: dict[int, list[Chunk]] = {}
+        for chunk in chunks:
+            owned.setdefault(self.servers[chunk.index], []).append(chunk)
+        return owned
+
     def between(self, start: int, stop: int) -> tuple[Chunk, ...]:
         """The chunks that make up elements `start:stop`.
 

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import itertools
-import secrets
+import os
 import time
-from collections.abc import Callable, Sequence
-from types import TracebackType
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType, TracebackType
 
+import msgspec
 import numpy as np
 
 from hybridps.config import Settings
-from hybridps.errors import DeadlineError, HybridPSError, ProtocolError, ServerError
+from hybridps.errors import ServerError
 from hybridps.memory import Layout
 from hybridps.ps import wire
 from hybridps.ps.chunk_map import Chunk, ChunkMap, registered_map
-from hybridps.ps.heartbeat import Heart
-from hybridps.ps.links import Incoming, Links
-from hybridps.ps.pending import Registration, Transfer
+from hybridps.ps.clocks import Clock
+from hybridps.ps.conversation import Conversation
+from hybridps.ps.offers import Offers
+from hybridps.ps.pace import Pace
+from hybridps.ps.pending import Attachment, Registration, Transfer
 from hybridps.ps.rules import AnyRule, Rule
-from hybridps.ps.shard import GroupTakenError
-from hybridps.ps.table import Terms
+from hybridps.ps.terms import Terms
 
-_LEAVE_SECONDS = 2.0
+_MESSAGE_BYTES = 4 << 20
+"""Small chunks travel together in messages of about this size: each message costs as much as 64 KB of payload."""
 
-_OfChunk = type[wire.Initial] | type[wire.Exchange] | type[wire.Push] | type[wire.Pull]
+_OfChunks = type[wire.Initial] | type[wire.Exchange] | type[wire.Push] | type[wire.Pull]
+_InPlace = tuple[tuple[wire.Spot, ...], tuple[wire.Spot, ...]]
+"""Where values lie, and where their answers are to be."""
 
 
 class Client:
@@ -34,6 +38,9 @@ class Client:
     index among `groups`. Raises ServerError if a server does not answer within `settings.connect_seconds`,
     or refuses. If that group is there already, waits until it is taken as lost: it may be this group's
     last process, which ended without a word.
+
+    A connection that breaks and comes back is taken up again: what is under way is sent again, and the servers see by
+    its number what they had already.
     """
 
     def __init__(self, addresses: Sequence[str], *, job: str, group: int, groups: int, settings: Settings) -> None:
@@ -41,35 +48,31 @@ class Client:
             raise ServerError("no server is given: name one, as in tcp://127.0.0.1:5555")
         self.bytes_to_servers = 0
         """Payload bytes sent so far."""
-        self._settings = settings
         self._group = group
+        self._chunk_bytes = settings.chunk_bytes
         self._tables: dict[str, ChunkMap] = {}
-        self._under_way: dict[int, Registration | Transfer] = {}
-        self._requests = itertools.count()
-        self._welcomed: set[int] = set()
-        self._left: set[int] = set()
-        self._failure: HybridPSError | None = None
+        self._offers = Offers(self._attach)
+        self._paces: dict[tuple[str, int], Pace] = {}
         self._closed = False
-        self._heart: Heart | None = None
-        self._links = Links(addresses)
-        try:
-            self._greet_all(wire.Hello(wire.VERSION, secrets.randbits(62), job, group, groups))
-        except BaseException:
-            self.close()
-            raise
+        self._talk = Conversation(addresses, job=job, group=group, groups=groups, settings=settings)
+        self._servers = range(len(addresses))
 
-    def register(self, table: str, layout: Layout, initial: np.ndarray | None, rule: Rule) -> bool:
+    def register(
+        self, table: str, layout: Layout, initial: np.ndarray | None, rule: Rule, clock: Clock | None = None
+    ) -> bool:
         """As `ParameterStore.register`: the first server says who initialises, the others are told."""
         self._check_usable()
         if table in self._tables:
             raise ServerError(f"table {table!r} is registered already by group {self._group}: register it once")
         if not isinstance(rule, AnyRule):
             raise ServerError(f"the rule {rule!r} is unknown to servers: use one of hybridps.ps.rules")
-        chunk_map = ChunkMap(layout, self._settings.chunk_bytes, len(self._links))
+        chunk_map = ChunkMap(layout, self._chunk_bytes, len(self._servers))
         if initial is not None:
             chunk_map.check_array(initial)
-        initialise = self._join(0, table, layout, rule, False).get()
-        joining = [self._join(server, table, layout, rule, initialise) for server in range(1, len(self._links))]
+        terms = Terms(layout, rule, clock or rule.clocks[0](), self._chunk_bytes, 0, len(self._servers))
+        terms.check()
+        initialise = self._join(0, table, terms, False).get()
+        joining = [self._join(server, table, terms, initialise) for server in self._servers[1:]]
         for registration in joining:
             registration.get()
         if initialise:
@@ -78,10 +81,25 @@ class Client:
         return not initialise
 
     def exchange(self, table: str, values: np.ndarray, answer: np.ndarray, start: int, stop: int) -> Transfer:
-        """As `ParameterStore.exchange`. Several may be under way; `values` are sent from where they lie."""
+        """As `ParameterStore.exchange`. Several may be under way.
+
+        If both arrays are in memory that a server can reach, it works there; else `values` are sent.
+        """
         chunk_map = self._map_of(table, values, answer)
         chunks = chunk_map.between(start, stop)
-        return self._transfer(wire.Exchange, table, chunk_map, chunks, values, answer)
+        spots = {server: self._offers.spots(server, [values, answer]) for server in self._servers}
+        places = {server: (found[:1], found[1:]) for server, found in spots.items() if found}
+        return self._transfer(wire.Exchange, table, chunk_map, chunks, values, answer, places)
+
+    def exchange_rows(self, table: str, rows: Sequence[np.ndarray], start: int, stop: int) -> Transfer | None:
+        """As `ParameterStore.exchange_rows`."""
+        chunk_map = self._map_of(table, *rows)
+        chunks = chunk_map.between(start, stop)
+        spots = {server: self._offers.spots(server, rows) for server in self._servers}
+        places = {server: (found, found) for server, found in spots.items() if found}
+        if len(places) < len(spots):
+            return None
+        return self._transfer(wire.Exchange, table, chunk_map, chunks, rows[0], None, places)
 
     def push(self, table: str, values: np.ndarray) -> Transfer:
         """As `ParameterStore.push`. `values` may not change until it is done."""
@@ -98,12 +116,7 @@ class Client:
         if self._closed:
             return
         self._closed = True
-        try:
-            self._leave()
-        finally:
-            if self._heart is not None:
-                self._heart.stop()
-            self._links.close(linger_seconds=0.0 if self._left >= self._welcomed else 0.1)
+        self._talk.close()
 
     def __enter__(self) -> Client:
         return self
@@ -113,149 +126,73 @@ class Client:
     ) -> None:
         self.close()
 
-    def _greet_all(self, hello: wire.Hello) -> None:
-        for server in range(len(self._links)):
-            self._greet(server, hello)
-        settings = self._settings
-        self._heart = Heart(
-            self._links.context,
-            self._links.addresses,
-            hello.session,
-            settings.heartbeat_seconds,
-            settings.lost_seconds,
-        )
-
-    def _greet(self, server: int, hello: wire.Hello) -> None:
-        patience = time.monotonic() + self._settings.lost_seconds + self._settings.connect_seconds
-        while server not in self._welcomed:
-            self._links.send(server, hello)
-            try:
-                self._until(lambda: server in self._welcomed, self._settings.connect_seconds, self._silence(server))
-            except GroupTakenError:
-                if time.monotonic() > patience:
-                    raise
-                self._failure = None
-                time.sleep(min(self._settings.heartbeat_seconds, self._settings.lost_seconds / 4))
-
-    def _silence(self, server: int) -> ServerError:
-        return ServerError(
-            f"no answer from {self._links.addresses[server]} within {self._settings.connect_seconds:g} s: "
-            "is `hybridps serve` running there?"
-        )
-
-    def _join(self, server: int, table: str, layout: Layout, rule: AnyRule, initialise: bool) -> Registration:
-        terms = Terms(layout, rule, self._settings.chunk_bytes, server, len(self._links))
-        request = next(self._requests)
+    def _join(self, server: int, table: str, terms: Terms, initialise: bool) -> Registration:
+        terms = msgspec.structs.replace(terms, server=server)
+        request = self._talk.number()
 
         def finish() -> None:
-            self._until(lambda: registration.received, self._settings.connect_seconds, self._silence(server))
-            self._until(lambda: registration.done, self._settings.deadline_seconds, self._late(registration.what))
-            del self._under_way[request]
+            self._talk.await_soon(lambda: registration.received, server)
+            self._talk.await_others(lambda: registration.done, registration.what)
+            self._talk.settle(request)
 
-        registration = Registration(f"registration of table {table!r} at {self._links.addresses[server]}", finish)
-        self._under_way[request] = registration
-        self._links.send(server, wire.Register(request, table, terms, initialise))
+        registration = Registration(f"registration of table {table!r} at {self._talk.addresses[server]}", finish)
+        self._talk.under_way[request] = registration
+        self._talk.send(registration, server, wire.Register(request, table, terms, initialise))
         return registration
 
     def _initialise(self, table: str, chunk_map: ChunkMap, initial: np.ndarray | None) -> None:
         """Send the initial values, last to the first server: it lets the other groups in when it has them."""
-        for server in reversed(range(len(self._links))):
+        for server in reversed(self._servers):
             self._transfer(wire.Initial, table, chunk_map, chunk_map.owned_by(server), initial, None).wait()
+
+    def _attach(self, server: int, region: int, descriptor: int, secret: str, nbytes: int) -> bool:
+        """Offer memory to a server; returns whether it works there."""
+        request = self._talk.number()
+        attachment = Attachment()
+        self._talk.under_way[request] = attachment
+        self._talk.send(attachment, server, wire.Attach(request, region, os.getpid(), descriptor, secret, nbytes))
+        self._talk.await_soon(lambda: attachment.done, server)
+        self._talk.settle(request)
+        return attachment.error is None
 
     def _transfer(
         self,
-        kind: _OfChunk,
+        kind: _OfChunks,
         table: str,
         chunk_map: ChunkMap,
         chunks: Sequence[Chunk],
         values: np.ndarray | None,
         answer: np.ndarray | None,
+        places: Mapping[int, _InPlace] = MappingProxyType({}),
     ) -> Transfer:
-        request = next(self._requests)
+        request = self._talk.number()
+
+        began, first = time.monotonic(), chunks[0].index if chunks else 0
 
         def finish(transfer: Transfer) -> None:
+            pace = self._paces.setdefault((transfer.what, first), Pace())
             try:
-                self._until(lambda: transfer.done, self._settings.deadline_seconds, self._late(transfer.what))
+                self._talk.await_others(lambda: transfer.done, transfer.what, pace)
+                pace.add(time.monotonic() - began)
             finally:
-                self._under_way.pop(request, None)
+                self._talk.settle(request)
 
-        transfer = Transfer(f"{kind.__name__.lower()} of table {table!r}", chunks, answer, finish)
+        of_server = chunk_map.of_servers(chunks)
+        in_place = {chunk.index for server, own in of_server.items() if server in places for chunk in own}
+        transfer = Transfer(f"{kind.__name__.lower()} of table {table!r}", chunks, answer, finish, in_place)
         if chunks:
-            self._under_way[request] = transfer
-        for chunk in chunks:
-            piece = None if values is None else values[chunk.start : chunk.stop]
-            self._links.send(chunk_map.servers[chunk.index], kind(request, table, chunk.index), piece)
-            self.bytes_to_servers += 0 if piece is None else piece.nbytes
-        return transfer
-
-    def _late(self, what: str) -> DeadlineError:
-        return DeadlineError(
-            f"the {what} is not done after {self._settings.deadline_seconds:g} s: another group has not come so far; "
-            "look at what it does, or raise HYBRIDPS_DEADLINE_SECONDS"
-        )
-
-    def _until(self, done: Callable[[], bool], seconds: float, late: HybridPSError) -> None:
-        """Take what the servers say until `done`, or raise `late` after `seconds`, or at once what has failed."""
-        deadline = time.monotonic() + seconds
-        while not done():
-            if self._failure is not None:
-                raise self._failure
-            if self._heart is not None:
-                self._heart.check()
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise late
-            for incoming in self._links.receive(min(left, self._settings.heartbeat_seconds)):
-                self._take(incoming)
-
-    def _take(self, incoming: Incoming) -> None:
-        answer = incoming.answer
-        if isinstance(answer, wire.Welcome):
-            self._welcomed.add(incoming.server)
-        elif isinstance(answer, wire.Left):
-            self._left.add(incoming.server)
-        elif isinstance(answer, wire.Refused):
-            self._take_refusal(answer, self._links.addresses[incoming.server])
-        elif isinstance(answer, (wire.Received, wire.Registered, wire.Done)):
-            self._take_result(answer, incoming.payload)
-
-    def _take_refusal(self, refused: wire.Refused, address: str) -> None:
-        error = wire.error_of(refused, address)
-        if refused.request is None:
-            self._failure = error
-            return
-        operation = self._under_way.get(refused.request)
-        if operation is not None and operation.error is None:
-            operation.error = error
-
-    def _take_result(self, answer: wire.Received | wire.Registered | wire.Done, payload: memoryview | None) -> None:
-        """An answer to an operation that was given up has no operation, and is dropped."""
-        operation = self._under_way.get(answer.request)
-        if isinstance(operation, Registration):
-            operation.received = True
-            if isinstance(answer, wire.Registered):
-                operation.initialise = answer.initialise
-        elif isinstance(operation, Transfer) and isinstance(answer, wire.Done):
-            operation.take(answer.chunk, payload)
-
-    def _leave(self) -> None:
-        """Tell the servers, and wait a moment for their answers, so that they do not take the group as lost."""
-        for server in self._welcomed:
-            self._links.send(server, wire.Leave())
-        deadline = time.monotonic() + min(_LEAVE_SECONDS, self._settings.connect_seconds)
-        while not self._left >= self._welcomed and time.monotonic() < deadline:
-            try:
-                if self._heart is not None:
-                    self._heart.check()
-                for incoming in self._links.receive(min(deadline - time.monotonic(), self._settings.heartbeat_seconds)):
-                    if isinstance(incoming.answer, wire.Left):
-                        self._left.add(incoming.server)
-                    elif isinstance(incoming.answer, wire.Refused) and incoming.answer.request is None:
-                        return
-            except ProtocolError:
+            self._talk.under_way[request] = transfer
+        for server, own in of_server.items():
+            if server in places:
+                span = own[0].index, own[-1].index + 1
+                self._talk.send(transfer, server, wire.ExchangeInPlace(request, table, *span, *places[server]))
                 continue
-            except ServerError:
-                return
+            for part in _batches(own, chunk_map.layout.itemsize):
+                span = part[0].index, part[-1].index + 1
+                self._talk.send(transfer, server, kind(request, table, *span), _pieces(values, part))
+        if values is not None:
+            self.bytes_to_servers += sum(chunk.length for chunk in chunks) * values.itemsize
+        return transfer
 
     def _map_of(self, table: str, *arrays: np.ndarray) -> ChunkMap:
         """The chunks of a registered table, whose layout `arrays` must have."""
@@ -265,5 +202,16 @@ class Client:
     def _check_usable(self) -> None:
         if self._closed:
             raise ServerError(f"group {self._group} has left its servers: open a new client")
-        if self._failure is not None:
-            raise self._failure
+        if self._talk.failure is not None:
+            raise self._talk.failure
+
+
+def _batches(chunks: Sequence[Chunk], itemsize: int) -> Iterator[Sequence[Chunk]]:
+    """Chunks of one server in runs of about a message."""
+    most = max(1, _MESSAGE_BYTES // (chunks[0].length * itemsize))
+    for begin in range(0, len(chunks), most):
+        yield chunks[begin : begin + most]
+
+
+def _pieces(values: np.ndarray | None, chunks: Sequence[Chunk]) -> Sequence[np.ndarray]:
+    return () if values is None else [values[chunk.start : chunk.stop] for chunk in chunks]

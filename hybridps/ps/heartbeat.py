@@ -13,6 +13,7 @@ import zmq
 
 from hybridps.errors import HybridPSError, ServerError
 from hybridps.ps import wire
+from hybridps.ps.keys import Credentials
 
 
 class Heart:
@@ -22,16 +23,24 @@ class Heart:
     """
 
     def __init__(
-        self, context: Any, addresses: Sequence[str], session: int, beat_seconds: float, lost_seconds: float
+        self,
+        context: Any,
+        addresses: Sequence[str],
+        session: int,
+        beat_seconds: float,
+        lost_seconds: float,
+        credentials: Credentials | None = None,
     ) -> None:
         self._addresses = tuple(addresses)
-        self._beat = wire.encode(wire.Heartbeat(session))
+        self._session = session
+        self.settled = 0
+        """All requests before this one were answered: the servers need not keep their answers."""
         self._beat_seconds = min(beat_seconds, lost_seconds / 4)
         self._lost_seconds = lost_seconds
         self._heard = [time.monotonic()] * len(self._addresses)
         self._refusals: list[HybridPSError] = []
         self._wake_out, self._wake_in = os.pipe()
-        self._sockets = [_beating(context, address) for address in self._addresses]
+        self._sockets = [_beating(context, address, credentials) for address in self._addresses]
         self._thread = threading.Thread(target=self._run, name="hybridps-heart", daemon=True)
         self._thread.start()
 
@@ -74,9 +83,10 @@ class Heart:
                 socket.close(linger=0)
 
     def _send(self) -> None:
+        beat = wire.encode(wire.Heartbeat(self._session, self.settled))
         for socket in self._sockets:
             try:
-                socket.send(self._beat, zmq.NOBLOCK)
+                socket.send(beat, zmq.NOBLOCK)
             except zmq.Again:
                 continue
 
@@ -100,10 +110,12 @@ class Heart:
             self._heard[place] = time.monotonic()
 
 
-def _beating(context: Any, address: str) -> Any:
+def _beating(context: Any, address: str, credentials: Credentials | None) -> Any:
     socket = context.socket(zmq.DEALER)
     # A few: beats that a gone server cannot read are of no use later.
     socket.setsockopt(zmq.SNDHWM, 4)
     socket.setsockopt(zmq.MAXMSGSIZE, wire.LARGEST_CONTROL_BYTES)
+    if credentials is not None:
+        credentials.secure(socket)
     socket.connect(address)
     return socket

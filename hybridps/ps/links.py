@@ -8,27 +8,47 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from hybridps.errors import ServerError
 from hybridps.ps import wire
+from hybridps.ps.keys import Credentials
+
+_UP = int(zmq.Event.HANDSHAKE_SUCCEEDED)
+_FAILED = int(
+    zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+)
+_ATTEMPTS = 3
+"""A handshake that fails so many times in a row is refused: a connection may also just break in one."""
+
+
+class Restored(NamedTuple):
+    """A connection was lost and is there again: what was under way may have been lost with it."""
 
 
 class Incoming(NamedTuple):
-    """A message of a server; `payload` is valid as long as it is held."""
+    """A message of a server; `payloads` are valid as long as they are held."""
 
     server: int
-    answer: wire.Answer
-    payload: memoryview | None
+    answer: wire.Answer | Restored
+    payloads: Sequence[memoryview] = ()
 
 
 class Links:
-    """One socket for each address, and the context they live in. Raises ServerError for an unusable address."""
+    """One socket for each address, and the context they live in. Raises ServerError for an unusable address.
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    With `credentials` all that goes over them is encrypted, and both sides know each other.
+    """
+
+    def __init__(self, addresses: Sequence[str], credentials: Credentials | None = None) -> None:
         self.addresses = tuple(addresses)
+        self._credentials = credentials
         self.context: Any = zmq.Context()
         self._poller = zmq.Poller()
         self._sockets: list[Any] = []
+        self._monitors: list[Any] = []
+        self._met: set[int] = set()
+        self._failed = [0] * len(self.addresses)
         try:
             for address in self.addresses:
                 self._connect(address)
@@ -39,16 +59,20 @@ class Links:
     def __len__(self) -> int:
         return len(self.addresses)
 
-    def send(self, server: int, message: wire.Message, payload: np.ndarray | None = None) -> None:
-        """Hand a message to the transport. `payload` is not copied: it may not change until it is answered."""
-        frames: list[Any] = [wire.encode(message)]
-        if payload is not None:
-            frames.append(payload.view(np.uint8).data)
-        self._sockets[server].send_multipart(frames, copy=False)
+    def send(self, server: int, message: wire.Message, payloads: Sequence[np.ndarray] = ()) -> None:
+        """Hand a message to the transport. Payloads are not copied: they may not change until they are answered."""
+        frames = [wire.encode(message), *(payload.view(np.uint8).data for payload in payloads)]
+        self._sockets[server].send_multipart(frames, copy=not payloads)
 
     def receive(self, seconds: float) -> Iterator[Incoming]:
-        """The messages that are there, or come within `seconds`. Raises ProtocolError for what cannot be read."""
+        """The messages that are there, or come within `seconds`.
+
+        Raises ProtocolError for what cannot be read, ServerError if a server refuses the connection.
+        """
         ready = dict(self._poller.poll(math.ceil(max(0.0, seconds) * 1000)))
+        for server, monitor in enumerate(self._monitors):
+            while monitor in ready and monitor.poll(0):
+                yield from self._take_event(server, recv_monitor_message(monitor)["event"])
         for server, socket in enumerate(self._sockets):
             while socket in ready:
                 try:
@@ -56,13 +80,38 @@ class Links:
                 except zmq.Again:
                     break
                 answer = wire.decode_answer(frames[0].buffer)
-                yield Incoming(server, answer, frames[1].buffer if len(frames) > 1 else None)
+                yield Incoming(server, answer, [frame.buffer for frame in frames[1:]])
 
     def close(self, linger_seconds: float) -> None:
         """Release everything; what is not sent after `linger_seconds` is dropped."""
         for socket in self._sockets:
             socket.close(linger=int(linger_seconds * 1000))
+        for monitor in self._monitors:
+            monitor.close(linger=0)
         self.context.term()
+
+    def _take_event(self, server: int, event: int) -> Iterator[Incoming]:
+        if event == _UP:
+            self._failed[server] = 0
+            if server in self._met:
+                yield Incoming(server, Restored())
+            self._met.add(server)
+            return
+        self._failed[server] += 1
+        if event != zmq.Event.HANDSHAKE_FAILED_NO_DETAIL or self._failed[server] == _ATTEMPTS:
+            raise self._refused(server, event)
+
+    def _refused(self, server: int, event: int) -> ServerError:
+        """Which side notices first that keys do not fit is a matter of chance: only one case is told by the server."""
+        why = "without keys: it demands them"
+        if self._credentials is not None:
+            why = "with keys: it has none, or others than server.key here says"
+        if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
+            why = "with keys: it knows no tenant that has them"
+        return ServerError(
+            f"{self.addresses[server]} refused a connection {why}; "
+            "set HYBRIDPS_KEYS to the folder that `hybridps keys` made for this tenant and this server"
+        )
 
     def _connect(self, address: str) -> None:
         socket = self.context.socket(zmq.DEALER)
@@ -70,6 +119,11 @@ class Links:
         # What waits to be sent is the caller's memory, not a copy: there is nothing to bound.
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, wire.LARGEST_CHUNK_BYTES)
+        if self._credentials is not None:
+            self._credentials.secure(socket)
+        monitor = socket.get_monitor_socket(_UP | _FAILED)
+        self._monitors.append(monitor)
+        self._poller.register(monitor, zmq.POLLIN)
         try:
             socket.connect(address)
         except zmq.ZMQError as error:

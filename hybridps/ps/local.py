@@ -14,10 +14,12 @@ from hybridps.config import Settings
 from hybridps.errors import DeadlineError, HybridPSError, ServerError
 from hybridps.memory import Layout
 from hybridps.ps.chunk_map import Chunk, ChunkMap, registered_map
+from hybridps.ps.clocks import Clock
 from hybridps.ps.pending import Registration, Transfer
 from hybridps.ps.rules import AnyRule, Rule
 from hybridps.ps.shard import Shard
-from hybridps.ps.table import Done, Joined, Outcome, Terms, Ticket
+from hybridps.ps.table import Table
+from hybridps.ps.terms import Done, Joined, Outcome, Terms, Ticket, Work
 
 
 class LocalServer:
@@ -43,17 +45,26 @@ class LocalServer:
     def tell(self, outcomes: list[Outcome]) -> None:
         """Hand on the answers while the lock is held."""
         for outcome in outcomes:
+            if isinstance(outcome, Work):
+                outcome.run()
+                self.tell([*outcome.done])
+                continue
             operation = self.under_way.get(outcome.ticket)
             match outcome, operation:
                 case Joined(initialise=initialise), Registration():
                     operation.initialise = initialise
+                case Done(error=HybridPSError() as error), Transfer():
+                    operation.error = error
                 case Done(chunk=chunk, values=values), Transfer():
-                    operation.take(chunk, values)
+                    operation.take([chunk], [] if values is None else [values.view(np.uint8).data])
         self.changed.notify_all()
 
 
 class LocalStore:
     """One group of a job at a `LocalServer`. Implements `ParameterStore`; used by one thread at a time."""
+
+    bytes_to_servers = 0
+    """Nothing is sent."""
 
     def __init__(self, server: LocalServer, *, job: str, group: int, groups: int, settings: Settings) -> None:
         self._server = server
@@ -66,7 +77,9 @@ class LocalStore:
             server.shard.enter(job, group, groups)
         self._closed = False
 
-    def register(self, table: str, layout: Layout, initial: np.ndarray | None, rule: Rule) -> bool:
+    def register(
+        self, table: str, layout: Layout, initial: np.ndarray | None, rule: Rule, clock: Clock | None = None
+    ) -> bool:
         """As `ParameterStore.register`."""
         self._check_open()
         if table in self._tables:
@@ -76,7 +89,7 @@ class LocalStore:
         chunk_map = ChunkMap(layout, self._settings.chunk_bytes, servers=1)
         if initial is not None:
             chunk_map.check_array(initial)
-        terms = Terms(layout, rule, self._settings.chunk_bytes, server=0, servers=1)
+        terms = Terms(layout, rule, clock or rule.clocks[0](), self._settings.chunk_bytes, server=0, servers=1)
         initialise = self._join(table, terms).get()
         if initialise:
             self._initialise(table, chunk_map.chunks, initial).wait()
@@ -84,19 +97,27 @@ class LocalStore:
         return not initialise
 
     def exchange(self, table: str, values: np.ndarray, answer: np.ndarray, start: int, stop: int) -> Transfer:
-        """As `ParameterStore.exchange`."""
-        chunk_map = self._map_of(table, values, answer)
-        return self._push(table, chunk_map.between(start, stop), values, answer)
+        """As `ParameterStore.exchange`. The server works in place."""
+        return self._exchange(table, [values], [answer], start, stop)
+
+    def exchange_rows(self, table: str, rows: Sequence[np.ndarray], start: int, stop: int) -> Transfer:
+        """As `ParameterStore.exchange_rows`: they are always reached."""
+        return self._exchange(table, rows, rows, start, stop)
 
     def push(self, table: str, values: np.ndarray) -> Transfer:
         """As `ParameterStore.push`."""
-        return self._push(table, self._map_of(table, values).chunks, values, None)
+
+        def send(ticket: Ticket, chunk: Chunk) -> list[Outcome]:
+            piece = values[chunk.start : chunk.stop].copy()
+            return self._table(ticket, table).push(ticket, chunk.index, piece)
+
+        return self._transfer(f"push of table {table!r}", self._map_of(table, values).chunks, None, send)
 
     def pull(self, table: str, out: np.ndarray) -> Transfer:
         """As `ParameterStore.pull`."""
 
         def ask(ticket: Ticket, chunk: Chunk) -> list[Outcome]:
-            return self._server.shard.pull(ticket, table, chunk.index)
+            return self._table(ticket, table).pull(ticket, chunk.index)
 
         return self._transfer(f"pull of table {table!r}", self._map_of(table, out).chunks, out, ask)
 
@@ -133,17 +154,23 @@ class LocalStore:
     def _initialise(self, table: str, chunks: Sequence[Chunk], initial: np.ndarray | None) -> Transfer:
         def send(ticket: Ticket, chunk: Chunk) -> list[Outcome]:
             piece = None if initial is None else initial[chunk.start : chunk.stop]
-            return self._server.shard.initialise(ticket, table, chunk.index, piece)
+            return self._table(ticket, table).initialise(ticket, chunk.index, piece)
 
         return self._transfer(f"initial of table {table!r}", chunks, None, send)
 
-    def _push(self, table: str, chunks: Sequence[Chunk], values: np.ndarray, answer: np.ndarray | None) -> Transfer:
-        def send(ticket: Ticket, chunk: Chunk) -> list[Outcome]:
-            piece = values[chunk.start : chunk.stop]
-            return self._server.shard.push(ticket, table, chunk.index, piece, answered=answer is not None)
+    def _exchange(
+        self, table: str, rows: Sequence[np.ndarray], targets: Sequence[np.ndarray], start: int, stop: int
+    ) -> Transfer:
+        chunks = self._map_of(table, *rows, *targets).between(start, stop)
 
-        kind = "push" if answer is None else "exchange"
-        return self._transfer(f"{kind} of table {table!r}", chunks, answer, send)
+        def send(ticket: Ticket, chunk: Chunk) -> list[Outcome]:
+            place = slice(chunk.start, chunk.stop)
+            there = self._table(ticket, table)
+            return there.exchange_in_place(
+                ticket, chunk.index, [row[place] for row in rows], [target[place] for target in targets]
+            )
+
+        return self._transfer(f"exchange of table {table!r}", chunks, None, send)
 
     def _transfer(
         self,
@@ -173,6 +200,9 @@ class LocalStore:
                 f"the {operation.what} is not done after {seconds:g} s: another group has not come so far; "
                 "look at what it does, or raise HYBRIDPS_DEADLINE_SECONDS"
             )
+
+    def _table(self, ticket: Ticket, name: str) -> Table:
+        return self._server.shard.table(ticket, name)
 
     def _ticket(self) -> Ticket:
         return Ticket(self._job, self._group, next(self._requests))

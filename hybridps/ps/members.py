@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hybridps.errors import ServerError
+from hybridps.ps.fair import Account
 
 _REMEMBERED = 4096
+_MOST_CAME = 1 << 16
+
+
+class UnknownClientError(ServerError):
+    """A server does not know a client, or not any more."""
 
 
 @dataclass(eq=False)
@@ -19,6 +27,7 @@ class Member:
     job: str
     group: int
     seen_seconds: float
+    account: Account
 
     def __str__(self) -> str:
         return f"group {self.group} of job {self.job!r}"
@@ -33,7 +42,11 @@ class Members:
         self._by_session: dict[int, Member] = {}
         self._by_group: dict[tuple[str, int], Member] = {}
         self._came: set[tuple[str, int]] = set()
+        self._began_seconds: dict[str, float] = {}
         self._lost: deque[bytes | int] = deque(maxlen=_REMEMBERED)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter([*self._by_identity.values()])
 
     def __len__(self) -> int:
         return len(self._by_identity)
@@ -43,31 +56,61 @@ class Members:
         """Number of groups that were ever there."""
         return len(self._came)
 
-    def check_new(self, identity: bytes, session: int) -> None:
-        """Raise ServerError if a client with one of these is there."""
-        if identity in self._by_identity or session in self._by_session:
+    def back(self, identity: bytes, session: int, job: str, group: int, now: float) -> bool:
+        """Whether this is the client of that session, which came back, maybe at another socket; false if it is new.
+
+        Raises ServerError for a second client of a socket or a session.
+        """
+        member = self._by_session.get(session)
+        if member is None and identity not in self._by_identity:
+            return False
+        if member is None or (member.job, member.group) != (job, group):
             raise ServerError("this client has said hello already: open another one for another group")
+        if self._by_identity.get(identity, member) is not member:
+            raise ServerError("another client has said hello here: open a connection for each")
+        del self._by_identity[member.identity]
+        member.identity, member.seen_seconds = identity, now
+        self._by_identity[identity] = member
+        return True
 
     def enter(self, member: Member) -> None:
         self._by_identity[member.identity] = member
         self._by_session[member.session] = member
         self._by_group[member.job, member.group] = member
-        self._came.add((member.job, member.group))
+        if len(self._came) < _MOST_CAME:
+            self._came.add((member.job, member.group))
+        self._began_seconds.setdefault(member.job, member.seen_seconds)
 
     def leave(self, member: Member, lost: bool = False) -> None:
         del self._by_identity[member.identity]
         del self._by_session[member.session]
         del self._by_group[member.job, member.group]
+        if not any(job == member.job for job, _ in self._by_group):
+            self._began_seconds.pop(member.job, None)
         if lost:
             self._lost += (member.identity, member.session)
 
+    def begun_before(self, seconds: float) -> list[str]:
+        """The jobs whose first group came before that time; each is told once."""
+        begun = [job for job, began in self._began_seconds.items() if began < seconds]
+        for job in begun:
+            self._began_seconds[job] = math.inf
+        return begun
+
     def of_identity(self, identity: bytes, now: float) -> Member:
-        """The client at a socket, which gives a sign of life. Raises ServerError if it is unknown or was lost."""
+        """The client at a socket, which gives a sign of life. Raises UnknownClientError, also if it was lost."""
         return self._seen(self._by_identity.get(identity), identity, now)
 
     def of_session(self, session: int, now: float) -> Member:
         """The client of a session, likewise."""
         return self._seen(self._by_session.get(session), session, now)
+
+    def at(self, identity: bytes, now: float) -> Member | None:
+        """The client at a socket, if there is one; it gives a sign of life."""
+        member = self._by_identity.get(identity)
+        if member is not None:
+            member.seen_seconds = now
+        return member
 
     def of_group(self, job: str, group: int) -> Member | None:
         return self._by_group.get((job, group))
@@ -78,7 +121,7 @@ class Members:
 
     def _seen(self, member: Member | None, name: bytes | int, now: float) -> Member:
         if member is None:
-            raise ServerError(self._why_unknown(name))
+            raise UnknownClientError(self._why_unknown(name))
         member.seen_seconds = now
         return member
 

@@ -1,4 +1,4 @@
-"""A server: the transport around a shard. One thread, one socket."""
+"""A server: the transport around a shard. One socket, and threads that own the chunks."""
 
 from __future__ import annotations
 
@@ -7,34 +7,54 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
-from ipaddress import ip_address
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import zmq
 
 from hybridps.errors import HybridPSError, ProtocolError, ServerError
 from hybridps.ps import wire
-from hybridps.ps.members import Member, Members
+from hybridps.ps.accounts import Accounts
+from hybridps.ps.fair import FairQueue
+from hybridps.ps.keys import AllowList
+from hybridps.ps.listening import check_local, listen, memory_of_host
+from hybridps.ps.members import Member, Members, UnknownClientError
+from hybridps.ps.owners import Owners
+from hybridps.ps.requests import Regions, carry_out, cost_bytes
+from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.shard import Shard
-from hybridps.ps.table import Done, Joined, Outcome, Ticket
+from hybridps.ps.terms import Done, Joined, Outcome, Ticket, Work
+from hybridps.ps.zap import Doorkeeper
 
 log = logging.getLogger("hybridps.ps")
 
-_MESSAGES_PER_LAP = 256
+_MESSAGES_PER_LAP = 32
+_MOST_BACKLOG = 32
+"""Pieces of work that are handed out in advance: what a tenant waits for that has just come."""
+
+_LARGEST_GREETING_BYTES = 4096
+"""A client that is not known yet cannot say more."""
+
 _LONGEST_LAP_SECONDS = 1.0
+_MOST_THREADS = 4
+"""Unless asked for: a few cores move all that the memory can."""
+
+_ABSENT_LAPS = 3
+"""So many times `lost_seconds` after a job's first group, its tables wait no more for one that is not there."""
 
 
 class Server:
-    """Serves at `address` from construction on; `run` does the work, on one thread.
+    """Serves at `address` from construction on; `run` does the work.
 
+    `threads` share the chunks (default: as many as cores, 4 at most); the first one is that of `run`, which also talks
+    to the groups. `cores` pins them.
     `lost_seconds`: a group without sign of life for so long is lost. `stop_after_groups`: end when so many
     groups came and none is there any more. `memory_bytes` bounds all tables together (default: what this
     host has).
-    Raises ServerError if the address cannot be used, or is beyond this host and not `insecure`.
+    `check_finite`: values with NaN or Inf are refused. `allowed`: only these tenants may connect, with their keys.
+    Raises ServerError if the address cannot be used, or is beyond this host without keys and not `insecure`.
     """
 
     def __init__(
@@ -46,19 +66,37 @@ class Server:
         memory_bytes: int | None = None,
         largest_message_bytes: int = wire.LARGEST_CHUNK_BYTES,
         insecure: bool = False,
+        threads: int | None = None,
+        cores: Sequence[int] = (),
+        check_finite: bool = True,
+        allowed: AllowList | None = None,
     ) -> None:
-        if not insecure:
-            _check_local(address)
+        if not insecure and allowed is None:
+            check_local(address)
         self._lost_seconds = lost_seconds
         self._stop_after_groups = stop_after_groups
-        self._shard = Shard(_memory_of_host() if memory_bytes is None else memory_bytes)
+        self._threads = threads or min(os.cpu_count() or 1, _MOST_THREADS)
+        self._cores = cores
+        if not set(cores) <= os.sched_getaffinity(0):
+            usable = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
+            raise ServerError(f"threads cannot be pinned to the cores {list(cores)}: this process may use {usable}")
+        self._shard = Shard(memory_of_host() if memory_bytes is None else memory_bytes, self._threads, check_finite)
+        self._regions: dict[int, Regions] = {}
+        self._accounts = Accounts(allowed, self._shard.budget)
+        self._queue = FairQueue()
         self._members = Members(lost_seconds)
         self.refused = 0
         """Number of requests that were refused."""
         self._stopping = threading.Event()
         self._closing = threading.RLock()
         self._context: Any = zmq.Context()
-        self._socket: Any = _listening(self._context, address, largest_message_bytes)
+        self._door = Doorkeeper(self._context, allowed)
+        try:
+            self._socket: Any = listen(self._context, address, largest_message_bytes, allowed)
+        except ServerError:
+            self._door.close()
+            self._context.term()
+            raise
         self._wake_out, self._wake_in = os.pipe()
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         """Where clients find it, with the actual port."""
@@ -72,12 +110,20 @@ class Server:
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake_out, zmq.POLLIN)
         lap_seconds = min(_LONGEST_LAP_SECONDS, self._lost_seconds / 4)
+        self._owners = Owners(self._threads, self._cores)
+        poller.register(self._owners.ready, zmq.POLLIN)
+        self._door.watch(self._socket, poller)
         try:
             while not self._stopping.is_set() and not self._finished() and not (until and until()):
-                poller.poll(math.ceil(lap_seconds * 1000))
-                if self._serve_waiting():
+                poller.poll(math.ceil(1000 * min(lap_seconds, self._idle_seconds())))
+                self._door.serve()
+                if self._read_waiting():
                     self._drop_silent()
+                self._serve_waiting()
+                self._tell_done(self._owners.collect())
+                self._tell_done(self._owners.work())
         finally:
+            self._owners.close()
             self.close()
 
     def stop(self) -> None:
@@ -92,6 +138,7 @@ class Server:
         with self._closing:
             if self._socket.closed:
                 return
+            self._door.close()
             self._socket.close(linger=500)
             self._context.term()
             os.close(self._wake_out)
@@ -109,144 +156,178 @@ class Server:
         wanted = self._stop_after_groups
         return wanted is not None and self._members.came >= wanted and not len(self._members)
 
-    def _serve_waiting(self) -> bool:
-        """Serve the messages that wait, a bounded number; returns whether none is left."""
+    def _idle_seconds(self) -> float:
+        """How long there is nothing to do if nothing comes."""
+        if self._owners.busy:
+            return 0.0
+        return math.inf if self._owners.backlog >= _MOST_BACKLOG else self._queue.rest_seconds(time.monotonic())
+
+    def _read_waiting(self) -> bool:
+        """Read the messages that wait at the socket, a bounded number; returns whether none is left."""
         for _ in range(_MESSAGES_PER_LAP):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return True
-            self._serve(frames[0].bytes, frames[1:])
-            if self._stopping.is_set() or self._finished():
-                break
+            self._read(frames[0].bytes, frames[1:])
         return False
+
+    def _serve_waiting(self) -> None:
+        """Carry out messages of members, whose turn it is, as long as there is little work in advance."""
+        for _ in range(_MESSAGES_PER_LAP):
+            if self._stopping.is_set() or self._finished() or self._owners.backlog >= _MOST_BACKLOG:
+                return
+            now = time.monotonic()
+            found = self._queue.take(now)
+            if found is None:
+                return
+            account, (identity, frames) = found
+            self._queue.charge(account, self._serve(identity, frames), now)
 
     def _drop_silent(self) -> None:
         """Only when no message waits: a server that was held up must read the signs of life first."""
         for member in self._members.silent(time.monotonic()):
             log.warning("%s gave no sign of life for %g s: lost", member, self._lost_seconds)
             self._remove(member, lost=True)
+        for job in self._members.begun_before(time.monotonic() - _ABSENT_LAPS * self._lost_seconds):
+            self._tell(self._shard.begin_without_absent(job))
 
-    def _serve(self, identity: bytes, frames: list[Any]) -> None:
-        """Carry out one message. Whatever it is, the server goes on."""
+    def _read(self, identity: bytes, frames: list[Any]) -> None:
+        """What members send waits for their turn; greetings and signs of life are answered at once."""
+        member = self._members.at(identity, time.monotonic())
+        if member is None:
+            self._serve(identity, frames, is_known=False)
+            return
+        try:
+            self._queue.put(member.account, (identity, frames), sum(len(frame) for frame in frames))
+        except ServerError as error:
+            self._refuse(identity, error, _request_of(frames))
+
+    def _serve(self, identity: bytes, frames: list[Any], is_known: bool = True) -> int:
+        """Carry out one message, and return what it cost in bytes. Whatever it is, the server goes on."""
         request = None
         try:
-            if not 1 <= len(frames) <= 2:
-                raise ProtocolError(f"the message has {len(frames)} frames: a control frame and at most one payload")
+            if not frames:
+                raise ProtocolError("the message has no frames: it begins with a control frame")
+            if not is_known and len(frames[0]) > _LARGEST_GREETING_BYTES:
+                raise UnknownClientError("this client is not known here: it must say hello first")
             message = wire.decode_request(frames[0].buffer)
             request = getattr(message, "request", None)
-            self._handle(identity, message, frames[1].buffer if len(frames) == 2 else None)
+            return self._handle(identity, message, frames)
         except HybridPSError as error:
             self._refuse(identity, error, request)
         except Exception as error:
             log.exception("a message could not be handled")
             self._refuse(identity, ServerError(f"the server failed: {type(error).__name__}: {error}"), request)
+        return sum(len(frame) for frame in frames)
 
     def _refuse(self, identity: bytes, error: HybridPSError, request: int | None) -> None:
+        member = self._members.at(identity, time.monotonic())
+        if member is not None:
+            member.account.refused += 1
+            member.account.not_finite += isinstance(error, NotFiniteError)
         self.refused += 1
         log.info("refused: %s", error)
         self._send(identity, wire.refusal(error, request))
 
-    def _handle(self, identity: bytes, message: wire.Request, payload: memoryview | None) -> None:
+    def _handle(self, identity: bytes, message: wire.Request, frames: list[Any]) -> int:
         now = time.monotonic()
         match message:
-            case wire.Heartbeat(session=session):
-                self._members.of_session(session, now)
+            case wire.Heartbeat(session=session, settled=settled):
+                member = self._members.of_session(session, now)
+                self._shard.settle(member.job, member.group, settled)
                 self._send(identity, wire.Alive())
             case wire.Hello():
-                self._enter(identity, message, now)
+                self._enter(identity, message, frames[0], now)
             case wire.Leave():
                 self._remove(self._members.of_identity(identity, now), lost=False)
                 self._send(identity, wire.Left())
+            case wire.Attach(request=request):
+                member = self._members.of_identity(identity, now)
+                self._regions[member.session].attach(message)
+                self._send(identity, wire.Attached(request))
             case _:
-                self._handle_table(self._members.of_identity(identity, now), message, payload)
+                member = self._members.of_identity(identity, now)
+                if isinstance(message, wire.Register):
+                    self._send(identity, wire.Received(message.request))
+                regions = self._regions[member.session]
+                whose = self._shard, member.job, member.group
+                self._tell(carry_out(*whose, message, [frame.buffer for frame in frames[1:]], regions))
+                return cost_bytes(*whose, message, len(frames[0]))
+        return len(frames[0])
 
-    def _enter(self, identity: bytes, hello: wire.Hello, now: float) -> None:
-        self._members.check_new(identity, hello.session)
-        self._shard.enter(hello.job, hello.group, hello.groups)
-        self._members.enter(Member(identity, hello.session, hello.job, hello.group, now))
+    def _enter(self, identity: bytes, hello: wire.Hello, frame: Any, now: float) -> None:
+        try:
+            account = self._accounts.of(hello, self._door.key_of(frame))
+        except ServerError as error:
+            log.warning("refused a client: %s", error)
+            raise
+        job = self._accounts.name_of(hello)
+        if hello.again:
+            self._members.of_session(hello.session, now)
+        if self._members.back(identity, hello.session, job, hello.group, now):
+            self._send(identity, wire.Welcome(wire.VERSION))
+            return
+        self._shard.enter(job, hello.group, hello.groups, account.budget)
+        self._members.enter(Member(identity, hello.session, job, hello.group, now, account))
+        self._regions[hello.session] = Regions()
         self._send(identity, wire.Welcome(wire.VERSION))
 
     def _remove(self, member: Member, lost: bool) -> None:
+        # Their memory is their own again: no work may be left that uses it.
+        self._tell_done(self._owners.finish())
         self._members.leave(member, lost)
+        del self._regions[member.session]
         self._tell(self._shard.leave(member.job, member.group, lost))
 
-    def _handle_table(self, member: Member, message: wire.Request, payload: memoryview | None) -> None:
-        match message:
-            case wire.Register(request=request, table=table, terms=terms, initialise=initialise):
-                self._send(member.identity, wire.Received(request))
-                ticket = Ticket(member.job, member.group, request)
-                self._tell(self._shard.register(ticket, table, terms, initialise))
-            case wire.Initial(request=request, table=table, chunk=chunk):
-                ticket = Ticket(member.job, member.group, request)
-                self._tell(self._shard.initialise(ticket, table, chunk, payload))
-            case (
-                wire.Exchange(request=request, table=table, chunk=chunk)
-                | wire.Push(request=request, table=table, chunk=chunk)
-            ):
-                if payload is None:
-                    raise ProtocolError(f"chunk {chunk} of table {table!r} came without its values")
-                ticket = Ticket(member.job, member.group, request)
-                answered = isinstance(message, wire.Exchange)
-                self._tell(self._shard.push(ticket, table, chunk, payload, answered))
-            case wire.Pull(request=request, table=table, chunk=chunk):
-                ticket = Ticket(member.job, member.group, request)
-                self._tell(self._shard.pull(ticket, table, chunk))
-
-    def _tell(self, outcomes: list[Outcome]) -> None:
+    def _tell(self, outcomes: Iterable[Outcome]) -> None:
+        works, done = [], []
         for outcome in outcomes:
-            ticket = outcome.ticket
-            member = self._members.of_group(ticket.job, ticket.group)
-            if member is None:
-                continue
             match outcome:
-                case Joined(initialise=initialise):
-                    self._send(member.identity, wire.Registered(ticket.request, initialise))
-                case Done(chunk=chunk, values=values):
-                    payload = None if values is None else values.view(np.uint8).data
-                    self._send(member.identity, wire.Done(ticket.request, chunk), payload)
+                case Joined(ticket=ticket, initialise=initialise):
+                    self._answer(ticket, wire.Registered(ticket.request, initialise))
+                case Done():
+                    done.append(outcome)
+                case Work():
+                    works.append(outcome)
+        self._tell_done(done)
+        self._owners.hand(works)
 
-    def _send(self, identity: bytes, message: wire.Message, payload: memoryview | None = None) -> None:
-        """Send a copy: the memory of a table changes before a slow group has read its answer."""
-        frames: list[Any] = [identity, wire.encode(message)]
-        if payload is not None:
-            frames.append(payload)
+    def _tell_done(self, done: Sequence[Done]) -> None:
+        """What ends together for a request is told in one message."""
+        together: dict[Ticket, list[Done]] = {}
+        for end in done:
+            if end.error:
+                self._refuse_ticket(end.ticket, end.error)
+            else:
+                together.setdefault(end.ticket, []).append(end)
+        for ticket, ends in together.items():
+            chunks = tuple(end.chunk for end in ends)
+            self._answer(ticket, wire.Done(ticket.request, chunks), [end.values for end in ends])
+
+    def _refuse_ticket(self, ticket: Ticket, error: HybridPSError) -> None:
+        member = self._members.of_group(ticket.job, ticket.group)
+        if member is not None:
+            self._refuse(member.identity, error, ticket.request)
+
+    def _answer(self, ticket: Ticket, message: wire.Message, values: Sequence[np.ndarray | None] = ()) -> None:
+        member = self._members.of_group(ticket.job, ticket.group)
+        if member is not None:
+            member.account.sent_bytes += sum(array.nbytes for array in values if array is not None)
+            self._send(member.identity, message, values)
+
+    def _send(self, identity: bytes, message: wire.Message, values: Sequence[np.ndarray | None] = ()) -> None:
+        """Send a message, and the values from where they lie."""
+        payloads = [array.view(np.uint8).data for array in values if array is not None]
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            self._socket.send_multipart([identity, wire.encode(message), *payloads], zmq.NOBLOCK, copy=not payloads)
         except zmq.ZMQError as error:
             log.debug("an answer could not be sent: %s", error)
 
 
-def _check_local(address: str) -> None:
-    if not _is_local(address):
-        raise ServerError(
-            f"{address} can be reached from other hosts, and nothing tells who may: "
-            "bind to tcp://127.0.0.1:*, or give insecure=True (--insecure) in a network that you trust"
-        )
-
-
-def _is_local(address: str) -> bool:
-    parts = urlsplit(address)
+def _request_of(frames: list[Any]) -> int | None:
+    """The number of a request that is refused unread."""
     try:
-        return parts.scheme == "ipc" or parts.hostname == "localhost" or ip_address(parts.hostname or "").is_loopback
-    except ValueError:
-        return False
-
-
-def _memory_of_host() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _listening(context: Any, address: str, largest_message_bytes: int) -> Any:
-    socket = context.socket(zmq.ROUTER)
-    socket.setsockopt(zmq.MAXMSGSIZE, largest_message_bytes)
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    # Answers wait without bound for a slow reader, for a router drops what is over the mark.
-    socket.setsockopt(zmq.SNDHWM, 0)
-    try:
-        socket.bind(address)
-    except zmq.ZMQError as error:
-        socket.close(linger=0)
-        context.term()
-        raise ServerError(f"cannot serve at {address}: {error.strerror or error}; use another address") from None
-    return socket
+        return getattr(wire.decode_request(frames[0].buffer), "request", None) if frames else None
+    except HybridPSError:
+        return None

@@ -8,7 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hybridps.errors import ProtocolError, ServerError
-from hybridps.ps.table import Outcome, Payload, Table, Terms, Ticket
+from hybridps.ps.budget import Budget
+from hybridps.ps.table import Table
+from hybridps.ps.terms import Outcome, Terms, Ticket
+
+MOST_JOBS = 4096
+"""On a server."""
 
 
 class GroupTakenError(ServerError):
@@ -18,20 +23,37 @@ class GroupTakenError(ServerError):
 @dataclass
 class _Job:
     groups: int
+    budget: Budget
     present: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
     tables: dict[str, Table] = field(default_factory=dict)
+    waits_for_absent: bool = True
+    """Whether a table waits for a group that has not come yet, to initialise it."""
+
+    @property
+    def abandoned(self) -> bool:
+        return not self.present
+
+    def drop(self, name: str) -> None:
+        """Forget a table."""
+        self.budget.take(-self.tables.pop(name).terms.memory_bytes(self.groups))
 
 
 class Shard:
-    """What one server owns of every job. `memory_bytes` bounds the tables of all jobs together."""
+    """What one server owns of every job, shared out over so many `owners`. It may refuse values with NaN or Inf.
 
-    def __init__(self, memory_bytes: int | None = None) -> None:
-        self._memory_bytes = memory_bytes
+    `memory_bytes` bounds the memory of all jobs together.
+    """
+
+    def __init__(self, memory_bytes: int | None = None, owners: int = 1, check_finite: bool = True) -> None:
+        self.budget = Budget(memory_bytes)
+        """Of all tenants."""
+        self._owners = owners
+        self._check_finite = check_finite
         self._jobs: dict[str, _Job] = {}
 
-    def enter(self, job: str, group: int, groups: int) -> None:
-        """Group `group` of `groups` takes part in `job`.
+    def enter(self, job: str, group: int, groups: int, budget: Budget | None = None) -> None:
+        """Group `group` of `groups` takes part in `job`, which uses memory of a tenant's `budget`.
 
         Raises ServerError if the job has another number of groups, GroupTakenError if that group is there.
         """
@@ -44,7 +66,9 @@ class Shard:
                 "start all groups with the same number, or give this job another name"
             )
         if there is None or there.groups != groups:
-            there = self._jobs[job] = _Job(groups)
+            self._forget(job)
+            self._make_room()
+            there = self._jobs[job] = _Job(groups, budget or self.budget)
         if group in there.present:
             raise GroupTakenError(
                 f"group {group} of job {job!r} is there already: "
@@ -61,33 +85,48 @@ class Shard:
         there.present.discard(group)
         there.gone.add(group)
         outcomes = [outcome for table in there.tables.values() for outcome in table.leave(group)]
-        if not there.present and not lost:
-            del self._jobs[job]
+        if there.abandoned and (not lost or not there.tables):
+            self._forget(job)
         return outcomes
+
+    def begin_without_absent(self, job: str) -> list[Outcome]:
+        """Let the groups of `job` that are there initialise tables that wait for one that never came."""
+        there = self._jobs.get(job)
+        if there is None:
+            return []
+        there.waits_for_absent = False
+        return [outcome for table in there.tables.values() for outcome in table.begin_without_absent(there.present)]
 
     def register(self, ticket: Ticket, table: str, terms: Terms, initialise: bool = False) -> list[Outcome]:
         """Join a table, and make it if it is new. `initialise` as in `Table.register`."""
         job = self._job(ticket)
+        terms.check()
         there = job.tables.get(table)
         if there is not None and there.abandoned and there.terms != terms:
+            job.drop(table)
             there = None
         if there is None:
-            self._check_memory(table, terms)
-            there = job.tables[table] = Table(table, terms, job.groups, job.gone)
+            self._take_memory(table, terms, job)
+            there = job.tables[table] = Table(
+                table, terms, job.groups, job.gone, self._owners, self._check_finite, job.budget
+            )
+            if not job.waits_for_absent:
+                there.begin_without_absent(job.present)
         there.terms.check_same(terms, table)
         return there.register(ticket, initialise)
 
-    def initialise(self, ticket: Ticket, table: str, chunk: int, payload: Payload | None) -> list[Outcome]:
-        """The initial values of a chunk (None: zeros)."""
-        return self._table(ticket, table).initialise(ticket, chunk, payload)
+    def settle(self, job: str, group: int, request: int) -> None:
+        """The group has all answers to its requests before that one."""
+        there = self._jobs.get(job)
+        for table in there.tables.values() if there else ():
+            table.settle(group, request)
 
-    def push(self, ticket: Ticket, table: str, chunk: int, payload: Payload, answered: bool) -> list[Outcome]:
-        """The values of a chunk; `answered` by those of the round, or at once by nothing."""
-        return self._table(ticket, table).push(ticket, chunk, payload, answered)
-
-    def pull(self, ticket: Ticket, table: str, chunk: int) -> list[Outcome]:
-        """The centre of a chunk is asked for."""
-        return self._table(ticket, table).pull(ticket, chunk)
+    def table(self, ticket: Ticket, name: str) -> Table:
+        """The table of that name of the group's job. Raises ServerError if there is none."""
+        table = self._job(ticket).tables.get(name)
+        if table is None:
+            raise ServerError(f"job {ticket.job!r} has no table {name!r} here: register it first")
+        return table
 
     def _job(self, ticket: Ticket) -> _Job:
         job = self._jobs.get(ticket.job)
@@ -95,21 +134,31 @@ class Shard:
             raise ServerError(f"group {ticket.group} of job {ticket.job!r} is not there")
         return job
 
-    def _table(self, ticket: Ticket, name: str) -> Table:
-        table = self._job(ticket).tables.get(name)
-        if table is None:
-            raise ServerError(f"job {ticket.job!r} has no table {name!r} here: register it first")
-        return table
-
-    def _check_memory(self, table: str, terms: Terms) -> None:
+    def _take_memory(self, table: str, terms: Terms, job: _Job) -> None:
+        """Jobs whose groups were all lost make room, the oldest first."""
         if terms.server >= terms.servers:
             raise ProtocolError(f"server {terms.server} is none of {terms.servers} servers: they count from 0")
-        if self._memory_bytes is None:
+        needed, what = terms.memory_bytes(job.groups), f"table {table!r}"
+        while not job.budget.has(needed) and (abandoned := self._oldest_abandoned(job.budget)):
+            self._forget(abandoned)
+        job.budget.check(needed, what)
+        job.budget.take(needed)
+
+    def _make_room(self) -> None:
+        """Raises ServerError if there are too many jobs."""
+        if len(self._jobs) < MOST_JOBS:
             return
-        needed = 2 * terms.layout.nbytes // terms.servers
-        held = sum(table.nbytes for job in self._jobs.values() for table in job.tables.values())
-        if needed > self._memory_bytes - held:
-            raise ServerError(
-                f"table {table!r} needs about {needed} bytes here, and {max(self._memory_bytes - held, 0)} of "
-                f"{self._memory_bytes} are free: use more servers, or a server with more memory"
-            )
+        abandoned = self._oldest_abandoned(self.budget)
+        if abandoned is None:
+            raise ServerError(f"this server has {MOST_JOBS} jobs, and takes no more: use another one")
+        self._forget(abandoned)
+
+    def _oldest_abandoned(self, budget: Budget) -> str | None:
+        """A job whose end gives memory back to a budget."""
+        return next((name for name, job in self._jobs.items() if job.abandoned and budget in job.budget.chain), None)
+
+    def _forget(self, job: str) -> None:
+        there = self._jobs.pop(job, None)
+        if there is not None:
+            for table in [*there.tables]:
+                there.drop(table)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
 from hybridps.memory import Layout
+from hybridps.ps.clocks import Clock
 from hybridps.ps.rules import Rule
 
 
@@ -27,12 +29,15 @@ class ParameterStore(Protocol):
     bytes_to_servers: int
     """Payload bytes sent so far."""
 
-    def register(self, table: str, layout: Layout, initial: np.ndarray | None, rule: Rule) -> bool:
+    def register(
+        self, table: str, layout: Layout, initial: np.ndarray | None, rule: Rule, clock: Clock | None = None
+    ) -> bool:
         """Join a table; returns whether its centre was there already.
 
-        The first registration initialises the centre with `initial` (zeros if None), a later one leaves
-        it as it is. Raises LayoutError with the difference if the table has another layout, ServerError
-        if it has another rule.
+        The first group initialises the centre with `initial` (zeros if None), whichever comes first: the others
+        wait for it, but not for one that does not come at all. They leave the centre as it is. Raises
+        LayoutError with the difference if the table has another layout, ServerError if it has another rule or clock,
+        or if they have no meaning together. Without a `clock` it is the rule's usual one.
         """
 
     def exchange(self, table: str, values: np.ndarray, answer: np.ndarray, start: int, stop: int) -> Pending:
@@ -40,6 +45,12 @@ class ParameterStore(Protocol):
 
         `start` and `stop` are multiples of the chunk or the end of the buffer. `values` may not change,
         nor `answer` be read, until the operation is done. They may be the same array.
+        """
+
+    def exchange_rows(self, table: str, rows: Sequence[np.ndarray], start: int, stop: int) -> Pending | None:
+        """As `exchange` of the sum of `rows`, vectors of one group, which all become the answer.
+
+        None, and nothing is begun, if a server does not reach the memory of them all.
         """
 
     def push(self, table: str, values: np.ndarray) -> Pending:

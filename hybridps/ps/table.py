@@ -2,98 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence, Set
 
-import msgspec
 import numpy as np
-from msgspec import Meta
 
-from hybridps.errors import LayoutError, ProtocolError, ServerError
+from hybridps.errors import ProtocolError, ServerError
 from hybridps.memory import Layout, private_memory
-from hybridps.ps.chunk_map import Chunk, ChunkMap
-from hybridps.ps.clocks import BulkSynchronous, Clock, FreeRunning
-from hybridps.ps.rules import AnyRule
-
-Payload = memoryview | np.ndarray
-"""Bytes of a chunk, as they came."""
-
-
-class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What all groups of a table agree on. `server` is the place of this server among `servers`."""
-
-    layout: Layout
-    rule: AnyRule
-    chunk_bytes: Annotated[int, Meta(ge=1, le=1 << 28)]
-    server: Annotated[int, Meta(ge=0)]
-    servers: Annotated[int, Meta(ge=1, le=4096)]
-
-    def check_same(self, other: Terms, table: str) -> None:
-        """Raise LayoutError or ServerError with both values if `other` differs from these terms."""
-        difference = self.layout.difference(other.layout)
-        if difference:
-            raise LayoutError(f"table {table!r} is registered with another layout: {difference}")
-        for field in ("rule", "chunk_bytes", "servers", "server"):
-            here, there = getattr(self, field), getattr(other, field)
-            if here != there:
-                raise ServerError(
-                    f"table {table!r} is registered with {field}={here}, and this group gives {there}: "
-                    "start all groups of a job with the same settings"
-                )
-
-
-class Ticket(NamedTuple):
-    """Who is to be answered: a group, and the number it gave its request."""
-
-    job: str
-    group: int
-    request: int
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """The registration is done; with `initialise` the group is to send the initial values."""
-
-    ticket: Ticket
-    initialise: bool
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Done:
-    """A request for a chunk is done. `values` is memory of the table: it changes with the next call."""
-
-    ticket: Ticket
-    chunk: int
-    values: np.ndarray | None = None
-
-
-Outcome = Joined | Done
+from hybridps.ps.budget import Budget
+from hybridps.ps.chunk_map import ChunkMap, assign
+from hybridps.ps.clocks import Verdict
+from hybridps.ps.piece import Ask, Piece
+from hybridps.ps.rules import warm_up
+from hybridps.ps.terms import Done, Joined, Outcome, Payload, Terms, Ticket
 
 
 class Table:
-    """The chunks of one server. Every call returns who is to be answered with what, in order.
+    """The chunks of one server. Every call returns what is to be done and who is to be answered, in order.
 
-    The first server decides who initialises the centre: the first group that registers, or the next one
-    that waits if that group goes before all values are there. The other servers are told, so that one
-    group initialises the table on all of them.
+    The first server decides who initialises the centre: the lowest group that is expected, so that it does not
+    depend on who comes first, or the next one if that group goes before all values are there. The other servers are
+    told, so that one group initialises the table on all of them.
+
+    A request that comes again counts once.
     """
 
-    def __init__(self, name: str, terms: Terms, groups: int, gone: Iterable[int] = ()) -> None:
-        """`groups` are expected, but for those `gone` already."""
+    def __init__(
+        self,
+        name: str,
+        terms: Terms,
+        groups: int,
+        gone: Iterable[int] = (),
+        owners: int = 1,
+        check_finite: bool = True,
+        budget: Budget | None = None,
+    ) -> None:
+        """`groups` are expected, but for those `gone` already. `owners` share the chunks.
+
+        `check_finite`: values with NaN or Inf are refused.
+        """
         self.name = name
         self.terms = terms
-        self._chunks = _places(ChunkMap(terms.layout, terms.chunk_bytes, terms.servers).owned_by(terms.server))
-        length = sum(chunk.length for chunk in self._chunks.values())
-        self._centre = _zeros(length, terms.layout)
-        self._total = _zeros(length, terms.layout)
-        self._clock: Clock = BulkSynchronous(groups) if terms.rule.synchronous else FreeRunning(groups)
+        self._pieces = _pieces(name, terms, owners, budget or Budget(), check_finite)
+        self._indices = sorted(self._pieces)
+        warm_up(terms.rule, terms.layout.dtype)
+        self._rounds = terms.clock.start(groups)
         for group in gone:
-            self._clock.leave(group)
+            self._rounds.leave(group)
+        self._expected = set(range(groups)) - set(gone)
         self._present: set[int] = set()
         self._waiting: dict[int, Ticket] = {}
-        self._askers: dict[int, list[Ticket]] = {index: [] for index in self._chunks}
+        self._registered: dict[int, Joined] = {}
+        """What each group was told."""
         self._initialiser: int | None = None
+        self._initial: Ticket | None = None
+        """The request that brought the initial values."""
         self._missing: set[int] = set()
         self._ready = False
         self._used = False
@@ -103,10 +66,22 @@ class Table:
         """Whether no group is registered."""
         return not self._present
 
-    @property
-    def nbytes(self) -> int:
-        """Memory held, in bytes."""
-        return int(self._centre.nbytes + self._total.nbytes)
+    def chunks(self, start: int, stop: int) -> Sequence[int]:
+        """The chunks `start` to `stop` that are here."""
+        return self._indices[bisect_left(self._indices, start) : bisect_left(self._indices, stop)]
+
+    def span_bytes(self, start: int, stop: int) -> int:
+        """Of those chunks that are here, about."""
+        return len(self.chunks(start, stop)) * self.terms.chunk_bytes
+
+    def place(self, index: int) -> slice:
+        """Where a chunk lies in the flat buffer of the whole table."""
+        step = self.terms.chunk_bytes // self.terms.layout.itemsize
+        return slice(index * step, index * step + len(self._piece(index).centre))
+
+    def check_payload(self, index: int, payload: Payload) -> None:
+        """Raise ProtocolError if the payload has another size than the chunk."""
+        self._piece(index).check(payload)
 
     def register(self, ticket: Ticket, initialise: bool) -> list[Outcome]:
         """A group joins; it is answered when the centre is complete, or when it is the one to initialise it.
@@ -114,13 +89,15 @@ class Table:
         `initialise`: the first server has made this group the initialiser.
         """
         if ticket.group in self._present:
-            raise ProtocolError(f"group {ticket.group} registers table {self.name!r} twice")
+            return self._register_again(ticket)
         if self.terms.server:
             self._check_follows(initialise)
         else:
-            initialise = not self._ready and self._initialiser is None
+            first = min(self._expected | {ticket.group})
+            initialise = not self._ready and self._initialiser is None and ticket.group == first
         self._present.add(ticket.group)
-        self._clock.join(ticket.group)
+        self._expected.add(ticket.group)
+        self._rounds.join(ticket.group)
         if initialise:
             return self._begin(ticket)
         self._waiting[ticket.group] = ticket
@@ -128,55 +105,73 @@ class Table:
 
     def initialise(self, ticket: Ticket, index: int, payload: Payload | None) -> list[Outcome]:
         """The initial values of a chunk came; None is zeros."""
+        piece = self._piece(index)
+        if ticket == self._initial and index not in self._missing:
+            return [Done(ticket, index)]
         if self._ready or ticket.group != self._initialiser:
             raise ProtocolError(f"group {ticket.group} is not the one to initialise table {self.name!r}")
-        place = self._place(index)
-        if payload is None:
-            self._centre[place] = 0
-        else:
-            np.copyto(self._centre[place], self._values(index, payload))
+        initial = None if payload is None else piece.finite_values(payload)
+        self._initial = ticket
         self._missing.discard(index)
         self._ready = not self._missing
-        return [Done(ticket, index), *self._release()]
+        return [piece.initialise(index, ticket, initial), *self._release()]
 
-    def push(self, ticket: Ticket, index: int, payload: Payload, answered: bool) -> list[Outcome]:
-        """A group's values of a chunk came.
+    def exchange(self, ticket: Ticket, index: int, payload: Payload) -> list[Outcome]:
+        """A group's values of a chunk came; it is sent the answer of their round when the clock says so."""
+        return self._exchange(ticket, index, [payload], Ask(ticket))
 
-        With `answered` the group gets the answer of the round when it is complete, else it is told at
-        once that its values were taken.
+    def exchange_in_place(
+        self, ticket: Ticket, index: int, rows: Sequence[np.ndarray], targets: Sequence[np.ndarray]
+    ) -> list[Outcome]:
+        """As `exchange`, in memory of the group: the sum of `rows` counts, and the answer is written to all `targets`.
+
+        Nobody may change the rows until then.
         """
-        self._check_usable(ticket)
-        values = self._values(index, payload)
-        arrival = self._clock.arrive(ticket.group, index)
-        self._used = True
-        self.terms.rule.arrive_(self._total[self._place(index)], values, arrival.first)
-        outcomes: list[Outcome] = []
-        if answered:
-            self._askers[index].append(ticket)
-        else:
-            outcomes.append(Done(ticket, index))
-        if arrival.complete:
-            outcomes += self._complete(index)
-        return outcomes + self._release()
+        return self._exchange(ticket, index, rows, Ask(ticket, tuple(targets)))
+
+    def push(self, ticket: Ticket, index: int, payload: Payload) -> list[Outcome]:
+        """A group's values of a chunk came, which nobody will change; it is told at once that they were taken."""
+        piece, done = self._usable_piece(ticket, index), Done(ticket, index)
+        if piece.counted(ticket):
+            return [done]
+        values = piece.finite_values(payload)
+        verdict = self._rounds.arrive(ticket.group, index)
+        piece.bring(ticket, [values], None)
+        return [done, *self._go_on(index, piece, verdict, streamed=True)]
 
     def pull(self, ticket: Ticket, index: int) -> list[Outcome]:
         """A group asks for the centre of a chunk, as it is now."""
-        self._check_usable(ticket)
-        return [Done(ticket, index, self._centre[self._place(index)])]
+        piece = self._usable_piece(ticket, index)
+        return [piece.give(index, piece.centre, [Ask(ticket)])]
 
     def leave(self, group: int) -> list[Outcome]:
         """A group left or is lost: the others go on without it."""
+        void = self._rounds.members <= {group}  # before it goes: those who wait take part as soon as it has gone
         self._present.discard(group)
+        self._expected.discard(group)
         self._waiting.pop(group, None)
-        for index, tickets in self._askers.items():
-            self._askers[index] = [ticket for ticket in tickets if ticket.group != group]
+        self._registered.pop(group, None)
+        for piece in self._pieces.values():
+            piece.leave(group)
         outcomes: list[Outcome] = []
-        for index in self._clock.leave(group):
-            outcomes += self._complete(index)
+        for index, verdict in self._rounds.leave(group):
+            outcomes += self._pieces[index].carry_out(index, verdict)
+        if void:
+            for piece in self._pieces.values():
+                piece.forget()
         if group == self._initialiser and not self._ready:
             self._initialiser = None
-            outcomes += self._promote()
-        return outcomes + self._release()
+        return outcomes + self._promote() + self._release()
+
+    def settle(self, group: int, request: int) -> None:
+        """The group has all answers to its requests before that one."""
+        for piece in self._pieces.values():
+            piece.settle(group, request)
+
+    def begin_without_absent(self, there: Set[int]) -> list[Outcome]:
+        """Let one of the groups that are `there` initialise the centre, if the one that should has not come."""
+        self._expected &= there
+        return self._promote()
 
     def _check_follows(self, initialise: bool) -> None:
         """Whether this server's state fits what the first server told the group."""
@@ -192,62 +187,79 @@ class Table:
             )
 
     def _begin(self, ticket: Ticket) -> list[Outcome]:
-        self._initialiser = ticket.group
-        self._missing = set(self._chunks)
+        self._initialiser, self._initial = ticket.group, None
+        self._missing = set(self._pieces)
         self._ready = not self._missing
         self._used = False
-        return [Joined(ticket, initialise=True), *self._release()]
+        return [self._admit(ticket, initialise=True), *self._release()]
 
     def _promote(self) -> list[Outcome]:
-        """Make the group that has waited longest the initialiser."""
-        if not self._waiting:
+        """Make the lowest group that is expected the initialiser, if there is none and that group waits."""
+        first = min(self._expected, default=-1)
+        if self.terms.server or self._ready or self._initialiser is not None or first not in self._waiting:
             return []
-        group = next(iter(self._waiting))
-        return self._begin(self._waiting.pop(group))
+        return self._begin(self._waiting.pop(first))
 
     def _release(self) -> list[Outcome]:
         """Answer the registrations that wait for the centre, and for the rounds under way."""
         if not self._ready or not self._waiting:
             return []
-        members = self._clock.members
+        members = self._rounds.members
         admitted = [group for group in self._waiting if group in members]
-        return [Joined(self._waiting.pop(group), initialise=False) for group in admitted]
+        return [self._admit(self._waiting.pop(group), initialise=False) for group in admitted]
 
-    def _complete(self, index: int) -> list[Outcome]:
-        place = self._place(index)
-        total = self._total[place]
-        self.terms.rule.complete_(self._centre[place], total)
-        tickets, self._askers[index] = self._askers[index], []
-        return [Done(ticket, index, total) for ticket in tickets]
+    def _admit(self, ticket: Ticket, initialise: bool) -> Joined:
+        self._registered[ticket.group] = joined = Joined(ticket, initialise)
+        return joined
 
-    def _check_usable(self, ticket: Ticket) -> None:
+    def _register_again(self, ticket: Ticket) -> list[Outcome]:
+        """The same request may come again: it is told the same, at once or when it is its turn."""
+        told, waits = self._registered.get(ticket.group), self._waiting.get(ticket.group)
+        if ticket not in (told and told.ticket, waits):
+            raise ProtocolError(f"group {ticket.group} registers table {self.name!r} twice")
+        return [told] if told else []
+
+    def _exchange(self, ticket: Ticket, index: int, payloads: Sequence[Payload], ask: Ask) -> list[Outcome]:
+        piece = self._usable_piece(ticket, index)
+        values = [piece.values(payload) for payload in payloads]
+        if piece.counted(ticket):
+            return [*piece.repeat(index, ask)]
+        verdict = self._rounds.arrive(ticket.group, index)
+        piece.bring(ticket, values, ask)
+        return self._go_on(index, piece, verdict, streamed=ask.targets is None)
+
+    def _go_on(self, index: int, piece: Piece, verdict: Verdict, streamed: bool) -> list[Outcome]:
+        self._used = True
+        if verdict.apply:
+            return [*piece.carry_out(index, verdict), *self._release()]
+        return [*piece.stream(self._rounds.members)] if streamed else []
+
+    def _usable_piece(self, ticket: Ticket, index: int) -> Piece:
         if ticket.group not in self._present or ticket.group in self._waiting or not self._ready:
             raise ServerError(f"group {ticket.group} has not finished to register table {self.name!r}")
+        return self._piece(index)
 
-    def _place(self, index: int) -> slice:
-        """Where a chunk lies in this server's arrays."""
-        chunk = self._chunks.get(index)
-        if chunk is None:
+    def _piece(self, index: int) -> Piece:
+        piece = self._pieces.get(index)
+        if piece is None:
             raise ProtocolError(
                 f"chunk {index} of table {self.name!r} is not on server {self.terms.server} of {self.terms.servers}"
             )
-        return slice(chunk.start, chunk.stop)
-
-    def _values(self, index: int, payload: Payload) -> np.ndarray:
-        place = self._place(index)
-        expected = (place.stop - place.start) * self.terms.layout.itemsize
-        if payload.nbytes != expected:
-            raise ProtocolError(f"chunk {index} of table {self.name!r} has {expected} bytes, {payload.nbytes} came")
-        return np.frombuffer(payload, self.terms.layout.dtype)
+        return piece
 
 
-def _places(chunks: Iterable[Chunk]) -> dict[int, Chunk]:
-    """Lay chunks one after the other, by their index."""
-    places, start = {}, 0
-    for chunk in chunks:
-        places[chunk.index] = Chunk(chunk.index, start, start + chunk.length)
+def _pieces(name: str, terms: Terms, owners: int, budget: Budget, check_finite: bool) -> dict[int, Piece]:
+    """The chunks of a server, each with its memory and its owner."""
+    chunks = ChunkMap(terms.layout, terms.chunk_bytes, terms.servers).owned_by(terms.server)
+    length = sum(chunk.length for chunk in chunks)
+    arrays = [_zeros(length, terms.layout) for _ in range(1 + terms.rule.states)]
+    pieces, start = {}, 0
+    for chunk, owner in zip(chunks, assign(chunks, owners), strict=True):
+        centre, *state = [array[start : start + chunk.length] for array in arrays]
+        said = f"chunk {chunk.index} of table {name!r}"
+        pieces[chunk.index] = Piece(said, owner, terms.rule, centre, state, budget, check_finite)
         start += chunk.length
-    return places
+    return pieces
 
 
 def _zeros(length: int, layout: Layout) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The messages between groups and servers.
 
-A message is a control frame (msgpack of one of these structs) and, where said, a payload frame: the raw
-bytes of one chunk. Decoding checks types, bounds and names; nothing is unpickled.
+A message is a control frame (msgpack of one of these structs) and, where said, payload frames: the raw bytes of
+one chunk each. Decoding checks types, bounds and names; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -15,19 +15,25 @@ from msgspec import Meta
 
 from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
 from hybridps.memory import DTYPES
+from hybridps.ps.members import UnknownClientError
+from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.shard import GroupTakenError
-from hybridps.ps.table import Terms
+from hybridps.ps.terms import Terms
 
-VERSION = 1
+VERSION = 3
 """Of the protocol: both sides must have the same."""
 
 LARGEST_CHUNK_BYTES = 1 << 28
-LARGEST_CONTROL_BYTES = 1 << 24
+LARGEST_CONTROL_BYTES = 1 << 22
 MOST_ELEMENTS = 1 << 48
+MOST_ROWS = 1024
+"""Vectors of one group."""
 
 Number = Annotated[int, Meta(ge=0, le=1 << 62)]
-Count = Annotated[int, Meta(ge=1, le=1 << 16)]
+Count = Annotated[int, Meta(ge=1, le=4096)]
 JobName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+TenantName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{0,64}$")]
+Token = Annotated[str, Meta(max_length=64)]
 TableName = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
@@ -36,13 +42,21 @@ class Message(msgspec.Struct, frozen=True, tag=True, tag_field="kind", forbid_un
 
 
 class Hello(Message, frozen=True):
-    """The first message of a client. Answer: Welcome. `session` is random, and names the client in Heartbeat."""
+    """The first message of a client, and the first on a connection that was restored. Answer: Welcome.
+
+    `session` is a secret of the client, drawn at random. It names the client in Heartbeat and when it comes back, and
+    it is the epoch of the group: numbers of requests count within it.
+    """
 
     version: int
     session: Number
     job: JobName
     group: Number
     groups: Count
+    tenant: TenantName = ""
+    token: Token = ""
+    again: bool = False
+    """The server has welcomed this client before, and shall still know it."""
 
 
 class Register(Message, frozen=True):
@@ -54,36 +68,60 @@ class Register(Message, frozen=True):
     initialise: bool
 
 
-class Initial(Message, frozen=True):
-    """Initial values of a chunk. Payload: the values, or none for zeros. Answer: Done."""
+class OfChunks(Message, frozen=True):
+    """Base class: concerns those of the chunks `start` to `stop` that are on this server."""
 
     request: Number
     table: TableName
-    chunk: Number
+    start: Number
+    stop: Number
 
 
-class Exchange(Message, frozen=True):
-    """Payload: the group's values. Answer: Done with the answer of the round as payload."""
+class Initial(OfChunks, frozen=True):
+    """Initial values. Payload: those of each chunk, or none for zeros. Answer: Done."""
+
+
+class Exchange(OfChunks, frozen=True):
+    """Payload: the group's values of each chunk. Answer: Done with the answers of the rounds as payload."""
+
+
+class Push(OfChunks, frozen=True):
+    """Payload: the group's values of each chunk. Answer: Done."""
+
+
+class Pull(OfChunks, frozen=True):
+    """Answer: Done with the centre of the chunks as payload."""
+
+
+class Attach(Message, frozen=True):
+    """Memory of the client, in which ExchangeInPlace may take place. Answer: Attached.
+
+    Descriptor `descriptor` of process `pid`; the server is to find `secret` there.
+    """
 
     request: Number
-    table: TableName
-    chunk: Number
+    region: Number
+    pid: Annotated[int, Meta(ge=1, le=1 << 31)]
+    descriptor: Annotated[int, Meta(ge=0, le=1 << 31)]
+    secret: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+    nbytes: Annotated[int, Meta(ge=1, le=1 << 48)]
 
 
-class Push(Message, frozen=True):
-    """Payload: the group's values. Answer: Done."""
+class Spot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a flat buffer begins: so many bytes into an attached region."""
 
-    request: Number
-    table: TableName
-    chunk: Number
+    region: Number
+    offset: Number
 
 
-class Pull(Message, frozen=True):
-    """Answer: Done with the centre of the chunk as payload."""
+Spots = Annotated[tuple[Spot, ...], Meta(min_length=1, max_length=MOST_ROWS)]
 
-    request: Number
-    table: TableName
-    chunk: Number
+
+class ExchangeInPlace(OfChunks, frozen=True):
+    """As Exchange, without payload: the sum of `values` counts, and the answers are written to all of `answers`."""
+
+    values: Spots
+    answers: Spots
 
 
 class Leave(Message, frozen=True):
@@ -91,12 +129,13 @@ class Leave(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Sign of life, on a socket of its own. Answer: Alive."""
+    """Sign of life, on a socket of its own. Answer: Alive. All requests before `settled` were answered."""
 
     session: Number
+    settled: Number
 
 
-Request = Hello | Register | Initial | Exchange | Push | Pull | Leave | Heartbeat
+Request = Hello | Register | Initial | Exchange | Push | Pull | Attach | ExchangeInPlace | Leave | Heartbeat
 
 
 class Welcome(Message, frozen=True):
@@ -118,11 +157,17 @@ class Registered(Message, frozen=True):
     initialise: bool
 
 
-class Done(Message, frozen=True):
-    """A request for a chunk is done; payload as said there."""
+class Attached(Message, frozen=True):
+    """The server works on that memory from now on."""
 
     request: Number
-    chunk: Number
+
+
+class Done(Message, frozen=True):
+    """A request is done for these chunks; payload as said there."""
+
+    request: Number
+    chunks: tuple[Number, ...]
 
 
 class Left(Message, frozen=True):
@@ -138,8 +183,10 @@ class Code(enum.Enum):
 
     LAYOUT = "layout"
     PROTOCOL = "protocol"
+    NOT_FINITE = "not finite"
     SERVER = "server"
     TAKEN = "taken"
+    UNKNOWN = "unknown"
 
 
 class Refused(Message, frozen=True):
@@ -150,12 +197,14 @@ class Refused(Message, frozen=True):
     request: Number | None = None
 
 
-Answer = Welcome | Received | Registered | Done | Left | Alive | Refused
+Answer = Welcome | Received | Registered | Attached | Done | Left | Alive | Refused
 
 _ERRORS: dict[Code, type[HybridPSError]] = {
     Code.LAYOUT: LayoutError,
     Code.PROTOCOL: ProtocolError,
     Code.TAKEN: GroupTakenError,
+    Code.NOT_FINITE: NotFiniteError,
+    Code.UNKNOWN: UnknownClientError,
     Code.SERVER: ServerError,
 }
 

@@ -1,10 +1,33 @@
 """Collective operations that treat all the vectors of a worker's devices as one object."""
 
+from hybridps.tensor_collectives import devices
 from hybridps.tensor_collectives.allgather import allgather_
 from hybridps.tensor_collectives.allreduce import allreduce_
+from hybridps.tensor_collectives.background import Background, Pending
 from hybridps.tensor_collectives.broadcast import broadcast_
+from hybridps.tensor_collectives.choice import ALGORITHMS, BUILT_IN, Choice, Chooser, Entry, Tuning
 from hybridps.tensor_collectives.levels import Levels
+from hybridps.tensor_collectives.reduce import reduce_
 from hybridps.tensor_collectives.reduce_scatter import reduce_scatter
-from hybridps.tensor_collectives.tensor import Tensor, part_sizes
+from hybridps.tensor_collectives.tensor import TENSOR_DTYPES, Tensor, part_sizes
 
-__all__ = ["Levels", "Tensor", "allgather_", "allreduce_", "broadcast_", "part_sizes", "reduce_scatter"]
+__all__ = [
+    "ALGORITHMS",
+    "BUILT_IN",
+    "TENSOR_DTYPES",
+    "Background",
+    "Choice",
+    "Chooser",
+    "Entry",
+    "Levels",
+    "Pending",
+    "Tensor",
+    "Tuning",
+    "allgather_",
+    "allreduce_",
+    "broadcast_",
+    "part_sizes",
+    "reduce_",
+    "reduce_scatter",
+    "devices",
+]

@@ -5,31 +5,55 @@ from __future__ import annotations
 import numpy as np
 
 from hybridps.mpi_groups.group import Group
-from hybridps.tensor_collectives.tensor import GROUP_OPERATION, OPERATIONS, Tensor, check_operation, spread
-
-SMALL_BYTES = 64 << 10
-"""Up to this size the MPI library is faster than two meetings of the ranks of a node (docs/benchmarks.md)."""
+from hybridps.tensor_collectives import kernels
+from hybridps.tensor_collectives.between_nodes.talk import Steps, Talk
+from hybridps.tensor_collectives.choice import Choice
+from hybridps.tensor_collectives.levels import BETWEEN_NODES
+from hybridps.tensor_collectives.tensor import GROUP_OPERATION, OPERATIONS, Rows, Tensor, check_operation, spread
 
 
 def allreduce_(tensor: Tensor, group: Group, op: str = "sum", start: int = 0, stop: int | None = None) -> None:
     """Reduce elements `start:stop` of all vectors over all ranks of `group`, in place.
 
-    `op`: 'sum', 'max', 'min', or 'mean' over all vectors of all ranks (not of integers). float16 is combined in
-    float32. A large part of a tensor of `Levels` of this group is reduced in the node's memory; else piece by piece:
-    vectors of the worker -> ranks of the group -> vectors of the worker.
+    `op`: 'sum', 'max', 'min', or 'mean' over all vectors of all ranks (not of integers). float16 and bfloat16 are
+    combined in float32. A tensor of `Levels` of this group is reduced in the nodes' memory first, then between nodes;
+    any other one piece by piece: vectors of the worker -> ranks of the group -> vectors of the worker.
     """
     check_operation(op, tensor.dtype)
-    stop = tensor.length if stop is None else stop
-    levels = tensor.levels
-    large = (stop - start) * tensor.dtype.itemsize > SMALL_BYTES
-    if large and levels is not None and levels.group is group and tensor.rows is not None:
-        levels.allreduce_(tensor.rows, op, len(tensor.vectors), start, stop)
-        return
+    start, stop = tensor.span(start, stop)
+    rows = tensor.rows_in(group)
+    if rows is not None:
+        choice = rows.levels.choose((stop - start) * rows.itemsize)
+        if choice.algorithm != "flat":
+            _over_levels(rows, choice, op, start, stop)
+            return
     combine = OPERATIONS[op]
     for work, vectors in tensor.pieces(start, stop):
         for vector in vectors[1:]:
-            combine(work, vector, out=work)
+            combine(work, vector, out=work, casting="unsafe")
         group.allreduce_(work, GROUP_OPERATION[op])
         if op == "mean":
-            np.divide(work, group.size * len(vectors), out=work)
+            np.divide(work, tensor.total_in(group), out=work)
         spread(work, vectors)
+
+
+def _over_levels(rows: Rows, choice: Choice, op: str, start: int, stop: int) -> None:
+    levels, array = rows.levels, rows.array
+    divisor = rows.total if op == "mean" else 1
+    levels.count((stop - start) * rows.nbytes_of_element)
+    if levels.one_node:
+        levels.combine_(rows, op, divisor, start, stop)
+        return
+    code, algorithm = kernels.CODE[op], BETWEEN_NODES[choice.algorithm]
+
+    def steps_of(talk: Talk, begin: int, end: int) -> Steps:
+        total = array[0, begin:end] if array.dtype == rows.exact else talk.scratch.view(rows.exact)[: end - begin]
+        kernels.fold(array, code, begin, end, total)
+        left = talk.shared_out_(total, divisor)
+        yield from algorithm(talk, total)
+        kernels.spread(total, left, array, begin, end, 0, len(array))
+
+    # Each lane has a part of its own: the ranks of a node meet only before the first chunk and after the last.
+    levels.meet()
+    levels.run(choice, op, rows, *levels.part(start, stop, rows.itemsize), steps_of)
+    levels.meet(last=True)

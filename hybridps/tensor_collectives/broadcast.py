@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 from hybridps.mpi_groups.group import Group
-from hybridps.tensor_collectives.tensor import Tensor, spread
+from hybridps.tensor_collectives.between_nodes import chain
+from hybridps.tensor_collectives.between_nodes.talk import Steps, Talk
+from hybridps.tensor_collectives.choice import Choice
+from hybridps.tensor_collectives.tensor import Rows, Tensor, check_root, spread
 
 
 def broadcast_(tensor: Tensor, group: Group, root: int = 0, start: int = 0, stop: int | None = None) -> None:
     """Copy elements `start:stop` of vector 0 of rank `root` to all vectors of all ranks, in place."""
-    stop = tensor.length if stop is None else stop
+    check_root(root, group.size)
+    start, stop = tensor.span(start, stop)
+    rows = tensor.rows_in(group)
+    if rows is not None:
+        choice = rows.levels.choose((stop - start) * rows.itemsize)
+        if choice.algorithm != "flat":
+            _over_levels(rows, choice, root, start, stop)
+            return
     source = tensor.vectors[0][start:stop]
     group.broadcast_(source, root)
     spread(source, [vector[start:stop] for vector in tensor.vectors[1:]])
+
+
+def _over_levels(rows: Rows, choice: Choice, root: int, start: int, stop: int) -> None:
+    """Each lane brings its part of the root's vector to the other nodes, and all rows of a node get it there."""
+    levels, array = rows.levels, rows.array
+    levels.count((stop - start) * rows.itemsize)
+    home, local = levels.place_of(root)
+    # The root's row where it is; elsewhere row 0 is where the part arrives.
+    source = rows.of_rank(local)[0] if home == levels.number else 0
+    lane_root = levels.in_lane(home)
+
+    def steps_of(talk: Talk, begin: int, end: int) -> Steps:
+        part = array[source, begin:end]
+        yield from chain.broadcast(talk, part, lane_root)
+        spread(part, [row[begin:end] for number, row in enumerate(array) if number != source])
+
+    levels.meet()
+    levels.run(choice, None, rows, *levels.part(start, stop, rows.itemsize), steps_of)
+    levels.meet(last=True)

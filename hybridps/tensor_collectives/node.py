@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 import numpy as np
 
-from hybridps.errors import DeadlineError, LayoutError
-from hybridps.memory import ALIGNMENT, SharedMemory
+from hybridps.errors import DeadlineError, GroupError, LayoutError
+from hybridps.memory import ALIGNMENT, SharedMemory, private_memory, shared_memory
 from hybridps.mpi_groups.group import Group
+from hybridps.tensor_collectives import kernels
 from hybridps.tensor_collectives.barrier import wait_for_all
-from hybridps.tensor_collectives.tensor import OPERATIONS
+from hybridps.tensor_collectives.tensor import Rows
+
+GIVEN_UP = -1
 
 LINE = ALIGNMENT // 8
 """int64 words in a cache line: each rank's counter has one of its own."""
 
-BLOCK = 32 << 10
-"""Elements combined at a time: a block of each row fits into the second cache with the others."""
+NAP_SECONDS = 0.0002
 
 TRIES = 20_000
 """Looks at the counters between two looks at the clock."""
@@ -33,64 +38,104 @@ class _Offer(msgspec.Struct, forbid_unknown_fields=True):
 class Node:
     """Shared memory and a barrier for the ranks of `group`, which all run on one host.
 
-    Raises LayoutError, on all ranks, where they cannot share memory.
+    `names`: what the ranks are called in messages, their numbers in a larger group. Raises LayoutError, on all ranks,
+    where they cannot share memory.
     """
 
-    def __init__(self, group: Group, deadline_seconds: float) -> None:
+    def __init__(self, group: Group, names: Sequence[int], deadline_seconds: float, alone: bool = False) -> None:
         self.group = group
+        self._alone = alone
+        self.names = names
         self.rank = group.rank
         self.size = group.size
         self.deadline_seconds = deadline_seconds
         self._counters = self._share(self.size * ALIGNMENT).view(np.int64)
+        """Of each rank, a cache line apart: how often it has met the others, or `GIVEN_UP`; and how far it is."""
         self._met = 0
 
-    def rows(self, length: int, dtype: np.dtype, vectors: int) -> np.ndarray:
-        """Zeros of shape (size * vectors, length): each rank's rows in the memory of all. All ranks call it.
+    def rows(self, length: int, dtype: np.dtype, vectors: Sequence[int]) -> np.ndarray:
+        """Zeros of shape (sum of vectors, at least length): each rank's rows in the memory of all. All ranks call it.
 
-        Rank r's rows are `r * vectors` to `(r + 1) * vectors`. Rows begin at multiples of `ALIGNMENT`.
+        `vectors`: of each rank of the node. Rows begin at multiples of `ALIGNMENT`. Raises LayoutError as the class.
         """
         step = ALIGNMENT // dtype.itemsize
         padded = -(-length // step) * step
-        everything = self._share(self.size * vectors * padded * dtype.itemsize).view(dtype)
-        rows = everything.reshape(self.size * vectors, padded)
-        rows[self.rank * vectors : (self.rank + 1) * vectors] = 0  # the pages then lie near the rank that uses them
+        everything = self._share(sum(vectors) * padded * dtype.itemsize).view(dtype)
+        rows = everything.reshape(sum(vectors), padded)
+        first = sum(vectors[: self.rank])
+        rows[first : first + vectors[self.rank]] = 0  # the pages then lie near the rank that uses them
         self.meet("the first use of shared memory")
-        return rows[:, :length]
+        return rows
 
-    def meet(self, what: str = "a reduction") -> None:
-        """Return when all ranks of the node have called it. Raises DeadlineError that names a missing rank."""
+    def meet(self, what: str = "a collective", asleep: bool = False, patience_seconds: float = 0.0) -> None:
+        """Return when all ranks of the node have called it.
+
+        Raises DeadlineError that names a missing rank, or GroupError if one has given up. `asleep`: what is waited for
+        takes long, and needs the cores. `patience_seconds`: beyond the deadline, for who knows more to say so first.
+        """
         self._met += 1
-        if wait_for_all(self._counters, LINE, self.rank, self._met, TRIES) < 0:
-            return
-        end = time.monotonic() + self.deadline_seconds
-        while (missing := wait_for_all(self._counters, LINE, self.rank, self._met, TRIES)) >= 0:
-            if time.monotonic() > end:
-                raise DeadlineError(
-                    f"rank {missing} of the node did not come to {what} of rank {self.rank} "
-                    f"within {self.deadline_seconds:g} s"
-                )
+        self._wait(self._met, what, asleep, patience_seconds)
 
-    def combine_(self, rows: np.ndarray, op: str, divisor: int, start: int, stop: int) -> None:
-        """Elements `start:stop` of all rows become `op` over all rows, over `divisor`. Each rank does its part."""
-        self.meet()
-        first, last = self.part(start, stop, rows.itemsize, self.size)
-        combine_rows_(rows, op, divisor, first, last, len(rows))
-        self.meet()
+    def combine_(self, rows: Rows, op: str, divisor: int, start: int, stop: int, of_rank: int | None = None) -> None:
+        """Elements `start:stop` of all rows, or of one rank's, become `op` over all rows, over `divisor`.
 
-    def fold_(self, rows: np.ndarray, op: str, start: int, stop: int) -> None:
-        """Elements `start:stop` of row 0 become `op` over all rows. This rank alone, between two meetings."""
-        combine_rows_(rows, op, 1, start, stop, 1)
+        Each rank does its part.
+        """
+        array = rows.array
+        targets = (0, len(array)) if of_rank is None else rows.of_rank(of_rank)
+        work = (
+            array,
+            kernels.CODE[op],
+            divisor,
+            *self.part(start, stop, rows.itemsize, self.size),
+            *targets,
+            rows.scratch,
+        )
+        came = self._met + 1
+        self._met += 2
+        outcome = kernels.meet_and_combine_(self._counters, LINE, self.rank, came, TRIES, *work)
+        if outcome == kernels.NOT_ALL_CAME:
+            self._wait(came, "a collective")
+            kernels.combine_(*work)
+        if outcome != kernels.DONE:
+            self._wait(came + 1, "the end of a collective")
 
     def part(self, start: int, stop: int, itemsize: int, parts: int) -> tuple[int, int]:
-        """This rank's of `parts` parts of elements `start:stop`: as equal as possible, cut between cache lines."""
-        step = ALIGNMENT // itemsize
-        lines = -(-(stop - start) // step)
-        first = start + lines * self.rank // parts * step
-        last = start + lines * (self.rank + 1) // parts * step
-        return min(first, stop), min(last, stop)
+        """This rank's of `parts` parts of elements `start:stop`; ranks beyond the last part have an empty one."""
+        return part_of(min(self.rank, parts), parts, start, stop, itemsize)
+
+    def moved(self) -> None:
+        """This rank has got on with what the others wait for: their deadline begins anew."""
+        self._counters[self.rank * LINE + 1] += 1
+
+    def give_up(self) -> None:
+        """Let the others fail soon: what this rank has left undone is never done."""
+        self._counters[self.rank * LINE] = GIVEN_UP
+
+    def _wait(self, met: int, what: str, asleep: bool = False, patience_seconds: float = 0.0) -> None:
+        """Return when all ranks have met so often."""
+        end, seen = math.inf, -1
+        while (missing := wait_for_all(self._counters, LINE, self.rank, met, 1 if asleep else TRIES)) >= 0:
+            if asleep:
+                time.sleep(NAP_SECONDS)
+            now = time.monotonic()
+            if self._counters[missing * LINE] == GIVEN_UP:
+                raise GroupError(
+                    f"rank {self.names[missing]} has given up {what} that rank {self.names[self.rank]} is in"
+                )
+            if self._counters[missing * LINE + 1] != seen:
+                seen, end = self._counters[missing * LINE + 1], now + self.deadline_seconds + patience_seconds
+            if now > end:
+                self.give_up()
+                raise DeadlineError(
+                    f"rank {self.names[missing]} did not come to {what} of rank {self.names[self.rank]}, on the same "
+                    f"node, within {self.deadline_seconds:g} s"
+                )
 
     def _share(self, nbytes: int) -> np.ndarray:
         """`nbytes` zeroed bytes that rank 0 makes and all use (uint8). Raises LayoutError on all ranks or on none."""
+        if self.size == 1:
+            return shared_memory(nbytes) if self._alone else private_memory(nbytes)
         segment, offer, answer = None, _Offer(), _Offer()
         if self.rank == 0:
             try:
@@ -120,23 +165,17 @@ class Node:
         return [msgspec.json.decode(other, type=_Offer) for other in told]
 
 
-def combine_rows_(rows: np.ndarray, op: str, divisor: int, start: int, stop: int, targets: int) -> None:
-    """Elements `start:stop` of the first `targets` rows become `op` over all rows, in order, over `divisor`.
+@lru_cache(maxsize=4096)
+def part_of(number: int, parts: int, start: int, stop: int, itemsize: int) -> tuple[int, int]:
+    """Part `number` of elements `start:stop`, of `parts` as equal as possible, cut between cache lines.
 
-    Block by block, so that what is read from memory once is still in cache when it is written. float16 is
-    combined in float32, and rounded once.
+    Kept for the ranges in use: for few bytes it takes as long as what is done with them.
+
+    >>> part_of(1, 2, 0, 100, 4), part_of(2, 2, 0, 100, 4)
+    ((48, 100), (100, 100))
     """
-    combine = OPERATIONS[op]
-    exact = np.empty(min(BLOCK, stop - start), np.float32) if rows.dtype == np.float16 and start < stop else None
-    for begin in range(start, stop, BLOCK):
-        block = rows[:, begin : min(begin + BLOCK, stop)]
-        total = block[0]
-        if exact is not None:
-            total = exact[: block.shape[1]]
-            np.copyto(total, block[0])
-        for row in block[1:]:
-            combine(total, row, out=total)
-        if divisor > 1:
-            np.divide(total, divisor, out=total)
-        for row in block[exact is None : targets]:
-            np.copyto(row, total, casting="same_kind")
+    step = ALIGNMENT // itemsize
+    lines = -(-(stop - start) // step)
+    first = start + lines * number // parts * step
+    last = start + lines * min(number + 1, parts) // parts * step
+    return min(first, stop), min(last, stop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from hybridps.errors import LayoutError
 from hybridps.memory import DTYPES
-from hybridps.mpi_groups.group import Operation
+from hybridps.mpi_groups.group import Group, Operation
+from hybridps.tensor_collectives.kernels import BITS_OF, BLOCK, exact_dtype, prepare
 
 if TYPE_CHECKING:
     from hybridps.tensor_collectives.levels import Levels
@@ -19,10 +21,36 @@ OPERATIONS: dict[str, np.ufunc] = {"sum": np.add, "mean": np.add, "max": np.maxi
 GROUP_OPERATION: dict[str, Operation] = {"sum": "sum", "mean": "sum", "max": "max", "min": "min"}
 """What a Group does for an operation; a mean is divided here."""
 
-TENSOR_DTYPES = (*DTYPES, "int32", "int64")
+TENSOR_DTYPES = (*DTYPES, "bfloat16", "int32", "int64")
+"""bfloat16 is that of the package ml_dtypes."""
 
 PIECE_BYTES = 2 << 20
 """Work is done in pieces of about this size, which stay in cache between the levels."""
+
+
+class Rows:
+    """All vectors of the ranks of a node, as rows of memory that they share: of one of `TENSOR_DTYPES`, or as bits.
+
+    `array`: of shape (all vectors, at least length), C-contiguous. `vectors`: of each rank of the node; `total`: of all
+    ranks of the group.
+    """
+
+    def __init__(self, array: np.ndarray, vectors: Sequence[int], total: int, levels: Levels) -> None:
+        self.array = array
+        self.total = total
+        self.levels = levels
+        self._starts = [0, *itertools.accumulate(vectors)]
+        self.nbytes_of_element = vectors[levels.node.rank] * array.itemsize
+        """Of this rank's vectors."""
+        self.itemsize = array.itemsize
+        self.exact = exact_dtype(array)
+        """What is combined."""
+        self.scratch = np.empty(BLOCK, self.exact)
+        prepare(array, self.scratch)
+
+    def of_rank(self, rank: int) -> tuple[int, int]:
+        """The numbers of a rank's rows: the first, and the one after the last."""
+        return self._starts[rank], self._starts[rank + 1]
 
 
 class Tensor:
@@ -32,17 +60,12 @@ class Tensor:
     `TENSOR_DTYPES`). The arrays are used in place and never replaced.
     """
 
-    def __init__(
-        self, vectors: Sequence[np.ndarray], rows: np.ndarray | None = None, levels: Levels | None = None
-    ) -> None:
-        """Raises LayoutError if the vectors do not fit together.
-
-        `rows` and `levels`: given by `Levels.tensor`, where the vectors are rows of memory that the node shares.
-        """
+    def __init__(self, vectors: Sequence[np.ndarray], rows: Rows | None = None) -> None:
+        """Raises LayoutError if the vectors do not fit together. `rows`: given by `Levels.tensor`."""
         if not vectors:
             raise LayoutError("a tensor needs at least one vector")
         first = vectors[0]
-        if first.dtype.name not in TENSOR_DTYPES:
+        if first.dtype.name not in TENSOR_DTYPES or not first.dtype.isnative:
             known = ", ".join(TENSOR_DTYPES)
             raise LayoutError(f"a tensor of dtype {first.dtype} cannot be reduced: use one of {known}")
         for number, vector in enumerate(vectors):
@@ -55,36 +78,56 @@ class Tensor:
                 )
         self.vectors = tuple(vectors)
         self.rows = rows
-        self.levels = levels
+        """All vectors of the node, where they lie in memory that its ranks share."""
         self.length = first.size
         self.dtype = first.dtype
-        # float16 is summed in float32, and rounded once.
-        self.exact = np.dtype(np.float32) if first.dtype == np.float16 else first.dtype
-        self._piece = max(1, PIECE_BYTES // self.exact.itemsize)
-        half = self.exact != self.dtype
-        self._scratch = np.empty(min(self._piece, self.length), self.exact) if half else None
+        self.exact = np.dtype(np.float32) if first.dtype.name in BITS_OF else first.dtype
+        """What is combined: float32 for the half precisions, which are rounded once."""
+        self.piece_length = max(1, PIECE_BYTES // self.exact.itemsize)
+        self._scratch = np.empty(0, self.exact)
 
-    def pieces(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+    def rows_in(self, group: Group) -> Rows | None:
+        """The rows, if they are shared by ranks of `group`."""
+        return self.rows if self.rows is not None and self.rows.levels.group is group else None
+
+    def total_in(self, group: Group) -> int:
+        """The vectors of all ranks. Where no levels know them, every rank must have as many as this one."""
+        rows = self.rows_in(group)
+        return rows.total if rows is not None else group.size * len(self.vectors)
+
+    def span(self, start: int, stop: int | None) -> tuple[int, int]:
+        """`start:stop`, to the end if `stop` is None. Raises LayoutError if it is not within the vectors."""
+        stop = self.length if stop is None else stop
+        if not 0 <= start <= stop <= self.length:
+            raise LayoutError(f"elements {start}:{stop} are not within the {self.length} of the tensor")
+        return start, stop
+
+    def pieces(self, start: int, stop: int, in_place: bool = True) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         """For each piece of elements `start:stop`: an array of dtype `exact` to work in, and the vectors.
 
-        The working array is vector 0 itself where the dtypes agree; else a scratch with its values.
+        The working array is vector 0 itself where the dtypes agree and it may change; else a scratch with its values.
         """
-        for begin in range(start, stop, self._piece):
-            end = min(begin + self._piece, stop)
+        for begin in range(start, stop, self.piece_length):
+            end = min(begin + self.piece_length, stop)
             vectors = [vector[begin:end] for vector in self.vectors]
-            if self._scratch is None:
+            if in_place and self.exact == self.dtype:
                 yield vectors[0], vectors
             else:
-                work = self._scratch[: end - begin]
+                work = self._take_scratch(end - begin)
                 np.copyto(work, vectors[0])
                 yield work, vectors
 
+    def _take_scratch(self, length: int) -> np.ndarray:
+        if len(self._scratch) < length:
+            self._scratch = np.empty(min(self.piece_length, self.length), self.exact)
+        return self._scratch[:length]
 
-def spread(work: np.ndarray, vectors: list[np.ndarray]) -> None:
-    """Write the result in `work` to all vectors of the piece."""
+
+def spread(work: np.ndarray, vectors: Sequence[np.ndarray]) -> None:
+    """Write the result in `work` to all vectors of the piece, rounded to their dtype."""
     for vector in vectors:
         if vector is not work:
-            np.copyto(vector, work, casting="same_kind")
+            np.copyto(vector, work, casting="unsafe")
 
 
 def part_sizes(length: int, size: int) -> list[int]:
@@ -92,12 +135,9 @@ def part_sizes(length: int, size: int) -> list[int]:
     return [length // size + (rank < length % size) for rank in range(size)]
 
 
-def local_sum(tensor: Tensor) -> np.ndarray:
-    """The sum of the tensor's vectors, in dtype `exact`; vector 0 itself if it is the only one."""
-    total = tensor.vectors[0].astype(tensor.exact, copy=len(tensor.vectors) > 1)
-    for vector in tensor.vectors[1:]:
-        np.add(total, vector, out=total)
-    return total
+def part_starts(counts: Sequence[int]) -> list[int]:
+    """Where each part begins."""
+    return [0, *itertools.accumulate(counts)][:-1]
 
 
 def check_operation(op: str, dtype: np.dtype) -> None:
@@ -105,3 +145,8 @@ def check_operation(op: str, dtype: np.dtype) -> None:
         raise LayoutError(f"operation {op!r} is unknown: use one of {', '.join(OPERATIONS)}")
     if op == "mean" and dtype.kind == "i":
         raise LayoutError(f"the mean of {dtype} is no {dtype}: use 'sum'")
+
+
+def check_root(root: int, size: int) -> None:
+    if not 0 <= root < size:
+        raise LayoutError(f"rank {root} is none of the group's {size}: they count from 0")

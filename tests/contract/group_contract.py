@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
+
+import ml_dtypes  # noqa: F401  (makes the dtype bfloat16 known by name)
 import numpy as np
 import pytest
 
 from hybridps.errors import LayoutError
 from hybridps.mpi_groups import Group
-from hybridps.tensor_collectives import Levels, Tensor, allgather_, allreduce_, broadcast_, part_sizes, reduce_scatter
+from hybridps.tensor_collectives import (
+    TENSOR_DTYPES,
+    Chooser,
+    Levels,
+    Tensor,
+    allgather_,
+    allreduce_,
+    broadcast_,
+    part_sizes,
+    reduce_,
+    reduce_scatter,
+)
 
 LENGTHS = (0, 1, 7, 64, 1009)
 DTYPES = ("float16", "float32", "float64")
@@ -143,69 +158,161 @@ NODES = {
     "alternating": lambda rank: rank % 2,
     "each": lambda rank: rank,
 }
+ALL_DTYPES = TENSOR_DTYPES
+BETWEEN = ("library", "ring", "multi_ring", "halving_doubling")
+
+
+def check_transfers(group: Group) -> None:
+    """Messages of several tags at a time, each in order."""
+    if group.size == 1:
+        return
+    to, source = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    arrived = np.zeros((2, 3, 5), np.int64)
+    under_way = [group.receive(arrived[tag, n], source, tag) for tag in (1, 0) for n in range(3)]
+    messages = [np.full(5, 100 * group.rank + 10 * tag + n, np.int64) for n in range(3) for tag in (0, 1)]
+    under_way += [group.send(message, to, number % 2) for number, message in enumerate(messages)]
+    while not all(transfer.done() for transfer in under_way):
+        pass
+    expected = [[[100 * source + 10 * tag + n] * 5 for n in range(3)] for tag in (0, 1)]
+    np.testing.assert_array_equal(arrived, expected)
+    assert under_way[0].peer == source
+    assert under_way[-1].peer == to
+    group.barrier()
 
 
 def check_levels(group: Group) -> None:
-    """The same through the memory that a node shares, for nodes of equal and of different size."""
+    """All operations through the memory that a node shares, for nodes of equal and of different size."""
     for node_of in NODES.values():
-        levels = Levels(group, [node_of(rank) for rank in range(group.size)], deadline_seconds=60)
-        assert levels.note == ""
-        for dtype in (*DTYPES, "int32", "int64"):
-            for length in (0, 1, 1009, 4099):
-                for vectors in (1, 3):
-                    _check_in_levels(group, levels, dtype, length, vectors)
-        levels.close()
+        nodes = [node_of(rank) for rank in range(group.size)]
+        between = BETWEEN if len(set(nodes)) > 1 else ("node",)
+        for number, algorithm in enumerate(between):
+            # Chunks of 1 KB, so that there are many of them.
+            chooser = Chooser(group.size, len(set(nodes)), forced=algorithm, chunk_bytes=1024)
+            chosen = []
+            levels = Levels(group, nodes, 60, chooser=chooser, on_choice=chosen.append)
+            assert levels.note == ""
+            dtypes = ALL_DTYPES if number == 1 or between == ("node",) else ("float32",)
+            for dtype in dtypes:
+                for length in (0, 1, 5, 1009) if dtype == "float32" else (1009,):
+                    for vectors in (1, 3):
+                        _check_in_levels(group, levels, dtype, length, vectors)
+            assert {choice.source for choice in chosen} == {"forced"}
+            tensor = levels.tensor(100, "float32")
+            before = group.bytes_moved
+            allreduce_(tensor, group)
+            assert group.bytes_moved == before  # not through all ranks of the group at once
+            group.barrier()
+            levels.close()
 
 
 def _check_in_levels(group: Group, levels: Levels, dtype: str, length: int, vectors: int) -> None:
     tensor = levels.tensor(length, dtype, vectors)
     everything = [values(rank, length, "float64", v) for rank in range(group.size) for v in range(vectors)]
-    for operation, exact in (
-        ("sum", np.sum(everything, axis=0)),
-        ("max", np.max(everything, axis=0)),
-        ("min", np.min(everything, axis=0)),
-        ("mean", np.mean(everything, axis=0)),
-    ):
-        if operation == "mean" and dtype.startswith("int"):
+    exact = {
+        "sum": np.sum(everything, axis=0),
+        "max": np.max(everything, axis=0),
+        "min": np.min(everything, axis=0),
+        "mean": np.mean(everything, axis=0),
+    }
+    root = group.size - 1
+    counts = part_sizes(length, group.size)
+    start = sum(counts[: group.rank])
+    mine = slice(start, start + counts[group.rank])
+    before = [values(group.rank, length, dtype, v) for v in range(vectors)]
+
+    def check(operation, expected, changed=None):
+        for vector, initial in zip(tensor.vectors, before, strict=True):
+            vector[:] = initial
+        group.barrier()
+        operation()
+        for vector, initial in zip(tensor.vectors, before, strict=True):
+            wanted = initial.copy()
+            if changed is not None:
+                wanted[changed] = expected[changed].astype(tensor.dtype)
+            np.testing.assert_allclose(vector.astype(float), wanted.astype(float), rtol=1e-6)
+        group.barrier()
+
+    for name, expected in exact.items():
+        if name == "mean" and dtype.startswith("int"):
             continue
-        for start, stop in ((0, length), (length // 3, length // 2)):
-            for v, vector in enumerate(tensor.vectors):
-                vector[:] = values(group.rank, length, dtype, v)
-            if tensor.rows is None:
-                allreduce_(tensor, group, operation, start, stop)
-            else:  # allreduce_ would leave so small a part to the group
-                levels.allreduce_(tensor.rows, operation, vectors, start, stop)
-            for v, vector in enumerate(tensor.vectors):
-                expected = values(group.rank, length, "float64", v)
-                expected[start:stop] = exact[start:stop]
-                np.testing.assert_allclose(vector, expected.astype(dtype), rtol=1e-6)
-            group.barrier()
+        for span in (slice(0, length), slice(length // 3, length // 2)):
+            check(partial(allreduce_, tensor, group, name, span.start, span.stop), expected, span)
+            here = span if group.rank == root else None
+            check(partial(reduce_, tensor, group, root, name, span.start, span.stop), expected, here)
+        out = np.full(counts[group.rank], 77).astype(tensor.dtype)
+        check(partial(reduce_scatter, tensor, group, out, name), expected)
+        np.testing.assert_allclose(out.astype(float), expected[mine].astype(tensor.dtype).astype(float), rtol=1e-6)
+    whole = values(root, length, "float64")
+    check(partial(broadcast_, tensor, group, root), whole, slice(0, length))
+    check(partial(broadcast_, tensor, group, root, length // 3, length // 2), whole, slice(length // 3, length // 2))
+    check(partial(allgather_, tensor, group, whole[mine].astype(tensor.dtype)), whole, slice(0, length))
 
 
 def check_levels_large(group: Group) -> None:
-    """Several chunks between nodes, and all ranks with the same bits."""
-    levels = Levels(group, [rank // 2 for rank in range(group.size)], deadline_seconds=60)
-    tensor = levels.tensor(5 * (1 << 20) + 3, "float32")
-    tensor.vectors[0][:] = np.random.default_rng(group.rank).standard_normal(tensor.length)
-    everyone = [np.random.default_rng(rank).standard_normal(tensor.length) for rank in range(group.size)]
-    expected = np.sum([one.astype(np.float32) for one in everyone], axis=0, dtype=np.float64)
-    allreduce_(tensor, group)
-    np.testing.assert_allclose(tensor.vectors[0], expected, rtol=1e-4, atol=1e-5)
-    assert len(set(group.allgather_bytes(tensor.vectors[0].tobytes()))) == 1
-    levels.close()
+    """Several chunks between nodes, and all ranks with the same bits, the same in each run."""
+    for algorithm in ("ring", "multi_ring", "halving_doubling"):
+        nodes = [rank // 2 for rank in range(group.size)]
+        chooser = Chooser(
+            group.size,
+            len(set(nodes)),
+            forced=algorithm if len(set(nodes)) > 1 else None,
+            chunk_bytes=1 << 16,
+            only_own="test",
+        )
+        levels = Levels(group, nodes, 60, chooser=chooser)
+        tensor = levels.tensor(300_007, "float32")
+        everyone = [np.random.default_rng(rank).standard_normal(tensor.length) for rank in range(group.size)]
+        expected = np.sum([one.astype(np.float32) for one in everyone], axis=0, dtype=np.float64)
+        results = set()
+        for repeat in range(2):
+            tensor.vectors[0][:] = everyone[group.rank]
+            group.barrier()
+            if group.rank == repeat:
+                time.sleep(0.02)  # another rank is late
+            allreduce_(tensor, group)
+            np.testing.assert_allclose(tensor.vectors[0], expected, rtol=1e-4, atol=1e-5)
+            results |= set(group.allgather_bytes(tensor.vectors[0].tobytes()))
+        assert len(results) == 1
+        levels.close()
 
 
 def check_half_on_the_wire(group: Group) -> None:
-    levels = Levels(group, [rank // 2 for rank in range(group.size)], deadline_seconds=60, wire="float16")
-    tensor = levels.tensor(20_011, "float32", 2)
-    for v, vector in enumerate(tensor.vectors):
-        vector[:] = values(group.rank, 20_011, "float32", v) / 7
-    allreduce_(tensor, group)
-    exact = total(group.size, 20_011, "float64", 2) / 7
-    if tensor.rows is not None:
-        np.testing.assert_allclose(tensor.vectors[1], exact, rtol=2e-3, atol=2e-2)
-    assert len(set(group.allgather_bytes(tensor.vectors[0].tobytes()))) == 1
-    levels.close()
+    nodes = [rank // 2 for rank in range(group.size)]
+    for algorithm in ("ring", "multi_ring", "halving_doubling") if len(set(nodes)) > 1 else (None,):
+        for dtype in ("float32", "float64"):
+            chooser = Chooser(group.size, len(set(nodes)), forced=algorithm, chunk_bytes=4096)
+            levels = Levels(group, nodes, 60, wire="float16", chooser=chooser)
+            tensor = levels.tensor(20_011, dtype, 2)
+            for v, vector in enumerate(tensor.vectors):
+                vector[:] = values(group.rank, 20_011, dtype, v) / 7
+            group.barrier()
+            allreduce_(tensor, group)
+            exact = total(group.size, 20_011, "float64", 2) / 7
+            np.testing.assert_allclose(tensor.vectors[1], exact, rtol=4e-3, atol=2e-2)
+            if len(set(nodes)) > 1:
+                np.testing.assert_array_equal(tensor.vectors[0], tensor.vectors[0].astype(np.float16))
+            assert len(set(group.allgather_bytes(tensor.vectors[0].tobytes()))) == 1
+            broadcast_(tensor, group)  # whatever the wire says, what is only copied stays as it is
+            for v, vector in enumerate(tensor.vectors):
+                vector[:] = values(0, 20_011, dtype, v) / 7 if group.rank == 0 else 0
+            group.barrier()
+            broadcast_(tensor, group)
+            np.testing.assert_array_equal(tensor.vectors[1], values(0, 20_011, dtype) / 7)
+            group.barrier()
+            levels.close()
+
+
+def check_tensor_reduce(group: Group) -> None:
+    for dtype in ALL_DTYPES:
+        for length in LENGTHS:
+            for operation in ("sum", "max"):
+                arrays = [values(group.rank, length, dtype, v) for v in range(2)]
+                reduce_(Tensor(arrays), group, group.size - 1, operation)
+                everything = [values(r, length, "float64", v) for r in range(group.size) for v in range(2)]
+                expected = (np.sum if operation == "sum" else np.max)(everything, axis=0)
+                for v, array in enumerate(arrays):
+                    mine = expected if group.rank == group.size - 1 else values(group.rank, length, "float64", v)
+                    np.testing.assert_array_equal(array.astype(float), mine)
 
 
 def check_bad_input(group: Group) -> None:
@@ -219,6 +326,8 @@ def check_bad_input(group: Group) -> None:
         allreduce_(Tensor([np.zeros(2, np.int32)]), group, "mean")
     with pytest.raises(LayoutError, match="part"):
         reduce_scatter(Tensor([np.zeros(2)]), group, np.zeros(9))
+    with pytest.raises(LayoutError, match=f"rank {group.size} is none of the group's {group.size}"):
+        broadcast_(Tensor([np.zeros(2)]), group, group.size)
 
 
 CHECKS = [check for name, check in sorted(globals().items()) if name.startswith("check_")]

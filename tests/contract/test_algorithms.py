@@ -8,13 +8,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hybridps.algorithms import MpiESGD, MpiSGD, make_algorithm
+from hybridps.algorithms import MpiESGD, MpiSGD, ServerSGD, make_algorithm
 from hybridps.algorithms.algorithm import Algorithm
 from hybridps.algorithms.uplink import FollowerUplink, LeaderUplink, NoUplink
 from hybridps.config import Settings
+from hybridps.errors import ConfigError
 from hybridps.memory import Arena, Layout
-from hybridps.mpi_groups import ThreadGroup
+from hybridps.mpi_groups import SoloGroup, ThreadGroup
+from hybridps.ps.clocks import BoundedStale, Clock, FreeRunning
 from hybridps.ps.local import LocalServer, LocalStore
+from hybridps.ps.rules import SGD, ElasticTogether, Momentum, Outer, Rule
 from hybridps.tensor_collectives import Levels, Tensor
 
 LAYOUT = Layout.of("float32", {"a": (37, 5), "b": (300,)})
@@ -22,7 +25,13 @@ ETA = np.float32(0.25)
 
 
 def run(
-    sizes: tuple[int, ...], name: str, work: Callable[[Algorithm, int], object], nodes: int = 4, **settings
+    sizes: tuple[int, ...],
+    name: str,
+    work: Callable[[Algorithm, int], object],
+    nodes: int = 4,
+    rule: Rule | None = None,
+    clock: Clock | None = None,
+    **settings,
 ) -> list:
     """Call `work(algorithm, worker)` on every worker of groups of these sizes; a server if there are several."""
     server = LocalServer()
@@ -31,14 +40,24 @@ def run(
     def body(world: ThreadGroup) -> object:
         index = next(g for g in range(len(sizes)) if world.rank < sum(sizes[: g + 1]))
         group = world.split(index)
-        if len(sizes) == 1 and name == "sync":
+        if len(sizes) == 1 and name == "sync" and rule is None:
             uplink = NoUplink(group)
         elif group.rank == 0:
             uplink = LeaderUplink(LocalStore(server, job="job", group=index, groups=len(sizes), settings=given), group)
         else:
             uplink = FollowerUplink(group)
         levels = Levels(group, [rank // nodes for rank in range(group.size)])
-        algorithm = make_algorithm(name, levels, uplink, given, workers=sum(sizes), groups=len(sizes), has_servers=True)
+        algorithm = make_algorithm(
+            name,
+            levels,
+            uplink,
+            given,
+            workers=sum(sizes),
+            groups=len(sizes),
+            has_servers=not isinstance(uplink, NoUplink),
+            rule=rule,
+            clock=clock,
+        )
         result = work(algorithm, world.rank)
         world.barrier()
         algorithm.close()
@@ -200,4 +219,98 @@ def test_alpha_is_0_9_over_the_groups_by_default() -> None:
 
 
 def test_names() -> None:
-    assert (MpiSGD.name, MpiESGD.name) == ("sync", "elastic")
+    assert (MpiSGD.name, MpiESGD.name, ServerSGD.name) == ("sync", "elastic", "async")
+
+
+def train_at_servers(steps: int, meeting: threading.Barrier | None = None):
+    """The servers update: a step brings weights. Returns those after each step, and the centre in the end."""
+
+    def work(algorithm: Algorithm, worker: int) -> tuple[list[np.ndarray], np.ndarray]:
+        assert algorithm.updates
+        weights = Arena(LAYOUT).flat
+        weights[:] = start_weights(worker)
+        algorithm.initialise("t", LAYOUT, Tensor([weights]))
+        algorithm.join_gradients("t", LAYOUT)
+        algorithm.join_weights("t", LAYOUT, Tensor([weights]))
+        after = [weights.copy()]
+        for step in range(steps):
+            after.append(reduced(algorithm, gradient(worker, step)).copy())
+        if meeting is not None:
+            meeting.wait()
+        algorithm.read_centre("t", Tensor([weights]))
+        return after, weights
+
+    return work
+
+
+@pytest.mark.parametrize("sizes", [(1,), (2,), (1, 1), (2, 1), (1, 1, 1)])
+def test_synchronous_at_the_servers_equals_one_process(sizes) -> None:
+    results = run(sizes, "sync", train_at_servers(4), rule=Momentum(rate=0.25, momentum=0.5))
+    weights, velocity = results[0][0][0].copy(), np.zeros(LAYOUT.length, np.float32)
+    for step in range(4):
+        velocity = 0.5 * velocity - ETA * sum(gradient(worker, step) for worker in range(sum(sizes)))
+        weights = weights + velocity
+        for after, _ in results:
+            np.testing.assert_allclose(after[step + 1], weights, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (2, 1), (1, 1, 1)])
+@pytest.mark.parametrize("clock", [FreeRunning(), BoundedStale(0), BoundedStale(2)], ids=str)
+def test_asynchronous_sgd_applies_every_gradient_once(sizes, clock) -> None:
+    """Plain SGD is a sum: whatever the order, the centre in the end is the start less all gradients."""
+    meeting = threading.Barrier(sum(sizes), timeout=60)
+    results = run(sizes, "async", train_at_servers(5, meeting), rule=SGD(rate=0.25), clock=clock)
+    total = sum(gradient(worker, step) for worker in range(sum(sizes)) for step in range(5))
+    for _, centre in results:
+        np.testing.assert_allclose(centre, start_weights(0) - ETA * total, rtol=1e-5, atol=1e-4)
+
+
+def test_bounded_stale_weights_lack_no_more_than_the_bound() -> None:
+    """All gradients are ones: a weight counts how many came. After step n a group knows of all groups' n - 2."""
+    groups, steps, bound = 3, 12, 2
+
+    def work(algorithm: Algorithm, worker: int) -> list[float]:
+        weights = Tensor([Arena(LAYOUT).flat])
+        algorithm.join_weights("t", LAYOUT, weights)
+        return [float(reduced(algorithm, np.ones(LAYOUT.length, np.float32)).min()) for _ in range(steps)]
+
+    for seen in run((1,) * groups, "async", work, rule=SGD(rate=1.0), clock=BoundedStale(bound)):
+        for step, weight in enumerate(seen, 1):
+            assert -weight >= step + (groups - 1) * max(0, step - bound)
+            assert -weight <= groups * steps
+
+
+def test_ranks_of_an_asynchronous_group_stay_identical() -> None:
+    results = run((2, 2), "async", train_at_servers(5), rule=Momentum(rate=0.1))
+    for first in (0, 2):
+        for mine, other in zip(results[first][0], results[first + 1][0], strict=True):
+            np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize("rule", [ElasticTogether(0.3), Outer(rate=1.0, momentum=0.0)], ids=str)
+def test_weights_meet_in_step(rule) -> None:
+    results = run((1, 2), "elastic", elastic_rounds(60, workers=3), rule=rule)
+    for seen in results:
+        for weights, centre in seen[-1:]:
+            np.testing.assert_allclose(weights, centre, atol=1e-3)
+    if isinstance(rule, Outer):
+        for weights, centre in results[0][:1]:
+            np.testing.assert_array_equal(weights, centre)
+            np.testing.assert_allclose(centre, (10 + 11) / 2)
+
+
+def test_an_update_at_the_servers_needs_a_rule_and_a_server() -> None:
+    with pytest.raises(ConfigError, match="no rule"):
+        run((1, 1), "async", train_at_servers(1))
+    group = SoloGroup()
+    with pytest.raises(ConfigError, match="no server"):
+        make_algorithm(
+            "async",
+            Levels(group, [0]),
+            NoUplink(group),
+            Settings(),
+            workers=1,
+            groups=1,
+            has_servers=False,
+            rule=SGD(rate=1.0),
+        )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
+
 import numpy as np
 import pytest
 
-from hybridps.errors import DeadlineError
+from hybridps.errors import DeadlineError, GroupError, LayoutError
 from hybridps.memory import SharedMemory
-from hybridps.mpi_groups import ThreadGroup
-from hybridps.tensor_collectives import Levels, allreduce_
+from hybridps.mpi_groups import SoloGroup, ThreadGroup
+from hybridps.tensor_collectives import Background, Chooser, Levels, Tensor, allreduce_, broadcast_, reduce_
 
 
 def test_a_missing_rank_is_named() -> None:
@@ -18,8 +21,156 @@ def test_a_missing_rank_is_named() -> None:
         if group.rank != 2:
             allreduce_(tensor, group)
 
-    with pytest.raises(DeadlineError, match="rank 2 of the node did not come"):
+    with pytest.raises(DeadlineError, match="rank 2 did not come to a collective of rank [01], on the same node"):
         ThreadGroup.run(3, work)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "multi_ring", "halving_doubling"])
+def test_a_rank_that_is_missing_between_nodes_is_named(algorithm: str) -> None:
+    def work(group: ThreadGroup) -> None:
+        chooser = Chooser(3, 3, forced=algorithm)
+        levels = Levels(group, [7, 8, 9], deadline_seconds=0.5, chooser=chooser)
+        tensor = levels.tensor(100_000, "float32")
+        if group.rank != 1:
+            allreduce_(tensor, group)
+
+    with pytest.raises(DeadlineError, match="rank 1 did not come to a collective of rank [02], between nodes"):
+        ThreadGroup.run(3, work)
+
+
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]])
+def test_levels_that_gave_up_do_no_more(nodes: list[int]) -> None:
+    """The rank that was only late must not take half a result for a whole one."""
+
+    def work(group: ThreadGroup) -> list[str]:
+        levels = Levels(group, nodes, deadline_seconds=0.3)
+        tensor = levels.tensor(100_000, "float32")
+        errors = []
+        if group.rank == 1:
+            time.sleep(2.5)
+        for _ in range(2):
+            try:
+                allreduce_(tensor, group)
+            except (DeadlineError, GroupError) as error:
+                errors.append(str(error))
+        return errors
+
+    early, late = ThreadGroup.run(2, work)
+    assert "rank 1 did not come" in early[0]
+    assert "was given up" in early[1]
+    assert len(late) == 2
+    assert "was given up" in late[1]
+
+
+def test_ranks_may_have_different_numbers_of_vectors() -> None:
+    def work(group: ThreadGroup, nodes: list[int]) -> list[float]:
+        levels = Levels(group, nodes, deadline_seconds=30)
+        tensor = levels.tensor(5000, "float32", vectors=1 + group.rank)
+        for vector in tensor.vectors:
+            vector[:] = group.rank + 1
+        allreduce_(tensor, group, "mean")
+        assert all((vector == tensor.vectors[0][0]).all() for vector in tensor.vectors)
+        return [float(vector[0]) for vector in tensor.vectors]
+
+    for nodes in ([0, 0, 0], [0, 1, 1], [0, 1, 2]):
+        results = ThreadGroup.run(3, partial(work, nodes=nodes))
+        mean = (1 + 2 * 2 + 3 * 3) / 6
+        np.testing.assert_allclose(sum(results, []), [mean] * 6, rtol=1e-6)
+
+
+def test_ranks_that_differ_are_told() -> None:
+    def work(group: ThreadGroup) -> None:
+        Levels(group, [0, 0], deadline_seconds=30).tensor(64 - group.rank, "float32")
+
+    with pytest.raises(LayoutError, match="rank 1 makes a tensor of 63 elements of float32, rank 0 one of 64"):
+        ThreadGroup.run(2, work)
+
+
+def test_a_tensor_that_finds_no_memory_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    create = SharedMemory.create
+
+    def refuse(nbytes: int) -> SharedMemory:
+        if nbytes > 100_000:
+            raise OSError(12, "Cannot allocate memory")
+        return create(nbytes)
+
+    monkeypatch.setattr(SharedMemory, "create", refuse)
+
+    def work(group: ThreadGroup) -> tuple[str, float]:
+        levels = Levels(group, [0, 0, 1], deadline_seconds=30)
+        assert levels.note == ""
+        tensor = levels.tensor(100_000, "float32")
+        tensor.vectors[0][:] = 1
+        allreduce_(tensor, group)
+        return levels.note, float(tensor.vectors[0][5])
+
+    for note, value in ThreadGroup.run(3, work):
+        assert "Cannot allocate memory" in note
+        assert value == 3
+
+
+def test_half_wires_keep_large_means_and_extremes() -> None:
+    def work(group: ThreadGroup) -> list[float]:
+        levels = Levels(group, [0, 1], wire="float16", chooser=Chooser(2, 2, forced="ring"))
+        tensor = levels.tensor(100, "float32")
+        found = []
+        for op, value in (("mean", 40_000.0), ("max", 1e5), ("min", 1e5)):
+            tensor.vectors[0][:] = value
+            group.barrier()
+            allreduce_(tensor, group, op)
+            found.append(float(tensor.vectors[0][3]))
+            group.barrier()
+        return found
+
+    for found in ThreadGroup.run(2, work):
+        np.testing.assert_allclose(found, [40_000, 1e5, 1e5], rtol=1e-3)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 5), (3, 2), (0, 101)])
+def test_a_span_beyond_the_tensor(start: int, stop: int) -> None:
+    tensor = Levels(SoloGroup(), [0]).tensor(100, "float32")
+    for operation in (allreduce_, reduce_, broadcast_):
+        with pytest.raises(LayoutError, match=f"elements {start}:{stop} are not within the 100"):
+            operation(tensor, SoloGroup(), start=start, stop=stop)
+
+
+def test_after_a_failure_in_the_background_nothing_begins() -> None:
+    def work() -> None:
+        tensor = Tensor([np.ones(4, np.float32)])
+        background = Background()
+        background.start(broadcast_, tensor, SoloGroup(), 9)
+        later = background.start(allreduce_, tensor, SoloGroup())
+        with pytest.raises(GroupError, match="not begun, as a collective before it failed: rank 9"):
+            later.wait()
+        background.close()
+
+    work()
+    with pytest.raises(LayoutError, match="rank 9 is none"), Background() as background:
+        background.start(broadcast_, Tensor([np.ones(4)]), SoloGroup(), 9)
+
+
+def test_pending() -> None:
+    """Several under way, in order; the caller goes on meanwhile; each is waited for once."""
+
+    def work(group: ThreadGroup) -> np.ndarray:
+        levels = Levels(group, [0, 0, 1])
+        tensor = levels.tensor(100_000, "float32")
+        tensor.vectors[0][:] = group.rank + 1
+        with Background() as background:
+            first = background.start(allreduce_, tensor, group)
+            second = background.start(allreduce_, tensor, group, "max")
+            third = background.start(broadcast_, tensor, group, 9)
+            first.wait()
+            second.wait()
+            with pytest.raises(LayoutError, match="rank 9 is none"):
+                third.wait()
+            with pytest.raises(GroupError, match="waited for already"):
+                first.wait()
+        assert first.done
+        return tensor.vectors[0]
+
+    for vector in ThreadGroup.run(3, work):
+        assert (vector == 6).all()
 
 
 def test_without_shared_memory_it_is_said_and_right(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -12,7 +13,7 @@ import pytest
 
 from hybridps.config import Settings
 from hybridps.errors import DeadlineError, HybridPSError, LayoutError, ServerError
-from hybridps.memory import Layout
+from hybridps.memory import Layout, shared_memory
 from hybridps.ps.client import Client
 from hybridps.ps.local import LocalServer, LocalStore
 from hybridps.ps.rules import Elastic, Sum
@@ -20,24 +21,44 @@ from hybridps.ps.server import Server
 
 pytestmark = pytest.mark.timeout(30)
 
-KINDS = ("local", "tcp-1", "tcp-2", "tcp-3", "ipc-1", "ipc-2")
+KINDS = ("local", "tcp-1", "tcp-2", "tcp-3", "ipc-1", "ipc-2", "shm-1", "shm-3")
 CHUNK_BYTES = 1024
 SETTINGS = Settings(chunk_bytes=CHUNK_BYTES, connect_seconds=5.0, deadline_seconds=10.0, lost_seconds=5.0)
 DTYPES = ("float16", "float32", "float64")
 
 
+class InPlace(Client):
+    """A client whose exchanges are in shared memory; arrays of the tests are copied in and out."""
+
+    def exchange(self, table, values, answer, start, stop):
+        there = [shared_memory(array.nbytes).view(array.dtype) for array in (values, answer)]
+        for mine, array in zip(there, (values, answer), strict=True):
+            np.copyto(mine, array)
+        return InPlacePending(super().exchange(table, *there, start, stop), there[1][start:stop], answer[start:stop])
+
+
+class InPlacePending:
+    def __init__(self, pending, source, target):
+        self.pending, self.source, self.target = pending, source, target
+
+    def wait(self):
+        self.pending.wait()
+        np.copyto(self.target, self.source)
+
+
 class Tier:
-    """Servers of one kind, and the stores opened there; all are closed in the end."""
+    """Servers of one kind, each with several threads, and the stores opened there; all are closed in the end."""
 
     def __init__(self, kind, folder):
         self._stack = ExitStack()
         self._local = LocalServer() if kind == "local" else None
+        self._client = InPlace if kind.startswith("shm") else Client
         if kind != "local":
             transport, count = kind.split("-")
             self.addresses = [self._serve(transport, folder, number) for number in range(int(count))]
 
     def _serve(self, transport, folder, number):
-        server = Server("tcp://127.0.0.1:*" if transport == "tcp" else f"ipc://{folder}/{number}")
+        server = Server(f"ipc://{folder}/{number}" if transport == "ipc" else "tcp://127.0.0.1:*", threads=number + 1)
         thread = threading.Thread(target=server.run)
         thread.start()
         self._stack.callback(thread.join, 10)
@@ -47,7 +68,7 @@ class Tier:
     def open(self, group=0, groups=1, job="job", **changes):
         settings = msgspec.structs.replace(SETTINGS, **changes)
         options = {"job": job, "group": group, "groups": groups, "settings": settings}
-        store = LocalStore(self._local, **options) if self._local else Client(self.addresses, **options)
+        store = LocalStore(self._local, **options) if self._local else self._client(self.addresses, **options)
         return self._stack.enter_context(store)
 
     def close(self):
@@ -97,7 +118,7 @@ def centre(store, layout):
 
 @pytest.mark.parametrize("size", [0, 1, 256, 512, 700])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_first_registration_initialises(tier, size, dtype):
+def test_the_first_group_initialises(tier, size, dtype):
     layout = layout_of(size, dtype)
     first, second = tier.open(0, 2), tier.open(1, 2)
     assert first.register("w", layout, numbers(layout, 0), Sum()) is False
@@ -111,7 +132,7 @@ def test_no_initial_values_are_zeros(tier):
     assert not centre(store, layout_of()).any()
 
 
-def test_groups_that_register_together_agree_on_one_initialiser(tier):
+def test_of_groups_that_register_together_the_first_initialises(tier):
     layout = layout_of(3000)
     stores = [tier.open(group, 3) for group in range(3)]
     initials = [np.full(layout.length, group, np.float32) for group in range(3)]
@@ -121,9 +142,22 @@ def test_groups_that_register_together_agree_on_one_initialiser(tier):
             for store, initial in zip(stores, initials, strict=True)
         )
     )
-    assert sorted(late) == [False, True, True]
+    assert list(late) == [False, True, True]
     for store in stores:
-        np.testing.assert_array_equal(centre(store, layout), initials[late.index(False)])
+        np.testing.assert_array_equal(centre(store, layout), initials[0])
+
+
+def test_the_first_group_initialises_though_it_comes_last(tier):
+    layout = layout_of(3000)
+    stores = [tier.open(group, 2) for group in range(2)]
+
+    def last():
+        time.sleep(0.1)
+        return stores[0].register("w", layout, numbers(layout, 0), Sum())
+
+    assert together(last, lambda: stores[1].register("w", layout, numbers(layout, 1), Sum())) == [False, True]
+    for store in stores:
+        np.testing.assert_array_equal(centre(store, layout), numbers(layout, 0))
 
 
 def test_another_layout_is_refused_with_the_difference(tier):
@@ -226,6 +260,39 @@ def test_an_exchange_touches_its_elements_only(tier):
     assert (answer[512:] == -1).all()
     out = centre(store, layout)
     assert out.sum() == 256
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_rows_of_a_group_are_added_up_in_place(tier, dtype):
+    layout = layout_of(1100, dtype)
+    stores = joined(tier, 2, layout, Sum())
+    rows = [[shared_memory(layout.nbytes).view(dtype) for _ in range(count)] for count in (2, 3)]
+    for seed, row in enumerate(row for group in rows for row in group):
+        row[:] = numbers(layout, seed)
+    pending = [
+        s.exchange_rows("w", own, 256 if dtype == "float32" else 0, layout.length)
+        for s, own in zip(stores, rows, strict=True)
+    ]
+    for operation in pending:
+        operation.wait()
+    first = 256 if dtype == "float32" else 0
+    expected = np.sum([numbers(layout, seed) for seed in range(5)], axis=0)
+    for seed, row in enumerate(row for group in rows for row in group):
+        np.testing.assert_array_equal(row[first:], expected[first:])
+        np.testing.assert_array_equal(row[:first], numbers(layout, seed)[:first])
+
+
+def test_rows_that_a_server_does_not_reach_are_left_alone(tier):
+    layout = layout_of()
+    (store,) = joined(tier, 1, layout, Sum())
+    rows = [shared_memory(layout.nbytes).view(np.float32), np.ones(layout.length, np.float32)]
+    pending = store.exchange_rows("w", rows, 0, layout.length)
+    if pending is not None:
+        pending.wait()
+    reached = pending is not None
+    assert reached == isinstance(store, LocalStore)
+    assert (rows[0] == reached).all()
+    assert centre(store, layout).any() == reached
 
 
 def test_tables_and_jobs_do_not_meet(tier):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -225,3 +226,50 @@ def test_a_killed_launcher_leaves_no_server_behind(script: Path) -> None:
         assert not server.is_running()
     finally:
         launched.clean()
+
+
+def test_servers_on_the_network_get_keys_for_this_launch(tmp_path: Path) -> None:
+    """As for other hosts: this one by its address on the network."""
+    address = own_address()
+    if not address:
+        pytest.skip("this host has no address but the loopback")
+    script = tmp_path / "sum.py"
+    script.write_text(SUM)
+    run = [sys.executable, "-m", "hybridps", "run", "-H", f"{address}:2", "--groups", "2", "--", "python", str(script)]
+    environ = environment() | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(run, env=environ, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert f"[server 0] hybridps: serving at tcp://{address}:" in done.stdout
+    assert [f"[group {group}] sum 2.0" in done.stdout for group in (0, 1)] == [True, True]
+    assert "CREDENTIALS" not in done.stdout + done.stderr
+    assert not list(tmp_path.glob("hybridps-*")), "the keys are still there"
+
+
+SUM = """
+import numpy as np
+from hybridps.job import open_job
+from hybridps.memory import Arena, Layout
+from hybridps.tensor_collectives import Tensor
+
+layout = Layout.of("float32", {"w": (8,)})
+gradients = Arena(layout)
+with open_job() as job:
+    algorithm = job.algorithm("sync")
+    algorithm.initialise("model", layout, Tensor([gradients.flat]))
+    algorithm.join_gradients("model", layout)
+    gradients.flat[:] = 1
+    algorithm.reduce_("model", Tensor([gradients.flat]), 0, layout.length)
+    algorithm.finish_()
+    print("sum", gradients.flat[0])
+"""
+
+
+def own_address() -> str:
+    """Of this host, not the loopback; empty if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # a datagram socket: this sends nothing
+        except OSError:
+            return ""
+        found = str(probe.getsockname()[0])
+    return "" if found.startswith("127.") else found

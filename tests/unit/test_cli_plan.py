@@ -115,9 +115,29 @@ def test_workers_default_to_the_slots() -> None:
     assert launch.groups[0].hosts == (Host("localhost", 3),)
 
 
-def test_servers_for_other_hosts_need_leave() -> None:
-    with pytest.raises(ConfigError, match="--insecure"):
-        launch_of(make_settings({"groups": 2}), hosts=parse_hosts("192.0.2.1:2"))
+def test_servers_for_other_hosts_get_keys_unless_told_otherwise() -> None:
+    far, settings = parse_hosts("192.0.2.1:2"), make_settings({"groups": 2})
+    assert launch_of(settings, hosts=far).makes_keys
+    assert not launch_of(settings, hosts=far).bind.startswith("tcp://127.")
+    assert not launch_of(settings, hosts=far, insecure=True).makes_keys
+    assert not launch_of(settings, hosts=parse_hosts("localhost:2")).makes_keys
+    assert not launch_of(make_settings({"groups": 2, "server_keys": "keys"}), hosts=far).makes_keys
+
+
+def test_keys_go_to_those_alone_who_need_them() -> None:
+    launch = launch_of(make_settings({"groups": 2, "keys": "for-me", "server_keys": "keys"}))
+    group, server = launch.group_settings(launch.groups[0], ["tcp://127.0.0.1:5"], "word"), launch.server_settings()
+    assert (group.credentials, group.keys, group.server_keys) == ("word", "for-me", None)
+    assert (server.credentials, server.keys, server.server_keys) == (None, None, "keys")
+    assert launch.server_settings("once").server_keys == "once"
+
+
+def test_secrets_are_on_no_command_line() -> None:
+    exported = {"HYBRIDPS_CREDENTIALS": "word", "HYBRIDPS_TAU": "3"}
+    for flavour in (OPEN_MPI, MPICH):
+        line = Mpirun("mpirun", flavour).command(1, parse_hosts("a:1"), exported, ["x"])
+        assert "word" not in line
+        assert "HYBRIDPS_TAU" in line
 
 
 def test_new_and_running_servers_exclude_each_other() -> None:

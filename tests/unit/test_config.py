@@ -72,4 +72,4 @@ def test_algorithm_names() -> None:
     assert resolve(Settings()) == Settings()
     with pytest.raises(ConfigError, match="'elastik' is unknown; did you mean 'elastic'"):
         resolve(Settings(algorithm="elastik"))
-    assert set(ALGORITHMS.values()) == {"sync", "elastic"}
+    assert set(ALGORITHMS.values()) == {"sync", "elastic", "async"}

@@ -24,13 +24,17 @@ MAY_IMPORT = {
     "ps": BASE,
     "algorithms": BASE | {"mpi_groups", "tensor_collectives", "ps"},
     "job": BASE | {"mpi_groups", "tensor_collectives", "ps", "algorithms"},
-    "kvstore": BASE | {"mpi_groups", "tensor_collectives", "ps", "algorithms", "job"},
+    "tune": BASE | {"tensor_collectives", "job"},
+    "kvstore": BASE | {"mpi_groups", "tensor_collectives", "ps", "algorithms", "job", "oracle"},
     "report": BASE,
-    "cli": BASE | {"mpi_groups", "tensor_collectives", "ps", "algorithms", "job", "kvstore", "report"},
+    "oracle": BASE,
+    "calibrate": BASE | {"tensor_collectives", "job", "kvstore", "report", "oracle"},
+    "cli": BASE
+    | {"mpi_groups", "tensor_collectives", "ps", "algorithms", "job", "kvstore", "report", "oracle", "calibrate"},
     "__main__": BASE | {"mpi_groups", "cli", "kvstore", "job"},
     "__init__": set(),
 }
-OWNERS = {"mpi4py": {"mpi_groups"}, "zmq": {"ps"}, "mxnet": {"kvstore"}}
+OWNERS = {"mpi4py": {"mpi_groups"}, "zmq": {"ps"}, "mxnet": {"kvstore", "calibrate"}, "cupy": {"tensor_collectives"}}
 BASE_MAY_USE = {"numpy", "msgspec"}
 
 
@@ -75,7 +79,7 @@ def test_every_part_has_a_rule() -> None:
 def test_importing_starts_nothing(module: str) -> None:
     code = (
         f"import sys, threading, {module}\n"
-        "heavy = {'mpi4py.MPI', 'mxnet', 'zmq'} & set(sys.modules)\n"
+        "heavy = {'mpi4py.MPI', 'mxnet', 'zmq', 'cupy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
         "assert threading.active_count() == 1"
     )

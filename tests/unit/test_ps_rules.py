@@ -1,9 +1,11 @@
+"""What single rules do; that all of them keep the contract is in tests/contract/test_rules.py."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from hybridps.ps.rules import Elastic, Sum
+from hybridps.ps.rules import Elastic, ElasticTogether, Mean, Outer, Sum, apply_
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -12,18 +14,55 @@ def test_elastic_does_not_round_alpha_to_the_dtype(dtype):
     value, centre = (rng.standard_normal(10_000).astype(dtype) for _ in range(2))
     wide = np.result_type(dtype, np.float32)
     expected = ((value - centre).astype(wide) * wide.type(0.1)).astype(dtype)
-    total, after = np.empty_like(value), centre.copy()
-    rule = Elastic(0.1)
-    rule.arrive_(total, value, True)
-    rule.complete_(after, total)
-    np.testing.assert_array_equal(total, expected)
+    answer, after = np.empty_like(value), centre.copy()
+    apply_(Elastic(0.1), [value], [answer], after, [], step=1, values=1)
+    np.testing.assert_array_equal(answer, expected)
     np.testing.assert_array_equal(after, centre + expected)
 
 
-def test_sum_takes_the_first_as_it_is():
-    total, centre = np.full(3, np.nan, np.float32), np.zeros(3, np.float32)
-    for first, value in ((True, 1), (False, 2), (False, 4)):
-        Sum().arrive_(total, np.full(3, value, np.float32), first)
-    Sum().complete_(centre, total)
-    np.testing.assert_array_equal(centre, [7, 7, 7])
-    np.testing.assert_array_equal(total, [7, 7, 7])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_mean_is_over_the_values_of_the_round(dtype):
+    centre, answer = np.full(3, np.nan, dtype), np.empty(3, dtype)
+    values = [np.full(3, value, dtype) for value in (1, 2, 6)]
+    apply_(Mean(), values, [answer], centre, [], step=1, values=3)
+    np.testing.assert_array_equal(answer, [3, 3, 3])
+    apply_(Sum(), values, [answer], centre, [], step=2, values=3)
+    np.testing.assert_array_equal(answer, [9, 9, 9])
+    np.testing.assert_array_equal(centre, [9, 9, 9])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_elastic_together_conserves_and_is_its_equation(dtype):
+    rng = np.random.default_rng(1)
+    before, groups, alpha = rng.standard_normal(1000).astype(dtype), 3, 0.2
+    weights = [rng.standard_normal(1000).astype(dtype) for _ in range(groups)]
+    mean, total = np.mean(weights, axis=0), np.sum([before, *weights], axis=0)
+    rule, centre, answers = ElasticTogether(alpha), before.copy(), [np.empty(1000, dtype) for _ in weights]
+    apply_(rule, weights, answers, centre, [np.zeros(1000, dtype)], step=1, values=groups)
+    for weight, answer in zip(weights, answers, strict=True):
+        far = np.linalg.norm(weight - before) / np.linalg.norm(weight)
+        assert rule.distance(weight, answer) == pytest.approx(far, rel=1e-5)
+        rule.absorb_(weight, answer)
+    np.testing.assert_allclose(centre, (1 - groups * alpha) * before + groups * alpha * mean, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(np.sum([centre, *weights], axis=0), total, rtol=1e-4, atol=1e-5)
+
+
+def test_outer_without_momentum_at_full_rate_is_the_mean():
+    rng = np.random.default_rng(2)
+    weights = [rng.standard_normal(100) for _ in range(3)]
+    centre, answer = rng.standard_normal(100), np.empty(100)
+    apply_(Outer(rate=1.0, momentum=0.0), weights, [answer], centre, [np.zeros(100)], step=1, values=3)
+    np.testing.assert_allclose(centre, np.mean(weights, axis=0), rtol=1e-12)
+    np.testing.assert_array_equal(answer, centre)
+
+
+def test_outer_is_nesterov_on_the_difference():
+    """As torch.optim.SGD(lr, momentum, nesterov=True) with centre - mean as the gradient."""
+    rule, centre, velocity = Outer(rate=0.7, momentum=0.9), np.array([2.0]), np.zeros(1)
+    expected, buffer = 2.0, 0.0
+    for step, value in enumerate((1.0, -1.0, 0.5), 1):
+        gradient = expected - value
+        buffer = 0.9 * buffer + gradient
+        expected -= 0.7 * (gradient + 0.9 * buffer)
+        apply_(rule, [np.array([value])], [], centre, [velocity], step=step, values=1)
+        assert centre[0] == pytest.approx(expected, rel=1e-12)

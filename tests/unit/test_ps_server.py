@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -17,20 +18,22 @@ import zmq
 
 from hybridps.config import Settings
 from hybridps.errors import DeadlineError, LayoutError, ProtocolError, ServerError
-from hybridps.memory import Layout
+from hybridps.memory import Layout, place_of, shared_memory
 from hybridps.ps import wire
 from hybridps.ps.client import Client
+from hybridps.ps.clocks import BulkSynchronous
 from hybridps.ps.process import ServerProcess
-from hybridps.ps.rules import Sum
+from hybridps.ps.regions import secret_of
+from hybridps.ps.rules import Momentum, Sum, warm_up
 from hybridps.ps.server import Server
-from hybridps.ps.table import Terms
+from hybridps.ps.terms import Terms
 
 pytestmark = pytest.mark.timeout(30)
 
 LAYOUT = Layout.of("float32", {"w": (600,)})
 LENGTH = LAYOUT.length
-TERMS = Terms(LAYOUT, Sum(), 1024, 0, 1)
-HUGE = Terms(Layout.of("float64", {"w": (1 << 35,)}), Sum(), 1024, 0, 1)
+TERMS = Terms(LAYOUT, Sum(), BulkSynchronous(), 1024, 0, 1)
+HUGE = Terms(Layout.of("float64", {"w": (1 << 35,)}), Sum(), BulkSynchronous(), 1024, 0, 1)
 SETTINGS = Settings(chunk_bytes=1024, connect_seconds=5.0, deadline_seconds=10.0, lost_seconds=5.0)
 
 
@@ -55,7 +58,8 @@ def server():
 
 @pytest.fixture
 def lossy():
-    """A server that takes a group as lost soon."""
+    """A server that takes a group as lost soon: its rule is compiled before."""
+    warm_up(Sum(), LAYOUT.dtype)
     with serving(lost_seconds=0.3) as server:
         yield server
 
@@ -104,7 +108,7 @@ class Raw:
         answer = self.hear()
         if answer.initialise:
             for chunk in range(3):
-                assert self.ask(wire.Initial(2, table, chunk)) == wire.Done(2, chunk)
+                assert self.ask(wire.Initial(2, table, chunk, chunk + 1)) == wire.Done(2, (chunk,))
 
 
 def works(server, job="works"):
@@ -121,14 +125,14 @@ def works(server, job="works"):
     [
         ([b""], "cannot be read"),
         ([b"\xc1\xc1"], "cannot be read"),
-        ([b"a", b"b", b"c"], "3 frames"),
+        ([b"a", b"b", b"c"], "cannot be read"),
         ([b"\x80\x04\x95.", b"payload"], "cannot be read"),
         ([msgspec.msgpack.encode({"kind": "Leave", "more": 1})], "more"),
         ([msgspec.json.encode({"kind": "Leave"})], "cannot be read"),
         ([wire.encode(wire.Alive())], "Alive"),
         ([wire.encode(wire.Leave())], "not known here"),
-        ([wire.encode(wire.Heartbeat(1))], "not known here"),
-        ([wire.encode(wire.Pull(1, "w", 0))], "not known here"),
+        ([wire.encode(wire.Heartbeat(1, 0))], "not known here"),
+        ([wire.encode(wire.Pull(1, "w", 0, 1))], "not known here"),
         ([wire.encode(wire.Hello(99, 1, "job", 0, 1))], "version 99"),
         ([wire.encode(wire.Hello(wire.VERSION, 1, "job", 3, 2))], "group 3 is none of 2"),
     ],
@@ -145,14 +149,14 @@ def test_strange_messages_are_refused_and_the_server_goes_on(server, frames, nam
 @pytest.mark.parametrize(
     ("frames", "named"),
     [
-        ([wire.Exchange(7, "w", 0)], "without its values"),
-        ([wire.Exchange(7, "w", 0), bytes(1023)], "1024 bytes, 1023 came"),
-        ([wire.Exchange(7, "w", 0), b""], "1024 bytes, 0 came"),
-        ([wire.Exchange(7, "w", 2), bytes(1024)], "came"),
-        ([wire.Exchange(7, "w", 3), bytes(1024)], "chunk 3"),
-        ([wire.Push(7, "unknown", 0), bytes(1024)], "no table 'unknown'"),
-        ([wire.Pull(7, "w", 1 << 40)], "chunk 1099511627776"),
-        ([wire.Initial(7, "w", 0), bytes(1024)], "not the one to initialise"),
+        ([wire.Exchange(7, "w", 0, 1)], "without their values"),
+        ([wire.Exchange(7, "w", 0, 1), bytes(1023)], "1024 bytes, 1023 came"),
+        ([wire.Exchange(7, "w", 0, 1), b""], "1024 bytes, 0 came"),
+        ([wire.Exchange(7, "w", 2, 3), bytes(1024)], "came"),
+        ([wire.Exchange(7, "w", 3, 4), bytes(1024)], "no chunk from 3 to 4"),
+        ([wire.Push(7, "unknown", 0, 1), bytes(1024)], "no table 'unknown'"),
+        ([wire.Pull(7, "w", 1 << 40, (1 << 40) + 1)], "no chunk from 1099511627776"),
+        ([wire.Initial(7, "w", 0, 1), bytes(1024)], "not the one to initialise"),
         ([wire.Register(7, "v", msgspec.structs.replace(TERMS, layout=Layout("object", ())), False)], "object"),
         ([wire.Register(7, "v", HUGE, False)], "are free"),
         ([wire.Register(7, "v", msgspec.structs.replace(HUGE, servers=4096), False)], "larger chunk_bytes"),
@@ -167,18 +171,18 @@ def test_bad_requests_of_a_member_are_refused(server, frames, named):
             answer = raw.hear()
         assert isinstance(answer, wire.Refused)
         assert named in answer.message
-        ok = raw.ask(wire.Exchange(8, "w", 0), bytes(1024))
-        assert ok == wire.Done(8, 0)
+        ok = raw.ask(wire.Exchange(8, "w", 0, 1), bytes(1024))
+        assert ok == wire.Done(8, (0,))
         assert works(server)
 
 
 def test_an_oversized_message_is_not_read():
     with serving(largest_message_bytes=4096) as server, Raw(server) as raw:
         raw.enter()
-        raw.say(wire.Exchange(1, "w", 0), bytes(8192))
+        raw.say(wire.Exchange(1, "w", 0, 1), bytes(8192))
         # The connection is dropped, and what was sent on it; the peer comes back as one that is not known.
         while not raw.socket.poll(50):
-            raw.say(wire.Pull(2, "w", 0))
+            raw.say(wire.Pull(2, "w", 0, 1))
         answer = raw.hear()
         assert isinstance(answer, wire.Refused)
         assert "not known here" in answer.message
@@ -187,12 +191,12 @@ def test_an_oversized_message_is_not_read():
 
 def test_pushing_twice_in_a_round_is_refused_and_names_the_group(server):
     with Raw(server) as raw:
-        raw.enter(1, 2)
+        raw.enter(0, 2)
         raw.register()
-        raw.say(wire.Exchange(3, "w", 0), bytes(1024))
-        answer = raw.ask(wire.Exchange(4, "w", 0), bytes(1024))
+        raw.say(wire.Exchange(3, "w", 0, 1), bytes(1024))
+        answer = raw.ask(wire.Exchange(4, "w", 0, 1), bytes(1024))
         assert answer.request == 4
-        assert "group 1 pushes chunk 0 twice" in answer.message
+        assert "group 0 pushes chunk 0 twice" in answer.message
 
 
 def test_a_client_says_hello_once(server):
@@ -283,20 +287,20 @@ def test_ends_when_all_groups_have_gone():
 def test_a_lost_group_is_left_out_and_told(lossy, caplog):
     caplog.set_level(logging.WARNING, "hybridps.ps")
     with Raw(lossy) as raw:
-        raw.enter(1, 2)
-        with client(lossy, 0, 2, lost_seconds=0.4) as store:
+        raw.enter(0, 2)
+        with client(lossy, 1, 2, lost_seconds=0.4) as store:
             raw.register()
             store.register("w", LAYOUT, None, Sum())
             values = np.ones(LENGTH, np.float32)
             store.exchange("w", values, values, 0, LENGTH).wait()
             assert (values == 1).all()
-            answer = raw.ask(wire.Exchange(9, "w", 0), bytes(1024))
+            answer = raw.ask(wire.Exchange(9, "w", 0, 1), bytes(1024))
             assert "taken as lost" in answer.message
-            assert "taken as lost" in raw.ask(wire.Heartbeat(1001)).message
-            raw.enter(1, 2, session=77)
+            assert "taken as lost" in raw.ask(wire.Heartbeat(1000, 0)).message
+            raw.enter(0, 2, session=77)
             raw.register()
-    assert [r.getMessage() for r in caplog.records if "group 1 of job 'job'" in r.getMessage()] == [
-        "group 1 of job 'job' gave no sign of life for 0.3 s: lost"
+    assert [r.getMessage() for r in caplog.records if "group 0 of job 'job'" in r.getMessage()] == [
+        "group 0 of job 'job' gave no sign of life for 0.3 s: lost"
     ]
 
 
@@ -317,16 +321,25 @@ def test_a_heartbeat_keeps_a_group(lossy):
 
 def test_a_dropped_initialiser_is_replaced(lossy):
     with Raw(lossy) as raw:
-        raw.enter(1, 2)
+        raw.enter(0, 2)
         raw.say(wire.Register(1, "w", TERMS, False))
         assert raw.hear() == wire.Received(1)
         assert raw.hear() == wire.Registered(1, True)
-        with client(lossy, 0, 2, lost_seconds=0.4) as store:
+        with client(lossy, 1, 2, lost_seconds=0.4) as store:
             initial = np.full(LENGTH, 4, np.float32)
             assert store.register("w", LAYOUT, initial, Sum()) is False
             out = np.zeros(LENGTH, np.float32)
             store.pull("w", out).wait()
             assert (out == 4).all()
+
+
+def test_a_first_group_that_never_comes_is_replaced():
+    quick = {"lost_seconds": 0.4, "heartbeat_seconds": 0.05}
+    with serving(lost_seconds=0.4) as server, client(server, 1, 2, **quick) as store:
+        initial = np.full(LENGTH, 4, np.float32)
+        assert store.register("w", LAYOUT, initial, Sum()) is False
+        with client(server, 0, 2, **quick) as late:
+            assert late.register("w", LAYOUT, None, Sum()) is True
 
 
 def test_a_group_comes_back_while_its_last_process_is_not_yet_lost(lossy):
@@ -380,12 +393,12 @@ def test_a_group_that_does_not_come_is_a_deadline(server):
 
 def test_waiting_for_the_initialiser_has_the_long_deadline(server):
     with Raw(server) as raw:
-        raw.enter(1, 2)
+        raw.enter(0, 2)
         raw.say(wire.Register(1, "w", TERMS, False))
         assert raw.hear() == wire.Received(1)
         assert raw.hear() == wire.Registered(1, True)
         with (
-            client(server, 0, 2, connect_seconds=0.1, deadline_seconds=0.4) as store,
+            client(server, 1, 2, connect_seconds=0.1, deadline_seconds=0.4) as store,
             pytest.raises(DeadlineError, match="registration of table 'w'"),
         ):
             store.register("w", LAYOUT, None, Sum())
@@ -455,20 +468,135 @@ def test_nothing_is_left_behind(server):
 def test_a_slow_group_gets_the_answers_of_its_rounds(server):
     """Answers that a group has not read stay as they were, though the others begin new rounds."""
     layout, rounds = Layout.of("float32", {"w": (1 << 20,)}), 8
-    terms = Terms(layout, Sum(), layout.nbytes, 0, 1)
+    terms = Terms(layout, Sum(), BulkSynchronous(), layout.nbytes, 0, 1)
     with client(server, 0, 2, chunk_bytes=layout.nbytes) as fast, Raw(server, rcvhwm=1) as slow:
         fast.register("w", layout, None, Sum())
         slow.enter(1, 2)
         slow.register(terms=terms)
         for number in range(rounds):
             values = np.full(layout.length, number, np.float32)
-            slow.say(wire.Exchange(number, "w", 0), values.tobytes())
+            slow.say(wire.Exchange(number, "w", 0, 1), values.tobytes())
             fast.exchange("w", values, values, 0, layout.length).wait()
             assert (values == 2 * number).all()
         for number in range(rounds):
             control, payload = slow.socket.recv_multipart()
-            assert wire.decode_answer(control) == wire.Done(number, 0)
+            assert wire.decode_answer(control) == wire.Done(number, (0,))
             assert (np.frombuffer(payload, np.float32) == 2 * number).all()
+
+
+# In shared memory
+
+
+def attached(raw, nbytes=1 << 20):
+    """Memory of this process that the server works on, as region 0."""
+    memory = shared_memory(nbytes)
+    place = place_of(memory)
+    offer = wire.Attach(9, 0, os.getpid(), place.descriptor, secret_of(place.descriptor), place.nbytes)
+    assert raw.ask(offer) == wire.Attached(9)
+    return memory
+
+
+def test_an_exchange_in_place_sends_nothing():
+    with serving(threads=2) as server, Raw(server) as raw:
+        raw.enter()
+        raw.register()
+        numbers = attached(raw).view(np.float32)
+        numbers[:LENGTH] = np.arange(LENGTH)
+        raw.say(wire.ExchangeInPlace(3, "w", 0, 3, (wire.Spot(0, 0),), (wire.Spot(0, 8192),)))
+        chunks = set()
+        while len(chunks) < 3:
+            assert raw.socket.poll(5000)
+            (control,) = raw.socket.recv_multipart()
+            chunks |= set(wire.decode_answer(control).chunks)
+        assert (numbers[2048 : 2048 + LENGTH] == np.arange(LENGTH)).all()
+        assert not numbers[2048 + LENGTH :].any()
+
+
+@pytest.mark.parametrize(
+    ("values", "answer"),
+    [
+        (wire.Spot(1, 0), wire.Spot(0, 0)),
+        (wire.Spot(0, 0), wire.Spot(0, (1 << 20) - 64)),
+        (wire.Spot(0, 1 << 62), wire.Spot(0, 0)),
+        (wire.Spot(0, 2), wire.Spot(0, 0)),
+    ],
+)
+def test_places_outside_of_the_memory_are_refused(server, values, answer):
+    with Raw(server) as raw:
+        raw.enter()
+        raw.register()
+        attached(raw)
+        refused = raw.ask(wire.ExchangeInPlace(3, "w", 0, 3, (values,), (answer,)))
+        assert isinstance(refused, wire.Refused)
+        assert "is no place for the" in refused.message
+        assert works(server)
+
+
+def test_strange_memory_is_refused(server):
+    with Raw(server) as raw:
+        raw.enter()
+        attached(raw)
+        for region, pid, descriptor, named in ((0, os.getpid(), 0, "taken"), (1, 1 << 30, 0, "cannot be opened")):
+            answer = raw.ask(wire.Attach(4, region, pid, descriptor, 16 * "ab", 4096))
+            assert isinstance(answer, wire.Refused)
+            assert named in answer.message
+        assert works(server)
+
+
+def test_exchanges_in_place_with_a_server_in_another_process():
+    two = msgspec.structs.replace(SETTINGS, server_threads=2)
+    with ServerProcess(two) as process, client(process, 0, 2) as first, client(process, 1, 2) as second:
+        arrays = [shared_memory(LAYOUT.nbytes).view(np.float32) for _ in range(2)]
+        for store in (first, second):
+            store.register("w", LAYOUT, None, Momentum(rate=0.5, momentum=0.0))
+        for array in arrays:
+            array[:] = np.arange(LENGTH)
+        pending = [s.exchange("w", a, a, 0, LENGTH) for s, a in zip((first, second), arrays, strict=True)]
+        for operation, array in zip(pending, arrays, strict=True):
+            operation.wait()
+            np.testing.assert_array_equal(array, -np.arange(LENGTH))
+        assert "memfd:hybridps" in Path(f"/proc/{process.pid}/maps").read_text()
+
+
+def test_a_server_that_cannot_reach_the_memory_gets_the_values_sent(server, monkeypatch):
+    monkeypatch.setattr("hybridps.ps.offers.secret_of", lambda descriptor: 16 * "ab")
+    with client(server) as store:
+        store.register("w", LAYOUT, None, Sum())
+        array = shared_memory(LAYOUT.nbytes).view(np.float32)
+        array[:] = np.arange(LENGTH)
+        for _ in range(2):
+            store.exchange("w", array, array, 0, LENGTH).wait()
+        np.testing.assert_array_equal(array, np.arange(LENGTH))
+        assert server.refused == 1
+
+
+def test_threads_are_pinned():
+    allowed = sorted(os.sched_getaffinity(0))
+    seen = []
+    with Server(threads=2, cores=[allowed[-1]]) as server:
+        thread = threading.Thread(
+            target=server.run, args=(lambda: seen.append(os.sched_getaffinity(0)) or len(seen) == 1,)
+        )
+        thread.start()
+        thread.join(10)
+    assert seen == [{allowed[-1]}]
+    assert os.sched_getaffinity(0) == set(allowed)
+    with pytest.raises(ServerError, match="pinned to the cores .*may use"):
+        Server(cores=[10_000])
+
+
+def test_a_chunk_that_cannot_be_worked_on_is_told(server, monkeypatch):
+    def broken(*arguments, **options):
+        raise MemoryError("none left")
+
+    with client(server) as store:
+        store.register("w", LAYOUT, None, Sum())
+        monkeypatch.setattr("hybridps.ps.piece.apply_", broken)
+        values = np.ones(LENGTH, np.float32)
+        with pytest.raises(ServerError, match="the server failed: MemoryError: none left"):
+            store.exchange("w", values, values, 0, LENGTH).wait()
+        monkeypatch.undo()
+        store.exchange("w", values, values, 0, LENGTH).wait()
 
 
 # A server started as a process
@@ -529,14 +657,15 @@ signal.pause()
     assert works(outer)
     os.kill(outer.pid, signal.SIGKILL)
     outer.stop()
+    settings = msgspec.structs.replace(SETTINGS, connect_seconds=0.5)
+
+    def greet_for_a_while():
+        for job in range(20):  # the system ends the child a moment after its parent
+            Client([outer.address], job=str(job), group=0, groups=1, settings=settings).close()
+            time.sleep(0.1)
+
     with pytest.raises(ServerError, match="no answer"):
-        Client(
-            [outer.address],
-            job="job",
-            group=0,
-            groups=1,
-            settings=msgspec.structs.replace(SETTINGS, connect_seconds=0.5),
-        )
+        greet_for_a_while()
 
 
 def test_process_is_no_rank_and_has_the_settings(monkeypatch):

@@ -7,13 +7,48 @@ from hypothesis import strategies as st
 
 from hybridps.errors import LayoutError, ProtocolError, ServerError
 from hybridps.memory import Layout
-from hybridps.ps.rules import Elastic, Sum
-from hybridps.ps.shard import GroupTakenError, Shard
-from hybridps.ps.table import Done, Joined, Terms, Ticket
+from hybridps.ps import shard as real
+from hybridps.ps.budget import Budget
+from hybridps.ps.clocks import BulkSynchronous, FreeRunning
+from hybridps.ps.rules import Elastic, Mean, Sum
+from hybridps.ps.rules.finite import NotFiniteError, is_finite
+from hybridps.ps.shard import GroupTakenError
+from hybridps.ps.terms import Done, Joined, Terms, Ticket, Work
 
 LAYOUT = Layout.of("float32", {"w": (40,)})
-TERMS = Terms(LAYOUT, Sum(), 64, 0, 1)
+TERMS = Terms(LAYOUT, Sum(), BulkSynchronous(), 64, 0, 1)
 CHUNKS = 3
+
+
+class Shard(real.Shard):
+    """Does the work that calls return, in order; they return who is answered."""
+
+    def register(self, *arguments, **options):
+        return ran(super().register(*arguments, **options))
+
+    def leave(self, *arguments, **options):
+        return ran(super().leave(*arguments, **options))
+
+    def initialise(self, ticket, table, chunk, payload):
+        return ran(self.table(ticket, table).initialise(ticket, chunk, payload))
+
+    def push(self, ticket, table, chunk, payload, answered):
+        there = self.table(ticket, table)
+        return ran(there.exchange(ticket, chunk, payload) if answered else there.push(ticket, chunk, payload))
+
+    def pull(self, ticket, table, chunk):
+        return ran(self.table(ticket, table).pull(ticket, chunk))
+
+
+def ran(outcomes):
+    answers = []
+    for outcome in outcomes:
+        if isinstance(outcome, Work):
+            outcome.run()
+            answers += outcome.done
+        else:
+            answers.append(outcome)
+    return answers
 
 
 def ticket(group, request=0, job="job"):
@@ -48,15 +83,15 @@ def joined(outcomes):
     return [(o.ticket.group, o.initialise) for o in outcomes if isinstance(o, Joined)]
 
 
-def test_first_registration_initialises_and_others_wait_for_the_centre():
+def test_the_first_group_initialises_whoever_comes_first_and_others_wait_for_the_centre():
     shard = Shard()
     for group in range(3):
         shard.enter("job", group, 3)
-    assert joined(shard.register(ticket(1), "w", TERMS)) == [(1, True)]
-    assert shard.register(ticket(0), "w", TERMS) == []
-    assert joined(shard.initialise(ticket(1), "w", 0, values(5))) == []
-    assert joined(shard.initialise(ticket(1), "w", 2, None)) == []
-    assert joined(shard.initialise(ticket(1), "w", 1, values(6))) == [(0, False)]
+    assert shard.register(ticket(1), "w", TERMS) == []
+    assert joined(shard.register(ticket(0), "w", TERMS)) == [(0, True)]
+    assert joined(shard.initialise(ticket(0), "w", 0, values(5))) == []
+    assert joined(shard.initialise(ticket(0), "w", 2, None)) == []
+    assert joined(shard.initialise(ticket(0), "w", 1, values(6))) == [(1, False)]
     assert joined(shard.register(ticket(2), "w", TERMS)) == [(2, False)]
     assert [told(shard.pull(ticket(2), "w", chunk))[0][2] for chunk in range(3)] == [5, 6, 0]
 
@@ -75,6 +110,28 @@ def test_the_next_one_that_waits_initialises_if_the_first_goes(lost):
     assert told(shard.pull(ticket(1), "w", 0)) == [(1, 0, 7)]
 
 
+def test_without_the_first_group_the_next_one_initialises_when_it_does_not_come():
+    shard = Shard()
+    for group in (2, 1):
+        shard.enter("job", group, 3)
+        assert shard.register(ticket(group), "w", TERMS) == []
+    assert joined(shard.begin_without_absent("job")) == [(1, True)]
+    assert shard.begin_without_absent("job") == []
+    for chunk in range(CHUNKS):
+        shard.initialise(ticket(1), "w", chunk, values(7))
+    shard.enter("job", 0, 3)
+    assert joined(shard.register(ticket(0), "w", TERMS)) == [(0, False)]
+
+
+def test_tables_made_later_wait_for_the_groups_that_are_there():
+    shard = Shard()
+    for group in (1, 2):
+        shard.enter("job", group, 3)
+    shard.begin_without_absent("job")
+    assert shard.register(ticket(2), "w", TERMS) == []
+    assert joined(shard.register(ticket(1), "w", TERMS)) == [(1, True)]
+
+
 def test_initialiser_gone_with_nobody_waiting():
     shard = Shard()
     shard.enter("job", 0, 2)
@@ -88,14 +145,33 @@ def test_only_the_initialiser_may_send_initial_values():
     shard = shard_with(2)
     for group in (0, 1):
         with pytest.raises(ProtocolError, match=f"group {group} is not the one to initialise"):
-            shard.initialise(ticket(group), "w", 0, values(1))
+            shard.initialise(ticket(group, 1), "w", 0, values(1))
+
+
+def test_what_begins_a_table_may_be_sent_again():
+    shard = Shard()
+    for group in (0, 1):
+        shard.enter("job", group, 2)
+    assert joined(shard.register(ticket(1, 5), "w", TERMS)) == []
+    for _ in range(2):
+        assert joined(shard.register(ticket(0, 3), "w", TERMS)) == [(0, True)]
+        assert joined(shard.register(ticket(1, 5), "w", TERMS)) == []
+    with pytest.raises(ProtocolError, match="group 0 registers table 'w' twice"):
+        shard.register(ticket(0, 4), "w", TERMS)
+    for chunk in range(CHUNKS):
+        shard.initialise(ticket(0, 4), "w", chunk, values(chunk + 1))
+        assert told(shard.initialise(ticket(0, 4), "w", chunk, values(9))) == [(0, 4, None)]
+    with pytest.raises(ProtocolError, match="not the one to initialise"):
+        shard.initialise(ticket(0, 5), "w", 0, values(9))
+    assert told(shard.pull(ticket(1, 6), "w", 0)) == [(1, 6, 1)]
+    assert joined(shard.register(ticket(1, 5), "w", TERMS)) == [(1, False)]
 
 
 def test_sum_answers_all_groups_of_the_round():
     shard = shard_with(3)
     assert shard.push(ticket(0, 1), "w", 1, values(1), True) == []
     assert shard.push(ticket(2, 2), "w", 1, values(2), True) == []
-    assert told(shard.push(ticket(1, 3), "w", 1, values(4), True)) == [(0, 1, 7), (2, 2, 7), (1, 3, 7)]
+    assert told(shard.push(ticket(1, 3), "w", 1, values(4), True)) == [(0, 1, 7), (1, 3, 7), (2, 2, 7)]
     assert told(shard.pull(ticket(0), "w", 1)) == [(0, 0, 7)]
 
 
@@ -158,7 +234,7 @@ def test_a_returning_group_waits_for_the_rounds_under_way():
 
 
 def test_elastic_answers_at_once_and_conserves():
-    shard = shard_with(2, Terms(LAYOUT, Elastic(0.25), 64, 0, 1), initial=8)
+    shard = shard_with(2, Terms(LAYOUT, Elastic(0.25), FreeRunning(), 64, 0, 1), initial=8)
     assert told(shard.push(ticket(1, 1), "w", 0, values(16), True)) == [(1, 1, 2)]
     assert told(shard.pull(ticket(0, 2), "w", 0)) == [(0, 2, 10)]
 
@@ -177,12 +253,16 @@ def test_jobs_do_not_meet():
 @pytest.mark.parametrize(
     ("terms", "kind", "named"),
     [
-        (Terms(Layout.of("float32", {"w": (41,)}), Sum(), 64, 0, 1), LayoutError, r"\(41,\) instead of \(40,\)"),
-        (Terms(LAYOUT, Elastic(0.5), 64, 0, 1), ServerError, r"rule=Sum\(\).*alpha=0.5"),
-        (Terms(LAYOUT, Sum(), 128, 0, 1), ServerError, "chunk_bytes=64.*128"),
-        (Terms(LAYOUT, Sum(), 64, 0, 2), ServerError, "servers=1.*2"),
-        (Terms(LAYOUT, Sum(), 64, 1, 2), ServerError, "servers=1.*2"),
-        (Terms(LAYOUT, Sum(), 64, 2, 2), ProtocolError, "server 2 is none of 2"),
+        (
+            Terms(Layout.of("float32", {"w": (41,)}), Sum(), BulkSynchronous(), 64, 0, 1),
+            LayoutError,
+            r"\(41,\) instead of \(40,\)",
+        ),
+        (Terms(LAYOUT, Elastic(0.5), FreeRunning(), 64, 0, 1), ServerError, r"rule=Sum\(\).*alpha=0.5"),
+        (Terms(LAYOUT, Sum(), BulkSynchronous(), 128, 0, 1), ServerError, "chunk_bytes=64.*128"),
+        (Terms(LAYOUT, Sum(), BulkSynchronous(), 64, 0, 2), ServerError, "servers=1.*2"),
+        (Terms(LAYOUT, Sum(), BulkSynchronous(), 64, 1, 2), ServerError, "servers=1.*2"),
+        (Terms(LAYOUT, Sum(), BulkSynchronous(), 64, 2, 2), ProtocolError, "server 2 is none of 2"),
     ],
 )
 def test_other_terms_are_refused_with_both_values(terms, kind, named):
@@ -207,14 +287,14 @@ def test_a_group_enters_once():
     with pytest.raises(ProtocolError, match="group 2 is none of 2"):
         shard.enter("job", 2, 2)
     with pytest.raises(ProtocolError, match="twice"):
-        shard.register(ticket(1), "w", TERMS)
+        shard.register(ticket(1, 1), "w", TERMS)
 
 
 def test_the_last_to_leave_takes_the_tables_with_it():
     shard = shard_with(1, initial=3)
     shard.leave("job", 0)
     shard.enter("job", 0, 4)
-    assert joined(shard.register(ticket(0), "w", Terms(LAYOUT, Elastic(0.5), 64, 0, 1))) == [(0, True)]
+    assert joined(shard.register(ticket(0), "w", Terms(LAYOUT, Elastic(0.5), FreeRunning(), 64, 0, 1))) == [(0, True)]
 
 
 def test_the_centre_outlives_the_loss_of_all_groups():
@@ -229,7 +309,7 @@ def test_other_terms_replace_an_abandoned_table():
     shard = shard_with(1)
     shard.leave("job", 0, lost=True)
     shard.enter("job", 0, 1)
-    assert joined(shard.register(ticket(0), "w", Terms(LAYOUT, Elastic(0.5), 64, 0, 1))) == [(0, True)]
+    assert joined(shard.register(ticket(0), "w", Terms(LAYOUT, Elastic(0.5), FreeRunning(), 64, 0, 1))) == [(0, True)]
 
 
 @pytest.mark.parametrize(
@@ -256,17 +336,138 @@ def test_what_is_not_registered_is_refused():
         shard.push(ticket(0), "w", 0, values(1), True)
 
 
-def test_memory_is_bounded():
-    shard = Shard(memory_bytes=3 * LAYOUT.nbytes)
+ELASTIC = Terms(LAYOUT, Elastic(0.5), FreeRunning(), 64, 0, 1)
+
+
+def test_a_round_of_one_value_is_told_again_as_it_was():
+    shard = shard_with(1, ELASTIC)
+    for again in range(3):
+        assert told(shard.push(ticket(0, 1), "w", 0, values(4), True)) == [(0, 1, 2)], again
+    assert told(shard.pull(ticket(0, 2), "w", 0)) == [(0, 2, 2)]
+    shard.settle("job", 0, 1)
+    assert told(shard.push(ticket(0, 1), "w", 0, values(4), True)) == [(0, 1, 2)]
+    shard.settle("job", 0, 2)
+    assert shard.push(ticket(0, 1), "w", 0, values(4), True) == []
+
+
+def errors(outcomes):
+    return [(o.ticket.group, type(o.error)) for o in outcomes if o.error is not None]
+
+
+@pytest.mark.parametrize("groups", [2, 6])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_round_goes_on_without_values_that_are_no_numbers(groups, bad):
+    """The others get the mean of the others, whether their values are added up at once or bit by bit."""
+    shard = shard_with(groups, Terms(LAYOUT, Mean(), BulkSynchronous(), 64, 0, 1))
+    outcomes = []
+    for group in range(groups):
+        brought = values(group)
+        if group == 1:
+            brought[5] = bad
+        outcomes += shard.push(ticket(group, 1), "w", 0, brought, True)
+    assert errors(outcomes) == [(1, NotFiniteError)]
+    others = [group for group in range(groups) if group != 1]
+    mean = np.float32(sum(others)) / np.float32(groups - 1)
+    assert told([o for o in outcomes if o.error is None]) == [(group, 1, mean) for group in others]
+    for group in range(groups):
+        outcomes = shard.push(ticket(group, 2), "w", 0, values(3), True)
+    assert told(outcomes) == [(group, 2, 3) for group in range(groups)]
+
+
+def test_a_round_of_no_numbers_leaves_the_centre_as_it_is():
+    shard = shard_with(1, ELASTIC, initial=7)
+    for _ in range(2):
+        assert errors(shard.push(ticket(0, 1), "w", 0, values(np.nan), True)) == [(0, NotFiniteError)]
+    assert told(shard.pull(ticket(0, 2), "w", 0)) == [(0, 2, 7)]
+
+
+def test_a_push_of_no_numbers_does_not_count():
+    shard = shard_with(2)
+    with pytest.raises(NotFiniteError, match=r"chunk 0 of table 'w' .* element 0 of it is nan"):
+        shard.push(ticket(0, 1), "w", 0, values(np.nan), False)
+    shard.push(ticket(0, 2), "w", 0, values(1), False)
+    assert told(shard.push(ticket(1, 1), "w", 0, values(2), True)) == [(1, 1, 3)]
+
+
+def test_initial_values_that_are_no_numbers_are_refused():
+    shard = Shard()
     shard.enter("job", 0, 1)
     shard.register(ticket(0), "w", TERMS)
-    with pytest.raises(ServerError, match=f"needs about {2 * LAYOUT.nbytes} bytes.* {LAYOUT.nbytes} of"):
+    with pytest.raises(NotFiniteError, match="inf"):
+        shard.initialise(ticket(0, 1), "w", 0, values(np.inf))
+
+
+def test_a_server_may_take_them():
+    shard = Shard(check_finite=False)
+    shard.enter("job", 0, 1)
+    shard.register(ticket(0), "w", TERMS)
+    for chunk in range(CHUNKS):
+        shard.initialise(ticket(0), "w", chunk, None)
+    (answer,) = shard.push(ticket(0, 1), "w", 0, values(np.nan), True)
+    assert np.isnan(answer.values).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_largest_numbers_are_numbers(dtype):
+    for length in (1, 7, 64, 1001):
+        array = np.resize(np.array([0.0, -0.0, np.finfo(dtype).max, np.finfo(dtype).min, 1e-7], dtype), length)
+        assert is_finite(array)
+        for place in {0, length // 2, length - 1}:
+            for bad in (np.nan, -np.nan, np.inf, -np.inf):
+                changed = array.copy()
+                changed[place] = bad
+                assert not is_finite(changed)
+
+
+def test_memory_is_bounded():
+    needed = TERMS.memory_bytes(groups=1)
+    shard = Shard(memory_bytes=2 * needed - 1)
+    shard.enter("job", 0, 1)
+    shard.register(ticket(0), "w", TERMS)
+    with pytest.raises(ServerError, match=f"'v' needs about {needed} bytes.* {needed - 1} of"):
         shard.register(ticket(0), "v", TERMS)
+    shard.leave("job", 0)
+    assert shard.budget.used_bytes == 0
+
+
+def test_jobs_that_were_lost_make_room():
+    shard = Shard(memory_bytes=2 * TERMS.memory_bytes(groups=1))
+    for job in "abc":
+        shard.enter(job, 0, 1)
+        shard.register(ticket(0, job=job), "w", TERMS)
+        shard.leave(job, 0, lost=True)
+    shard.enter("b", 0, 1)
+    shard.enter("a", 0, 1)
+    assert joined(shard.register(ticket(0, 2, job="a"), "w", TERMS)) == [(0, True)]  # in the place of c
+    with pytest.raises(ServerError, match="are free"):
+        shard.register(ticket(0, 3, job="a"), "v", TERMS)
+
+
+def test_values_and_answers_are_used_memory():
+    tenant = Budget(1 << 20, Budget(1 << 30), "me")
+    shard = Shard()
+    for group in (0, 1):
+        shard.enter("job", group, 2, tenant)
+        shard.register(ticket(group), "w", TERMS)
+    for chunk in range(CHUNKS):
+        shard.initialise(ticket(0), "w", chunk, None)
+    before = tenant.used_bytes
+    shard.push(ticket(0, 1), "w", 0, values(1), True)
+    assert tenant.used_bytes == before + 64
+    answers = shard.push(ticket(1, 1), "w", 0, values(1), True)
+    assert len(answers) == 2
+    assert tenant.used_bytes == before + 64  # one answer, for both
+    del answers
+    assert tenant.used_bytes == before
+    shard.push(ticket(0, 2), "w", 0, values(1), True)
+    for group in (0, 1):
+        shard.leave("job", group)
+    assert [budget.used_bytes for budget in tenant.chain] == [0, 0]
 
 
 def test_a_table_without_elements_is_complete_at_once():
     shard = Shard()
-    terms = Terms(Layout.of("float64", {}), Sum(), 64, 0, 1)
+    terms = Terms(Layout.of("float64", {}), Sum(), BulkSynchronous(), 64, 0, 1)
     for group in range(2):
         shard.enter("job", group, 2)
     assert joined(shard.register(ticket(0), "w", terms)) == [(0, True)]
@@ -276,7 +477,7 @@ def test_a_table_without_elements_is_complete_at_once():
 class TestSecondServer:
     """The other servers follow what the first one said."""
 
-    TERMS = Terms(LAYOUT, Sum(), 64, 1, 2)
+    TERMS = Terms(LAYOUT, Sum(), BulkSynchronous(), 64, 1, 2)
     CHUNK = 1
 
     def shard(self):
@@ -327,7 +528,7 @@ def test_sum_over_any_order_of_arrivals(groups, data):
         group, chunk = data.draw(st.sampled_from(sorted(able)))
         number = left[group, chunk]
         left[group, chunk] += 1
-        for done in shard.push(ticket(group, chunk), "w", chunk, values(10**group + number), True):
+        for done in shard.push(ticket(group, number), "w", chunk, values(10**group + number), True):
             assert done.values[0] == sum(10**other + number for other in range(groups))
             answered[done.ticket.group, done.chunk] += 1
     assert answered == left

@@ -9,28 +9,35 @@ from hypothesis import strategies as st
 from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
 from hybridps.memory import Layout, Slot
 from hybridps.ps import wire
-from hybridps.ps.rules import Elastic, Sum
+from hybridps.ps.clocks import BoundedStale, BulkSynchronous, FreeRunning
+from hybridps.ps.rules import Adam, Elastic, Momentum, Sum
 from hybridps.ps.shard import GroupTakenError
-from hybridps.ps.table import Terms
+from hybridps.ps.terms import Terms
 
 LAYOUT = Layout.of("float32", {"a": (3, 5), "b": (), "c": (0,)})
-TERMS = Terms(LAYOUT, Elastic(0.5), 1024, 1, 3)
+TERMS = Terms(LAYOUT, Elastic(0.5), FreeRunning(), 1024, 1, 3)
+SPOT = wire.Spot(0, 64)
 REQUESTS = [
     wire.Hello(wire.VERSION, 123, "job-1.x", 0, 2),
     wire.Register(1, "w", TERMS, True),
-    wire.Register(1, "w", msgspec.structs.replace(TERMS, rule=Sum()), False),
-    wire.Initial(1, "w", 0),
-    wire.Exchange(2, "w", 1),
-    wire.Push(3, "w", 2),
-    wire.Pull(1 << 62, "w", 3),
+    wire.Register(1, "w", msgspec.structs.replace(TERMS, rule=Sum(), clock=BulkSynchronous()), False),
+    wire.Register(1, "w", msgspec.structs.replace(TERMS, rule=Momentum(rate=0.1), clock=BoundedStale(3)), False),
+    wire.Initial(1, "w", 0, 1),
+    wire.Exchange(2, "w", 1, 2),
+    wire.Push(3, "w", 2, 5),
+    wire.Pull(1 << 62, "w", 3, 1 << 40),
+    wire.Attach(4, 0, 77, 5, 16 * "0a", 4096),
+    wire.ExchangeInPlace(5, "w", 0, 9, (SPOT,), (wire.Spot(3, 0), SPOT)),
     wire.Leave(),
-    wire.Heartbeat(5),
+    wire.Heartbeat(5, 0),
 ]
 ANSWERS = [
     wire.Welcome(wire.VERSION),
     wire.Received(1),
     wire.Registered(1, True),
-    wire.Done(1, 2),
+    wire.Attached(4),
+    wire.Done(1, (2,)),
+    wire.Done(1, (2, 3, 1 << 20)),
     wire.Left(),
     wire.Alive(),
     wire.Refused(wire.Code.LAYOUT, "why", None),
@@ -76,13 +83,22 @@ def test_each_side_reads_its_own_messages_only():
         changed(REQUESTS[0], job=""),
         changed(REQUESTS[0], more=1),
         changed(REQUESTS[0], kind="Exec"),
-        changed(REQUESTS[3], table=""),
-        changed(REQUESTS[3], table="w" * 257),
-        changed(REQUESTS[3], chunk=-1),
-        changed(REQUESTS[3], chunk=1 << 63),
-        changed(REQUESTS[3], chunk=1.5),
-        changed(REQUESTS[3], request=None),
-        changed(REQUESTS[3], table=b"\xff\xfe"),
+        changed(REQUESTS[4], table=""),
+        changed(REQUESTS[4], table="w" * 257),
+        changed(REQUESTS[4], start=-1),
+        changed(REQUESTS[4], start=1 << 63),
+        changed(REQUESTS[4], start=1.5),
+        changed(REQUESTS[4], request=None),
+        changed(REQUESTS[4], table=b"\xff\xfe"),
+        changed(REQUESTS[8], pid=0),
+        changed(REQUESTS[8], secret="../../../etc/passwd"),
+        changed(REQUESTS[8], secret=""),
+        changed(REQUESTS[8], nbytes=0),
+        changed(REQUESTS[9], values=[{"region": -1, "offset": 0}]),
+        changed(REQUESTS[9], values=[]),
+        changed(REQUESTS[9], answers=1025 * [{"region": 0, "offset": 0}]),
+        changed(REQUESTS[9], values=[0, 0]),
+        changed(REQUESTS[2], terms=None),
         b"\x84\xa4kind\xa4Pull\xa7request\x01\xa5table\xa2\xff\xfe\xa5chunk\x00",
     ],
 )
@@ -122,6 +138,10 @@ def terms_with(**fields):
         (terms_with(chunk_bytes=1 << 29), ProtocolError, "chunk_bytes"),
         (terms_with(rule=Elastic(1.5)), ProtocolError, "alpha"),
         (terms_with(rule=Elastic(float("nan"))), ProtocolError, "alpha"),
+        (terms_with(rule=Momentum(rate=float("nan"))), ProtocolError, "rate"),
+        (terms_with(rule=Momentum(rate=0.1, momentum=1.5)), ProtocolError, "momentum"),
+        (terms_with(rule=Adam(beta1=1.0)), ProtocolError, "beta1"),
+        (terms_with(clock=BoundedStale(-1)), ProtocolError, "bound"),
     ],
 )
 def test_unusable_terms_are_refused(terms, kind, named):

@@ -1,0 +1,88 @@
+"""The servers of the contenders, as processes: hybridps's own, and scheduler and servers of MXNet's KVStore."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from signal import SIGTERM
+
+from benchmarks.exchanges import Way
+from hybridps.cli.lifetime import die_with_parent
+from hybridps.config import Settings
+from hybridps.ps.process import ServerProcess
+
+END_SECONDS = 10
+
+_NOT_FUSED = """
+from hybridps.ps.rules import rule
+rule.COMPILED = ()
+from hybridps.cli import main
+main()
+"""
+
+
+@contextmanager
+def serving(
+    name: str, transport: str, count: int, folder: str, settings: Settings, fused: bool = True
+) -> Iterator[Way]:
+    """So many servers of hybridps. `transport`: shm, ipc or tcp. Not `fused`: rules are computed by NumPy."""
+    with ExitStack() as stack:
+        processes = []
+        for number in range(count):
+            bind = f"ipc://{folder}/{number}" if transport == "ipc" else "tcp://127.0.0.1:*"
+            command = None if fused else [sys.executable, "-c", _NOT_FUSED, "serve", "--bind", bind]
+            processes.append(stack.enter_context(ServerProcess(settings, bind=bind, command=command)))
+        yield Way(
+            name,
+            tuple(one.pid for one in processes),
+            tuple(one.address for one in processes),
+            shared=transport == "shm",
+            chunk_bytes=settings.chunk_bytes,
+        )
+
+
+@contextmanager
+def mxnet_serving(name: str, case: str, count: int, workers: int) -> Iterator[Way]:
+    """A scheduler and so many servers of ps-lite, for one store of so many workers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_NUM_SERVER": str(count),
+        "DMLC_NUM_WORKER": str(workers),
+        "DMLC_INTERFACE": "lo",
+    }
+    processes = [_start(role, shared) for role in ("scheduler", *["server"] * count)]
+    # MXNet's servers have their defaults; a worker gets its share of the cores, as `hybridps run` gives it.
+    threads = str(max(1, (os.cpu_count() or 1) // workers))
+    told = shared | {"DMLC_ROLE": "worker", "OMP_NUM_THREADS": threads}
+    try:
+        yield Way(name, tuple(process.pid for process in processes[1:]), environment=told, case=case)
+    finally:
+        for process in processes:
+            _end(process)
+
+
+def _start(role: str, shared: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", "import mxnet"],
+        env=os.environ | shared | {"DMLC_ROLE": role},
+        stdin=subprocess.DEVNULL,
+        preexec_fn=partial(die_with_parent, SIGTERM, os.getpid()),
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """They end by themselves when their workers have; if not, they are made to."""
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

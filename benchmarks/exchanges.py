@@ -1,0 +1,85 @@
+"""What the push and pull benchmark is told to do, and what it answers; as JSON in a folder that all processes see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.cases import Case
+
+RULES = ("momentum", "sum")
+RATE, MOMENTUM = 0.01, 0.9
+
+OURS = ("hybridps_shm", "hybridps_ipc", "hybridps_tcp")
+PEERS = ("mxnet_dist_sync", "mxnet_dist_async")
+"""Contenders: `mxnet_` and the type of MXNet's own KVStore."""
+
+CASES = ("resnet50", "one_key", "small_keys")
+
+TASK_FILE = "exchanges.json"
+ANSWER_FILE = "exchanges-answer.json"
+
+
+class Way(msgspec.Struct, frozen=True):
+    """A contender: its servers, and how its workers reach them."""
+
+    name: str
+    pids: tuple[int, ...]
+    """Of the servers."""
+    addresses: tuple[str, ...] = ()
+    """Of hybridps's servers."""
+    shared: bool = False
+    """Whether the gradients of a worker that is a group of its own are in shared memory."""
+    chunk_bytes: int = 0
+    environment: dict[str, str] = {}
+    """What a worker of MXNet's store is told of its scheduler."""
+    case: str = ""
+    """The only case it is for: ps-lite's servers serve one set of workers, once."""
+
+
+class Exchanges(msgspec.Struct, frozen=True):
+    """One run of the benchmark, equal for all ranks."""
+
+    folder: str
+    cases: tuple[Case, ...]
+    workers: int
+    groups: int
+    ways: tuple[Way, ...]
+    rule: str
+    rounds: int
+
+    def write(self) -> Path:
+        path = Path(self.folder) / TASK_FILE
+        path.write_bytes(msgspec.json.encode(self))
+        return path
+
+    @staticmethod
+    def read(path: Path) -> Exchanges:
+        return msgspec.json.decode(path.read_bytes(), type=Exchanges)
+
+
+class Measured(msgspec.Struct):
+    """What rank 0 writes at the end: for each case, of each contender, a number for each round."""
+
+    seconds: list[dict[str, list[float]]]
+    server_seconds: list[dict[str, list[float]]]
+    """CPU time of all servers of the contender."""
+    versions: dict[str, str]
+
+    def write(self, folder: str) -> None:
+        (Path(folder) / ANSWER_FILE).write_bytes(msgspec.json.encode(self))
+
+    @staticmethod
+    def read(folder: str) -> Measured:
+        return msgspec.json.decode((Path(folder) / ANSWER_FILE).read_bytes(), type=Measured)
+
+
+def make_cases(names: tuple[str, ...], resnet50: tuple[int, ...]) -> tuple[Case, ...]:
+    """The cases of these names. The small keys are those of ResNet-50, of 1024 elements at most."""
+    tensors = {
+        "resnet50": resnet50,
+        "one_key": (4 << 20,),
+        "small_keys": tuple(min(size, 1024) for size in resnet50),
+    }
+    return tuple(Case(name, tensors[name]) for name in names)

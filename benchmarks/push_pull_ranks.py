@@ -1,0 +1,107 @@
+"""What each rank does: `python -m mpi4py -m benchmarks.push_pull_ranks TASK`, under mpirun."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from mpi4py import MPI
+
+from benchmarks.cases import Case
+from benchmarks.exchanges import MOMENTUM, PEERS, RATE, Exchanges, Measured
+from benchmarks.pushers import Ours, Pusher, Theirs
+from benchmarks.ranks import versions
+
+BYTES_PER_TIMING = 4 << 20
+MOST_REPEATS = 16
+PAUSE_SECONDS = 0.0002
+
+Rounds = dict[str, list[float]]
+
+
+def main(path: str) -> None:
+    """Measure all cases; rank 0 writes the answer."""
+    world = MPI.COMM_WORLD
+    task = Exchanges.read(Path(path))
+    measured = Measured([], [], versions())
+    for case in task.cases:
+        seconds, server_seconds = _measure(case, task, world)
+        measured.seconds.append(seconds)
+        measured.server_seconds.append(server_seconds)
+        if world.rank == 0:
+            print(f"{case.name}, {case.nbytes} bytes: done", file=sys.stderr, flush=True)
+    if world.rank == 0:
+        measured.write(task.folder)
+
+
+def _measure(case: Case, task: Exchanges, world: MPI.Comm) -> tuple[Rounds, Rounds]:
+    """Seconds of an exchange, and of the servers' CPUs in it, in each round: A B C A B C ..."""
+    repeats = max(1, min(MOST_REPEATS, BYTES_PER_TIMING // case.nbytes))
+    ways = [way for way in task.ways if way.case in ("", case.name)]
+    pids = {way.name: way.pids for way in ways}
+    with ExitStack() as stack:
+        pushers: list[Pusher] = []
+        for way in ways:
+            pushers.append((Theirs if way.name in PEERS else Ours)(way, case, task, world))
+            stack.callback(pushers[-1].close)
+        for pusher in pushers:
+            check(pusher, task, world)
+        seconds: Rounds = {name: [] for name in pids}
+        server_seconds: Rounds = {name: [] for name in pids}
+        for _ in range(task.rounds):
+            for pusher in pushers:
+                before = _cpu_seconds(pids[pusher.name])
+                seconds[pusher.name].append(_time(pusher, repeats, world))
+                server_seconds[pusher.name].append((_cpu_seconds(pids[pusher.name]) - before) / repeats)
+        _meet(world)
+    return seconds, server_seconds
+
+
+def check(pusher: Pusher, task: Exchanges, world: MPI.Comm) -> None:
+    """Two exchanges of known numbers, worker r's gradient being r + 1. Raises RuntimeError if a result is wrong."""
+    total = sum(range(1, world.size + 1))
+    weight = velocity = 0.0
+    for _ in range(2):
+        pusher.fill(world.rank + 1)
+        world.Barrier()
+        pusher.exchange(1)
+        _meet(world)
+        velocity = MOMENTUM * velocity - RATE * total
+        weight += velocity
+        wanted = weight if task.rule == "momentum" else total
+        least, most = pusher.seen()
+        if pusher.exact and max(abs(least - wanted), abs(most - wanted)) > 1e-5 * abs(wanted):
+            raise RuntimeError(f"{pusher.name}: elements from {least} to {most} came instead of {wanted}")
+        if not least <= most:
+            raise RuntimeError(f"{pusher.name}: elements from {least} to {most} came")
+
+
+def _time(pusher: Pusher, repeats: int, world: MPI.Comm) -> float:
+    """Seconds of one exchange: from when the first worker leaves a barrier until the last is done."""
+    pusher.fill(1e-3)
+    world.Barrier()
+    begin = time.monotonic()
+    pusher.exchange(repeats)
+    end = time.monotonic()
+    _meet(world)
+    return float(world.allreduce(end, MPI.MAX) - world.allreduce(begin, MPI.MIN)) / repeats
+
+
+def _meet(world: MPI.Comm) -> None:
+    """A barrier that waits asleep: MPI's own would take the cores from the servers."""
+    meeting = world.Ibarrier()
+    while not meeting.Test():
+        time.sleep(PAUSE_SECONDS)
+
+
+def _cpu_seconds(pids: Sequence[int]) -> float:
+    """CPU time of all threads of these processes."""
+    tasks = [path for pid in pids for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(path.read_text().split()[0]) for path in tasks) / 1e9
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,160 @@
+"""Contenders of the push and pull benchmark, as one worker sees them: fill gradients, exchange, look at weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+from mpi4py import MPI
+
+from benchmarks.cases import Case
+from benchmarks.exchanges import MOMENTUM, RATE, Exchanges, Way
+from hybridps.algorithms.uplink import FollowerUplink, LeaderUplink
+from hybridps.cli.mpirun import without_rank_marks
+from hybridps.config import Settings
+from hybridps.memory import Layout, private_memory, shared_memory
+from hybridps.mpi_groups.mpi import MPIGroup
+from hybridps.ps.client import Client
+from hybridps.ps.rules import Momentum, Rule, Sum
+from hybridps.tensor_collectives import Levels, Tensor, reduce_
+
+DEADLINE_SECONDS = 120.0
+BUCKET_ELEMENTS = 1 << 20
+UNDER_WAY = 4
+TOP = Path(__file__).parents[1]
+
+
+class Pusher(Protocol):
+    """One worker's part of a contender."""
+
+    name: str
+    exact: bool
+    """Whether the weights after an exchange are determined."""
+
+    def fill(self, value: float) -> None:
+        """Make all elements of the gradients `value`."""
+
+    def exchange(self, times: int) -> None:
+        """Push the gradients and receive the weights, or the sums, so many times."""
+
+    def seen(self) -> tuple[float, float]:
+        """The least and the greatest element received."""
+
+    def close(self) -> None: ...
+
+
+class Ours:
+    """hybridps. In groups of several workers, the leader's values are their sum."""
+
+    exact = True
+
+    def __init__(self, way: Way, case: Case, task: Exchanges, world: MPI.Comm) -> None:
+        self.name = way.name
+        self._group = MPIGroup(world.Split(world.rank * task.groups // task.workers), DEADLINE_SECONDS)
+        self._levels = Levels(self._group, [0] * self._group.size, DEADLINE_SECONDS)
+        layout = Layout.of("float32", {str(key): (size,) for key, size in enumerate(case.tensors)})
+        self._tensor = self._memory(layout, way.shared)
+        self._uplink = self._make_uplink(way, case, task, world)
+        self._uplink.register("w", layout, None, rule_of(task.rule))
+
+    def _make_uplink(self, way: Way, case: Case, task: Exchanges, world: MPI.Comm) -> LeaderUplink | FollowerUplink:
+        if self._group.rank > 0:
+            return FollowerUplink(self._group)
+        settings = Settings(chunk_bytes=way.chunk_bytes, deadline_seconds=DEADLINE_SECONDS)
+        client = Client(
+            way.addresses,
+            job=case.name,
+            group=world.rank * task.groups // task.workers,
+            groups=task.groups,
+            settings=settings,
+        )
+        return LeaderUplink(client, self._group)
+
+    def _memory(self, layout: Layout, shared: bool) -> Tensor:
+        if self._group.size > 1:
+            return self._levels.tensor(layout.length, layout.dtype)
+        memory = shared_memory if shared else private_memory
+        return Tensor([memory(layout.nbytes).view(layout.dtype)])
+
+    def fill(self, value: float) -> None:
+        self._tensor.vectors[0][:] = value
+
+    def exchange(self, times: int) -> None:
+        values = self._tensor.vectors[0]
+        for _ in range(times):
+            if self._group.size == 1:
+                self._uplink.start("w", self._tensor, 0, len(values))
+                self._uplink.finish()
+            else:
+                self._exchange_in_buckets()
+
+    def _exchange_in_buckets(self) -> None:
+        """As the KVStore does: while some buckets are at the servers, the next ones are reduced in the group."""
+        length, under_way = self._tensor.length, 0
+        for start in range(0, length, BUCKET_ELEMENTS):
+            stop = min(start + BUCKET_ELEMENTS, length)
+            if not self._uplink.start_sum("w", self._tensor, start, stop):
+                reduce_(self._tensor, self._group, start=start, stop=stop)
+                self._uplink.start("w", self._tensor, start, stop)
+            under_way += 1
+            if under_way > UNDER_WAY:
+                self._uplink.finish()
+                under_way -= 1
+        for _ in range(under_way):
+            self._uplink.finish()
+
+    def seen(self) -> tuple[float, float]:
+        values = self._tensor.vectors[0]
+        return float(values.min()), float(values.max())
+
+    def close(self) -> None:
+        self._uplink.close()
+        self._levels.close()
+        self._group.free()
+
+
+class Theirs:
+    """MXNet's own KVStore, in a child process: ps-lite makes a process a worker of one store for ever."""
+
+    def __init__(self, way: Way, case: Case, task: Exchanges, world: MPI.Comm) -> None:
+        self.name = way.name
+        kind = way.name.removeprefix("mxnet_")
+        self.exact = kind == "dist_sync"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.mxnet_worker", kind, task.rule, ",".join(map(str, case.tensors))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            cwd=TOP,
+            env=without_rank_marks(os.environ) | way.environment,
+        )
+        self._ask("begin")
+
+    def fill(self, value: float) -> None:
+        self._ask("fill", value)
+
+    def exchange(self, times: int) -> None:
+        self._ask("exchange", times)
+
+    def seen(self) -> tuple[float, float]:
+        return tuple(self._ask("seen"))
+
+    def close(self) -> None:
+        self._process.stdin.close()  # type: ignore[union-attr]
+        self._process.wait(DEADLINE_SECONDS)
+
+    def _ask(self, *words: Any) -> Any:
+        print(json.dumps(words), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()  # type: ignore[union-attr]
+        if not line:
+            raise RuntimeError(f"the worker of {self.name} ended with status {self._process.wait(DEADLINE_SECONDS)}")
+        return json.loads(line)
+
+
+def rule_of(name: str) -> Rule:
+    return Sum() if name == "sum" else Momentum(rate=RATE, momentum=MOMENTUM)

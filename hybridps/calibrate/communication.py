@@ -1,0 +1,147 @@
+"""What a step communicates, measured on every rank of a job of its own.
+
+    hybridps run -n 4 --groups 2 -- python -m hybridps.calibrate.communication FILE
+
+The operations are those of training, on memory of the same kind: gradients bucket by bucket, as the KVStore sums them,
+and weights with the centre.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from hybridps.job import Job, open_job
+from hybridps.memory import Arena, Layout
+from hybridps.tensor_collectives import Tensor
+
+SIZES_BYTES = (1 << 20, 4 << 20, 16 << 20, 48 << 20)
+ROUNDS = 5
+MATRIX = 384
+UNDER_WAY = 4
+"""Buckets exchanged with the servers at a time, as the KVStore does it."""
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """Median seconds of an operation for each size.
+
+    `loss`: seconds of computation that the first worker loses, for each second that the operation takes by itself.
+    """
+
+    sizes_bytes: tuple[int, ...]
+    seconds: tuple[float, ...]
+    loss: float
+
+
+def main(path: str) -> None:
+    """Measure on all ranks; the first worker of all writes to `path`."""
+    with open_job() as job:
+        found = {"sum": _sum(job)}
+        if job.servers:
+            found["average"] = _average(job)
+        if job.worker == 0:
+            Path(path).write_bytes(msgspec.json.encode(found))
+
+
+def _sum(job: Job) -> Measured:
+    """The gradients of a step, summed over all workers."""
+    algorithm = job.algorithm("sync")
+
+    def of_size(size: int) -> Callable[[], None]:
+        layout = _layout(size)
+        tensor = algorithm.levels.tensor(layout.length, layout.dtype)
+        algorithm.join_gradients(f"sum.{size}", layout)
+        step = job.session.settings.bucket_bytes // layout.itemsize
+        spans = [(start, min(start + step, layout.length)) for start in range(0, layout.length, step)][::-1]
+
+        def reduce() -> None:
+            for number, (start, stop) in enumerate(spans):
+                algorithm.reduce_(f"sum.{size}", tensor, start, stop)
+                if number >= UNDER_WAY:
+                    algorithm.finish_()
+            for _ in spans[-UNDER_WAY:]:
+                algorithm.finish_()
+
+        return reduce
+
+    return _measure(job, of_size)
+
+
+def _average(job: Job) -> Measured:
+    """The weights of all groups, averaged with the centre."""
+    algorithm = job.algorithm("elastic")
+
+    def of_size(size: int) -> Callable[[], None]:
+        layout = _layout(size)
+        weights = Tensor([Arena(layout).flat])
+        algorithm.join_weights(f"average.{size}", layout, weights)
+        return lambda: algorithm.average_(f"average.{size}", weights)
+
+    return _measure(job, of_size)
+
+
+def _layout(size: int) -> Layout:
+    return Layout.of("float32", {"values": (size // 4,)})
+
+
+def _measure(job: Job, of_size: Callable[[int], Callable[[], None]]) -> Measured:
+    seconds = []
+    for size in SIZES_BYTES:
+        work = of_size(size)
+        work()
+        seconds.append(statistics.median(_repeat(job, work)))
+    alone, while_communicating = Products(), Products()
+    with alone:
+        job.session.group.barrier()
+        time.sleep(ROUNDS * seconds[-1] + 0.1)
+    with while_communicating:
+        loaded = statistics.mean(_repeat(job, work))
+    lost = loaded * (1 - while_communicating.per_second / alone.per_second)
+    return Measured(SIZES_BYTES, tuple(seconds), min(1.0, max(0.0, lost / seconds[-1])))
+
+
+def _repeat(job: Job, work: Callable[[], None]) -> list[float]:
+    """Seconds of some rounds that the ranks of the group begin together."""
+    seconds = []
+    for _ in range(ROUNDS):
+        job.session.group.barrier()
+        began = time.monotonic()
+        work()
+        seconds.append(time.monotonic() - began)
+    return seconds
+
+
+class Products:
+    """Computation in the background: products of matrices, one after the other, on a thread of its own."""
+
+    def __init__(self) -> None:
+        self.per_second = 0.0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        left, right = (np.ones((MATRIX, MATRIX), np.float32) for _ in range(2))
+        out = np.empty_like(left)
+        began, count = time.monotonic(), 0
+        while not self._stopped.is_set():
+            np.dot(left, right, out=out)  # without the interpreter lock
+            count += 1
+        self.per_second = count / (time.monotonic() - began)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,130 @@
+"""The layers of a network under MXNet on this machine: `python -m hybridps.calibrate.layers RUN MODELS BATCH FILE`.
+
+RUN is the folder of a run of the training script, whose settings name the network; MODELS is a Python file with
+`make(name, classes, width)`, such as examples/imagenet/models.py, or empty for Gluon's model zoo.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import mxnet as mx
+from mxnet import autograd, gluon
+
+from hybridps.kvstore.layers import from_block
+from hybridps.oracle.calibration import Layers, Pass
+from hybridps.oracle.network import Network
+
+ROUNDS = 5
+
+
+def main(run: str, models: str, batch_size: str, path: str) -> None:
+    """Measure, and write `Layers` as JSON."""
+    settings = json.loads((Path(run) / "config.json").read_text())
+    size = settings["image_size"]
+    block = _make(settings, models)
+    block.initialize()
+    data = mx.nd.random.uniform(shape=(int(batch_size), settings.get("channels", 3), size, size))
+    passes = _whole(block, data)
+    network = _with_times(from_block(block, data.shape[1:], name=settings["network"]), _each(block, data), len(data))
+    items = sum(int(array.data().size) for array in block.collect_params().values())
+    Path(path).write_bytes(msgspec.json.encode(Layers(network, len(data), passes, items)))
+
+
+def _make(settings: dict[str, Any], models: str) -> gluon.HybridBlock:
+    if not models:
+        return gluon.model_zoo.vision.get_model(settings["network"], classes=settings["classes"])
+    spec = importlib.util.spec_from_file_location("models", models)
+    if spec is None or spec.loader is None:
+        raise SystemExit(f"{models} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.make(settings["network"], settings["classes"], settings["width"])
+
+
+def _whole(block: gluon.HybridBlock, data: mx.nd.NDArray) -> Pass:
+    """Forward, backward and update of the whole network, one after the other."""
+    block.hybridize(static_alloc=True)
+    block(data)
+    trainer = gluon.Trainer(block.collect_params(), "nag", {"learning_rate": 1e-9, "momentum": 0.9}, kvstore=None)
+    found = []
+    for _ in range(ROUNDS + 2):
+        clock = [_now()]
+        with autograd.record():
+            output = block(data)
+        clock.append(_now())
+        output.backward()
+        clock.append(_now())
+        trainer.step(len(data))
+        clock.append(_now())
+        found.append([after - before for before, after in zip(clock, clock[1:], strict=False)])
+    block.hybridize(active=False)
+    return Pass(*(statistics.median(seconds) for seconds in zip(*found[2:], strict=True)))
+
+
+def _each(block: gluon.HybridBlock, data: mx.nd.NDArray) -> dict[str, Pass]:
+    """Forward and backward of every layer by itself, on the input that it has in the network."""
+    inputs: dict[gluon.Block, Any] = {}
+    handles = []
+
+    def keep(layer: gluon.Block) -> None:
+        if not layer._children:
+            handles.append(layer.register_forward_pre_hook(lambda own, given: inputs.__setitem__(own, given)))
+
+    block.apply(keep)
+    block(data)
+    mx.nd.waitall()
+    for handle in handles:
+        handle.detach()
+    return {layer.name: _one(layer, given) for layer, given in inputs.items()}
+
+
+def _one(layer: gluon.Block, given: Any) -> Pass:
+    arrays = [array.copy() for array in given]
+    for array in arrays:
+        array.attach_grad()
+
+    def forward() -> Any:
+        with autograd.record():
+            return layer(*arrays)
+
+    seconds = []
+    for _ in range(ROUNDS):
+        began = _now()
+        output = forward()
+        between = _now()
+        output.backward()
+        seconds.append((between - began, _now() - between))
+    forwards, backwards = zip(*seconds[1:], strict=True)
+    return Pass(statistics.median(forwards), statistics.median(backwards), 0.0)
+
+
+def _with_times(network: Network, times: dict[str, Pass], samples: int) -> Network:
+    """With times for one sample. A layer of the symbol has its block's name with `_fwd`; others count as nothing."""
+    none = Pass(0.0, 0.0, 0.0)
+    timed = [
+        msgspec.structs.replace(
+            layer,
+            forward_seconds=found.forward_seconds / samples,
+            backward_seconds=found.backward_seconds / samples,
+        )
+        for layer in network.layers
+        for found in [times.get(layer.name.removesuffix("_fwd"), none)]
+    ]
+    return msgspec.structs.replace(network, layers=tuple(timed))
+
+
+def _now() -> float:
+    mx.nd.waitall()
+    return time.perf_counter()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

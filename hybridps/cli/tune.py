@@ -1,0 +1,34 @@
+"""`hybridps tune`: measure the collectives of this machine, and keep the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from hybridps.cli.hosts import Host
+from hybridps.cli.plan import Wish
+from hybridps.cli.run import run
+from hybridps.config import load_settings
+
+
+def tune(workers: int, ranks_per_node: int | None, hosts: tuple[Host, ...], path: Path | None) -> int:
+    """Start the ranks that measure, as one group. Returns the exit status."""
+    settings = msgspec.structs.replace(
+        load_settings(),
+        algorithm="sync",
+        groups=1,
+        group_sizes=None,
+        servers=(),
+        run_folder=None,
+        quiet=True,
+        tuning="built-in",
+        collective=None,
+        collective_chunk_bytes=None,
+        deterministic=False,
+        wire="exact",
+        ranks_per_node=ranks_per_node or load_settings().ranks_per_node,
+    )
+    # Without a path the first worker decides: it may be on another host.
+    table = (str(path.absolute()),) if path else ()
+    return run(Wish(("python", "-m", "hybridps.tune", *table), settings, workers, 0, hosts))

@@ -1,0 +1,163 @@
+"""A network's layers, read from the network itself: a Gluon block, a symbol, or a name of the model zoo."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence, Set
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+
+from hybridps.errors import OracleError
+from hybridps.oracle.network import OTHER, Layer, Network, checked, fed_by
+
+Shape = tuple[int, ...]
+
+KINDS = {
+    "Convolution": "CONV",
+    "FullyConnected": "FC",
+    "Activation": "RELU",
+    "LeakyReLU": "RELU",
+    "relu": "RELU",
+    "sigmoid": "RELU",
+    "tanh": "RELU",
+    "BatchNorm": "BNORM",
+    "elemwise_add": "ADD",
+    "_plus": "ADD",
+    "_Plus": "ADD",
+    "broadcast_add": "ADD",
+    "Concat": "CONCAT",
+    "Dropout": "DROPOUT",
+    "Flatten": "FLATTEN",
+    "LRN": "LRN",
+    "softmax": "SOFTMAX",
+    "log_softmax": "SOFTMAX",
+    "SoftmaxOutput": "SOFTMAX",
+}
+"""Operators of MXNet; every activation costs as ReLU does. Others count for their items, not for operations."""
+
+IMAGENET_SAMPLES = 1_281_167
+
+
+def from_zoo(name: str, shape: Shape) -> Network:
+    """A network of Gluon's model zoo. Raises OracleError with the names there are."""
+    from mxnet.gluon.model_zoo import vision
+
+    try:
+        block = vision.get_model(name)
+    except ValueError as error:
+        known = ", ".join(line.strip() for line in str(error).splitlines()[1:])
+        raise OracleError(f"unknown network {name!r}: the model zoo has {known}") from None
+    return from_block(block, shape, name=name)
+
+
+def from_block(block: Any, shape: Shape, *, name: str | None = None, samples: int = IMAGENET_SAMPLES) -> Network:
+    """A hybridizable Gluon block, for samples of `shape` (channels, height, width)."""
+    frozen = {parameter.name for parameter in block.collect_params().values() if parameter.grad_req == "null"}
+    return from_symbol(block(mx.sym.var("data")), shape, name=name or block.name, samples=samples, frozen=frozen)
+
+
+def from_file(path: Path, shape: Shape) -> Network:
+    """A symbol file, as `HybridBlock.export` and `Symbol.save` write it."""
+    try:
+        symbol = mx.sym.load(str(path))
+    except mx.MXNetError as error:
+        raise OracleError(f"{path} is no symbol: {str(error).splitlines()[0]}") from None
+    return from_symbol(symbol, shape, name=path.name.removesuffix(".json").removesuffix("-symbol"))
+
+
+def from_symbol(
+    symbol: Any, shape: Shape, *, name: str, samples: int = IMAGENET_SAMPLES, frozen: Set[str] = frozenset()
+) -> Network:
+    """A symbol whose input is called data; `frozen` are the names of what is not trained.
+
+    Raises OracleError if its shapes cannot be inferred, or do not chain.
+    """
+    nodes = json.loads(symbol.tojson())["nodes"]
+    shapes = _shapes(symbol, shape, name)
+    trained = set(symbol.list_arguments()) - {"data"} - frozen
+    positions: dict[int, int] = {}
+    layers: list[Layer] = []
+    for number, node in enumerate(nodes):
+        if node["op"] == "null":
+            continue
+        sources = tuple(dict.fromkeys(positions[at] for at, *_ in node["inputs"] if at in positions))
+        variables = [nodes[at]["name"] for at, *_ in node["inputs"] if nodes[at]["op"] == "null"]
+        parameters = {variable: shapes[variable] for variable in variables if variable in trained}
+        trained -= set(parameters)
+        layers.append(_layer(node, sources, layers, parameters, _output(node["name"], shapes), shape))
+        positions[number] = len(layers) - 1
+    return checked(Network(name=name, dataset="ImageNet", samples=samples, layers=tuple(layers)))
+
+
+def _layer(
+    node: Mapping[str, Any],
+    sources: tuple[int, ...],
+    before: Sequence[Layer],
+    parameters: Mapping[str, Shape],
+    output: Shape,
+    data: Shape,
+) -> Layer:
+    attributes = node.get("attrs", {})
+    kind = _kind(node["op"], attributes)
+    given = [before[source].output for source in sources]
+    fed = fed_by(kind, given) if given else data
+    if fed is None:
+        sources, fed, kind = sources[:1], given[0], OTHER
+    weight, vector_items = _weights(kind, attributes, parameters, fed)
+    return Layer(
+        name=node["name"],
+        kind=kind,
+        input=fed,
+        output=output,
+        weight=weight,
+        vector_items=vector_items,
+        after=None if sources == ((len(before) - 1,) if before else ()) else sources,
+    )
+
+
+def _kind(operator: str, attributes: Mapping[str, str]) -> str:
+    if operator == "Pooling":
+        return "APOOL" if attributes.get("pool_type") == "avg" else "MPOOL"
+    return KINDS.get(operator, OTHER)
+
+
+def _weights(
+    kind: str, attributes: Mapping[str, str], parameters: Mapping[str, Shape], fed: Shape
+) -> tuple[Shape, int]:
+    """Weights in our order, channels first, and how many trainable items there are besides."""
+    if kind in ("MPOOL", "APOOL"):
+        whole = attributes.get("global_pool", "False") in ("True", "1")
+        return (0, 0, *(fed[1:] if whole else _tuple(attributes["kernel"]))), 0
+    if kind == "SOFTMAX":
+        return (), 0
+    if kind == "BNORM" and attributes.get("fix_gamma", "True") in ("True", "1"):
+        parameters = {name: shape for name, shape in parameters.items() if not name.endswith("gamma")}
+    weight = next((shape for name, shape in parameters.items() if name.endswith("weight")), None)
+    others = sum(prod(shape) for shape in parameters.values())
+    if kind not in ("CONV", "FC") or weight is None:
+        return (), others
+    filters, channels, *kernel = weight
+    return (channels, filters, *kernel), others - prod(weight)
+
+
+def _shapes(symbol: Any, shape: Shape, name: str) -> dict[str, Shape]:
+    """Shapes of all variables and outputs, by MXNet's names, for a batch of one."""
+    internals = symbol.get_internals()
+    try:
+        _, outputs, _ = internals.infer_shape(data=(1, *shape))
+    except mx.MXNetError as error:
+        raise OracleError(f"{name} does not take samples of {shape}: {str(error).splitlines()[-1]}") from None
+    return dict(zip(internals.list_outputs(), outputs, strict=True))
+
+
+def _output(node: str, shapes: Mapping[str, Shape]) -> Shape:
+    """The first output of a node, without the batch."""
+    found = shapes.get(f"{node}_output") or shapes[f"{node}_output0"]
+    return tuple(found[1:]) or (1,)
+
+
+def _tuple(text: str) -> Shape:
+    return tuple(int(size) for size in text.strip("()[] ").split(",") if size.strip())

@@ -1,0 +1,129 @@
+"""What was measured of a machine and a network, as `hybridps oracle calibrate` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from hybridps.errors import OracleError
+from hybridps.oracle.files import write_network
+from hybridps.oracle.fit import Line
+from hybridps.oracle.network import Network
+
+FILE = "calibration.json"
+DEFAULT_FOLDER = "calibration"
+
+
+class Pass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of one iteration's computation."""
+
+    forward_seconds: float
+    backward_seconds: float
+    update_seconds: float
+
+
+class Layers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A network in one process: each layer by itself (times in `network`), and the whole with this batch."""
+
+    network: Network
+    batch_size: int
+    whole: Pass
+    weight_items: int
+    """All items of the model, those that are not trained (running statistics) included."""
+
+    @property
+    def residual(self) -> float:
+        """(sum of the layers - whole) / whole, of forward and backward."""
+        layers = sum(
+            self.batch_size * ((layer.forward_seconds or 0.0) + (layer.backward_seconds or 0.0))
+            for layer in self.network.layers
+        )
+        whole = self.whole.forward_seconds + self.whole.backward_seconds
+        return (layers - whole) / whole
+
+
+class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Steps of the training script without communication, while so many copies share the cores; images -> seconds."""
+
+    copies: int
+    step: Line
+    loader: Line
+
+
+class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An operation of all workers on so many bytes.
+
+    `loss`: seconds of computation that a worker loses, for each second that the operation takes by itself.
+    """
+
+    cost: Line
+    loss: float
+
+
+class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What this many workers in this many groups need to sum gradients, and to average weights with the centre."""
+
+    workers: int
+    groups: int
+    sum: Operation
+    average: Operation | None = None
+
+
+class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All that was measured. `hosts`: where the workers of `communications` were; empty for this machine alone."""
+
+    cores: int
+    hosts: str
+    steps: tuple[Steps, ...]
+    communications: tuple[Communication, ...]
+    layers: Layers
+    copy_bytes_per_second: float
+    add_bytes_per_second: float
+    matrix_flops: float
+
+    def steps_of(self, copies: int) -> Steps:
+        """Steps with so many workers on the cores; beyond what was measured, slower in proportion.
+
+        Raises OracleError where neither was measured.
+        """
+        known = {each.copies: each for each in self.steps}
+        if copies in known:
+            return known[copies]
+        nearest = max((count for count in known if count < copies), default=0)
+        if nearest < self.cores:
+            raise OracleError(f"no steps of {copies} copies were measured, only of {_text(known)}: calibrate with them")
+        return Steps(copies, *(line.scaled(copies / nearest) for line in (known[nearest].step, known[nearest].loader)))
+
+    def communication_of(self, workers: int, groups: int) -> Communication:
+        """Raises OracleError where it was not measured."""
+        for each in self.communications:
+            if (each.workers, each.groups) == (workers, groups):
+                return each
+        known = _text(f"{each.workers} in {each.groups}" for each in self.communications)
+        raise OracleError(
+            f"{workers} workers in {groups} groups were not measured, only {known}: "
+            f"calibrate with --layouts {workers}x{groups}"
+        )
+
+
+def read_calibration(folder: Path) -> Calibration:
+    """Raises OracleError where there is none."""
+    try:
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=Calibration)
+    except OSError as error:
+        raise OracleError(f"{folder / FILE}: {error.strerror}; make it with `hybridps oracle calibrate`") from None
+    except msgspec.DecodeError as error:
+        raise OracleError(f"{folder / FILE} is no calibration: {error}") from None
+
+
+def write_calibration(calibration: Calibration, folder: Path) -> None:
+    """Write the calibration; and the network with its layer times beside it, as `predict --network FILE` reads it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(calibration), indent=1) + b"\n")
+    write_network(calibration.layers.network, folder / "network.json")
+
+
+def _text(names: Iterable[object]) -> str:
+    return ", ".join(map(str, names)) or "none"

@@ -1,0 +1,15 @@
+"""What messages cost (ParaDL, section "communication"): rings, in which each element sends p - 1 times."""
+
+from __future__ import annotations
+
+from hybridps.oracle.machine import Link
+
+
+def allreduce_seconds(link: Link, pes: int, message_bytes: float) -> float:
+    """T_allreduce = 2 (p - 1) (a + m b / p) of a vector of m bytes."""
+    return 2 * (pes - 1) * link.message_seconds(message_bytes / pes)
+
+
+def allgather_seconds(link: Link, pes: int, message_bytes: float) -> float:
+    """T_allgather = (p - 1) (a + m b), m being the contribution of one element."""
+    return (pes - 1) * link.message_seconds(message_bytes)

@@ -1,0 +1,243 @@
+"""One chunk of a table at its server: its memory, and the round under way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from hybridps.errors import ProtocolError
+from hybridps.ps.budget import Budget
+from hybridps.ps.clocks import Verdict
+from hybridps.ps.rules import AnyRule, add_up_, apply_
+from hybridps.ps.rules.finite import NotFiniteError, check_finite, is_finite, not_finite
+from hybridps.ps.terms import Done, Payload, Ticket, Work
+
+STREAMED = 4
+"""Values that came over a network are added up as soon as so many follow each other: few are ever held."""
+
+SENT = -1
+"""Stands for the groups that an answer is sent to."""
+
+_Rows = Mapping[int, Sequence[np.ndarray]]
+"""Arrays of the groups."""
+
+
+class Ask(NamedTuple):
+    """A group waits for the answer of a round: in `targets`, which are memory of the group, or else it is sent."""
+
+    ticket: Ticket
+    targets: tuple[np.ndarray, ...] | None = None
+
+
+class Piece:
+    """`centre` and `state` belong to `owner`: only the work that is returned here touches them.
+
+    The values of a round are added in the order of their groups, whenever they come: the same values make the same
+    bits.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        owner: int,
+        rule: AnyRule,
+        centre: np.ndarray,
+        state: list[np.ndarray],
+        budget: Budget,
+        check_finite: bool = True,
+    ) -> None:
+        self.name = name
+        self.owner = owner
+        self.rule = rule
+        self.centre = centre
+        self.state = state
+        self.budget = budget
+        self.check_finite = check_finite
+        self._values: dict[int, list[np.ndarray]] = {}
+        self._asks: dict[int, Ask] = {}
+        self._total: np.ndarray | None = None
+        self._added: tuple[int, ...] = ()
+        self._latest: dict[int, int] = {}
+        self._given: dict[int, list[Done]] = {}
+        """What each group was told last, of rounds of one value: it is kept nowhere else."""
+        # From here on the owner's: what only work may touch.
+        self._steps = 0
+        self._counted = 0
+        """Values in the total."""
+        self._refused: dict[int, NotFiniteError] = {}
+        """Groups whose values are not in the total of the round under way."""
+
+    def check(self, payload: Payload) -> None:
+        """Raise ProtocolError if the payload has another size than the chunk."""
+        if payload.nbytes != self.centre.nbytes:
+            raise ProtocolError(f"{self.name} has {self.centre.nbytes} bytes, {payload.nbytes} came")
+
+    def values(self, payload: Payload) -> np.ndarray:
+        """The payload as an array. Raises as `check`."""
+        self.check(payload)
+        values = np.frombuffer(payload, self.centre.dtype)
+        return values if values.flags.aligned else values.copy()
+
+    def finite_values(self, payload: Payload) -> np.ndarray:
+        """As `values`, and raises NotFiniteError."""
+        values = self.values(payload)
+        if self.check_finite:
+            check_finite(values, self.name)
+        return values
+
+    def counted(self, ticket: Ticket) -> bool:
+        """Whether this request, or a later one of its group, has come before."""
+        return ticket.request <= self._latest.get(ticket.group, -1)
+
+    def initialise(self, index: int, ticket: Ticket, initial: np.ndarray | None) -> Work:
+        """`initial` values, or zeros, become the centre."""
+
+        def run() -> None:
+            self._steps = 0
+            self.centre[:] = 0 if initial is None else initial
+            for array in self.state:
+                array[:] = 0
+
+        return Work(self.owner, run, [Done(ticket, index)])
+
+    def bring(self, ticket: Ticket, values: list[np.ndarray], ask: Ask | None) -> None:
+        """A group brings its values to the round under way: their sum counts."""
+        self._latest[ticket.group] = ticket.request
+        self._values[ticket.group] = values
+        self._hold(ask, len(values))
+        if ask is not None:
+            self._asks[ticket.group] = ask
+
+    def stream(self, members: frozenset[int]) -> list[Work]:
+        """Add up the values that came over the network and whose turn it is, if they are enough to be worth it."""
+        run = []
+        for group in sorted(members | set(self._values)):
+            if group in self._added:
+                continue
+            ask = self._asks.get(group)
+            if group not in self._values or (ask is not None and ask.targets is not None):
+                break
+            run.append(group)
+        if len(run) < STREAMED:
+            return []
+        if self._total is None:
+            self._total = np.empty_like(self.centre)
+        values = {group: self._pop(group, None) for group in run}
+        begins, self._added = not self._added, self._added + tuple(run)
+        return [Work(self.owner, partial(self._add_up, self._total, values, begins))]
+
+    def carry_out(self, index: int, verdict: Verdict) -> list[Work]:
+        """Compute a round, if there is one, and answer."""
+        asks = {group: self._asks.pop(group) for group in verdict.answer if group in self._asks}
+        if not verdict.apply:
+            return [self.give(index, self._kept(), [*asks.values()])] if asks else []
+        total = self._total if self._added else None
+        brought = self._asks | asks
+        values = {group: self._pop(group, brought.get(group)) for group in verdict.apply if group not in self._added}
+        self._added = ()
+        targets, done = self._replies(index, [*asks.values()])
+        if self.rule.alone:
+            self._given |= dict.fromkeys(asks, done)
+        return [Work(self.owner, partial(self._complete, total, values, targets, done), done)]
+
+    def repeat(self, index: int, ask: Ask) -> list[Work]:
+        """A request came again that counted already. If it is the latest and was answered, answer it again."""
+        ticket = ask.ticket
+        if ticket.request < self._latest[ticket.group] or ticket.group in self._asks:
+            return []
+        if self.rule.alone:
+            # Through the owner, which may have the first answer to make yet.
+            return [Work(self.owner, lambda: None, self._given.get(ticket.group, []))]
+        return [self.give(index, self._kept(), [ask])]
+
+    def settle(self, group: int, request: int) -> None:
+        """The group has all answers to its requests before that one."""
+        if self._latest.get(group, request) < request:
+            self._given.pop(group, None)
+
+    def give(self, index: int, values: np.ndarray, asks: Sequence[Ask]) -> Work:
+        """Answer with memory of the chunk."""
+        targets, done = self._replies(index, asks)
+
+        def run() -> None:
+            for target in [target for theirs in targets.values() for target in theirs]:
+                np.copyto(target, values)
+
+        return Work(self.owner, run, done)
+
+    def leave(self, group: int) -> None:
+        """What the group brought to a round stays in it; its memory is its own again."""
+        self._latest.pop(group, None)
+        self._given.pop(group, None)
+        ask = self._asks.pop(group, None)
+        if ask is not None and ask.targets is not None and group in self._values:
+            self._values[group] = [row.copy() for row in self._values[group]]
+            self._hold(None, len(self._values[group]))
+
+    def forget(self) -> None:
+        """There is no round under way any more."""
+        for group in [*self._values]:
+            self._pop(group, None)
+        self._added = ()
+
+    def _hold(self, ask: Ask | None, values: int) -> None:
+        """So many values are kept until their round; not those that are the group's own memory."""
+        if ask is None or ask.targets is None:
+            self.budget.take(values * self.centre.nbytes)
+
+    def _pop(self, group: int, ask: Ask | None) -> list[np.ndarray]:
+        values = self._values.pop(group)
+        self._hold(ask, -len(values))
+        return values
+
+    def _kept(self) -> np.ndarray:
+        """The memory that has the answer of the last round."""
+        return self.centre if self.rule.replaces else self.state[0]
+
+    def _replies(self, index: int, asks: Sequence[Ask]) -> tuple[dict[int, Sequence[np.ndarray]], list[Done]]:
+        """Where an answer is written, and what is told then. What is sent is written once for all groups."""
+        targets: dict[int, Sequence[np.ndarray]] = {a.ticket.group: a.targets for a in asks if a.targets is not None}
+        sent = np.empty_like(self.centre) if len(targets) < len(asks) else None
+        if sent is not None:
+            self.budget.lend(sent)
+            targets[SENT] = (sent,)
+        return targets, [Done(ask.ticket, index, sent if ask.targets is None else None) for ask in asks]
+
+    def _add_up(self, total: np.ndarray, values: _Rows, begins: bool) -> None:
+        """Work: the values that are numbers go into the total, and the others are refused when the round ends."""
+        if begins:
+            self._counted, self._refused = 0, {}
+        usable = self._usable(values)
+        if usable:
+            sources = [total] * bool(self._counted) + [row for rows in usable for row in rows]
+            add_up_(total, sources)
+        self._counted += len(usable)
+
+    def _complete(self, total: np.ndarray | None, values: _Rows, targets: _Rows, done: list[Done]) -> None:
+        """Work: a round of the total, if there is one, and the values. It goes on without what is refused."""
+        if total is None:
+            self._counted, self._refused = 0, {}
+        usable = self._usable(values)
+        sources = [total] if total is not None and self._counted else []
+        sources += [row for rows in usable for row in rows]
+        count, refused = self._counted + len(usable), self._refused
+        if sources:
+            self._steps += 1
+            to = [target for group, theirs in targets.items() if group not in refused for target in theirs]
+            apply_(self.rule, sources, to, self.centre, self.state, step=self._steps, values=count)
+        done[:] = [
+            Done(end.ticket, end.chunk, error=refused[end.ticket.group]) if end.ticket.group in refused else end
+            for end in done
+        ]
+
+    def _usable(self, values: _Rows) -> list[Sequence[np.ndarray]]:
+        """Those of the groups that brought numbers; the others are refused."""
+        if self.check_finite:
+            for group, rows in values.items():
+                for row in rows:
+                    if not is_finite(row):
+                        self._refused[group] = NotFiniteError(not_finite(row, self.name))
+        return [rows for group, rows in values.items() if group not in self._refused]

@@ -1,0 +1,62 @@
+"""Adam at the server, as MXNet 1.9.1 does it (Kingma and Ba, 2014, arXiv 1412.6980)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from msgspec import Meta
+
+from hybridps.ps.rules.kernel import BLOCK, add_up_, compiled, hand_out_
+from hybridps.ps.rules.sgd import SGD, NotNegative
+
+Below1 = Annotated[float, Meta(ge=0, lt=1)]
+
+
+class Adam(SGD, frozen=True, tag="adam", forbid_unknown_fields=True, kw_only=True):
+    """Round t, with h = rescale g + weight_decay w:
+
+    m <- beta1 m + (1 - beta1) h,   v <- beta2 v + (1 - beta2) h^2
+    w <- w - rate sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + epsilon)
+    """
+
+    states: ClassVar[int] = 2
+
+    rate: NotNegative = 0.001
+    beta1: Below1 = 0.9
+    beta2: Below1 = 0.999
+    epsilon: NotNegative = 1e-8
+
+    def numbers(self, step: int, values: int) -> tuple[float, ...]:
+        corrected = self.rate * math.sqrt(1 - self.beta2**step) / (1 - self.beta1**step)
+        rests = 1 - self.beta1, 1 - self.beta2
+        return corrected, self.rescale, self.weight_decay, self.beta1, self.beta2, *rests, self.epsilon
+
+    def complete_(self, centre: np.ndarray, total: np.ndarray, state: Sequence[np.ndarray], numbers: Any) -> None:
+        rate, rescale, decay, beta1, beta2, rest1, rest2, epsilon = numbers
+        m, v = state
+        h = rescale * total + decay * centre
+        np.add(beta1 * m, rest1 * h, out=m)
+        np.add(beta2 * v, rest2 * h * h, out=v)
+        centre -= rate * m / (np.sqrt(v) + epsilon)
+        np.copyto(total, centre)
+
+    @staticmethod
+    @compiled  # type: ignore[misc]
+    def kernel_(sources, targets, centre, state, numbers):  # type: ignore[no-untyped-def]
+        rate, rescale, decay, beta1, beta2, rest1, rest2, epsilon = numbers
+        buffer = np.empty(BLOCK, centre.dtype)
+        for start in range(0, centre.size, BLOCK):
+            w = centre[start : start + BLOCK]
+            m = state[0][start : start + BLOCK]
+            v = state[1][start : start + BLOCK]
+            total = buffer[: w.size]
+            add_up_(total, sources, start)
+            for i in range(w.size):
+                h = rescale * total[i] + decay * w[i]
+                m[i] = beta1 * m[i] + rest1 * h
+                v[i] = beta2 * v[i] + rest2 * h * h
+                w[i] -= rate * m[i] / (np.sqrt(v[i]) + epsilon)
+            hand_out_(w, targets, start)

@@ -1,0 +1,65 @@
+"""Sum and mean: the servers only combine, and the groups update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from hybridps.memory import DTYPES
+from hybridps.ps.clocks import BulkSynchronous, Clock
+from hybridps.ps.rules.kernel import BLOCK, add_up_, compiled, hand_out_
+
+
+class Sum(msgspec.Struct, frozen=True, tag="sum", forbid_unknown_fields=True):
+    """The sum of one value from each group; the centre is the last sum."""
+
+    states: ClassVar[int] = 0
+    dtypes: ClassVar[tuple[str, ...]] = DTYPES
+    clocks: ClassVar[tuple[type[Clock], ...]] = (BulkSynchronous,)
+    alone: ClassVar[bool] = False
+    replaces: ClassVar[bool] = True
+
+    def numbers(self, step: int, values: int) -> tuple[float, ...]:
+        return ()
+
+    def complete_(self, centre: np.ndarray, total: np.ndarray, state: Sequence[np.ndarray], numbers: Any) -> None:
+        np.copyto(centre, total)
+
+    @staticmethod
+    @compiled  # type: ignore[misc]
+    def kernel_(sources, targets, centre, state, numbers):  # type: ignore[no-untyped-def]
+        for start in range(0, centre.size, BLOCK):
+            total = centre[start : start + BLOCK]
+            add_up_(total, sources, start)
+            hand_out_(total, targets, start)
+
+    def absorb_(self, values: np.ndarray, answer: np.ndarray) -> None:
+        np.copyto(values, answer)
+
+    def distance(self, values: np.ndarray, answer: np.ndarray) -> float:
+        return float("nan")
+
+
+class Mean(Sum, frozen=True, tag="mean", forbid_unknown_fields=True):
+    """The mean of the values of a round: of those groups that take part in it."""
+
+    def numbers(self, step: int, values: int) -> tuple[float, ...]:
+        return (values,)
+
+    def complete_(self, centre: np.ndarray, total: np.ndarray, state: Sequence[np.ndarray], numbers: Any) -> None:
+        np.divide(total, numbers[0], out=total)
+        np.copyto(centre, total)
+
+    @staticmethod
+    @compiled  # type: ignore[misc]
+    def kernel_(sources, targets, centre, state, numbers):  # type: ignore[no-untyped-def]
+        (values,) = numbers
+        for start in range(0, centre.size, BLOCK):
+            total = centre[start : start + BLOCK]
+            add_up_(total, sources, start)
+            for i in range(total.size):
+                total[i] /= values
+            hand_out_(total, targets, start)

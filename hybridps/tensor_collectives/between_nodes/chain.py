@@ -1,0 +1,32 @@
+"""Broadcast and reduction along a chain of ranks: while one chunk goes on, the next one follows it.
+
+Each rank receives and sends every byte once; for many chunks the time is that of one link.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hybridps.tensor_collectives.between_nodes.talk import Steps, Talk
+
+
+def broadcast(talk: Talk, part: np.ndarray, root: int) -> Steps:
+    """`part` becomes that of rank `root`."""
+    place, nothing = (talk.rank - root) % talk.size, part[:0]
+    if place > 0:
+        before = (talk.rank - 1) % talk.size
+        yield from talk.swap(nothing, before, part, before, False)
+    if place < talk.size - 1:
+        after = (talk.rank + 1) % talk.size
+        yield from talk.swap(part, after, nothing, after, False)
+
+
+def reduce(talk: Talk, part: np.ndarray, root: int) -> Steps:
+    """`part` of rank `root` becomes the combination of all ranks' parts; those of the others are used up."""
+    place, nothing = (talk.rank - root) % talk.size, part[:0]
+    if place < talk.size - 1:
+        after = (talk.rank + 1) % talk.size
+        yield from talk.swap(nothing, after, part, after, True)
+    if place > 0:
+        before = (talk.rank - 1) % talk.size
+        yield from talk.swap(part, before, nothing, before, False)

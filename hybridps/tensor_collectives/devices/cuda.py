@@ -1,0 +1,163 @@
+"""A GPU as a device. The only place, with `nccl.py`, that knows CuPy; imported when a vector is a CuPy array."""
+
+from __future__ import annotations
+
+import socket
+import weakref
+from collections.abc import Sequence
+from functools import cache
+from itertools import cycle
+from typing import Any
+
+import cupy
+import numpy as np
+from cupy.cuda import runtime
+
+from hybridps.tensor_collectives.devices.cuda_kernels import OPTIONS, SOURCE, kernel_names
+from hybridps.tensor_collectives.devices.device import PIECE_BYTES, Vectors, Wait
+
+THREADS = 256
+BYTES_PER_BLOCK = 16 << 10
+"""Each thread reads 64 bytes of every vector."""
+
+_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for all GPUs
+_ALREADY_ENABLED = 704  # cudaErrorPeerAccessAlreadyEnabled
+
+
+@cache
+def _module(dtype: str) -> cupy.RawModule:
+    names = tuple(kernel_names(dtype).values())
+    return cupy.RawModule(code=SOURCE.read_text(), options=OPTIONS, name_expressions=names)
+
+
+class _Slot:
+    """A stream, and the buffer that a piece passes through; one piece after the other."""
+
+    def __init__(self) -> None:
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        with self.stream:
+            self.buffer = cupy.empty(PIECE_BYTES, np.uint8)
+
+
+class _Table:
+    """Vectors as the kernels take them."""
+
+    def __init__(self, vectors: Vectors) -> None:
+        segments = zip(*vectors.arrays, strict=True)
+        addresses = [[array.data.ptr for array in arrays] for arrays in segments]
+        self.arrays = cupy.asarray(np.array(addresses, np.uint64))
+        self.starts = cupy.asarray(np.array(vectors.starts, np.int64))
+        self.counts = (np.int32(len(vectors.starts) - 1), np.int32(len(vectors.arrays)))
+        self.gpus = {array.device.id for vector in vectors.arrays for array in vector}
+        # Copies of small host memory can end after the call; any stream may use the table.
+        cupy.cuda.get_current_stream().synchronize()
+
+
+class CudaDevice:
+    """GPU `number`, and those whose memory it reaches. Two pieces are on their way in each direction.
+
+    What it starts comes after all that the caller's current streams of CuPy were told before.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.gpu = f"{socket.gethostname()} {cupy.cuda.Device(number).pci_bus_id}"
+        self._gpus = {number}
+        self._pinned: list[weakref.finalize] = []
+        self._tables: weakref.WeakKeyDictionary[Vectors, _Table] = weakref.WeakKeyDictionary()
+        with cupy.cuda.Device(number):
+            self._outward = cycle([_Slot(), _Slot()])
+            self._inward = cycle([_Slot(), _Slot()])
+
+    def reaches(self, array: Any) -> bool:
+        return isinstance(array, cupy.ndarray) and (array.device.id in self._gpus or self._enable(array.device.id))
+
+    def empty(self, length: int, dtype: np.dtype) -> cupy.ndarray:
+        with cupy.cuda.Device(self.number):
+            return cupy.empty(length, dtype)
+
+    def pin(self, buffers: Sequence[np.ndarray]) -> str:
+        begin = buffers[0].ctypes.data
+        nbytes = buffers[-1].ctypes.data + buffers[-1].nbytes - begin
+        if nbytes == 0:
+            return ""
+        try:
+            with cupy.cuda.Device(self.number):
+                runtime.hostRegister(begin, nbytes, _PORTABLE)
+        except runtime.CUDARuntimeError as error:
+            return f"{nbytes} bytes of host memory cannot be page-locked, copies are slower: {error}"
+        # The memory must live until it is released: the finalizer holds it.
+        self._pinned.append(weakref.finalize(self, _unpin, begin, tuple(buffers)))
+        return ""
+
+    def pack(self, vectors: Vectors, op: str, start: int, stop: int, packed: Any) -> Wait:
+        slot = next(self._outward)
+        table = self._enter(vectors, slot)
+        with cupy.cuda.Device(self.number), slot.stream:
+            on_host = isinstance(packed, np.ndarray)
+            target = slot.buffer[: packed.nbytes].view(packed.dtype) if on_host else packed
+            _launch(vectors, op, table, start, stop, target)
+            if on_host:
+                _copy(packed.ctypes.data, target.data.ptr, packed.nbytes, runtime.memcpyDeviceToHost, slot)
+            return _done(slot)
+
+    def unpack(self, packed: Any, divisor: int, vectors: Vectors, start: int, stop: int) -> Wait:
+        slot = next(self._inward)
+        table = self._enter(vectors, slot)
+        with cupy.cuda.Device(self.number), slot.stream:
+            source = packed
+            if isinstance(packed, np.ndarray):
+                source = slot.buffer[: packed.nbytes].view(packed.dtype)
+                _copy(source.data.ptr, packed.ctypes.data, packed.nbytes, runtime.memcpyHostToDevice, slot)
+            _launch(vectors, "unpack", table, start, stop, source, vectors.exact.type(divisor))
+            return _done(slot)
+
+    def close(self) -> None:
+        for release in self._pinned:
+            release()
+        self._pinned.clear()
+
+    def _enter(self, vectors: Vectors, slot: _Slot) -> _Table:
+        """The table of the vectors. The slot goes on when the caller's streams are where they are now."""
+        table = self._tables.get(vectors)
+        if table is None:
+            with cupy.cuda.Device(self.number):
+                table = self._tables[vectors] = _Table(vectors)
+        for gpu in table.gpus:
+            with cupy.cuda.Device(gpu):
+                slot.stream.wait_event(cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True)))
+        return table
+
+    def _enable(self, other: int) -> bool:
+        """Reach the memory of GPU `other`, if the two are connected so."""
+        if not runtime.deviceCanAccessPeer(self.number, other):
+            return False
+        try:
+            with cupy.cuda.Device(self.number):
+                runtime.deviceEnablePeerAccess(other)
+        except runtime.CUDARuntimeError as error:
+            if error.status != _ALREADY_ENABLED:
+                return False
+        self._gpus.add(other)
+        return True
+
+
+def _launch(vectors: Vectors, name: str, table: _Table, start: int, stop: int, *rest: Any) -> None:
+    """Run a kernel on the current stream; a block works on BYTES_PER_BLOCK of each vector."""
+    share = BYTES_PER_BLOCK // vectors.dtype.itemsize
+    kernel = _module(vectors.dtype.name).get_function(kernel_names(vectors.dtype.name)[name])
+    limits = (np.int64(start), np.int64(stop), np.int64(share))
+    kernel((-(-(stop - start) // share),), (THREADS,), (table.arrays, table.starts, *table.counts, *limits, *rest))
+
+
+def _copy(target: int, source: int, nbytes: int, kind: int, slot: _Slot) -> None:
+    runtime.memcpyAsync(target, source, nbytes, kind, slot.stream.ptr)
+
+
+def _done(slot: _Slot) -> Wait:
+    """Waits, and leaves the core to others, until the slot has done what it was told so far."""
+    return slot.stream.record(cupy.cuda.Event(block=True, disable_timing=True)).synchronize
+
+
+def _unpin(address: int, buffers: tuple[np.ndarray, ...]) -> None:
+    runtime.hostUnregister(address)

@@ -1,0 +1,30 @@
+"""What is compiled out of `pack.cu`, and under which names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("pack.cu")
+
+OPTIONS = ("-std=c++14",)
+
+TYPES = {
+    "float16": ("Half", "float"),
+    "bfloat16": ("BFloat16", "float"),
+    "float32": ("float", "float"),
+    "float64": ("double", "double"),
+    "int32": ("int", "int"),
+    "int64": ("long long", "long long"),
+}
+"""For a dtype the types T, of the arrays, and E, that they are combined in."""
+
+
+def kernel_names(dtype: str) -> dict[str, str]:
+    """The C++ names of the kernels for vectors of `dtype`, by operation, and by 'unpack'.
+
+    >>> kernel_names("float16")["sum"]
+    'pack<Half, float, Sum>'
+    """
+    types = ", ".join(TYPES[dtype])
+    packs = {op: f"pack<{types}, {op.capitalize()}>" for op in ("sum", "max", "min")}
+    return packs | {"unpack": f"unpack<{types}>"}

@@ -1,0 +1,169 @@
+"""What collectives need of a device: it packs its vectors into one buffer, and unpacks it, beside other work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from hybridps.errors import LayoutError
+from hybridps.tensor_collectives.tensor import OPERATIONS
+
+EXACT = {
+    "float16": "float32",
+    "bfloat16": "float32",
+    "float32": "float32",
+    "float64": "float64",
+    "int32": "int32",
+    "int64": "int64",
+}
+"""dtypes of vectors, and the one that each is combined in, and packed as: rounded once, at the end."""
+
+PIECE_BYTES = 4 << 20
+"""Packed vectors go to the processor's memory and back in pieces of this size."""
+
+Wait = Callable[[], object]
+"""Returns when what was started is done; raises what went wrong with it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """Vectors of equal length and dtype, each one or several arrays, as if these lay one after the other.
+
+    `arrays[v][s]` is array s of vector v, flat; all vectors are cut alike. `starts[s]` is the element of the vector
+    that array s begins with, and `starts[-1]` the vector's length.
+    """
+
+    arrays: tuple[tuple[Any, ...], ...]
+    starts: tuple[int, ...]
+
+    @staticmethod
+    def of(vectors: Sequence[Any]) -> Vectors:
+        """Each vector is an array of NumPy or CuPy, or a sequence of such: contiguous, of any shape. They are used in
+        place, as long as this lives.
+
+        Raises LayoutError if they do not fit together.
+        """
+        if not vectors:
+            raise LayoutError("a tensor needs at least one vector")
+        arrays = tuple(tuple(vector) if isinstance(vector, (list, tuple)) else (vector,) for vector in vectors)
+        if not arrays[0]:
+            raise LayoutError("vector 0 has no arrays: give an empty one for no elements")
+        first = arrays[0][0]
+        if first.dtype.name not in EXACT:
+            raise LayoutError(f"a tensor of dtype {first.dtype} cannot be reduced: use one of {', '.join(EXACT)}")
+        sizes = [array.size for array in arrays[0]]
+        for number, vector in enumerate(arrays):
+            if [array.size for array in vector] != sizes:
+                raise LayoutError(
+                    f"the arrays of vector {number} have {[array.size for array in vector]} elements, "
+                    f"those of vector 0 {sizes}: they must be alike"
+                )
+            for array in vector:
+                if array.dtype != first.dtype or not array.flags.c_contiguous:
+                    raise LayoutError(
+                        f"vector {number} has an array of {array.dtype} with strides {array.strides}: "
+                        f"contiguous arrays of {first.dtype} are needed"
+                    )
+        starts = (0, *np.cumsum(sizes).tolist())
+        return Vectors(tuple(tuple(array.reshape(-1) for array in vector) for vector in arrays), starts)
+
+    @property
+    def length(self) -> int:
+        return self.starts[-1]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.arrays[0][0].dtype
+
+    @property
+    def exact(self) -> np.dtype:
+        return np.dtype(EXACT[self.dtype.name])
+
+    def first(self) -> Vectors:
+        """Vector 0 alone."""
+        return Vectors(self.arrays[:1], self.starts)
+
+
+class Device(Protocol):
+    """A device, with the memory that it reaches. What it starts may run at the same time as what it started before.
+
+    A packed buffer is an array of dtype `vectors.exact`, of the device (`empty`) or NumPy's, and holds elements
+    `start:stop` of the vectors: at most `PIECE_BYTES`, if it is NumPy's.
+    """
+
+    gpu: str
+    """Host and bus address of the GPU; empty for the processor."""
+
+    def reaches(self, array: Any) -> bool:
+        """Whether `array` can be one of the device's vectors, or a packed buffer other than NumPy's."""
+
+    def empty(self, length: int, dtype: np.dtype) -> Any:
+        """An array in the device's memory, of any values."""
+
+    def pin(self, buffers: Sequence[np.ndarray]) -> str:
+        """Prepare packed buffers of one mapping, in order of address, for fast copies; returns why not."""
+
+    def pack(self, vectors: Vectors, op: str, start: int, stop: int, packed: Any) -> Wait:
+        """Start: `packed` becomes `op` ('sum', 'max', 'min') over elements `start:stop` of the vectors."""
+
+    def unpack(self, packed: Any, divisor: int, vectors: Vectors, start: int, stop: int) -> Wait:
+        """Start: elements `start:stop` of all vectors become `packed` over `divisor`."""
+
+    def close(self) -> None:
+        """Release what is held."""
+
+
+class HostDevice:
+    """The processor as a device, for vectors that are NumPy arrays: a thread works beside the caller's."""
+
+    gpu = ""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "hybridps-device")
+
+    def reaches(self, array: Any) -> bool:
+        return isinstance(array, np.ndarray)
+
+    def empty(self, length: int, dtype: np.dtype) -> np.ndarray:
+        return np.empty(length, dtype)
+
+    def pin(self, buffers: Sequence[np.ndarray]) -> str:
+        return ""  # the processor copies by itself: no page has to stay where it is
+
+    def pack(self, vectors: Vectors, op: str, start: int, stop: int, packed: np.ndarray) -> Wait:
+        return self._thread.submit(_pack, vectors, op, start, stop, packed).result
+
+    def unpack(self, packed: np.ndarray, divisor: int, vectors: Vectors, start: int, stop: int) -> Wait:
+        return self._thread.submit(_unpack, packed, divisor, vectors, start, stop).result
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+def _pack(vectors: Vectors, op: str, start: int, stop: int, packed: np.ndarray) -> None:
+    for part, arrays in _segments(vectors, start, stop):
+        total = packed[part]
+        np.copyto(total, arrays[0], casting="unsafe")
+        for array in arrays[1:]:
+            OPERATIONS[op](total, array, out=total)
+
+
+def _unpack(packed: np.ndarray, divisor: int, vectors: Vectors, start: int, stop: int) -> None:
+    if divisor != 1:
+        np.divide(packed, divisor, out=packed)
+    for part, arrays in _segments(vectors, start, stop):
+        for array in arrays:
+            np.copyto(array, packed[part], casting="unsafe")
+
+
+def _segments(vectors: Vectors, start: int, stop: int) -> Iterator[tuple[slice, list[np.ndarray]]]:
+    """Where elements `start:stop` lie: a part of the packed buffer, and for each vector the piece of its array."""
+    for number, (begin, end) in enumerate(zip(vectors.starts, vectors.starts[1:], strict=False)):
+        first, last = max(begin, start), min(end, stop)
+        if first < last:
+            pieces = [vector[number][first - begin : last - begin] for vector in vectors.arrays]
+            yield slice(first - start, last - start), pieces

@@ -1,0 +1,106 @@
+"""Collectives of GPUs over NCCL: one rank for each GPU."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import cupy
+import msgspec
+import numpy as np
+from cupy.cuda import nccl
+
+from hybridps.errors import DeadlineError, GroupError
+from hybridps.mpi_groups.group import Group, Operation
+
+OPERATION = {"sum": nccl.NCCL_SUM, "max": nccl.NCCL_MAX, "min": nccl.NCCL_MIN} if nccl.available else {}
+
+_TYPE_NAMES = {"float32": "NCCL_FLOAT32", "float64": "NCCL_FLOAT64", "int32": "NCCL_INT32", "int64": "NCCL_INT64"}
+
+
+def missing() -> str:
+    """Why NCCL cannot be used by this process; empty if it can."""
+    return "" if nccl.available else "the NCCL library is not installed: pip install nvidia-nccl-cu12"
+
+
+class NcclGroup:
+    """The collectives of a Group on CuPy arrays of GPU `number`, which no other rank uses.
+
+    Made from a `Group`, over which its ranks agree. Raises DeadlineError where a rank does not come to a collective
+    in time, and GroupError for what NCCL reports; it cannot be used after that.
+    """
+
+    def __init__(self, group: Group, number: int, deadline_seconds: float) -> None:
+        self.rank = group.rank
+        self.size = group.size
+        self.bytes_moved = 0
+        self.deadline_seconds = deadline_seconds
+        own = list(nccl.get_unique_id()) if group.rank == 0 else []
+        identity = msgspec.json.decode(group.allgather_bytes(msgspec.json.encode(own))[0], type=list[int])
+        # CuPy gives and takes it as bytes from version 14 on.
+        kind = bytes if int(cupy.__version__.partition(".")[0]) >= 14 else tuple
+        with cupy.cuda.Device(number):
+            self._stream = cupy.cuda.Stream(non_blocking=True)
+            self._communicator = nccl.NcclCommunicator(group.size, kind(identity), group.rank)
+
+    def allreduce_(self, array: cupy.ndarray, op: Operation = "sum") -> None:
+        self._start(array, "allReduce", array, array, array.size, _type(array), OPERATION[op])
+
+    def broadcast_(self, array: cupy.ndarray, root: int = 0) -> None:
+        self._start(array, "broadcast", array, array, array.size, _type(array), root)
+
+    def reduce_scatter(self, array: cupy.ndarray, out: cupy.ndarray, counts: list[int]) -> None:
+        """NCCL's own knows equal parts only: a reduction for each part, all at once."""
+        start = 0
+        nccl.groupStart()
+        for rank, count in enumerate(counts):
+            part = array[start : start + count]
+            self._call("reduce", part, out if rank == self.rank else part, count, _type(array), nccl.NCCL_SUM, rank)
+            start += count
+        nccl.groupEnd()
+        self._wait(array)
+
+    def allgather(self, array: cupy.ndarray, out: cupy.ndarray, counts: list[int]) -> None:
+        """NCCL's own knows equal parts only: a broadcast for each part, all at once."""
+        start = 0
+        nccl.groupStart()
+        for rank, count in enumerate(counts):
+            part = out[start : start + count]
+            self._call("broadcast", array if rank == self.rank else part, part, count, _type(array), rank)
+            start += count
+        nccl.groupEnd()
+        self._wait(array)
+
+    def free(self) -> None:
+        self._communicator.destroy()
+
+    def _start(self, array: cupy.ndarray, name: str, *arguments: Any) -> None:
+        self._call(name, *arguments)
+        self._wait(array)
+
+    def _call(self, name: str, source: cupy.ndarray, target: cupy.ndarray, *rest: int) -> None:
+        with source.device:
+            getattr(self._communicator, name)(source.data.ptr, target.data.ptr, *rest, self._stream.ptr)
+
+    def _wait(self, array: cupy.ndarray) -> None:
+        """Until the stream has done all. NCCL itself waits for ever for a rank that is gone."""
+        self.bytes_moved += array.nbytes
+        end = time.monotonic() + self.deadline_seconds
+        pause = 1e-5
+        with array.device:
+            event = self._stream.record(cupy.cuda.Event(disable_timing=True))
+        while not event.done:
+            try:
+                self._communicator.check_async_error()
+            except nccl.NcclError as error:
+                self._communicator.abort()
+                raise GroupError(f"rank {self.rank}: NCCL ended a collective: {error}") from None
+            if time.monotonic() > end:
+                self._communicator.abort()
+                raise DeadlineError(f"rank {self.rank} waited {self.deadline_seconds:g} s for the other GPUs in NCCL")
+            time.sleep(pause)
+            pause = min(2 * pause, 1e-3)
+
+
+def _type(array: cupy.ndarray) -> int:
+    return int(getattr(nccl, _TYPE_NAMES[np.dtype(array.dtype).name]))

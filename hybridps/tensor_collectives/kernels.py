@@ -1,0 +1,269 @@
+"""Compiled loops over rows of memory, block by block, so that what is read once is still in cache when it is written.
+
+`rows` are C-contiguous, of shape (rows, elements), of float32, float64, int32, int64, or of bits: uint16 holds
+float16 and int16 holds bfloat16, which are combined in float32 and rounded once. Rows are combined in their order, so
+the result does not depend on who combines them. Nothing here holds the interpreter lock.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, overload
+
+from hybridps.tensor_collectives.barrier import wait_for_all
+
+SUM, MAX, MIN = 0, 1, 2
+CODE = {"sum": SUM, "mean": SUM, "max": MAX, "min": MIN}
+"""Of each operation; a mean is a sum with a divisor."""
+
+BLOCK = 2048
+"""Elements combined at a time: a block of several rows fits into the first cache."""
+
+BITS_OF = {"float16": "uint16", "bfloat16": "int16"}
+"""The dtype of rows of bits for each dtype that is combined in float32."""
+
+DONE, NOT_ALL_CAME, NOT_ALL_DONE = 0, 1, 2
+
+_WORD = ir.IntType(32)
+
+
+@intrinsic  # type: ignore[misc]
+def _from_half(typing_context: Any, bits: Any) -> Any:
+    """The float32 of the bits of a float16."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), generate
+
+
+@intrinsic  # type: ignore[misc]
+def _to_half(typing_context: Any, value: Any) -> Any:
+    """The bits of the float16 nearest to a float32; ties go to even."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(types.float32), generate
+
+
+@intrinsic  # type: ignore[misc]
+def _from_brain(typing_context: Any, bits: Any) -> Any:
+    """The float32 of the bits of a bfloat16, which are its upper half."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(builder.shl(builder.zext(arguments[0], _WORD), _WORD(16)), ir.FloatType())
+
+    return types.float32(types.int16), generate
+
+
+@intrinsic  # type: ignore[misc]
+def _to_brain(typing_context: Any, value: Any) -> Any:
+    """The bits of the bfloat16 nearest to a float32; ties go to even, what is no number stays none."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = builder.bitcast(arguments[0], _WORD)
+        odd = builder.and_(builder.lshr(bits, _WORD(16)), _WORD(1))
+        rounded = builder.add(bits, builder.add(odd, _WORD(0x7FFF)))
+        kept = builder.select(builder.fcmp_unordered("uno", *[arguments[0]] * 2), _WORD(0x7FC00000), rounded)
+        return builder.trunc(builder.lshr(kept, _WORD(16)), ir.IntType(16))
+
+    return types.int16(types.float32), generate
+
+
+def _decode(stored: Any) -> Any:
+    """The number that an element of a row stands for."""
+    raise NotImplementedError("compiled code only")
+
+
+def _encode(value: Any, row: Any) -> Any:
+    """The element of `row` that stands for a number."""
+    raise NotImplementedError("compiled code only")
+
+
+def _begin(rows: Any, first: Any, start: Any, stop: Any, scratch: Any) -> Any:
+    """Where a block is combined, with the numbers of row 0 in it: row 0 itself where that is a target, else scratch."""
+    raise NotImplementedError("compiled code only")
+
+
+def _after_begin(rows: Any, first: Any) -> Any:
+    """The first of the rows from `first` on that does not have the result yet, where `_begin` has said where."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(_decode, inline="always")  # type: ignore[misc]
+def _decode_of(stored):  # type: ignore[no-untyped-def]
+    if stored == types.uint16:
+        return lambda stored: _from_half(stored)
+    if stored == types.int16:
+        return lambda stored: _from_brain(stored)
+    return lambda stored: stored
+
+
+@overload(_encode, inline="always")  # type: ignore[misc]
+def _encode_of(value, row):  # type: ignore[no-untyped-def]
+    if row.dtype == types.uint16:
+        return lambda value, row: _to_half(value)
+    if row.dtype == types.int16:
+        return lambda value, row: _to_brain(value)
+    return lambda value, row: value
+
+
+@overload(_begin)  # type: ignore[misc]
+def _begin_of(rows, first, start, stop, scratch):  # type: ignore[no-untyped-def]
+    def of_exact(rows, first, start, stop, scratch):  # type: ignore[no-untyped-def]
+        if first == 0:
+            return rows[0, start:stop]
+        total = scratch[: stop - start]
+        decode(rows[0, start:stop], total)
+        return total
+
+    def of_bits(rows, first, start, stop, scratch):  # type: ignore[no-untyped-def]
+        total = scratch[: stop - start]
+        decode(rows[0, start:stop], total)
+        return total
+
+    return of_exact if rows.dtype == scratch.dtype else of_bits
+
+
+@overload(_after_begin)  # type: ignore[misc]
+def _after_begin_of(rows, first):  # type: ignore[no-untyped-def]
+    if rows.dtype in (types.uint16, types.int16):
+        return lambda rows, first: first
+    return lambda rows, first: max(first, 1)
+
+
+@njit(nogil=True, cache=True)  # type: ignore[misc]
+def accumulate_(total, row, op):  # type: ignore[no-untyped-def]
+    """`total` becomes `op` of itself and `row`; what is no number wins, as in NumPy."""
+    if op == SUM:
+        for i in range(total.size):
+            total[i] += _decode(row[i])
+    elif op == MAX:
+        for i in range(total.size):
+            value = _decode(row[i])
+            total[i] = value if value > total[i] or value != value else total[i]
+    else:
+        for i in range(total.size):
+            value = _decode(row[i])
+            total[i] = value if value < total[i] or value != value else total[i]
+
+
+@njit(nogil=True, cache=True)  # type: ignore[misc]
+def encode(values, row):  # type: ignore[no-untyped-def]
+    """`row` becomes `values`, rounded if the row has bits."""
+    for i in range(row.size):
+        row[i] = _encode(values[i], row)
+
+
+@njit(nogil=True, cache=True)  # type: ignore[misc]
+def decode(row, out):  # type: ignore[no-untyped-def]
+    """`out` becomes the numbers of `row`."""
+    for i in range(out.size):
+        out[i] = _decode(row[i])
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def _add_rows(total, rows, start, stop):  # type: ignore[no-untyped-def]
+    """Add the rows after the first one, three in one pass."""
+    r = 1
+    while r + 2 < rows.shape[0]:
+        a, b, c = rows[r, start:stop], rows[r + 1, start:stop], rows[r + 2, start:stop]
+        for i in range(total.size):
+            total[i] = total[i] + _decode(a[i]) + _decode(b[i]) + _decode(c[i])
+        r += 3
+    while r < rows.shape[0]:
+        accumulate_(total, rows[r, start:stop], SUM)
+        r += 1
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def _combine_block(total, rows, op, start, stop):  # type: ignore[no-untyped-def]
+    """`total`, which is row 0, becomes `op` over all rows."""
+    if op == SUM:
+        _add_rows(total, rows, start, stop)
+    else:
+        for r in range(1, rows.shape[0]):
+            accumulate_(total, rows[r, start:stop], op)
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def _divide(total, divisor):  # type: ignore[no-untyped-def]
+    if divisor > 1:
+        for i in range(total.size):
+            total[i] /= divisor
+
+
+@njit(nogil=True, cache=True)  # type: ignore[misc]
+def combine_(rows, op, divisor, start, stop, first, last, scratch):  # type: ignore[no-untyped-def]
+    """Elements `start:stop` of rows `first:last` become `op` over all rows, over `divisor`.
+
+    `scratch`: `BLOCK` elements, float32 for rows of bits, else of the rows' dtype.
+    """
+    for begin in range(start, stop, BLOCK):
+        end = min(begin + BLOCK, stop)
+        total = _begin(rows, first, begin, end, scratch)
+        _combine_block(total, rows, op, begin, end)
+        _divide(total, divisor)
+        for r in range(_after_begin(rows, first), last):
+            encode(total, rows[r, begin:end])
+
+
+@njit(nogil=True, cache=True)  # type: ignore[misc]
+def fold(rows, op, start, stop, out):  # type: ignore[no-untyped-def]
+    """`out` becomes `op` over elements `start:stop` of all rows. It may be these elements of row 0."""
+    for begin in range(start, stop, BLOCK):
+        end = min(begin + BLOCK, stop)
+        total = out[begin - start : end - start]
+        decode(rows[0, begin:end], total)
+        _combine_block(total, rows, op, begin, end)
+
+
+@njit(nogil=True, cache=True)  # type: ignore[misc]
+def spread(total, divisor, rows, start, stop, first, last):  # type: ignore[no-untyped-def]
+    """Elements `start:stop` of rows `first:last` become `total` over `divisor`; `total` is divided too."""
+    for begin in range(start, stop, BLOCK):
+        end = min(begin + BLOCK, stop)
+        block = total[begin - start : end - start]
+        _divide(block, divisor)
+        for r in range(first, last):
+            encode(block, rows[r, begin:end])
+
+
+@njit(nogil=True, cache=True)  # type: ignore[misc]
+def meet_and_combine_(  # type: ignore[no-untyped-def]
+    counters, stride, mine, met, tries, rows, op, divisor, start, stop, first, last, scratch
+):
+    """Meet the other ranks of the node, do `combine_`, meet again. One call: small ones take a microsecond.
+
+    `met`: the count of the first meeting. Returns `DONE`, `NOT_ALL_CAME` (nothing is done yet but to count in), or
+    `NOT_ALL_DONE` (of the others).
+    """
+    if wait_for_all(counters, stride, mine, met, tries) >= 0:
+        return NOT_ALL_CAME
+    combine_(rows, op, divisor, start, stop, first, last, scratch)
+    if wait_for_all(counters, stride, mine, met + 1, tries) >= 0:
+        return NOT_ALL_DONE
+    return DONE
+
+
+def prepare(rows: np.ndarray, scratch: np.ndarray) -> None:
+    """Compile for rows of this dtype now, while nobody waits: the first time it takes seconds."""
+    counters = np.zeros(8, np.int64)
+    meet_and_combine_(counters, 8, 0, 0, 1, rows, SUM, 1, 0, 0, 0, 0, scratch)
+    combine_(rows, SUM, 1, 0, 0, 0, 0, scratch)
+    fold(rows, SUM, 0, 0, scratch)
+    spread(scratch, 1, rows, 0, 0, 0, 0)
+    for bits in (scratch[:0], np.zeros(0, np.uint16)):  # as it is, and as float16 on the wire
+        accumulate_(scratch[:0], bits, SUM)
+        encode(scratch[:0], bits)
+        decode(bits, scratch[:0])
+
+
+def exact_dtype(rows: np.ndarray) -> np.dtype:
+    """What rows are combined in: float32 if they hold bits."""
+    return np.dtype(np.float32) if rows.dtype.name in BITS_OF.values() else rows.dtype

@@ -1,0 +1,114 @@
+"""Measure which collective algorithm is fastest for which size: `python -m hybridps -m hybridps.tune FILE`.
+
+Run by all ranks of a group; `hybridps tune` starts it. The table in FILE gets the rows for these ranks and nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import numpy as np
+
+from hybridps.config import tuning_file
+from hybridps.errors import ConfigError, LayoutError
+from hybridps.job import open_job
+from hybridps.tensor_collectives import Chooser, Entry, Levels, Tensor, Tuning, allreduce_
+from hybridps.tensor_collectives.choice import ANY_SIZE, VERSION, Algorithm
+
+SIZES = tuple(4096 * 4**power for power in range(8))
+"""Bytes: 4 KB to 64 MB."""
+
+CHUNKS = (256 << 10, 1 << 20, 4 << 20)
+
+REPEATS = 7
+LONGEST_SECONDS = 2.0
+"""Repeats of one candidate end after so long."""
+
+
+def main(path: Path) -> None:
+    """Measure, and write the table. Every rank of the job calls this."""
+    with open_job() as job:
+        levels = job.algorithm().levels
+        if levels.note:
+            raise LayoutError(f"there is nothing to choose from without shared memory: {levels.note}").on_all_ranks()
+        entries = measure(levels, say=job.worker == 0)
+        if job.worker == 0:
+            merged(path, entries).write(path)
+            print(f"hybridps: wrote {path}", file=sys.stderr)
+
+
+def measure(levels: Levels, sizes: Sequence[int] = SIZES, say: bool = False) -> list[Entry]:
+    """The fastest of all candidates for each size. All ranks of the group call it."""
+    ranks, nodes = levels.group.size, len(levels.members)
+    before = levels.chooser
+    best = []
+    for nbytes in sizes:
+        tensor = levels.tensor(nbytes // 4, "float32")
+        timed = []
+        for algorithm, chunk_bytes in candidates(nodes, nbytes):
+            levels.choose_by(Chooser(ranks, nodes, forced=algorithm, chunk_bytes=chunk_bytes))
+            timed.append(Entry(ranks, nodes, nbytes, algorithm, chunk_bytes, round(_microseconds(tensor, levels), 1)))
+        best.append(min(timed, key=lambda entry: entry.microseconds or 0.0))
+        if say:
+            others = ", ".join(f"{e.algorithm} ({e.chunk_bytes >> 10} KB) {e.microseconds:g}" for e in timed)
+            print(f"{nbytes} bytes: {best[-1].algorithm}; microseconds: {others}", file=sys.stderr, flush=True)
+    levels.choose_by(before)
+    return best
+
+
+def candidates(nodes: int, nbytes: int) -> list[tuple[Algorithm, int]]:
+    """What is worth trying: an algorithm, and a size of chunks where that makes a difference."""
+    if nodes == 1:
+        return [("flat", CHUNKS[0]), ("node", CHUNKS[0])]
+    between: tuple[Algorithm, ...] = ("library", "ring", "halving_doubling")
+    between += ("multi_ring",) if nodes > 2 else ()
+    chunks = [chunk for chunk in CHUNKS if chunk <= max(nbytes, CHUNKS[0])]
+    return [("flat", CHUNKS[0]), *((algorithm, chunk) for algorithm in between for chunk in chunks)]
+
+
+def merged(path: Path, best: Sequence[Entry]) -> Tuning:
+    """The table at `path`, with `best` in the place of what it had for the same ranks and nodes.
+
+    Sizes in a row with the same choice become one; a choice holds up to twice its size, halfway to the next one.
+    """
+    runs = [list(same) for _, same in groupby(best, key=lambda entry: (entry.algorithm, entry.chunk_bytes))]
+    entries = [msgspec.structs.replace(same[-1], up_to_bytes=2 * same[-1].up_to_bytes) for same in runs]
+    entries[-1] = msgspec.structs.replace(entries[-1], up_to_bytes=ANY_SIZE)
+    try:
+        kept = Tuning.read(path).entries if path.exists() else ()
+    except ConfigError as error:
+        print(f"hybridps: begins anew: {error}", file=sys.stderr)
+        kept = ()
+    shape = (best[0].ranks, best[0].nodes)
+    others = [entry for entry in kept if (entry.ranks, entry.nodes) != shape]
+    machine = f"{socket.gethostname()}, {os.cpu_count()} cores"
+    return Tuning(VERSION, machine, (*others, *entries))
+
+
+def _microseconds(tensor: Tensor, levels: Levels) -> float:
+    """The median over repeats of what the slowest rank took."""
+    group = levels.group
+    allreduce_(tensor, group)
+    taken: list[float] = []
+    while len(taken) < REPEATS and sum(taken) < LONGEST_SECONDS:
+        group.barrier()
+        repeats = max(1, min(32, (1 << 20) // tensor.vectors[0].nbytes))
+        began = time.perf_counter()
+        for _ in range(repeats):
+            allreduce_(tensor, group)
+        slowest = np.array([(time.perf_counter() - began) / repeats])
+        group.allreduce_(slowest, "max")  # the same on all ranks, so that all end together
+        taken.append(float(slowest[0]))
+    return 1e6 * median(taken)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if sys.argv[1:] else tuning_file())

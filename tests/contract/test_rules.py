@@ -1,0 +1,140 @@
+"""What every rule does: its compiled form is its NumPy form bit for bit, whatever the groups and the length."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from hybridps.errors import HybridPSError
+from hybridps.memory import Layout
+from hybridps.ps import wire
+from hybridps.ps.clocks import BoundedStale, BulkSynchronous, FreeRunning
+from hybridps.ps.rules import (
+    SGD,
+    Adam,
+    AnyRule,
+    Elastic,
+    ElasticTogether,
+    Mean,
+    Momentum,
+    Nesterov,
+    Outer,
+    Sum,
+    add_up_,
+    apply_,
+)
+from hybridps.ps.terms import Terms
+
+RULES = [
+    Sum(),
+    Mean(),
+    SGD(rate=0.1, rescale=0.25, weight_decay=1e-3),
+    Momentum(rate=0.1, rescale=0.25, weight_decay=1e-3),
+    Nesterov(rate=0.1, rescale=0.25, weight_decay=1e-3),
+    Adam(rate=0.01, rescale=0.25, weight_decay=1e-3),
+    Elastic(0.3),
+    ElasticTogether(0.3),
+    Outer(),
+]
+LENGTHS = (0, 1, 7, 4095, 4096, 4097, 12_301)
+ROUNDS = 4
+
+
+def test_every_rule_is_here():
+    assert {type(rule) for rule in RULES} == set(AnyRule.__args__)
+
+
+def groups_of(rule):
+    return (1,) if rule.alone else (1, 2, 3, 4, 5, 7)
+
+
+def numpy_round(rule, sources, centre, state, step):
+    """The round by the rule's NumPy form; returns the answer."""
+    total = sources[0].copy()
+    for source in sources[1:]:
+        total += source
+    wide = np.result_type(centre.dtype, np.float32).type
+    rule.complete_(centre, total, state, tuple(map(wide, rule.numbers(step, len(sources)))))
+    return total
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_compiled_and_numpy_have_the_same_bits(rule, dtype):
+    if dtype not in rule.dtypes:
+        pytest.skip(f"{type(rule).__name__} is not computed in {dtype}")
+    rng = np.random.default_rng(0)
+    for length in LENGTHS:
+        for groups in groups_of(rule):
+            centre = rng.standard_normal(length).astype(dtype)
+            state = [np.zeros(length, dtype) for _ in range(rule.states)]
+            expected, memory = centre.copy(), [array.copy() for array in state]
+            for step in range(1, ROUNDS + 1):
+                sources = [rng.standard_normal(length).astype(dtype) for _ in range(groups)]
+                answer = numpy_round(rule, sources, expected, memory, step)
+                apart = np.empty(length, dtype)
+                # Each group's values are overwritten by the answer, as in shared memory.
+                apply_(rule, sources, [*sources, apart], centre, state, step=step, values=groups)
+                for found in (*sources, apart):
+                    np.testing.assert_array_equal(found, answer)
+                np.testing.assert_array_equal(centre, expected)
+                for found, wanted in zip(state, memory, strict=True):
+                    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_nothing_but_the_chunk_is_touched(rule):
+    guard, length = 64, 5000
+    arrays = [np.full(length + 2 * guard, 3, np.float32) for _ in range(3 + rule.states)]
+    chunk = [array[guard:-guard] for array in arrays]
+    source, target, centre, *state = chunk
+    apply_(rule, [source], [target], centre, state, step=1, values=1)
+    for array in arrays:
+        assert (array[:guard] == 3).all()
+        assert (array[-guard:] == 3).all()
+    assert (source == 3).all()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_sums_made_before_change_no_bit(rule):
+    """Values that are streamed are added up four at a time, and the rest at the end."""
+    if rule.alone:
+        pytest.skip("every value is a round of its own")
+    rng = np.random.default_rng(1)
+    sources = [rng.standard_normal(999).astype(np.float32) for _ in range(9)]
+    results = []
+    for streamed in (0, 4, 8):
+        total = np.empty(999, np.float32)
+        left = sources
+        for begin in range(0, streamed, 4):
+            add_up_(total, [total] * bool(begin) + sources[begin : begin + 4])
+            left = [total, *sources[begin + 4 :]]
+        centre, state = np.ones(999, np.float32), [np.ones(999, np.float32) for _ in range(rule.states)]
+        apply_(rule, left, [], centre, state, step=3, values=9)
+        results.append((centre, state))
+    for centre, state in results[1:]:
+        np.testing.assert_array_equal(centre, results[0][0])
+        np.testing.assert_array_equal(state, results[0][1])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_a_replacing_answer_is_absorbed_as_it_is(rule):
+    values, answer = np.arange(5, dtype=np.float32), np.full(5, 2, np.float32)
+    expected = answer.copy()
+    rule.absorb_(values, answer)
+    assert np.array_equal(values, expected) == rule.replaces
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("clock", [BulkSynchronous(), BoundedStale(2), FreeRunning()], ids=lambda c: type(c).__name__)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_terms_travel_or_are_refused(rule, clock, dtype):
+    terms = Terms(Layout.of(dtype, {"w": (5,)}), rule, clock, 1024, 0, 1)
+    if isinstance(clock, rule.clocks) and dtype in rule.dtypes:
+        terms.check()
+    else:
+        with pytest.raises(HybridPSError, match=type(rule).__name__):
+            terms.check()
+    request = wire.Register(1, "w", terms, False)
+    assert msgspec.msgpack.decode(wire.encode(request), type=wire.Request) == request

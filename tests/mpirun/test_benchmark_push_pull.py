@@ -1,0 +1,106 @@
+"""The benchmarks of the parameter server: what they write, and that results are checked. Never how fast anything is."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import subprocess
+import sys
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import environment
+
+TOP = Path(__file__).parents[2]
+sys.path.insert(0, str(TOP))
+
+from benchmarks import ablation, exchanges, push_pull  # noqa: E402
+
+
+def start(module: str, *options: str, seconds: float = 200) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", f"benchmarks.{module}", *options]
+    return subprocess.run(
+        command, cwd=TOP, env=environment(), capture_output=True, text=True, timeout=seconds, check=False
+    )
+
+
+def run(module: str, folder: Path, *options: str) -> list[dict[str, Any]]:
+    file = folder / "results.json"
+    done = start(module, *options, "--json", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(file.read_text())
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("rule", exchanges.RULES)
+def test_json(tmp_path: Path, rule: str) -> None:
+    options = ["--workers", "2", "--servers", "2", "--cases", "small_keys,one_key", "--rounds", "2", "--rule", rule]
+    found = run("push_pull", tmp_path, *options)
+    assert [(result["case"], result["bytes"]) for result in found] == [("small_keys", 404_896), ("one_key", 16 << 20)]
+    for result in found:
+        assert (result["workers"], result["groups"], result["servers"], result["rule"]) == (2, 2, 2, rule)
+        assert set(result["seconds"]) == set(exchanges.OURS)
+        for name, seconds in result["seconds"].items():
+            assert result["exchanges_per_second"][name] == pytest.approx(1 / seconds)
+            assert result["bytes_per_second_per_worker"][name] == pytest.approx(result["bytes"] / seconds)
+            assert result["server_cpu_seconds"][name] > 0
+        assert result["ratios"] == {}
+
+
+@pytest.mark.timeout(240)
+def test_groups_of_several_workers(tmp_path: Path) -> None:
+    options = ["--workers", "3", "--groups", "2", "--cases", "small_keys", "--rounds", "2"]
+    (result,) = run("push_pull", tmp_path, *options, "--contenders", "hybridps_shm,hybridps_tcp")
+    assert (result["workers"], result["groups"]) == (3, 2)
+    assert set(result["seconds"]) == {"hybridps_shm", "hybridps_tcp"}
+
+
+@pytest.mark.mxnet
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(util.find_spec("mxnet") is None, reason="MXNet is not installed")
+def test_beside_mxnet(tmp_path: Path) -> None:
+    options = ["--workers", "2", "--cases", "small_keys", "--rounds", "2", "--peer", "mxnet"]
+    (result,) = run("push_pull", tmp_path, *options, "--contenders", "hybridps_shm")
+    assert set(result["seconds"]) == {"hybridps_shm", *exchanges.PEERS}
+    for name in exchanges.PEERS:
+        ratio = result["seconds"][name] / result["seconds"]["hybridps_shm"]
+        assert result["ratios"][name]["hybridps_shm"] == pytest.approx(ratio)
+
+
+@pytest.mark.timeout(120)
+def test_rules(tmp_path: Path) -> None:
+    found = run("rules", tmp_path, "--size", "100K", "--chunk", "16K", "--rounds", "2", "--groups", "3")
+    assert {result["case"] for result in found} >= {"sum", "momentum", "adam", "elastic"}
+    for result in found:
+        assert set(result["seconds"]) == {"fused", "numpy", "numpy_chunks"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--peer", "mxmet"], "'mxmet' is unknown: use mxnet"),
+        (["--rule", "product"], "'product' is unknown: use momentum, sum"),
+        (["--workers", "2", "--groups", "3"], "2 workers cannot be in 3 groups"),
+        (["--chunk", "10"], "'10' is no size"),
+        (["--contenders", "hybridps_rdma"], "'hybridps_rdma' is unknown"),
+    ],
+)
+def test_wrong_options(options: list[str], message: str) -> None:
+    done = start("push_pull", *options, seconds=60)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_plot_of_the_ablation(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    chosen = ablation.variants()
+    seconds = {variant.name: 1e-3 * (1 + number) for number, variant in enumerate(chosen)}
+    ablation.plot({"seconds": seconds, "workers": 2, "hardware": {"cores": 2}}, chosen, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_examples() -> None:
+    failed, tried = doctest.testmod(push_pull)
+    assert (failed, tried > 0) == (0, True)
