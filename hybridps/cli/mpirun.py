@@ -136,6 +136,17 @@ def root_environment() -> dict[str, str]:
     return dict.fromkeys(names, "1")
 
 
+def session_environment(environ: Mapping[str, str], folder: str) -> dict[str, str]:
+    """Tells Open MPI 5's mpirun to keep its session files in `folder`, unless the user has told it where.
+
+    Else it keeps them under its process id in the system's folder, where a killed mpirun leaves them behind; a later
+    one that gets the same process id then ends with "listener thread failed to start".
+    """
+    if any(name.startswith("PRTE_MCA_prte") and "tmpdir_base" in name for name in environ):
+        return {}
+    return {"PRTE_MCA_prte_local_tmpdir_base": folder}
+
+
 def without_rank_marks(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables without those that tell a process that it is itself a rank, as children shall not take after us."""
     marks = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI_", "PMIX_", "PRTE_", "MV2_COMM_WORLD_")

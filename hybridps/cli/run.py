@@ -11,7 +11,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 
-from hybridps.cli.mpirun import Mpirun, find_mpirun, rank_environment, root_environment, without_rank_marks
+from hybridps.cli.mpirun import (
+    Mpirun,
+    find_mpirun,
+    rank_environment,
+    root_environment,
+    session_environment,
+    without_rank_marks,
+)
 from hybridps.cli.output import Screen
 from hybridps.cli.plan import GroupLaunch, Launch, Wish, child_environment, make_launch
 from hybridps.cli.processes import Child, Processes
@@ -57,16 +64,18 @@ class Launcher:
 
     def run(self) -> int:
         before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        stay = ExitStack()
         try:
             with ExitStack() as stack:
                 if self._launch.makes_keys:
                     self._make_keys(Path(stack.enter_context(TemporaryDirectory(prefix="hybridps-"))))
                 # The servers read their keys before they say their addresses.
                 self._start_servers()
-            self._start_groups()
+            self._start_groups(stay.enter_context(TemporaryDirectory(prefix="hybridps-", ignore_cleanup_errors=True)))
             self._processes.until(lambda: bool(self._signals) or self._misused or not _running(self._groups))
         finally:
             self._stop()
+            stay.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
         if self._signals:
@@ -117,7 +126,8 @@ class Launcher:
         if match := _SERVING.match(line):
             self._addresses[name] = match[1]
 
-    def _start_groups(self) -> None:
+    def _start_groups(self, folder: str) -> None:
+        """`folder`: where mpirun keeps files of its own, until the end."""
         if self._signals:
             return
         addresses = [self._addresses[server.name] for server in self._servers]
@@ -125,6 +135,7 @@ class Launcher:
         workers = self._launch.workers_on_a_host
         cores = len(os.sched_getaffinity(0))
         shared |= rank_environment(shared, cores, workers, workers + len(self._servers)) | root_environment()
+        shared |= session_environment(shared, folder)
         for group in self._launch.groups:
             self._groups.append(self._start_group(group, shared, addresses))
 

@@ -122,9 +122,9 @@ def test_a_group_fails_with_one_message_and_the_other_goes_on(script: Path, what
 class Launched:
     """A launcher whose ranks are all up, and everything that it started."""
 
-    def __init__(self, command: list[str], ranks: int) -> None:
+    def __init__(self, command: list[str], ranks: int, extra: dict[str, str] | None = None) -> None:
         self.popen = subprocess.Popen(
-            command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, env=environment() | (extra or {}), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         assert self.popen.stdout is not None
         self.output = self.popen.stdout
@@ -153,7 +153,7 @@ class Launched:
 
 @pytest.fixture
 def launched(script: Path) -> Iterator[Launched]:
-    process = Launched(command_line(script, "wait", *TWO_GROUPS), ranks=4)
+    process = Launched(command_line(script, "wait", *TWO_GROUPS), ranks=4, extra={"TMPDIR": str(script.parent)})
     yield process
     process.clean()
 
@@ -170,12 +170,14 @@ def test_a_killed_launcher_leaves_no_process_behind(launched: Launched) -> None:
     assert launched.end()[0] == -signal.SIGKILL
 
 
-def test_a_killed_mpirun_leaves_no_rank_behind(launched: Launched) -> None:
+def test_a_killed_mpirun_leaves_no_rank_and_no_file_behind(launched: Launched, script: Path) -> None:
+    assert len(list(script.parent.glob("hybridps-*/ompi.*"))) == 2, "where mpirun keeps its files"
     for mpirun in psutil.Process(launched.popen.pid).children():
         mpirun.kill()
     status, output = launched.end()
     assert status == 137
     assert output.count("ended with exit status 137 (killed by signal 9)") == 2
+    assert list(script.parent.iterdir()) == [script]
 
 
 def test_ranks_that_ignore_the_interrupt_are_ended() -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+_SESSIONS = tempfile.mkdtemp(prefix="hybridps-tests-")
+"""Holds mpirun's own files, a folder for each start: a killed one leaves its files to the next with its process id."""
+atexit.register(shutil.rmtree, _SESSIONS, ignore_errors=True)
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -15,7 +22,8 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
         name: text for name, text in os.environ.items() if not name.startswith(("HYBRIDPS_", "OMPI_", "PMIX_", "PRTE_"))
     }
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
-    return kept | root | {"OMP_NUM_THREADS": "1"} | dict(extra or {})
+    session = {"PRTE_MCA_prte_local_tmpdir_base": tempfile.mkdtemp(dir=_SESSIONS)}
+    return kept | root | session | {"OMP_NUM_THREADS": "1"} | dict(extra or {})
 
 
 def command(ranks: int, arguments: Sequence[str]) -> list[str]:
