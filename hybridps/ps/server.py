@@ -21,6 +21,7 @@ from hybridps.ps.fair import FairQueue
 from hybridps.ps.keys import AllowList
 from hybridps.ps.listening import check_local, listen, memory_of_host
 from hybridps.ps.members import Member, Members, UnknownClientError
+from hybridps.ps.observer import Observer
 from hybridps.ps.owners import Owners
 from hybridps.ps.requests import Regions, carry_out, cost_bytes
 from hybridps.ps.rules.finite import NotFiniteError
@@ -85,6 +86,7 @@ class Server:
         self._accounts = Accounts(allowed, self._shard.budget)
         self._queue = FairQueue()
         self._members = Members(lost_seconds)
+        self._observer: Observer | None = None
         self.refused = 0
         """Number of requests that were refused."""
         self._stopping = threading.Event()
@@ -122,9 +124,16 @@ class Server:
                 self._serve_waiting()
                 self._tell_done(self._owners.collect())
                 self._tell_done(self._owners.work())
+                if self._observer is not None:
+                    self._observer.look(time.monotonic(), self._owners.backlog, self.refused, self._door.refused)
         finally:
             self._owners.close()
             self.close()
+
+    def observe(self) -> Observer:
+        """Have snapshots made while it runs."""
+        self._observer = Observer(self._accounts, self._members, self._shard, self._threads)
+        return self._observer
 
     def stop(self) -> None:
         """End `run` soon. May be called from any thread, and from a signal handler."""

@@ -5,6 +5,7 @@ Driven by calls, one at a time. Groups of different jobs never meet.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hybridps.errors import ProtocolError, ServerError
@@ -127,6 +128,10 @@ class Shard:
         if table is None:
             raise ServerError(f"job {ticket.job!r} has no table {name!r} here: register it first")
         return table
+
+    def tables(self) -> Iterator[tuple[str, Table]]:
+        """All tables, each with its job."""
+        return ((name, table) for name, job in self._jobs.items() for table in job.tables.values())
 
     def _job(self, ticket: Ticket) -> _Job:
         job = self._jobs.get(ticket.job)
