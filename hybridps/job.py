@@ -27,6 +27,7 @@ from hybridps.mpi_groups.session import Session, agree, open_session
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import Clock
 from hybridps.ps.keys import AllowList
+from hybridps.ps.metrics import serve_metrics
 from hybridps.ps.process import ServerProcess
 from hybridps.ps.rules import Rule
 from hybridps.ps.server import Server
@@ -233,6 +234,8 @@ def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
             allowed=AllowList.of(settings),
         )
         announcement.address = server.address
+        for line in serve_metrics(server.observe, settings):
+            print(line, flush=True)
     except HybridPSError as error:
         announcement.error = str(error)
     _announce(session, announcement)

@@ -5,13 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from hybridps.config import Settings, load_settings, started_by_mpi
 from hybridps.memory import keep_freed_memory
-
-if TYPE_CHECKING:
-    from hybridps.ps.server import Server
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
@@ -38,6 +34,7 @@ def _serve_alone(
     bind: str, settings: Settings, insecure: bool, stop_after_groups: int | None, lost_seconds: float | None
 ) -> None:
     from hybridps.ps.keys import AllowList
+    from hybridps.ps.metrics import serve_metrics
     from hybridps.ps.server import Server
 
     lost = settings.lost_seconds if lost_seconds is None else lost_seconds
@@ -54,20 +51,9 @@ def _serve_alone(
     )
     _on_end_signals(server.stop)
     with server:
-        metrics = _serve_metrics(server, settings)
-        print(f"hybridps: serving at {server.address}", flush=True)
-        if metrics is not None:
-            print(f"hybridps: metrics at {metrics}", flush=True)
+        metrics = serve_metrics(server.observe, settings)
+        print("\n".join((f"hybridps: serving at {server.address}", *metrics)), flush=True)
         server.run()
-
-
-def _serve_metrics(server: Server, settings: Settings) -> str | None:
-    """Where metrics are, if they are wanted."""
-    if settings.metrics_port is None:
-        return None
-    from hybridps.ps.metrics import serve_metrics
-
-    return serve_metrics(server.observe(), settings.metrics_bind, settings.metrics_port)
 
 
 def _on_end_signals(stop: Callable[[], None]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from hybridps.config import Settings
 from hybridps.errors import ServerError
 from hybridps.ps.observer import Observer, TableState, TenantState
 
@@ -35,8 +36,17 @@ class ServerCollector(Collector):
         yield from _table_metrics(seen.tables)
 
 
-def serve_metrics(observer: Observer, bind: str, port: int) -> str:
-    """Answer HTTP in threads of their own, until the process ends; returns where. Raises ServerError."""
+def serve_metrics(observe: Callable[[], Observer], settings: Settings) -> list[str]:
+    """Tell the metrics of a server that is `observe`d, if that is wanted; returns a line that says where.
+
+    HTTP is answered in threads of their own, until the process ends. Raises ServerError.
+    """
+    bind, port = settings.metrics_bind, settings.metrics_port
+    return [] if port is None else [f"hybridps: metrics at {_listen(observe(), bind, port)}"]
+
+
+def _listen(observer: Observer, bind: str, port: int) -> str:
+    """The URL."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     registry.register(ServerCollector(observer))

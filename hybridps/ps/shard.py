@@ -120,7 +120,12 @@ class Shard:
         """The group has all answers to its requests before that one."""
         there = self._jobs.get(job)
         for table in there.tables.values() if there else ():
-            table.settle(group, request)
+            if table.terms.rule.alone:
+                table.settle(group, request)
+
+    def check_room(self, ticket: Ticket, nbytes: int, what: str) -> None:
+        """Raise ServerError if the group's tenant may not use so much more memory."""
+        self._job(ticket).budget.check(nbytes, what)
 
     def table(self, ticket: Ticket, name: str) -> Table:
         """The table of that name of the group's job. Raises ServerError if there is none."""

@@ -73,7 +73,7 @@ class Table:
 
     def span_bytes(self, start: int, stop: int) -> int:
         """Of those chunks that are here, about."""
-        return len(self.chunks(start, stop)) * self.terms.chunk_bytes
+        return min(len(self.chunks(start, stop)) * self.terms.chunk_bytes, self.terms.layout.nbytes)
 
     def place(self, index: int) -> slice:
         """Where a chunk lies in the flat buffer of the whole table."""
