@@ -27,7 +27,6 @@ from hybridps.mpi_groups.session import Session, agree, open_session
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import Clock
 from hybridps.ps.keys import AllowList
-from hybridps.ps.metrics import serve_metrics
 from hybridps.ps.process import ServerProcess
 from hybridps.ps.rules import Rule
 from hybridps.ps.server import Server
@@ -221,6 +220,8 @@ def open_job(read_settings: Callable[[], Settings] = load_settings) -> Job:
 
 def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
     """Be a server rank of an MPI world: announce the address over MPI, and serve until the workers end."""
+    from hybridps.ps.metrics import serve_metrics
+
     session = open_session(lambda: resolve(settings), SERVER)
     announcement, server = _Announcement(), None
     keep_freed_memory()

@@ -218,7 +218,7 @@ class Server:
     def _read(self, identity: bytes, frames: list[Any]) -> None:
         """What members send waits for their turn; greetings and signs of life are answered at once."""
         member = self._members.at(identity, time.monotonic())
-        if member is not None and member.key != self._door.key_of(frames[0]):
+        if member is not None and frames and member.key != self._door.key_of(frames[0]):
             # A peer may choose its socket's name, that of a client which is gone too.
             self.refused += 1
             error = UnknownClientError("this socket has the name of another tenant's client: open a new one")
