@@ -58,6 +58,9 @@ def run_command(
     servers: Annotated[
         int | None, typer.Option("-s", "--servers", help="Servers to start. Default: 1 for several groups, else 0.")
     ] = None,
+    backend: Annotated[
+        str | None, typer.Option("--backend", help="Whose servers: hybridps, or mxnet for MXNet's own.")
+    ] = None,
     algorithm: Annotated[str | None, typer.Option("--algorithm", help="Name of the algorithm, e.g. elastic.")] = None,
     hosts: Annotated[str | None, typer.Option("-H", "--hosts", help="Hosts and their slots, e.g. h1:4,h2:4.")] = None,
     hostfile: Annotated[Path | None, typer.Option("--hostfile", help="File with lines like: h1 slots=4")] = None,
@@ -79,6 +82,7 @@ def run_command(
     options: dict[str, Any] = {
         "groups": groups,
         "group_sizes": sizes,
+        "backend": backend,
         "algorithm": algorithm,
         "run_folder": folder,
         "alpha": alpha,
@@ -105,6 +109,10 @@ def serve_command(
     lost_seconds: Annotated[
         float | None, typer.Option("--lost-seconds", help="Silence after which a group is taken as lost.")
     ] = None,
+    groups: Annotated[
+        int | None, typer.Option("--groups", min=1, help="Groups of the job, for MXNet's servers (HYBRIDPS_BACKEND).")
+    ] = None,
+    servers: Annotated[int, typer.Option("-s", "--servers", min=1, help="How many of MXNet's servers.")] = 1,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the address only.")] = False,
 ) -> None:
     """Run a parameter server."""
@@ -114,7 +122,14 @@ def serve_command(
         os.environ["HYBRIDPS_QUIET"] = "true"
     if keys is not None:
         os.environ["HYBRIDPS_SERVER_KEYS"] = keys
-    serve(bind, insecure=insecure, stop_after_groups=stop_after_groups, lost_seconds=lost_seconds)
+    serve(
+        bind,
+        insecure=insecure,
+        stop_after_groups=stop_after_groups,
+        lost_seconds=lost_seconds,
+        groups=groups,
+        servers=servers,
+    )
 
 
 @app.command(name="keys")
