@@ -50,6 +50,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ranks_per_node: AtLeastOne | None = None
     """Treat every so many consecutive workers as a node. Default: the ranks that share memory."""
 
+    backend: Literal["hybridps", "mxnet"] = "hybridps"
+    """Whose parameter servers: those of hybridps, or MXNet's own (ps-lite) with the rules of hybridps in them."""
+
     servers: tuple[str, ...] = ()
     """Addresses of the parameter servers, e.g. `tcp://127.0.0.1:5555,tcp://127.0.0.1:5556`."""
 

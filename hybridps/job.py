@@ -9,9 +9,9 @@ The entry for code without MXNet:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 import msgspec
 
@@ -30,7 +30,11 @@ from hybridps.ps.keys import AllowList
 from hybridps.ps.process import ServerProcess
 from hybridps.ps.rules import Rule
 from hybridps.ps.server import Server
+from hybridps.ps.store import OpenStore
 from hybridps.tensor_collectives import BUILT_IN, Choice, Chooser, Levels, Tuning
+
+MXNET_START_SECONDS = 60.0
+"""How long MXNet's servers may take to say their address: each process imports MXNet first."""
 
 
 class _Announcement(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,12 +50,15 @@ class Job:
     Leaving the context with an exception ends all ranks of this MPI world.
     """
 
-    def __init__(self, session: Session, servers: tuple[str, ...], embedded: ServerProcess | None) -> None:
+    def __init__(
+        self, session: Session, servers: tuple[str, ...], embedded: ServerProcess | None, open_store: OpenStore
+    ) -> None:
         self.session = session
         self.servers = servers
         self.steps = 0
         """Steps done, for the record."""
         self._embedded = embedded
+        self._open_store = open_store
         self._groups: list[Group] = []
         self._levels: list[Levels] = []
         self._uplinks: list[Uplink] = []
@@ -175,14 +182,14 @@ class Job:
         if not self.session.place.is_leader:
             return FollowerUplink(group)
         settings, plan = self.session.settings, self.session.plan
-        client = Client(
+        store = self._open_store(
             self.servers,
             job=f"{settings.job}.{len(self._uplinks)}",
             group=self.session.place.group,
             groups=plan.groups,
             settings=settings,
         )
-        return LeaderUplink(client, group)
+        return LeaderUplink(store, group)
 
 
 def _why_only_own(settings: Settings) -> str:
@@ -194,16 +201,20 @@ def _why_only_own(settings: Settings) -> str:
     return ""
 
 
-def open_job(read_settings: Callable[[], Settings] = load_settings) -> Job:
+def open_job(
+    read_settings: Callable[[], Settings] = load_settings, stores: Mapping[str, OpenStore] = MappingProxyType({})
+) -> Job:
     """Join the job that this process was started for. Every worker of the MPI world must call this.
 
-    With several groups in one MPI world and no server configured, the first worker starts one.
+    With several groups in one MPI world and no server configured, the first worker starts one. `stores`: what opens
+    the stores of backends that hybridps has not itself, by their names.
     """
     session = open_session(lambda: resolve(read_settings()))
+    open_store = _find_backend(session, {"hybridps": Client, **stores})
     embedded, announcement = None, _Announcement()
     if _needs_embedded(session) and session.place.worker == 0:
         try:
-            embedded = ServerProcess(session.settings)
+            embedded = _start_server(session)
             announcement.address = embedded.address
         except HybridPSError as error:
             announcement.error = str(error)
@@ -215,7 +226,7 @@ def open_job(read_settings: Callable[[], Settings] = load_settings) -> Job:
             "start one with `hybridps serve` and set HYBRIDPS_SERVERS to its address"
         ).on_all_ranks()
     session.announce(list(servers))
-    return Job(session, servers, embedded)
+    return Job(session, servers, embedded, open_store)
 
 
 def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
@@ -226,6 +237,11 @@ def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
     announcement, server = _Announcement(), None
     keep_freed_memory()
     try:
+        if settings.backend != "hybridps":
+            raise ConfigError(
+                f"HYBRIDPS_BACKEND={settings.backend}: MXNet's servers are no ranks of an MPI world; leave the ranks "
+                "of `hybridps serve` out, and the first worker starts them"
+            )
         server = Server(
             bind,
             insecure=insecure,
@@ -249,6 +265,25 @@ def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
 def _stop_at_farewell(session: Session, server: Server) -> None:
     session.world.farewell()
     server.stop()
+
+
+def _find_backend(session: Session, stores: Mapping[str, OpenStore]) -> OpenStore:
+    """What opens the stores of this job. Raises ConfigError, on all ranks, for a backend that is not here."""
+    name = session.settings.backend
+    if name not in stores and (session.plan.groups > 1 or session.settings.servers):
+        raise ConfigError(
+            f"HYBRIDPS_BACKEND={name} belongs to the KVStore types of MXNet, and this script does not use them: unset "
+            "it, or open the job with open_job(stores={'mxnet': MXNetStores()}) of hybridps.kvstore.ps_lite"
+        ).on_all_ranks()
+    return stores.get(name, Client)
+
+
+def _start_server(session: Session) -> ServerProcess:
+    """Beside the first worker: a server, or MXNet's scheduler and a server of its."""
+    if session.settings.backend == "hybridps":
+        return ServerProcess(session.settings)
+    groups = ("--groups", str(session.plan.groups))
+    return ServerProcess(session.settings, arguments=groups, start_seconds=MXNET_START_SECONDS)
 
 
 def _needs_embedded(session: Session) -> bool:

@@ -58,6 +58,9 @@ def run_command(
     servers: Annotated[
         int | None, typer.Option("-s", "--servers", help="Servers to start. Default: 1 for several groups, else 0.")
     ] = None,
+    backend: Annotated[
+        str | None, typer.Option("--backend", help="Whose servers: hybridps, or mxnet for MXNet's own.")
+    ] = None,
     algorithm: Annotated[str | None, typer.Option("--algorithm", help="Name of the algorithm, e.g. elastic.")] = None,
     hosts: Annotated[str | None, typer.Option("-H", "--hosts", help="Hosts and their slots, e.g. h1:4,h2:4.")] = None,
     hostfile: Annotated[Path | None, typer.Option("--hostfile", help="File with lines like: h1 slots=4")] = None,
@@ -79,6 +82,7 @@ def run_command(
     options: dict[str, Any] = {
         "groups": groups,
         "group_sizes": sizes,
+        "backend": backend,
         "algorithm": algorithm,
         "run_folder": folder,
         "alpha": alpha,
@@ -111,6 +115,10 @@ def serve_command(
     metrics_bind: Annotated[
         str | None, typer.Option("--metrics-bind", help="Address for the metrics. Default: 127.0.0.1.")
     ] = None,
+    groups: Annotated[
+        int | None, typer.Option("--groups", min=1, help="Groups of the job, for MXNet's servers (HYBRIDPS_BACKEND).")
+    ] = None,
+    servers: Annotated[int, typer.Option("-s", "--servers", min=1, help="How many of MXNet's servers.")] = 1,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the address only.")] = False,
 ) -> None:
     """Run a parameter server."""
@@ -124,7 +132,14 @@ def serve_command(
         os.environ["HYBRIDPS_METRICS_PORT"] = str(metrics_port)
     if metrics_bind is not None:
         os.environ["HYBRIDPS_METRICS_BIND"] = metrics_bind
-    serve(bind, insecure=insecure, stop_after_groups=stop_after_groups, lost_seconds=lost_seconds)
+    serve(
+        bind,
+        insecure=insecure,
+        stop_after_groups=stop_after_groups,
+        lost_seconds=lost_seconds,
+        groups=groups,
+        servers=servers,
+    )
 
 
 @app.command(name="top")

@@ -20,6 +20,15 @@ from hybridps.mpi_groups.plan import WORKER, make_plan
 _LOOPBACK = "127.0.0.1"
 
 
+def check_unsecured(host: str, insecure: bool) -> None:
+    """Raise ConfigError if MXNet's servers would be on the network without the user's word for it."""
+    if not insecure:
+        raise ConfigError(
+            f"MXNet's servers at {host} would be open to everybody on the network, as ps-lite has neither keys nor "
+            "encryption: give --insecure on a network that you trust, or use the backend hybridps"
+        )
+
+
 @dataclass(frozen=True)
 class Wish:
     """What the command line of `hybridps run` asks for. None: not said."""
@@ -53,6 +62,18 @@ class Launch:
     settings: Settings
     makes_keys: bool = False
     """Whether the servers listen on the network, and get keys for this launch alone."""
+
+    @property
+    def serving(self) -> dict[str, tuple[str, ...]]:
+        """The processes that serve, by name, and their options: MXNet's servers have one that looks after them."""
+        if self.settings.backend == "mxnet" and self.servers:
+            return {"servers": ("--groups", str(len(self.groups)), "--servers", str(self.servers))}
+        return {f"server {index}": () for index in range(self.servers)}
+
+    @property
+    def can_lose_a_group(self) -> bool:
+        """Whether the other groups can go on without one that has failed."""
+        return self.settings.backend == "hybridps"
 
     @property
     def workers(self) -> int:
@@ -122,6 +143,10 @@ def make_launch(wish: Wish) -> Launch:
     servers = _servers(wish, len(sizes))
     bind = _bind(wish) if servers else _LOOPBACK
     makes_keys = bind != _LOOPBACK and not wish.insecure and settings.server_keys is None
+    if settings.backend == "mxnet":
+        makes_keys = False
+        if bind != _LOOPBACK:
+            check_unsecured(bind, wish.insecure)
     command = commands.wrap(wish.command)
     return Launch(groups, servers, f"tcp://{bind}:*", wish.insecure, command, settings, makes_keys)
 

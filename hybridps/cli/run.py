@@ -49,8 +49,7 @@ class Launcher:
     def __init__(self, launch: Launch, mpirun: Mpirun) -> None:
         self._launch = launch
         self._mpirun = mpirun
-        servers = [f"server {index}" for index in range(launch.servers)]
-        self._screen = Screen(sys.stdout, sys.stderr, [*servers, *(_name(group) for group in launch.groups)])
+        self._screen = Screen(sys.stdout, sys.stderr, [*launch.serving, *(_name(group) for group in launch.groups)])
         self._processes = Processes(self._screen, self._ended)
         self._servers: list[Child] = []
         self._groups: list[Child] = []
@@ -59,7 +58,7 @@ class Launcher:
         self._credentials: str | None = None
         self._signals: list[int] = []
         self._failed: int | None = None
-        self._misused = False
+        self._ends_all = False
         self._stopping = False
 
     def run(self) -> int:
@@ -72,7 +71,7 @@ class Launcher:
                 # The servers read their keys before they say their addresses.
                 self._start_servers()
             self._start_groups(stay.enter_context(TemporaryDirectory(prefix="hybridps-", ignore_cleanup_errors=True)))
-            self._processes.until(lambda: bool(self._signals) or self._misused or not _running(self._groups))
+            self._processes.until(lambda: bool(self._signals) or self._ends_all or not _running(self._groups))
         finally:
             self._stop()
             stay.close()
@@ -92,12 +91,11 @@ class Launcher:
         command = [sys.executable, "-m", "hybridps", "serve", "--bind", launch.bind]
         command += ["--insecure"] if launch.insecure else []
         environ = child_environment(without_rank_marks(os.environ), launch.server_settings(self._keys))
-        for index in range(launch.servers):
-            name = f"server {index}"
+        for name, options in launch.serving.items():
             self._servers.append(
                 self._processes.start(
                     name,
-                    command,
+                    [*command, *options],
                     environ,
                     death_signal=signal.SIGKILL,
                     on_line=lambda line, name=name: self._on_server_line(name, line),  # type: ignore[misc]
@@ -162,10 +160,10 @@ class Launcher:
             self._screen.message(f"{child.name} ended with {_status(child)}; groups that need it end by their deadline")
         elif child.status:
             self._failed = self._failed or child.status
-            self._misused = child.status == MISUSED
+            self._ends_all = child.status == MISUSED or not self._launch.can_lose_a_group
             others = ""
             if any(other is not child for other in _running(self._groups)):
-                others = "; so do the others" if self._misused else "; the other groups go on"
+                others = "; so do the others" if self._ends_all else "; the other groups go on"
             self._screen.message(f"{child.name} ended with {_status(child)}{others}")
 
     def _stop(self) -> None:

@@ -7,18 +7,39 @@ import signal
 from collections.abc import Callable, Mapping
 
 from hybridps.config import Settings, load_settings, started_by_mpi
+from hybridps.errors import ConfigError
 from hybridps.memory import keep_freed_memory
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
-def serve(bind: str, *, insecure: bool, stop_after_groups: int | None, lost_seconds: float | None) -> None:
-    """Serve until SIGTERM, SIGINT, or the last group's end. Raises HybridPSError."""
+def serve(
+    bind: str,
+    *,
+    insecure: bool,
+    stop_after_groups: int | None,
+    lost_seconds: float | None,
+    groups: int | None = None,
+    servers: int = 1,
+) -> None:
+    """Serve until SIGTERM, SIGINT, or the last group's end. Raises HybridPSError.
+
+    `groups` and `servers`: of the one job that MXNet's servers are for, with the backend mxnet.
+    """
     settings = load_settings()
+    if settings.backend == "hybridps" and (groups is not None or servers != 1):
+        raise ConfigError("--groups and --servers are for MXNet's servers: set HYBRIDPS_BACKEND=mxnet, or drop them")
     if world_size(os.environ) > 1:
         from hybridps.job import serve_in_world
 
         serve_in_world(settings, bind, insecure)
+        return
+    if settings.backend == "mxnet":
+        if settings.metrics_port is not None:
+            raise ConfigError("MXNet's servers tell no metrics: drop metrics_port, or use the backend hybridps")
+        from hybridps.cli.serve_mxnet import serve_mxnet
+
+        serve_mxnet(bind, settings, groups=groups, servers=servers, insecure=insecure)
         return
     _serve_alone(bind, settings, insecure, stop_after_groups, lost_seconds)
 

@@ -17,6 +17,14 @@ def array_over(view: np.ndarray) -> NDArray:
     return mx.nd.from_numpy(view.view(), zero_copy=True)
 
 
+def memory_of(array: NDArray) -> np.ndarray:
+    """The memory of a dense array on the CPU, flat, once it may be read; valid as long as the array is kept."""
+    array.wait_to_read()
+    dtype = np.dtype(array.dtype)
+    memory = (ctypes.c_byte * (array.size * dtype.itemsize)).from_address(_address(array) or 0)
+    return np.frombuffer(memory, dtype)
+
+
 def copy_all(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
     """Copy source i to target i (source 0 if there is one only), where it is not the same array."""
     for number, target in enumerate(targets):

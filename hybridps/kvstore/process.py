@@ -14,6 +14,7 @@ from hybridps.config import mxnet_engine
 from hybridps.errors import ConfigError
 from hybridps.job import Job, open_job
 from hybridps.kvstore.communicator import Communicator
+from hybridps.kvstore.ps_lite import MXNetStores
 from hybridps.mpi_groups import end_group
 
 
@@ -21,7 +22,7 @@ class Held:
     """What the process holds once a store was created."""
 
     def __init__(self) -> None:
-        self.job = open_job()
+        self.job = open_job(stores={"mxnet": MXNetStores()})
         self.communicator = Communicator()
         self.before_waiting: list[Callable[[], None]] = []
         """Called before all operations under way are waited for."""

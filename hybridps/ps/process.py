@@ -33,7 +33,7 @@ class ServerProcess:
     """Starts `hybridps serve` and stops it in the end; it also ends with the thread that started it.
 
     `address` is where it serves. `command` replaces the program (the default: this Python's hybridps).
-    Raises ServerError if it does not say its address within `settings.connect_seconds`.
+    Raises ServerError if it does not say its address within `start_seconds` (default: `settings.connect_seconds`).
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class ServerProcess:
         insecure: bool = False,
         arguments: Sequence[str] = (),
         command: Sequence[str] | None = None,
+        start_seconds: float | None = None,
     ) -> None:
         if command is None:
             command = [sys.executable, "-m", "hybridps", "serve", "--bind", bind]
@@ -54,7 +55,7 @@ class ServerProcess:
         self._reader = threading.Thread(target=self._read, name="hybridps-server-output", daemon=True)
         self._reader.start()
         try:
-            self.address = self._read_address(settings.connect_seconds)
+            self.address = self._read_address(start_seconds or settings.connect_seconds)
         except BaseException:
             self.stop()
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -61,3 +61,7 @@ class ParameterStore(Protocol):
 
     def close(self) -> None:
         """Leave all tables and release what is held. The other groups go on without this one."""
+
+
+OpenStore = Callable[..., ParameterStore]
+"""Opens a store at servers with these addresses: `open_store(addresses, *, job, group, groups, settings)`."""

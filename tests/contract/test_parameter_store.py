@@ -1,7 +1,11 @@
-"""What every parameter store does: the in-process one, and clients of 1, 2 and 3 servers over TCP and IPC."""
+"""What every parameter store does: the in-process one, and clients of 1, 2 and 3 servers over TCP and IPC.
+
+MXNet's own servers do what is asked of `every_tier`.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,13 +14,15 @@ from contextlib import ExitStack
 import msgspec
 import numpy as np
 import pytest
+from ps_lite_groups import MXNetTiers, RemoteStore
 
 from hybridps.config import Settings
 from hybridps.errors import DeadlineError, HybridPSError, LayoutError, ServerError
 from hybridps.memory import Layout, shared_memory
 from hybridps.ps.client import Client
+from hybridps.ps.clocks import BulkSynchronous, FreeRunning
 from hybridps.ps.local import LocalServer, LocalStore
-from hybridps.ps.rules import Elastic, Sum
+from hybridps.ps.rules import Adam, Elastic, ElasticTogether, Mean, Momentum, Nesterov, Outer, Sum, apply_
 from hybridps.ps.server import Server
 
 pytestmark = pytest.mark.timeout(30)
@@ -82,6 +88,43 @@ def tier(request, tmp_path):
     tier.close()
 
 
+class MXNetTier:
+    """As `Tier`, at MXNet's servers; of all dtypes they take float32."""
+
+    def __init__(self, tiers):
+        self._tiers = tiers
+        self._stack = ExitStack()
+
+    def open(self, group=0, groups=1, job="job"):
+        return self._stack.enter_context(RemoteStore(self._tiers, group, groups, job))
+
+    def close(self):
+        self._stack.close()
+
+
+@pytest.fixture(scope="module")
+def mxnet_tiers():
+    kinds = [(2, BulkSynchronous), (3, FreeRunning)]
+    tiers = MXNetTiers(SETTINGS, servers=2, kinds=kinds)
+    yield tiers
+    tiers.close()
+
+
+@pytest.fixture(params=[*KINDS, pytest.param("mxnet", marks=[pytest.mark.mxnet, pytest.mark.timeout(120)])])
+def every_tier(request, tmp_path):
+    if request.param == "mxnet":
+        if importlib.util.find_spec("mxnet") is None:
+            pytest.skip("MXNet is not installed")
+        dtype, groups = (request.node.callspec.params.get(name) for name in ("dtype", "groups"))
+        if dtype not in (None, "float32") or groups not in (None, 2):
+            pytest.skip("MXNet's servers take float32, and each number of groups has a tier of its own")
+        tier = MXNetTier(request.getfixturevalue("mxnet_tiers"))
+    else:
+        tier = Tier(request.param, tmp_path)
+    yield tier
+    tier.close()
+
+
 def layout_of(size=700, dtype="float32"):
     return Layout.of(dtype, {"w": (size,)})
 
@@ -99,8 +142,7 @@ def together(*calls):
 
 def joined(tier, groups, layout, rule, initial=None):
     stores = [tier.open(group, groups) for group in range(groups)]
-    for store in stores:
-        store.register("w", layout, initial, rule)
+    together(*(lambda s=store: s.register("w", layout, initial, rule) for store in stores))
     return stores
 
 
@@ -127,18 +169,18 @@ def test_the_first_group_initialises(tier, size, dtype):
         np.testing.assert_array_equal(centre(store, layout), numbers(layout, 0))
 
 
-def test_no_initial_values_are_zeros(tier):
-    (store,) = joined(tier, 1, layout_of(), Sum())
+def test_no_initial_values_are_zeros(every_tier):
+    store, _ = joined(every_tier, 2, layout_of(), Sum())
     assert not centre(store, layout_of()).any()
 
 
-def test_of_groups_that_register_together_the_first_initialises(tier):
+def test_of_groups_that_register_together_the_first_initialises(every_tier):
     layout = layout_of(3000)
-    stores = [tier.open(group, 3) for group in range(3)]
+    stores = [every_tier.open(group, 3) for group in range(3)]
     initials = [np.full(layout.length, group, np.float32) for group in range(3)]
     late = together(
         *(
-            lambda s=store, i=initial: s.register("w", layout, i, Sum())
+            lambda s=store, i=initial: s.register("w", layout, i, Elastic(0.5))
             for store, initial in zip(stores, initials, strict=True)
         )
     )
@@ -212,9 +254,9 @@ def test_unusable_arguments_are_refused(tier):
 
 @pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sum_equals_numpy(tier, groups, dtype):
+def test_sum_equals_numpy(every_tier, groups, dtype):
     layout = layout_of(1100, dtype)
-    stores = joined(tier, groups, layout, Sum())
+    stores = joined(every_tier, groups, layout, Sum())
     for step in range(3):
         values = [numbers(layout, 10 * step + group) for group in range(groups)]
         expected = np.sum(values, axis=0)
@@ -223,19 +265,36 @@ def test_sum_equals_numpy(tier, groups, dtype):
         np.testing.assert_array_equal(centre(stores[-1], layout), expected)
 
 
+SYNCHRONOUS = [Mean(), Momentum(rate=0.1), Nesterov(rate=0.1), Adam(weight_decay=0.1), ElasticTogether(0.3), Outer()]
+
+
+@pytest.mark.parametrize("rule", SYNCHRONOUS, ids=lambda rule: type(rule).__name__)
+def test_rules_have_the_bits_of_their_kernels(every_tier, rule):
+    layout = layout_of(700)
+    expected = numbers(layout, 9)
+    stores = joined(every_tier, 2, layout, rule, expected.copy())
+    state = [np.zeros_like(expected) for _ in range(rule.states)]
+    for step in (1, 2, 3):
+        values, answer = [numbers(layout, 10 * step + group) for group in range(2)], np.empty_like(expected)
+        apply_(rule, values, [answer], expected, state, step=step, values=2)
+        for found in together(*(lambda s=s, v=v: swap(s, v.copy()) for s, v in zip(stores, values, strict=True))):
+            np.testing.assert_array_equal(found, answer)
+        np.testing.assert_array_equal(centre(stores[0], layout), expected)
+
+
 @pytest.mark.parametrize("size", [0, 1, 256, 257])
-def test_sum_of_short_buffers(tier, size):
+def test_sum_of_short_buffers(every_tier, size):
     layout = layout_of(size)
-    stores = joined(tier, 2, layout, Sum())
+    stores = joined(every_tier, 2, layout, Sum())
     answers = together(*(lambda s=s, g=g: swap(s, numbers(layout, g)) for g, s in enumerate(stores)))
     for answer in answers:
         np.testing.assert_array_equal(answer, numbers(layout, 0) + numbers(layout, 1))
 
 
-def test_several_buckets_are_under_way(tier):
+def test_several_buckets_are_under_way(every_tier):
     layout = layout_of(2000)
     edges = [0, 512, 768, 1792, layout.length]
-    stores = joined(tier, 2, layout, Sum())
+    stores = joined(every_tier, 2, layout, Sum())
 
     def step(group, order):
         values, answer = numbers(layout, group), np.full(layout.length, np.nan, np.float32)
@@ -324,12 +383,12 @@ def test_pushing_twice_in_a_round_is_refused(tier):
 
 @pytest.mark.parametrize(("dtype", "eps"), [("float16", 2e-3), ("float32", 1e-6), ("float64", 1e-14)])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
-def test_elastic_is_its_equation_and_conserves(tier, dtype, eps, alpha):
+def test_elastic_is_its_equation_and_conserves(every_tier, dtype, eps, alpha):
     layout = layout_of(700, dtype)
     rng = np.random.default_rng(3)
     initial, values = (rng.standard_normal(layout.length).astype(dtype) for _ in range(2))
     rule = Elastic(alpha)
-    (store,) = joined(tier, 1, layout, rule, initial)
+    store, *_ = joined(every_tier, 3, layout, rule, initial)
     answer = np.empty_like(values)
     store.exchange("w", values, answer, 0, layout.length).wait()
     after = values.copy()
@@ -345,21 +404,21 @@ def test_elastic_is_its_equation_and_conserves(tier, dtype, eps, alpha):
         np.testing.assert_array_equal(after, w)
 
 
-def test_elastic_with_alpha_1_swaps(tier):
+def test_elastic_with_alpha_1_swaps(every_tier):
     layout = layout_of()
     rule = Elastic(1.0)
-    (store,) = joined(tier, 1, layout, rule, numbers(layout, 0))
+    store, *_ = joined(every_tier, 3, layout, rule, numbers(layout, 0))
     values = numbers(layout, 1)
     rule.absorb_(values, swap(store, values.copy()))
     np.testing.assert_array_equal(values, numbers(layout, 0))
     np.testing.assert_array_equal(centre(store, layout), numbers(layout, 1))
 
 
-def test_elastic_contracts_to_one_point_and_conserves_the_total(tier):
+def test_elastic_contracts_to_one_point_and_conserves_the_total(every_tier):
     layout, groups = layout_of(600), 3
     rule = Elastic(0.3)
     initial = numbers(layout, 9)
-    stores = joined(tier, groups, layout, rule, initial)
+    stores = joined(every_tier, groups, layout, rule, initial)
     weights = [numbers(layout, group) for group in range(groups)]
     total = np.sum([initial, *weights], axis=0)
 
@@ -429,9 +488,9 @@ def test_the_centre_outlives_its_initialiser_but_not_its_last_group(tier):
     np.testing.assert_array_equal(centre(third, layout), numbers(layout, 2))
 
 
-def test_waiting_twice_raises(tier):
+def test_waiting_twice_raises(every_tier):
     layout = layout_of()
-    (store,) = joined(tier, 1, layout, Sum())
+    store, *_ = joined(every_tier, 3, layout, Elastic(0.5))
     for pending in (
         store.exchange("w", numbers(layout, 0), numbers(layout, 0), 0, layout.length),
         store.push("w", numbers(layout, 0)),

@@ -119,6 +119,13 @@ def test_a_group_fails_with_one_message_and_the_other_goes_on(script: Path, what
     assert time.monotonic() - began < 20
 
 
+def test_at_mxnet_s_servers_a_group_that_fails_ends_the_others(script: Path) -> None:
+    done = launch(script, "kill", *TWO_GROUPS, "--backend", "mxnet")
+    assert done.returncode == 137
+    assert "exit status 137 (rank 1 killed by signal 9); so do the others" in done.stderr
+    assert "finished" not in done.stdout
+
+
 class Launched:
     """A launcher whose ranks are all up, and everything that it started."""
 

@@ -73,6 +73,17 @@ def test_elastic_in_two_groups(tmp_path, api: str) -> None:
     assert 0 < apart < np.abs(independent[0][-1] - independent[2][-1]).max()
 
 
+def test_sync_at_mxnet_s_servers_equals_one_process(tmp_path, alone) -> None:
+    trained = train(
+        tmp_path / "out", 4, "dist_hybridps_sync", "gluon", groups="2", backend="mxnet", bucket_bytes="1024",
+        chunk_bytes="1024",
+    )  # fmt: skip
+    for of_rank in trained:
+        for here, expected in zip(of_rank, alone["gluon"], strict=True):
+            np.testing.assert_allclose(here, expected, rtol=1e-4, atol=1e-6)
+        assert of_rank[-1].tobytes() == trained[0][-1].tobytes()
+
+
 @pytest.mark.parametrize(("api", "groups"), [("gluon", "1"), ("module", "1"), ("gluon", "2"), ("module", "2")])
 def test_all_workers_take_over_the_first_one_s_weights(tmp_path, api: str, groups: str) -> None:
     """Each worker initialises its network in its own way."""

@@ -124,6 +124,17 @@ def test_servers_for_other_hosts_get_keys_unless_told_otherwise() -> None:
     assert not launch_of(make_settings({"groups": 2, "server_keys": "keys"}), hosts=far).makes_keys
 
 
+def test_mxnet_s_servers_are_one_process_and_never_get_keys() -> None:
+    far, settings = parse_hosts("192.0.2.1:2"), make_settings({"groups": 2, "backend": "mxnet"})
+    with pytest.raises(ConfigError, match="open to everybody on the network.*--insecure"):
+        launch_of(settings, hosts=far)
+    launch = launch_of(settings, hosts=far, insecure=True, servers=3)
+    assert not launch.makes_keys
+    assert launch.serving == {"servers": ("--groups", "2", "--servers", "3")}
+    assert launch_of(settings, servers=0).serving == {}
+    assert launch_of(make_settings({"groups": 2}), servers=2).serving == {"server 0": (), "server 1": ()}
+
+
 def test_keys_go_to_those_alone_who_need_them() -> None:
     launch = launch_of(make_settings({"groups": 2, "keys": "for-me", "server_keys": "keys"}))
     group, server = launch.group_settings(launch.groups[0], ["tcp://127.0.0.1:5"], "word"), launch.server_settings()

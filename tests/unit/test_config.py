@@ -38,6 +38,7 @@ def test_values_are_converted() -> None:
         ("HYBRIDPS_GROUPS", "0", ">= 1"),
         ("HYBRIDPS_GROUP_SIZES", "2,-1", "HYBRIDPS_GROUP_SIZES"),
         ("HYBRIDPS_ALPHA", "1.5", "<= 1"),
+        ("HYBRIDPS_BACKEND", "ps-lite", "HYBRIDPS_BACKEND='ps-lite' cannot be used"),
         ("HYBRIDPS_CHUNK_BYTES", "1000", "HYBRIDPS_CHUNK_BYTES"),
         ("HYBRIDPS_JOB", "a job", "HYBRIDPS_JOB='a job'"),
         ("HYBRIDPS_DEADLINE_SECONDS", "0", "HYBRIDPS_DEADLINE_SECONDS"),

@@ -1,0 +1,92 @@
+"""`hybridps serve` with the backend mxnet: MXNet's scheduler and its servers, as processes of this one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from hybridps.cli.output import Screen
+from hybridps.cli.plan import check_unsecured
+from hybridps.cli.processes import Child, Processes
+from hybridps.config import Settings
+from hybridps.errors import ConfigError, ServerError
+from hybridps.ps.scheduler import Scheduler
+
+START_SECONDS = 60.0
+STOP_SECONDS = 5.0
+_PROBE_SECONDS = 1.0
+
+
+def serve_mxnet(bind: str, settings: Settings, *, groups: int | None, servers: int, insecure: bool) -> None:
+    """Serve one job of so many groups until SIGTERM or SIGINT. Raises HybridPSError, also when a process ends.
+
+    The processes end with this one, however it ends.
+    """
+    if groups is None:
+        raise ConfigError("MXNet's servers serve one job, whose groups they must know: give --groups G")
+    if settings.server_keys is not None:
+        raise ConfigError("MXNet's servers know no keys: drop --keys, or use HYBRIDPS_BACKEND=hybridps")
+    scheduler = _place(bind, groups, servers, insecure)
+    signals: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: signals.append(number))
+    names = ["scheduler", *(f"MXNet server {number}" for number in range(servers))]
+    ended: list[Child] = []
+    processes = Processes(Screen(sys.stdout, sys.stderr, names), ended.append)
+    try:
+        for name in names:
+            _start(processes, name, scheduler)
+        listens = processes.until(lambda: bool(signals or ended) or _listens(scheduler), START_SECONDS)
+        if not listens:
+            raise ServerError(f"MXNet's scheduler did not listen at {bind} within {START_SECONDS:g} s")
+        if not (signals or ended):
+            print(f"hybridps: serving at {scheduler}", flush=True)
+        processes.until(lambda: bool(signals or ended))
+        if ended and not signals:
+            raise ServerError(f"the {ended[0].name} ended with exit status {ended[0].status}, and with it all others")
+    finally:
+        processes.stop(processes.running, STOP_SECONDS, lambda: True)
+        processes.close()
+
+
+def _place(bind: str, groups: int, servers: int, insecure: bool) -> Scheduler:
+    """Where the scheduler shall be. Raises ConfigError for an address that cannot be used."""
+    host, _, port = urlsplit(bind).netloc.rpartition(":")
+    try:
+        address = ip_address(host)
+        number = int(port) if port != "*" else _free_port(host)
+        if not bind.startswith("tcp://") or address.is_unspecified:
+            raise ValueError("it must be tcp://IP:PORT or tcp://IP:*, with an address of this host")
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"MXNet's scheduler cannot listen at {bind}: {error}") from None
+    if not address.is_loopback:
+        check_unsecured(host, insecure)
+    return Scheduler(host, number, groups, servers)
+
+
+def _free_port(host: str) -> int:
+    """ps-lite wants to be told the port: one that is free now."""
+    with socket.socket() as free:
+        free.bind((host, 0))
+        return int(free.getsockname()[1])
+
+
+def _start(processes: Processes, name: str, scheduler: Scheduler) -> None:
+    role = "scheduler" if name == "scheduler" else "server"
+    told = scheduler.environment(role, scheduler.host)
+    del told["DMLC_ROLE"]  # the process takes it up itself, once it has imported MXNet
+    command = [sys.executable, "-m", "hybridps.kvstore.ps_lite.server", role, str(scheduler.servers)]
+    environ = {name: text for name, text in os.environ.items() if name != "DMLC_ROLE"} | told
+    processes.start(name, command, environ, death_signal=signal.SIGKILL)
+
+
+def _listens(scheduler: Scheduler) -> bool:
+    try:
+        socket.create_connection((scheduler.host, scheduler.port), _PROBE_SECONDS).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,188 @@
+"""This process as a worker of ps-lite: MXNet's native store, whose calls have no deadline, with deadlines."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from typing import Any
+
+import mxnet as mx
+from mxnet.base import _LIB, KVStoreHandle, MXNetError, check_call
+from mxnet.ndarray import NDArray
+
+from hybridps.config import Settings
+from hybridps.errors import FAILED, DeadlineError, HybridPSError, ServerError
+from hybridps.kvstore import engine
+from hybridps.ps.clocks import BulkSynchronous, Clock
+from hybridps.ps.scheduler import Scheduler
+
+_CONTROLLER, _SYNCHRONOUS = 0, 3
+"""Commands of MXNet's servers: for what runs in Python there, and that a push waits for all workers."""
+
+
+class Native:
+    """The one worker of ps-lite that a process may be.
+
+    ps-lite waits for others inside of C, for ever. So what may block runs on a thread of its own, and the caller waits
+    for it no longer than `deadline_seconds`, and no longer than the scheduler is there. What failed is not tried again:
+    ps-lite has no way back from it, and MXNet would wait for it at the end of the process, which then ends at once
+    with status 1.
+    """
+
+    def __init__(self, scheduler: Scheduler, settings: Settings) -> None:
+        self._scheduler = scheduler
+        self._settings = settings
+        self._failure: HybridPSError | None = None
+        self._clock: type[Clock] | None = None
+        self._chunks = 0
+        self._users = 0
+        host = self._find(settings.connect_seconds)
+        with _variables(scheduler.environment("worker", host)):
+            self.store: Any = self.call("meeting of all groups", lambda: mx.kv.create("dist_async"))
+        check_call(_LIB.MXKVStoreSetBarrierBeforeExit(self.store.handle, 0))
+
+    def join(self) -> None:
+        """One more store uses this."""
+        self._check()
+        self._users += 1
+
+    def leave(self) -> None:
+        """One store less; the last one leaves ps-lite, without waiting for other groups."""
+        self._users -= 1
+        if self._users:
+            return
+        store = self.store
+        if self._failure is None:
+            self.call("leaving of MXNet's servers", lambda: check_call(_LIB.MXKVStoreFree(store.handle)))
+            self._failure = ServerError("this process has left MXNet's servers, and ps-lite takes it once only")
+        store.handle = KVStoreHandle()  # MXNet would free it a second time, or wait for ever
+
+    def take_chunks(self, count: int) -> range:
+        """Numbers for so many chunks: the same in all groups, which take them in the same order."""
+        self._chunks += count
+        return range(self._chunks - count, self._chunks)
+
+    def command(self, text: bytes) -> None:
+        """Tell all servers something; return when they have heard it."""
+        self.call("command to MXNet's servers", lambda: self._send(_CONTROLLER, text.decode()))
+
+    def use_clock(self, clock: Clock, table: str) -> None:
+        """Have the servers make rounds as the clock says: one and the same for all that is exchanged."""
+        if self._clock is None:
+            self._clock = type(clock)
+            if isinstance(clock, BulkSynchronous):
+                self.call("choice of dist_sync", lambda: self._send(_SYNCHRONOUS, ""))
+        if not isinstance(clock, self._clock):
+            raise ServerError(
+                f"table {table!r} has the clock {clock}, and this job's first exchange had {self._clock.__name__}: "
+                "MXNet's servers have one for all tables; use the backend hybridps for both in one job"
+            )
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether each push waits for a push of all groups."""
+        return self._clock is BulkSynchronous
+
+    def when_done(self, arrays: Sequence[NDArray]) -> Future[None]:
+        """Done when all that was begun with the arrays is."""
+        future: Future[None] = Future()
+
+        def started(done: engine.Done) -> None:
+            done()
+            future.set_result(None)
+
+        if arrays:
+            engine.push(arrays, started)
+        else:
+            future.set_result(None)
+        return future
+
+    def call(self, what: str, work: Callable[[], Any]) -> Any:
+        """The result of something that may block. Raises DeadlineError or ServerError, then and from then on."""
+        self._check()
+        future: Future[Any] = Future()
+        threading.Thread(target=_settle, args=(future, work), name="hybridps-ps-lite", daemon=True).start()
+        self.await_(what, future)
+        try:
+            return future.result()
+        except MXNetError as error:
+            raise self._failed(ServerError(f"the {what} has failed: {error}")) from None
+
+    def await_(self, what: str, future: Future[Any]) -> None:
+        """Return when it is done. Raises DeadlineError or ServerError, then and from then on."""
+        seconds = self._settings.deadline_seconds
+        end = time.monotonic() + seconds
+        while not future.done():
+            self._check()
+            left = end - time.monotonic()
+            if left <= 0:
+                raise self._failed(
+                    DeadlineError(
+                        f"the {what} is not done after {seconds:g} s: another group has not come so far; "
+                        "look at what it does, or raise HYBRIDPS_DEADLINE_SECONDS"
+                    )
+                )
+            if not wait([future], min(left, self._settings.heartbeat_seconds)).done:
+                self._find(self._settings.lost_seconds)
+
+    def _send(self, head: int, body: str) -> None:
+        self.store._send_command_to_servers(head, body)
+
+    def _find(self, seconds: float) -> str:
+        """Make sure that the scheduler is there; this host's address on the way to it."""
+        place = self._scheduler
+        try:
+            with socket.create_connection((place.host, place.port), seconds) as connection:
+                return str(connection.getsockname()[0])
+        except OSError as error:
+            raise self._failed(
+                ServerError(
+                    f"MXNet's scheduler at {place.host}:{place.port} is not there, nor its servers: "
+                    f"{error.strerror or error}; what ended them stands on their standard error"
+                )
+            ) from None
+
+    def _failed(self, error: HybridPSError) -> HybridPSError:
+        if self._failure is None:
+            atexit.register(_end_at_once)
+        self._failure = error
+        return error
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+def _end_at_once() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(FAILED)
+
+
+def _settle(future: Future[Any], work: Callable[[], Any]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+@contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for ps-lite, which reads them when it starts; processes started later shall not have them."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, text in before.items():
+            if text is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = text
