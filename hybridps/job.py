@@ -28,6 +28,7 @@ from hybridps.ps.client import Client
 from hybridps.ps.clocks import Clock
 from hybridps.ps.keys import AllowList
 from hybridps.ps.process import ServerProcess
+from hybridps.ps.racks import place_in_rack
 from hybridps.ps.rules import Rule
 from hybridps.ps.server import Server
 from hybridps.tensor_collectives import BUILT_IN, Choice, Chooser, Levels, Tuning
@@ -175,13 +176,20 @@ class Job:
         if not self.session.place.is_leader:
             return FollowerUplink(group)
         settings, plan = self.session.settings, self.session.plan
+        place = place_in_rack(self.session.place.group, plan.groups, settings.racks, self.servers)
         client = Client(
-            self.servers,
+            place.servers,
             job=f"{settings.job}.{len(self._uplinks)}",
-            group=self.session.place.group,
-            groups=plan.groups,
+            group=place.group,
+            groups=place.groups,
             settings=settings,
         )
+        if settings.racks > 1 and not client.has_parent:
+            client.close()
+            raise ServerError(
+                f"HYBRIDPS_RACKS={settings.racks}, and the servers of rack {place.rack} have no parents, so that the "
+                "racks would never meet: start them with HYBRIDPS_PARENTS, or let `hybridps run --racks` do it"
+            )
         return LeaderUplink(client, group)
 
 
@@ -221,6 +229,11 @@ def open_job(read_settings: Callable[[], Settings] = load_settings) -> Job:
 def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
     """Be a server rank of an MPI world: announce the address over MPI, and serve until the workers end."""
     session = open_session(lambda: resolve(settings), SERVER)
+    if settings.parents:
+        raise ConfigError(
+            f"HYBRIDPS_PARENTS={','.join(settings.parents)} has no meaning for a server that is a rank of the job's "
+            "MPI world: start rack servers with `hybridps run --racks`, or each with `hybridps serve` alone"
+        ).on_all_ranks()
     announcement, server = _Announcement(), None
     keep_freed_memory()
     try:

@@ -34,6 +34,7 @@ def _serve_alone(
     bind: str, settings: Settings, insecure: bool, stop_after_groups: int | None, lost_seconds: float | None
 ) -> None:
     from hybridps.ps.keys import AllowList
+    from hybridps.ps.parents import Parents
     from hybridps.ps.server import Server
 
     lost = settings.lost_seconds if lost_seconds is None else lost_seconds
@@ -47,6 +48,7 @@ def _serve_alone(
         cores=settings.server_cores,
         check_finite=settings.check_finite,
         allowed=AllowList.of(settings),
+        parents=Parents.of(settings),
     )
     _on_end_signals(server.stop)
     print(f"hybridps: serving at {server.address}", flush=True)

@@ -85,10 +85,14 @@ class Members:
         del self._by_identity[member.identity]
         del self._by_session[member.session]
         del self._by_group[member.job, member.group]
-        if not any(job == member.job for job, _ in self._by_group):
+        if not self.there(member.job):
             self._began_seconds.pop(member.job, None)
         if lost:
             self._lost += (member.identity, member.session)
+
+    def there(self, job: str) -> bool:
+        """Whether a job has clients."""
+        return any(job == theirs for theirs, _ in self._by_group)
 
     def begun_before(self, seconds: float) -> list[str]:
         """The jobs whose first group came before that time; each is told once."""

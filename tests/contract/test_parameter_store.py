@@ -1,4 +1,6 @@
-"""What every parameter store does: the in-process one, and clients of 1, 2 and 3 servers over TCP and IPC."""
+"""What every parameter store does: the in-process one, and clients of 1, 2 and 3 servers over TCP and IPC, also of
+servers that have parents.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from contextlib import ExitStack
 import msgspec
 import numpy as np
 import pytest
+from hierarchy import Hierarchy
 
 from hybridps.config import Settings
 from hybridps.errors import DeadlineError, HybridPSError, LayoutError, ServerError
@@ -21,7 +24,7 @@ from hybridps.ps.server import Server
 
 pytestmark = pytest.mark.timeout(30)
 
-KINDS = ("local", "tcp-1", "tcp-2", "tcp-3", "ipc-1", "ipc-2", "shm-1", "shm-3")
+KINDS = ("local", "tcp-1", "tcp-2", "tcp-3", "ipc-1", "ipc-2", "shm-1", "shm-3", "rack-1", "rack-2", "shmrack-2")
 CHUNK_BYTES = 1024
 SETTINGS = Settings(chunk_bytes=CHUNK_BYTES, connect_seconds=5.0, deadline_seconds=10.0, lost_seconds=5.0)
 DTYPES = ("float16", "float32", "float64")
@@ -53,7 +56,12 @@ class Tier:
         self._stack = ExitStack()
         self._local = LocalServer() if kind == "local" else None
         self._client = InPlace if kind.startswith("shm") else Client
-        if kind != "local":
+        self.has_parent = "rack" in kind
+        if self.has_parent:
+            rack = Hierarchy(racks=1, servers=int(kind[-1]), parents=int(kind[-1]), settings=SETTINGS)
+            self._stack.callback(rack.close)
+            self.addresses = [server.address for server in rack.servers]
+        elif kind != "local":
             transport, count = kind.split("-")
             self.addresses = [self._serve(transport, folder, number) for number in range(int(count))]
 
@@ -77,6 +85,14 @@ class Tier:
 
 @pytest.fixture(params=KINDS)
 def tier(request, tmp_path):
+    tier = Tier(request.param, tmp_path)
+    yield tier
+    tier.close()
+
+
+@pytest.fixture(params=[kind for kind in KINDS if "rack" not in kind])
+def flat(request, tmp_path):
+    """Without parents: elastic averaging has one centre."""
     tier = Tier(request.param, tmp_path)
     yield tier
     tier.close()
@@ -121,7 +137,7 @@ def centre(store, layout):
 def test_the_first_group_initialises(tier, size, dtype):
     layout = layout_of(size, dtype)
     first, second = tier.open(0, 2), tier.open(1, 2)
-    assert first.register("w", layout, numbers(layout, 0), Sum()) is False
+    assert first.register("w", layout, numbers(layout, 0), Sum()) is tier.has_parent
     assert second.register("w", layout, numbers(layout, 1), Sum()) is True
     for store in (first, second):
         np.testing.assert_array_equal(centre(store, layout), numbers(layout, 0))
@@ -142,7 +158,7 @@ def test_of_groups_that_register_together_the_first_initialises(tier):
             for store, initial in zip(stores, initials, strict=True)
         )
     )
-    assert list(late) == [False, True, True]
+    assert list(late) == [tier.has_parent, True, True]
     for store in stores:
         np.testing.assert_array_equal(centre(store, layout), initials[0])
 
@@ -155,7 +171,7 @@ def test_the_first_group_initialises_though_it_comes_last(tier):
         time.sleep(0.1)
         return stores[0].register("w", layout, numbers(layout, 0), Sum())
 
-    assert together(last, lambda: stores[1].register("w", layout, numbers(layout, 1), Sum())) == [False, True]
+    assert together(last, lambda: stores[1].register("w", layout, numbers(layout, 1), Sum())) == [tier.has_parent, True]
     for store in stores:
         np.testing.assert_array_equal(centre(store, layout), numbers(layout, 0))
 
@@ -299,8 +315,8 @@ def test_tables_and_jobs_do_not_meet(tier):
     layout = layout_of()
     one, other = tier.open(job="one"), tier.open(job="other")
     one.register("w", layout, numbers(layout, 1), Sum())
-    assert other.register("w", layout, numbers(layout, 2), Sum()) is False
-    assert one.register("v", layout, numbers(layout, 3), Sum()) is False
+    assert other.register("w", layout, numbers(layout, 2), Sum()) is tier.has_parent
+    assert one.register("v", layout, numbers(layout, 3), Sum()) is tier.has_parent
     np.testing.assert_array_equal(centre(one, layout), numbers(layout, 1))
     np.testing.assert_array_equal(centre(other, layout), numbers(layout, 2))
 
@@ -324,12 +340,12 @@ def test_pushing_twice_in_a_round_is_refused(tier):
 
 @pytest.mark.parametrize(("dtype", "eps"), [("float16", 2e-3), ("float32", 1e-6), ("float64", 1e-14)])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
-def test_elastic_is_its_equation_and_conserves(tier, dtype, eps, alpha):
+def test_elastic_is_its_equation_and_conserves(flat, dtype, eps, alpha):
     layout = layout_of(700, dtype)
     rng = np.random.default_rng(3)
     initial, values = (rng.standard_normal(layout.length).astype(dtype) for _ in range(2))
     rule = Elastic(alpha)
-    (store,) = joined(tier, 1, layout, rule, initial)
+    (store,) = joined(flat, 1, layout, rule, initial)
     answer = np.empty_like(values)
     store.exchange("w", values, answer, 0, layout.length).wait()
     after = values.copy()
@@ -345,21 +361,21 @@ def test_elastic_is_its_equation_and_conserves(tier, dtype, eps, alpha):
         np.testing.assert_array_equal(after, w)
 
 
-def test_elastic_with_alpha_1_swaps(tier):
+def test_elastic_with_alpha_1_swaps(flat):
     layout = layout_of()
     rule = Elastic(1.0)
-    (store,) = joined(tier, 1, layout, rule, numbers(layout, 0))
+    (store,) = joined(flat, 1, layout, rule, numbers(layout, 0))
     values = numbers(layout, 1)
     rule.absorb_(values, swap(store, values.copy()))
     np.testing.assert_array_equal(values, numbers(layout, 0))
     np.testing.assert_array_equal(centre(store, layout), numbers(layout, 1))
 
 
-def test_elastic_contracts_to_one_point_and_conserves_the_total(tier):
+def test_elastic_contracts_to_one_point_and_conserves_the_total(flat):
     layout, groups = layout_of(600), 3
     rule = Elastic(0.3)
     initial = numbers(layout, 9)
-    stores = joined(tier, groups, layout, rule, initial)
+    stores = joined(flat, groups, layout, rule, initial)
     weights = [numbers(layout, group) for group in range(groups)]
     total = np.sum([initial, *weights], axis=0)
 
@@ -425,7 +441,7 @@ def test_the_centre_outlives_its_initialiser_but_not_its_last_group(tier):
     assert second.register("w", layout, numbers(layout, 1), Sum()) is True
     second.close()
     third = tier.open(0, 2)
-    assert third.register("w", layout, numbers(layout, 2), Sum()) is False
+    assert third.register("w", layout, numbers(layout, 2), Sum()) is tier.has_parent
     np.testing.assert_array_equal(centre(third, layout), numbers(layout, 2))
 
 
