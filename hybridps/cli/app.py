@@ -58,6 +58,9 @@ def run_command(
     servers: Annotated[
         int | None, typer.Option("-s", "--servers", help="Servers to start. Default: 1 for several groups, else 0.")
     ] = None,
+    racks: Annotated[
+        int | None, typer.Option("--racks", help="Racks: each has so many servers; above them is a parent.")
+    ] = None,
     algorithm: Annotated[str | None, typer.Option("--algorithm", help="Name of the algorithm, e.g. elastic.")] = None,
     hosts: Annotated[str | None, typer.Option("-H", "--hosts", help="Hosts and their slots, e.g. h1:4,h2:4.")] = None,
     hostfile: Annotated[Path | None, typer.Option("--hostfile", help="File with lines like: h1 slots=4")] = None,
@@ -79,6 +82,7 @@ def run_command(
     options: dict[str, Any] = {
         "groups": groups,
         "group_sizes": sizes,
+        "racks": racks,
         "algorithm": algorithm,
         "run_folder": folder,
         "alpha": alpha,
