@@ -211,10 +211,9 @@ def test_values_that_are_no_numbers_do_not_count(bad):
         )
 
 
-@pytest.mark.parametrize("parents", [1, 2])
-def test_elastic_contracts_to_one_point_and_conserves_the_total(parents):
+def test_elastic_contracts_to_one_point_and_conserves_the_total():
     rule, groups, racks = Elastic(0.3), 3, 2
-    with hierarchy(racks=racks, servers=parents, parents=parents) as tree:
+    with hierarchy(racks=racks, servers=2, parents=2) as tree:
         initial = numbers(50)
         stores = joined(tree, groups, rule, initial)
         weights = [numbers(group) for group in range(groups)]
@@ -222,11 +221,11 @@ def test_elastic_contracts_to_one_point_and_conserves_the_total(parents):
         point = (sum(weights) + (racks + 1) * initial) / (groups + racks + 1)
 
         def train(group):
-            for _ in range(60):
+            for _ in range(30):
                 rule.absorb_(weights[group], swap(stores[group], weights[group].copy()))
 
         together(*(lambda g=g: train(g) for g in range(groups)))
-        for _ in range(100):
+        for _ in range(60):
             for group in range(groups):
                 rule.absorb_(weights[group], swap(stores[group], weights[group].copy()))
         for weight in weights:
