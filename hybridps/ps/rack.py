@@ -7,11 +7,12 @@ rack has groups.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -66,10 +67,11 @@ class RackTable(Table):
 
     def answered(self, up: Up, error: HybridPSError | None) -> list[Outcome]:
         """What went up is back. `error`: these values were refused, and nothing else is wrong."""
+        pieces = cast(dict[int, _RackPiece], self._pieces)
         if up.chunk is not None:
-            return [*self._pieces[up.chunk].answered(error)]  # type: ignore[attr-defined]
+            return [*pieces[up.chunk].answered(error)]
         self._above = True
-        return [*(piece.begin() for piece in self._pieces.values()), *self._end_start()]  # type: ignore[attr-defined]
+        return [*(piece.begin() for piece in pieces.values()), *self._end_start()]
 
     def leave(self, group: int) -> list[Outcome]:
         if self._initial is not None and self._initial.group == group:
@@ -87,7 +89,7 @@ class RackTable(Table):
     def _make_piece(self, index: int, *arguments: Any) -> Piece:
         if isinstance(self.terms.clock, BulkSynchronous):
             return _Summed(self.way, index, *arguments)
-        return _Averaged(self.way, index, lambda: self._rounds.members, *arguments)
+        return _Averaged(lambda: self._rounds.members, self.way, index, *arguments)
 
     def _states(self) -> int:
         return 0 if self.way.centre is None else 1
@@ -106,21 +108,32 @@ class _Round:
     refused: Set[int] = frozenset()
 
 
-class _Summed(Piece):
+class _RackPiece(Piece, ABC):
+    """`_up` is where the chunk's values lie on their way: the owner's, but from an `Up` until it is `answered`."""
+
+    def __init__(self, way: Upward, index: int, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._way, self._index, self._up = way, index, way.values[way.places[index]]
+
+    def begin(self) -> Work:
+        """The centre of the parents becomes that of the rack."""
+        return Work(self.owner, partial(np.copyto, self.centre, self._up))
+
+    @abstractmethod
+    def answered(self, error: HybridPSError | None) -> list[Outcome]:
+        """The parents' answer is there; or, with an `error`, they did not take the values."""
+
+
+class _Summed(_RackPiece):
     """A chunk whose rounds are added up here and computed by the parents, one after the other.
 
     Pushes may complete a round while the one before is on its way: it waits, added up.
     """
 
-    def __init__(self, way: Upward, index: int, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._way, self._index, self._up = way, index, way.values[way.places[index]]
         self._under_way: deque[_Round] = deque()
         """The first one is at the parents."""
-
-    def begin(self) -> Work:
-        """The centre of the parents becomes that of the rack."""
-        return Work(self.owner, partial(np.copyto, self.centre, self._up))
 
     def carry_out(self, index: int, verdict: Verdict) -> list[Work]:
         asks = {group: self._asks.pop(group) for group in verdict.answer if group in self._asks}
@@ -132,7 +145,6 @@ class _Summed(Piece):
         return [Work(self.owner, partial(self._gather, complete, total, values, goes, done), done)]
 
     def answered(self, error: HybridPSError | None) -> list[Outcome]:
-        """The parents' answer to the round that went up is there."""
         over = self._under_way.popleft()
         asks = [ask for group, ask in over.asks.items() if group not in over.refused]
         outcomes: list[Outcome] = []
@@ -200,26 +212,21 @@ class _Summed(Piece):
         hand_out_(answer, [target for theirs in targets.values() for target in theirs])
 
 
-class _Averaged(Piece):
+class _Averaged(_RackPiece):
     """A chunk whose centre is averaged with that of the parents, whenever as many values came as there are members."""
 
-    def __init__(self, way: Upward, index: int, members: Callable[[], Set[int]], *arguments: Any) -> None:
+    def __init__(self, members: Callable[[], Set[int]], *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._way, self._index, self._up = way, index, way.values[way.places[index]]
         self._members = members
         self._came = 0
         self._goes = False
-
-    def begin(self) -> Work:
-        """As `_Summed.begin`."""
-        return Work(self.owner, partial(np.copyto, self.centre, self._up))
 
     def carry_out(self, index: int, verdict: Verdict) -> list[Work]:
         self._came += len(verdict.apply)
         return [*super().carry_out(index, verdict), *self._go_up()]
 
     def answered(self, error: HybridPSError | None) -> list[Outcome]:
-        """The parents' d is there: the rack's centre moves by it, as theirs has."""
+        """As `_RackPiece.answered`: the rack's centre moves by d, as the parents' has."""
         self._goes = False
         moves = partial(np.subtract, self.centre, self._up, out=self.centre)
         return [*([] if error else [Work(self.owner, moves)]), *self._go_up()]

@@ -211,6 +211,25 @@ def test_values_that_are_no_numbers_do_not_count(bad):
         )
 
 
+def test_a_sum_that_is_no_number_is_refused_by_the_parents_and_the_others_go_on():
+    with hierarchy(racks=2) as tree:
+        stores = joined(tree, 3, Sum())
+
+        def step(group):
+            values = numbers(group)
+            values[300] = 3e38 if group < 2 else 1
+            if group < 2:
+                with pytest.raises(NotFiniteError, match="element 44"):
+                    swap(stores[group], values)
+                return None
+            return swap(stores[group], values)
+
+        *_, answer = together(*(lambda g=g: step(g) for g in range(3)))
+        assert answer[300] == 1
+        for answer in together(*(lambda g=g: swap(stores[g], numbers(g)) for g in range(3))):
+            np.testing.assert_array_equal(answer, sum(numbers(group) for group in range(3)))
+
+
 def test_elastic_contracts_to_one_point_and_conserves_the_total():
     rule, groups, racks = Elastic(0.3), 3, 2
     with hierarchy(racks=racks, servers=2, parents=2) as tree:
