@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -34,7 +35,10 @@ from hybridps.errors import HybridPSError
 from hybridps.ps.process import ServerProcess
 
 WAYS = ("flat", "hierarchy")
+RULES = ("sum", "elastic")
 END_SECONDS = 10.0
+QUIET_SECONDS, QUIET_BYTES, MOST_SECONDS = 0.3, 64 << 10, 60.0
+"""A link on which so little comes in that time is quiet."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -44,6 +48,7 @@ def hierarchy(
     racks: Annotated[int, typer.Option(min=1, help="Racks, each behind a link of its own.")] = 2,
     groups: Annotated[int, typer.Option(min=1, help="Groups in each rack.")] = 2,
     megabytes: Annotated[int, typer.Option(min=1, help="Size of the exchange, in units of 2^20 bytes.")] = 16,
+    rule: Annotated[str, typer.Option(help="sum, in step, or elastic, at arrival.")] = "sum",
     rate: Annotated[str, typer.Option(help="Of a link, in each direction.")] = "200mbit",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the result is their median.")] = 5,
     json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
@@ -51,12 +56,14 @@ def hierarchy(
     """Exchange the sum of all groups' values, through one server and through the servers of racks."""
     try:
         bits_per_second(rate)
+        if rule not in RULES:
+            raise ValueError(f"{rule!r} is none of {', '.join(RULES)}")
         with limited_links(racks, rate) as links:
-            measured = measure(links, groups, megabytes << 20, rounds)
+            measured = measure(links, groups, megabytes << 20, rule, rounds)
     except (ValueError, LinksError, RuntimeError, HybridPSError) as error:
         print(f"benchmarks.hierarchy: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    result = make_result(measured, racks, groups, megabytes << 20, rate, rounds)
+    result = make_result(measured, racks, groups, megabytes << 20, rule, rate, rounds)
     for way in WAYS:
         sent, came = (size_text(round(result[kind][way])) for kind in ("bytes_sent", "bytes_received"))
         print(f"{way:10} {result['seconds'][way]:6.3f} s   a rack's link: {sent} sent, {came} received")
@@ -66,7 +73,7 @@ def hierarchy(
         json_path.write_text(json.dumps([result], indent=1) + "\n")
 
 
-def measure(links: Links, groups: int, nbytes: int, rounds: int) -> dict[str, list[dict[str, float]]]:
+def measure(links: Links, groups: int, nbytes: int, rule: str, rounds: int) -> dict[str, list[dict[str, float]]]:
     """For each way and round: the seconds of an exchange, and the bytes that a rack sent and received, on average."""
     measured: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     with ExitStack() as stack:
@@ -74,7 +81,8 @@ def measure(links: Links, groups: int, nbytes: int, rounds: int) -> dict[str, li
         started = []
         for rack, address in enumerate(links.addresses):
             for group in range(groups):
-                told = Told(rack * groups + group, len(links.addresses) * groups, group, groups, nbytes, *places[rack])
+                which = rack * groups + group, links.nodes * groups, group, groups
+                told = Told(*which, nbytes, rule, *places[rack])
                 started.append(stack.enter_context(a_group(links.namespace(address), told)))
         for one in started:
             answer(one, "ready")
@@ -83,20 +91,27 @@ def measure(links: Links, groups: int, nbytes: int, rounds: int) -> dict[str, li
             for one in started:
                 say(one, way)
             seconds = max(float(answer(one, "took")) for one in started)
-            after = crossed(links)
+            after = settled(links)
             sent, received = ((there - here) / links.nodes for here, there in zip(before, after, strict=True))
             measured[way].append({"seconds": seconds, "bytes_sent": sent, "bytes_received": received})
     return {way: taken[1:] for way, taken in measured.items()}
 
 
 def make_result(
-    measured: Mapping[str, list[dict[str, float]]], racks: int, groups: int, nbytes: int, rate: str, rounds: int
+    measured: Mapping[str, list[dict[str, float]]],
+    racks: int,
+    groups: int,
+    nbytes: int,
+    rule: str,
+    rate: str,
+    rounds: int,
 ) -> Result:
     """Medians, and how many times more the flat way needs."""
     kinds = ("seconds", "bytes_sent", "bytes_received")
     medians = {kind: {way: median(one[kind] for one in measured[way]) for way in WAYS} for kind in kinds}
     ratios = {kind: medians[kind]["flat"] / medians[kind]["hierarchy"] for kind in kinds}
-    shape = {"racks": racks, "groups_per_rack": groups, "bytes": nbytes, "link_rate": rate, "rounds": rounds}
+    shape = {"racks": racks, "groups_per_rack": groups, "bytes": nbytes, "rule": rule}
+    shape |= {"link_rate": rate, "rounds": rounds}
     return {"case": "hierarchy"} | shape | medians | {"ratios": ratios, "hardware": describe_hardware()}
 
 
@@ -165,6 +180,17 @@ def crossed(links: Links) -> tuple[int, int]:
     """Bytes that all racks together have sent and received over their links, headers included."""
     nodes = [links.namespace(address) for address in links.addresses]
     return sum(counter(node, "tx") for node in nodes), sum(counter(node, "rx") for node in nodes)
+
+
+def settled(links: Links) -> tuple[int, int]:
+    """As `crossed`, when no more comes than signs of life: a rack may go on with its parents after its groups' end."""
+    end, now = time.monotonic() + MOST_SECONDS, crossed(links)
+    while time.monotonic() < end:
+        time.sleep(QUIET_SECONDS)
+        before, now = now, crossed(links)
+        if sum(now) - sum(before) < QUIET_BYTES:
+            break
+    return now
 
 
 def counter(namespace: str, direction: str) -> int:

@@ -229,14 +229,10 @@ def open_job(read_settings: Callable[[], Settings] = load_settings) -> Job:
 def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
     """Be a server rank of an MPI world: announce the address over MPI, and serve until the workers end."""
     session = open_session(lambda: resolve(settings), SERVER)
-    if settings.parents:
-        raise ConfigError(
-            f"HYBRIDPS_PARENTS={','.join(settings.parents)} has no meaning for a server that is a rank of the job's "
-            "MPI world: start rack servers with `hybridps run --racks`, or each with `hybridps serve` alone"
-        ).on_all_ranks()
     announcement, server = _Announcement(), None
     keep_freed_memory()
     try:
+        _check_no_parents(settings)
         server = Server(
             bind,
             insecure=insecure,
@@ -253,6 +249,14 @@ def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
         threading.Thread(target=_stop_at_farewell, args=(session, server), daemon=True).start()
         server.run()
     session.close()
+
+
+def _check_no_parents(settings: Settings) -> None:
+    if settings.parents:
+        raise ConfigError(
+            f"HYBRIDPS_PARENTS={','.join(settings.parents)} has no meaning for a server that is a rank of the job's "
+            "MPI world: start rack servers with `hybridps run --racks`, or each with `hybridps serve` alone"
+        )
 
 
 def _stop_at_farewell(session: Session, server: Server) -> None:

@@ -188,8 +188,8 @@ class Launcher:
             self._screen.message(f"{name}: stopping {len(running)} groups and {len(_running(self._servers))} servers")
         self._stopping = True
         self._processes.stop(running, STOP_SECONDS, self._hurry)
-        in_racks = [server for server in self._servers if server not in self._parents]
-        for servers in (in_racks, self._parents):
+        below = [server for server in self._servers if server not in self._parents]
+        for servers in (below, self._parents):
             self._processes.stop(_running(servers), STOP_SECONDS, self._hurry)
         self._processes.close()
 
