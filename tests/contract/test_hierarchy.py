@@ -18,6 +18,7 @@ from hybridps.errors import ConfigError, LayoutError, PlanError, ServerError
 from hybridps.memory import Layout, shared_memory
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import BoundedStale, FreeRunning
+from hybridps.ps.keys import AllowList, make_tenant
 from hybridps.ps.parents import Parents
 from hybridps.ps.process import ServerProcess
 from hybridps.ps.racks import place_in_rack
@@ -89,7 +90,7 @@ def test_racks_of_unequal_size_equal_one_server(rule):
         flat.servers = flat.parents
         expected = trained(flat, 3, rule)
     # Two groups in the first rack and one in the second: the values are added in the same order.
-    for shape in ({"racks": 2}, {"racks": 2, "servers": 2, "parents": 2}, {"racks": 3}):
+    for shape in ({"racks": 2}, {"racks": 3, "servers": 2, "parents": 2}):
         with hierarchy(**shape) as tree:
             for there, here in zip(expected, trained(tree, 3, rule, in_place=shape.get("servers") == 2), strict=True):
                 for mine, theirs in zip(here, there, strict=True):
@@ -333,6 +334,22 @@ def test_without_parents_all_groups_are_refused_with_the_reason():
             for call in (lambda s=store: swap(s, numbers(1)), lambda s=store: centre(s)):
                 with pytest.raises(ServerError, match=lost):
                     call()
+
+
+def test_parents_that_demand_keys(tmp_path):
+    theirs = make_tenant(tmp_path, "racks")
+    settings = msgspec.structs.replace(SETTINGS, connect_seconds=1.0)
+    with hierarchy(racks=0, settings=settings) as tree:
+        parent = tree.serve(allowed=AllowList.load(tmp_path))
+        tree.racks, tree.servers = 1, tree.rack_servers([parent], 1)
+        with pytest.raises(ServerError, match="refused a connection without keys"):
+            tree.open().register("w", LAYOUT, None, Sum())
+        tree.settings = msgspec.structs.replace(settings, keys=str(theirs))
+        tree.racks, tree.servers = 2, tree.rack_servers([parent], 2)
+        stores = [tree.open(group, 2, keys=None) for group in range(2)]
+        together(*(lambda s=s: s.register("w", LAYOUT, None, Sum()) for s in stores))
+        for answer in together(*(lambda g=g, s=s: swap(s, numbers(g)) for g, s in enumerate(stores))):
+            np.testing.assert_array_equal(answer, numbers(0) + numbers(1))
 
 
 def test_parents_that_are_not_there():

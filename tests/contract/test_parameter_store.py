@@ -24,7 +24,7 @@ from hybridps.ps.server import Server
 
 pytestmark = pytest.mark.timeout(30)
 
-KINDS = ("local", "tcp-1", "tcp-2", "tcp-3", "ipc-1", "ipc-2", "shm-1", "shm-3", "rack-1", "shmrack-2")
+KINDS = ("local", "tcp-1", "tcp-2", "tcp-3", "ipc-1", "ipc-2", "shm-1", "shm-3", "rack-2")
 CHUNK_BYTES = 1024
 SETTINGS = Settings(chunk_bytes=CHUNK_BYTES, connect_seconds=5.0, deadline_seconds=10.0, lost_seconds=5.0)
 DTYPES = ("float16", "float32", "float64")

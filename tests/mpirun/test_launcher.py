@@ -247,23 +247,6 @@ def test_servers_on_the_network_get_keys_for_this_launch(tmp_path: Path) -> None
     assert not list(tmp_path.glob("hybridps-*")), "the keys are still there"
 
 
-def test_racks_on_the_network_get_keys_for_this_launch(tmp_path: Path) -> None:
-    address = own_address()
-    if not address:
-        pytest.skip("this host has no address but the loopback")
-    script = tmp_path / "sum.py"
-    script.write_text(SUM)
-    run = [sys.executable, "-m", "hybridps", "run", "-H", f"{address}:2", "--groups", "2", "--racks", "2"]
-    environ = environment() | {"TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [*run, "--", "python", str(script)], env=environ, capture_output=True, text=True, timeout=SECONDS
-    )
-    assert done.returncode == 0, done.stderr
-    for name in ("parent", "rack 0 server 0", "rack 1 server 0"):
-        assert f"[{name}] hybridps: serving at tcp://{address}:" in done.stdout
-    assert [f"[group {group}] sum 2.0" in done.stdout for group in (0, 1)] == [True, True]
-
-
 SUM = """
 import numpy as np
 from hybridps.job import open_job
