@@ -72,6 +72,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     check_finite: bool = True
     """Whether servers refuse values with NaN or Inf."""
 
+    metrics_port: Annotated[int, Meta(ge=0, le=65535)] | None = None
+    """Port on which a server tells its metrics over HTTP, in the form of Prometheus; 0 is any. Default: none."""
+
+    metrics_bind: str = "127.0.0.1"
+    """Address for that port. Whoever reaches it may read the names of tenants, jobs and tables, and their figures."""
+
     server_keys: str | None = None
     """Folder made by `hybridps keys`: a server lets in the tenants that are named there, and nobody else."""
 

@@ -228,6 +228,8 @@ def open_job(read_settings: Callable[[], Settings] = load_settings) -> Job:
 
 def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
     """Be a server rank of an MPI world: announce the address over MPI, and serve until the workers end."""
+    from hybridps.ps.metrics import serve_metrics
+
     session = open_session(lambda: resolve(settings), SERVER)
     announcement, server = _Announcement(), None
     keep_freed_memory()
@@ -242,6 +244,8 @@ def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
             allowed=AllowList.of(settings),
         )
         announcement.address = server.address
+        for line in serve_metrics(server.observe, settings):
+            print(line, flush=True)
     except HybridPSError as error:
         announcement.error = str(error)
     _announce(session, announcement)

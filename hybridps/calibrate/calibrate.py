@@ -56,8 +56,15 @@ def calibrate(wish: Wish, report: Report) -> Calibration:
         layers = _layers(wish, folder)
         report("memory and kernels")
         speeds = copy_bytes_per_second(), add_bytes_per_second(), matrix_flops()
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return Calibration(
-            len(os.sched_getaffinity(0)), wish.hosts, tuple(steps), communications(wish, report), layers, *speeds
+            len(os.sched_getaffinity(0)),
+            wish.hosts,
+            tuple(steps),
+            communications(wish, report),
+            layers,
+            *speeds,
+            memory_bytes,
         )
 
 

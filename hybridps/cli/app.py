@@ -109,6 +109,12 @@ def serve_command(
     lost_seconds: Annotated[
         float | None, typer.Option("--lost-seconds", help="Silence after which a group is taken as lost.")
     ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option("--metrics-port", help="Tell metrics over HTTP on this port; 0 is any free one.")
+    ] = None,
+    metrics_bind: Annotated[
+        str | None, typer.Option("--metrics-bind", help="Address for the metrics. Default: 127.0.0.1.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the address only.")] = False,
 ) -> None:
     """Run a parameter server."""
@@ -118,7 +124,22 @@ def serve_command(
         os.environ["HYBRIDPS_QUIET"] = "true"
     if keys is not None:
         os.environ["HYBRIDPS_SERVER_KEYS"] = keys
+    if metrics_port is not None:
+        os.environ["HYBRIDPS_METRICS_PORT"] = str(metrics_port)
+    if metrics_bind is not None:
+        os.environ["HYBRIDPS_METRICS_BIND"] = metrics_bind
     serve(bind, insecure=insecure, stop_after_groups=stop_after_groups, lost_seconds=lost_seconds)
+
+
+@app.command(name="top")
+def top_command(
+    address: Annotated[str, typer.Argument(metavar="URL", help="Where the metrics are: a URL, or HOST:PORT.")],
+    once: Annotated[bool, typer.Option("--once", help="Print the figures once, and end.")] = False,
+) -> None:
+    """Watch a server that was started with --metrics-port."""
+    from hybridps.cli.top import watch
+
+    watch(address, once)
 
 
 @app.command(name="keys")

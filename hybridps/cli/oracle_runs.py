@@ -25,14 +25,16 @@ def replay_command(
     b_us_per_byte: Annotated[float | None, typer.Option("--b-us-per-byte", min=0, help="Time per byte.")] = None,
     chrome: Annotated[Path | None, typer.Option("--chrome", help="Write the schedules as a Chrome trace.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw the schedules (PNG).")] = None,
+    form: FormatOption = Format.json,
 ) -> None:
-    """Replay a measured trace: naive, wait-free, one message, merged gradients. Prints JSON."""
+    """Replay a measured trace: naive, wait-free, one message, merged gradients."""
     import json
 
     import msgspec
 
     from hybridps.oracle.dag import place
     from hybridps.oracle.fit import Line
+    from hybridps.oracle.measured_tables import replay_table
     from hybridps.oracle.replay import fit_link, iterations, read_trace, replay
     from hybridps.oracle.timeline import chrome_trace, plot_schedules
 
@@ -41,7 +43,11 @@ def replay_command(
     layers = read_trace(trace)
     given = None if a_us is None or b_us_per_byte is None else Line(1e-6 * a_us, 1e-6 * b_us_per_byte)
     link = given or fit_link(layers)
-    print(json.dumps(msgspec.to_builtins(replay(layers, link)), indent=1))
+    found = replay(layers, link)
+    if form is Format.json:
+        print(json.dumps(msgspec.to_builtins(found), indent=1))
+    else:
+        show(replay_table(found))
     schedules = {name: place(*way) for name, way in iterations(layers, link).items()}
     if chrome:
         chrome.write_text(json.dumps(chrome_trace(schedules)) + "\n")

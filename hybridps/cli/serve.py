@@ -34,6 +34,7 @@ def _serve_alone(
     bind: str, settings: Settings, insecure: bool, stop_after_groups: int | None, lost_seconds: float | None
 ) -> None:
     from hybridps.ps.keys import AllowList
+    from hybridps.ps.metrics import serve_metrics
     from hybridps.ps.parents import Parents
     from hybridps.ps.server import Server
 
@@ -51,8 +52,10 @@ def _serve_alone(
         parents=Parents.of(settings),
     )
     _on_end_signals(server.stop)
-    print(f"hybridps: serving at {server.address}", flush=True)
-    server.run()
+    with server:
+        metrics = serve_metrics(server.observe, settings)
+        print("\n".join((f"hybridps: serving at {server.address}", *metrics)), flush=True)
+        server.run()
 
 
 def _on_end_signals(stop: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from hybridps.errors import OracleError
 from hybridps.oracle.files import write_network
 from hybridps.oracle.fit import Line
+from hybridps.oracle.machine import Level, Machine, checked, write_machine
 from hybridps.oracle.network import Network
 
 FILE = "calibration.json"
@@ -82,6 +83,8 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     copy_bytes_per_second: float
     add_bytes_per_second: float
     matrix_flops: float
+    memory_bytes: int
+    """Of the whole machine."""
 
     def steps_of(self, copies: int) -> Steps:
         """Steps with so many workers on the cores; beyond what was measured, slower in proportion.
@@ -119,10 +122,55 @@ def read_calibration(folder: Path) -> Calibration:
 
 
 def write_calibration(calibration: Calibration, folder: Path) -> None:
-    """Write the calibration; and the network with its layer times beside it, as `predict --network FILE` reads it."""
+    """Write the calibration; and beside it, for `predict`, the network with its layer times, and the machine."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(calibration), indent=1) + b"\n")
     write_network(calibration.layers.network, folder / "network.json")
+    if any(each.groups == 1 < each.workers for each in calibration.communications):
+        write_machine(machine_measured(calibration), folder / "machine.json")
+
+
+def machine_measured(calibration: Calibration) -> Machine:
+    """The machine as `predict` needs it: a PE is a worker, with its part of the cores' memory.
+
+    A level for each number of workers whose allreduce in one group was measured: T = a' + b' M, which the equation
+    T = 2 (p-1) (a + M b / p) gives for a = a' / (2 (p-1)) and b = b' p / (2 (p-1)). Servers: the layout with most
+    groups, as if all of its time were theirs. Raises OracleError where no allreduce was measured.
+    """
+    alone = sorted((each for each in calibration.communications if each.groups == 1), key=lambda each: each.workers)
+    levels = [_level(each.workers, each.sum.cost) for each in alone if each.workers > 1]
+    if not levels:
+        raise OracleError("no layout of several workers in one group was measured: calibrate with --layouts 2x1")
+    levels[-1] = msgspec.structs.replace(levels[-1], pes=None)
+    machine = Machine(
+        name="calibrated",
+        memory_bytes=calibration.memory_bytes / calibration.cores,
+        speed_flops=calibration.matrix_flops,
+        levels=tuple(levels),
+        pes_per_node=calibration.cores,
+        aggregate_bytes_per_second=calibration.add_bytes_per_second,
+    )
+    apart = max(calibration.communications, key=lambda each: each.groups)
+    if apart.groups == 1:
+        return checked(machine)
+    cost = apart.sum.cost
+    return checked(
+        msgspec.structs.replace(
+            machine,
+            server_bandwidth_bytes_per_second=apart.groups / cost.seconds_per_unit,
+            server_message_seconds=max(0.0, cost.start_seconds) / apart.groups,
+        )
+    )
+
+
+def _level(pes: int, cost: Line) -> Level:
+    messages = 2 * (pes - 1)
+    return Level(
+        name=f"{pes} workers",
+        pes=pes,
+        latency_seconds=max(0.0, cost.start_seconds) / messages,
+        bandwidth_bytes_per_second=messages / (pes * cost.seconds_per_unit),
+    )
 
 
 def _text(names: Iterable[object]) -> str:

@@ -109,6 +109,11 @@ def machine_of(name: str) -> Machine:
         raise OracleError(f"{path} is no machine: {error}") from None
 
 
+def write_machine(machine: Machine, path: Path) -> None:
+    """Write the JSON that `machine_of` reads."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(machine), indent=1) + b"\n")
+
+
 def with_settings(machine: Machine, settings: dict[str, float]) -> Machine:
     """The machine with other numbers. Names are those of `SETTINGS`; others raise OracleError."""
     for name in settings:

@@ -1,4 +1,4 @@
-"""Tables of what was measured: the residuals of a calibration, and a comparison."""
+"""Tables of what was measured: the residuals of a calibration, a comparison, and a replayed trace."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hybridps.oracle.calibration import Calibration
 from hybridps.oracle.compare import Row
 from hybridps.oracle.fit import Line
 from hybridps.oracle.live import Run
+from hybridps.oracle.replay import Replay
 
 
 def residuals_table(calibration: Calibration) -> Table:
@@ -50,4 +51,16 @@ def comparison_table(rows: Sequence[Row], run: Run) -> Table:
     for row in rows:
         judged = "" if row.accuracy is None else f"{100 * row.accuracy:.1f} %"
         table.add_row(row.phase, f"{1e3 * row.predicted_seconds:.1f}", f"{1e3 * row.measured_seconds:.1f}", judged)
+    return table
+
+
+def replay_table(found: Replay) -> Table:
+    """An iteration of a trace, by how its gradients are sent."""
+    table = Table(title=f"a = {found.a_us:.6g} us, b = {found.b_us_per_byte:.6g} us/byte")
+    table.add_column("gradients are sent")
+    table.add_column("iteration, ms", justify="right")
+    table.add_row("after backward, layer by layer", f"{found.naive_ms:.3f}")
+    table.add_row(f"when they are ready ({found.exposed_ms:.3f} ms exposed)", f"{found.wfbp_ms:.3f}")
+    table.add_row("in one message", f"{found.single_message_ms:.3f}")
+    table.add_row(f"merged into {found.merged_groups} messages", f"{found.merged_ms:.3f}")
     return table

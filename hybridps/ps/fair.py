@@ -27,6 +27,8 @@ class Account:
         self.start_bytes = 0
         """Where its next message begins, on the line on which all tenants move on alike."""
         self.rests_until_seconds = -math.inf
+        self.rested_seconds = 0.0
+        """What its rate has cost it."""
         self.messages = 0
         self.received_bytes = 0
         self.served_bytes = 0
@@ -80,7 +82,9 @@ class FairQueue:
         account.start_bytes += nbytes + MESSAGE_BYTES
         self._furthest_bytes = max(self._furthest_bytes, account.start_bytes)
         if account.bytes_per_second is not None:
-            account.rests_until_seconds = max(account.rests_until_seconds, now) + nbytes / account.bytes_per_second
+            rest_seconds = nbytes / account.bytes_per_second
+            account.rests_until_seconds = max(account.rests_until_seconds, now) + rest_seconds
+            account.rested_seconds += rest_seconds
 
     def rest_seconds(self, now: float) -> float:
         """Until a message can be taken; infinite if there is none."""

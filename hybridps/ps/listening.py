@@ -12,6 +12,9 @@ import zmq
 from hybridps.errors import ServerError
 from hybridps.ps.keys import AllowList
 
+MOST_UNREAD = 1 << 16
+"""Answers that wait for one connection: whoever reads none is taken as lost then."""
+
 
 def check_local(address: str) -> None:
     """Raise ServerError if an address can be reached from other hosts."""
@@ -34,8 +37,8 @@ def listen(context: Any, address: str, largest_message_bytes: int, allowed: Allo
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     # Few messages of each connection: what is read waits in the accounts of the tenants.
     socket.setsockopt(zmq.RCVHWM, 64)
-    # Answers wait without bound for a slow reader, for a router drops what is over the mark.
-    socket.setsockopt(zmq.SNDHWM, 0)
+    # A router drops what is over the mark: far more than a group that reads leaves waiting, whose values are counted.
+    socket.setsockopt(zmq.SNDHWM, MOST_UNREAD)
     if allowed is not None:
         allowed.secure(socket)
     try:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from hybridps.errors import ServerError
 from hybridps.ps.fair import Account
@@ -28,6 +28,16 @@ class Member:
     group: int
     seen_seconds: float
     account: Account
+    key: str = ""
+    """The public key of its connections, if there are keys."""
+    settled_seconds: float = -math.inf
+
+    def may_settle(self, now: float, interval_seconds: float) -> bool:
+        """Whether it has not settled requests for so long."""
+        if now - self.settled_seconds < interval_seconds:
+            return False
+        self.settled_seconds = now
+        return True
 
     def __str__(self) -> str:
         return f"group {self.group} of job {self.job!r}"
@@ -43,7 +53,7 @@ class Members:
         self._by_group: dict[tuple[str, int], Member] = {}
         self._came: set[tuple[str, int]] = set()
         self._began_seconds: dict[str, float] = {}
-        self._lost: deque[bytes | int] = deque(maxlen=_REMEMBERED)
+        self._lost: dict[bytes | int, None] = {}
 
     def __iter__(self) -> Iterator[Member]:
         return iter([*self._by_identity.values()])
@@ -88,7 +98,9 @@ class Members:
         if not self.there(member.job):
             self._began_seconds.pop(member.job, None)
         if lost:
-            self._lost += (member.identity, member.session)
+            self._lost |= dict.fromkeys((member.identity, member.session))
+            for name in [*islice(self._lost, max(0, len(self._lost) - _REMEMBERED))]:
+                del self._lost[name]
 
     def there(self, job: str) -> bool:
         """Whether a job has clients."""

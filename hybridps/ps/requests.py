@@ -65,6 +65,9 @@ def carry_out(
     if isinstance(message, wire.ExchangeInPlace):
         return _in_place(table, ticket, chunks, message, regions)
     if isinstance(message, wire.Pull):
+        # The one small message with a large answer, which waits until it is read.
+        nbytes = table.span_bytes(message.start, message.stop)
+        shard.check_room(ticket, nbytes, f"the answer to a pull of table {table.name!r}")
         return [outcome for chunk in chunks for outcome in table.pull(ticket, chunk)]
     if isinstance(message, wire.Initial) and not payloads:
         return [outcome for chunk in chunks for outcome in table.initialise(ticket, chunk, None)]
@@ -92,7 +95,7 @@ def cost_bytes(shard: Shard, job: str, group: int, message: wire.Request, contro
     if not isinstance(message, wire.OfChunks):
         return _CONTROL_WEIGHT * control_bytes
     table = shard.table(Ticket(job, group, message.request), message.table)
-    rows = len(message.values) if isinstance(message, wire.ExchangeInPlace) else 1
+    rows = max(len(message.values), len(message.answers)) if isinstance(message, wire.ExchangeInPlace) else 1
     return rows * table.span_bytes(message.start, message.stop)
 
 

@@ -19,8 +19,9 @@ from hybridps.ps import wire
 from hybridps.ps.accounts import Accounts
 from hybridps.ps.fair import FairQueue
 from hybridps.ps.keys import AllowList
-from hybridps.ps.listening import check_local, listen, memory_of_host
+from hybridps.ps.listening import MOST_UNREAD, check_local, listen, memory_of_host
 from hybridps.ps.members import Member, Members, UnknownClientError
+from hybridps.ps.observer import Observer
 from hybridps.ps.owners import Owners
 from hybridps.ps.parents import Parents
 from hybridps.ps.requests import Regions, carry_out, cost_bytes
@@ -41,6 +42,9 @@ _LARGEST_GREETING_BYTES = 4096
 _LONGEST_LAP_SECONDS = 1.0
 _MOST_THREADS = 4
 """Unless asked for: a few cores move all that the memory can."""
+
+_SETTLED_PER_LOST = 8
+"""So many times in `lost_seconds` a client may settle requests, as all chunks are looked at then."""
 
 _ABSENT_LAPS = 3
 """So many times `lost_seconds` after a job's first group, its tables wait no more for one that is not there."""
@@ -90,6 +94,9 @@ class Server:
         self._accounts = Accounts(allowed, self._shard.budget)
         self._queue = FairQueue()
         self._members = Members(lost_seconds)
+        self._observer: Observer | None = None
+        self._deaf: set[bytes] = set()
+        """Sockets of clients that do not read their answers."""
         self.refused = 0
         """Number of requests that were refused."""
         self._stopping = threading.Event()
@@ -133,9 +140,17 @@ class Server:
                 self._tell_done(self._owners.collect())
                 self._tell_done(self._owners.work())
                 self._hear_parents()
+                self._drop_deaf()
+                if self._observer is not None:
+                    self._observer.look(time.monotonic(), self._owners.backlog, self.refused, self._door.refused)
         finally:
             self._owners.close()
             self.close()
+
+    def observe(self) -> Observer:
+        """Have snapshots made while it runs."""
+        self._observer = Observer(self._accounts, self._members, self._shard, self._threads)
+        return self._observer
 
     def stop(self) -> None:
         """End `run` soon. May be called from any thread, and from a signal handler."""
@@ -205,9 +220,23 @@ class Server:
         for job in self._members.begun_before(time.monotonic() - _ABSENT_LAPS * self._lost_seconds):
             self._tell(self._shard.begin_without_absent(job))
 
+    def _drop_deaf(self) -> None:
+        """An answer of theirs was dropped: they cannot go on."""
+        while self._deaf:
+            member = self._members.at(self._deaf.pop(), time.monotonic())
+            if member is not None:
+                log.warning("%s left %d answers unread: lost", member, MOST_UNREAD)
+                self._remove(member, lost=True)
+
     def _read(self, identity: bytes, frames: list[Any]) -> None:
         """What members send waits for their turn; greetings and signs of life are answered at once."""
         member = self._members.at(identity, time.monotonic())
+        if member is not None and frames and member.key != self._door.key_of(frames[0]):
+            # A peer may choose its socket's name, that of a client which is gone too.
+            self.refused += 1
+            error = UnknownClientError("this socket has the name of another tenant's client: open a new one")
+            self._send(identity, wire.refusal(error, _request_of(frames)))
+            return
         if member is None:
             self._serve(identity, frames, is_known=False)
             return
@@ -248,7 +277,8 @@ class Server:
         match message:
             case wire.Heartbeat(session=session, settled=settled):
                 member = self._members.of_session(session, now)
-                self._shard.settle(member.job, member.group, settled)
+                if member.may_settle(now, self._lost_seconds / _SETTLED_PER_LOST):
+                    self._shard.settle(member.job, member.group, settled)
                 self._send(identity, wire.Alive())
             case wire.Hello():
                 self._enter(identity, message, frames[0], now)
@@ -272,9 +302,10 @@ class Server:
 
     def _enter(self, identity: bytes, hello: wire.Hello, frame: Any, now: float) -> None:
         try:
-            account = self._accounts.of(hello, self._door.key_of(frame))
+            key = self._door.key_of(frame)
+            account = self._accounts.of(hello, key)
         except ServerError as error:
-            log.warning("refused a client: %s", error)
+            self._door.tell(f"a client: {error}")
             raise
         job = self._accounts.name_of(hello)
         if hello.again:
@@ -283,7 +314,7 @@ class Server:
             self._send(identity, self._welcome)
             return
         self._shard.enter(job, hello.group, hello.groups, account.budget)
-        self._members.enter(Member(identity, hello.session, job, hello.group, now, account))
+        self._members.enter(Member(identity, hello.session, job, hello.group, now, account, key))
         self._regions[hello.session] = Regions()
         self._send(identity, self._welcome)
 
@@ -361,6 +392,8 @@ class Server:
         payloads = [array.view(np.uint8).data for array in values if array is not None]
         try:
             self._socket.send_multipart([identity, wire.encode(message), *payloads], zmq.NOBLOCK, copy=not payloads)
+        except zmq.Again:
+            self._deaf.add(identity)
         except zmq.ZMQError as error:
             log.debug("an answer could not be sent: %s", error)
 

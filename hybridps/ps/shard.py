@@ -5,6 +5,7 @@ Driven by calls, one at a time. Groups of different jobs never meet.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hybridps.errors import HybridPSError, ProtocolError, ServerError
@@ -141,7 +142,12 @@ class Shard:
         """The group has all answers to its requests before that one."""
         there = self._jobs.get(job)
         for table in there.tables.values() if there else ():
-            table.settle(group, request)
+            if table.terms.rule.alone:
+                table.settle(group, request)
+
+    def check_room(self, ticket: Ticket, nbytes: int, what: str) -> None:
+        """Raise ServerError if the group's tenant may not use so much more memory."""
+        self._job(ticket).budget.check(nbytes, what)
 
     def table(self, ticket: Ticket, name: str) -> Table:
         """The table of that name of the group's job. Raises ServerError if there is none."""
@@ -149,6 +155,10 @@ class Shard:
         if table is None:
             raise ServerError(f"job {ticket.job!r} has no table {name!r} here: register it first")
         return table
+
+    def tables(self) -> Iterator[tuple[str, Table]]:
+        """All tables, each with its job."""
+        return ((name, table) for name, job in self._jobs.items() for table in job.tables.values())
 
     def _job(self, ticket: Ticket) -> _Job:
         job = self._jobs.get(ticket.job)

@@ -14,6 +14,7 @@ from hybridps.ps.budget import Budget
 from hybridps.ps.chunk_map import ChunkMap, assign
 from hybridps.ps.clocks import Verdict
 from hybridps.ps.piece import Ask, Piece
+from hybridps.ps.progress import Progress
 from hybridps.ps.rules import warm_up
 from hybridps.ps.terms import Done, Joined, Outcome, Payload, Terms, Ticket
 
@@ -47,7 +48,7 @@ class Table:
         self._pieces = self._make_pieces(owners, budget or Budget(), check_finite)
         self._indices = sorted(self._pieces)
         warm_up(terms.rule, terms.layout.dtype)
-        self._rounds = terms.clock.start(groups)
+        self.progress = self._rounds = Progress(terms.clock.start(groups), len(self._pieces))
         for group in gone:
             self._rounds.leave(group)
         self._expected = set(range(groups)) - set(gone)
@@ -73,7 +74,7 @@ class Table:
 
     def span_bytes(self, start: int, stop: int) -> int:
         """Of those chunks that are here, about."""
-        return len(self.chunks(start, stop)) * self.terms.chunk_bytes
+        return min(len(self.chunks(start, stop)) * self.terms.chunk_bytes, self.terms.layout.nbytes)
 
     def place(self, index: int) -> slice:
         """Where a chunk lies in the flat buffer of the whole table."""

@@ -21,6 +21,9 @@ from hybridps.ps.rules import AnyRule
 CHUNK_RECORD_BYTES, GROUP_RECORD_BYTES, KEY_RECORD_BYTES = 3072, 64, 512
 """Of a chunk, of a group in each chunk, and of a key: about what Python's objects for them take."""
 
+TABLE_RECORD_BYTES, MEMBER_RECORD_BYTES = 6144, 256
+"""Of a table, and of a group in it."""
+
 Payload = memoryview | np.ndarray
 """Bytes of a chunk, as they came."""
 
@@ -64,7 +67,8 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         values = (2 + self.rule.states) * self.layout.nbytes // self.servers
         chunks = self.layout.nbytes // self.chunk_bytes // self.servers + 1
-        return values + CHUNK_RECORD_BYTES * chunks + GROUP_RECORD_BYTES * chunks * groups + self._keys_bytes()
+        records = CHUNK_RECORD_BYTES * chunks + GROUP_RECORD_BYTES * chunks * groups + self._keys_bytes()
+        return values + records + TABLE_RECORD_BYTES + MEMBER_RECORD_BYTES * groups
 
     def _keys_bytes(self) -> int:
         return sum(KEY_RECORD_BYTES + len(slot.key) for slot in self.layout.slots)

@@ -47,7 +47,7 @@ class Doorkeeper:
         while self._questions.poll(0):
             self._answer(self._questions.recv_multipart())
         while self._events.poll(0):
-            self._refuse(self._why_failed(recv_monitor_message(self._events)["value"]))
+            self.tell(self._why_failed(recv_monitor_message(self._events)["value"]))
 
     def key_of(self, frame: Any) -> str:
         """The public key of the connection that a frame came by; empty without keys."""
@@ -69,11 +69,12 @@ class Doorkeeper:
         key = z85.encode(keys[0]) if mechanism == b"CURVE" and keys else b""
         known = self.allowed is not None and key.decode() in self.allowed.tenants
         if not known:
-            self._refuse(f"a client at {address.decode()} has the key {key.decode()}, which is no tenant's")
+            self.tell(f"a client at {address.decode()} has the key {key.decode()}, which is no tenant's")
         status = (b"200", b"", key) if known else (b"400", b"no tenant has this key", b"")
         self._questions.send_multipart([version, number, *status, b""])
 
-    def _refuse(self, why: str) -> None:
+    def tell(self, why: str) -> None:
+        """A connection was refused: count it, and say so once in a while."""
         self.refused += 1
         if time.monotonic() >= self._told_seconds + _QUIET_SECONDS:
             self._told_seconds = time.monotonic()

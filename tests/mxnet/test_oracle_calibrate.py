@@ -26,7 +26,7 @@ def hybridps(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("calibration")
-    small = ["--copies", "1,2", "--batch-sizes", "4,512", "--batches", "2", "--layouts", "2x2"]
+    small = ["--copies", "1,2", "--batch-sizes", "4,512", "--batches", "2", "--layouts", "2x1,2x2"]
     models = ["--models", str(EXAMPLE / "models.py")]
     done = hybridps("oracle", "calibrate", "--out", str(folder), *small, *models, "--", *DIGITS)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -38,7 +38,7 @@ def test_what_is_measured(calibrated: Path) -> None:
     found = json.loads((calibrated / "calibration.json").read_text())
     assert [steps["copies"] for steps in found["steps"]] == [1, 2]
     assert all(steps["step"]["seconds_per_unit"] > 0 for steps in found["steps"])
-    (link,) = found["communications"]
+    _, link = found["communications"]
     assert (link["workers"], link["groups"]) == (2, 2)
     for name in ("sum", "average"):
         assert link[name]["cost"]["seconds_per_unit"] > 0
@@ -49,6 +49,20 @@ def test_what_is_measured(calibrated: Path) -> None:
     trained = sum((9 * 3 * 16, 9 * 16 * 32, 9 * 32 * 64, 2 * 7 * 16, 10 * (4 * 64 + 1)))
     assert found["layers"]["weight_items"] == trained + 2 * 7 * 16  # running mean and variance
     assert found["copy_bytes_per_second"] > 0
+
+
+def test_predictions_use_what_was_measured(calibrated: Path) -> None:
+    inputs = ["--network", str(calibrated / "network.json"), "--machine", str(calibrated / "machine.json")]
+    wanted = ["--strategy", "data", "--pes", "2", "--batch", "32", "--format", "json"]
+    done = hybridps("oracle", "predict", *inputs, *wanted)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    found = json.loads((calibrated / "calibration.json").read_text())
+    cost = found["communications"][0]["sum"]["cost"]
+    network = found["layers"]["network"]
+    trained = sum((9 * 3 * 16, 9 * 16 * 32, 9 * 32 * 64, 2 * 7 * 16, 10 * (4 * 64 + 1)))
+    seconds = max(0.0, cost["start_seconds"]) + 4 * trained * cost["seconds_per_unit"]
+    assert row["communication_seconds_per_epoch"] == pytest.approx(network["samples"] / 32 * seconds)
 
 
 @pytest.mark.parametrize("algorithm", ["sync", "elastic"])

@@ -43,8 +43,11 @@ def alone(tmp_path_factory):
     return {api: weights(folder, 0) for api, folder in folders.items()}
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize(("ranks", "groups"), [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2), (3, 2), (2, 2)])
+@pytest.mark.parametrize(
+    ("api", "ranks", "groups"),
+    [(api, ranks, groups) for api in APIS for ranks, groups in ((2, 1), (4, 2))]
+    + [("gluon", 1, 1), ("gluon-local", 3, 1), ("module", 4, 1), ("gluon-local", 3, 2), ("module", 2, 2)],
+)
 def test_sync_equals_one_process(tmp_path, alone, api: str, ranks: int, groups: int) -> None:
     trained = train(tmp_path / "out", ranks, "dist_hybridps_sync", api, groups=str(groups))
     for of_rank in trained:

@@ -20,12 +20,15 @@ from hybridps.oracle.calibration import (
     Operation,
     Pass,
     Steps,
+    machine_measured,
     read_calibration,
     write_calibration,
 )
+from hybridps.oracle.collectives import allreduce_seconds
 from hybridps.oracle.compare import accuracy, compare
 from hybridps.oracle.fit import Line
 from hybridps.oracle.live import Phases, Run, messages, predict, stretched_layers
+from hybridps.oracle.machine import machine_of
 from hybridps.oracle.network import Layer, Network
 
 LAYER = Layer(name="one", kind="FC", input=(8,), output=(8,), weight=(8, 8), forward_seconds=1.0, backward_seconds=3.0)
@@ -52,6 +55,7 @@ def calibration(loss: float = 1.0, seconds_per_byte: float = 0.01, groups: int =
         copy_bytes_per_second=1e9,
         add_bytes_per_second=1e9,
         matrix_flops=1e9,
+        memory_bytes=16 * 10**9,
     )
 
 
@@ -61,6 +65,29 @@ def run(workers: int = 2, groups: int = 1, elastic: bool = False, tau: int = 4, 
 
 def test_one_worker_only_computes() -> None:
     assert predict(calibration(), run(workers=1)) == Phases(9.0, 9.0, 0.1, 0.0, 0.0)
+
+
+def test_the_measured_machine_takes_what_was_measured(tmp_path: Path) -> None:
+    costs = {2: Line(1e-3, 1e-9), 4: Line(3e-3, 2e-9)}
+    measured = [Communication(workers, 1, Operation(cost, 0.0)) for workers, cost in costs.items()]
+    served = Communication(4, 2, Operation(Line(4e-3, 8e-9), 0.0))
+    known = msgspec.structs.replace(calibration(), communications=(*measured, served))
+    write_calibration(known, tmp_path)
+    machine = machine_of(str(tmp_path / "machine.json"))
+    for workers, cost in costs.items():
+        assert allreduce_seconds(machine.link(workers), workers, 10**6) == pytest.approx(cost(10**6))
+    assert machine.link(100) == machine.link(4)
+    assert machine.memory_bytes == 8e9
+    assert machine.server_bandwidth_bytes_per_second == pytest.approx(2 / 8e-9)
+    assert machine.server_message_seconds == pytest.approx(2e-3)
+
+
+def test_a_machine_needs_an_allreduce(tmp_path: Path) -> None:
+    known = msgspec.structs.replace(calibration(), communications=())
+    with pytest.raises(OracleError, match="--layouts 2x1"):
+        machine_measured(known)
+    write_calibration(known, tmp_path)
+    assert not (tmp_path / "machine.json").exists()
 
 
 def test_layers_are_stretched_to_the_step() -> None:

@@ -108,5 +108,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert len({event["pid"] for event in json.loads(chrome.read_text())["traceEvents"]}) == 4
     given = ["oracle", "replay", str(path), "--a-us", "21", "--b-us-per-byte", "0.5"]
     assert json.loads(CliRunner().invoke(app, given).stdout)["merged_groups"] == 1
+    shown = CliRunner().invoke(app, [*given, "--format", "table"]).stdout
+    assert "merged into 1 messages" in shown
     half = CliRunner().invoke(app, given[:-2])
     assert "belong together" in str(half.exception)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from contextlib import contextmanager
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 
 from hybridps.config import Settings, to_environment, without_secrets
@@ -216,3 +219,84 @@ def test_the_commands(tmp_path):
     assert server.returncode == 0
     assert errors.count("\n") == 1
     assert "refused a connection (1 so far): a client came without keys" in errors
+
+
+# On a network
+
+
+@pytest.fixture(scope="module")
+def network():
+    """Words before a command that shall be there, and an address there which is not of the loopback."""
+    addresses = [each for of_link in psutil.net_if_addrs().values() for each in of_link]
+    found = [
+        each.address for each in addresses if each.family is socket.AF_INET and not each.address.startswith("127.")
+    ]
+    if found:
+        yield [], found[0]
+        return
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("this host has the loopback alone, and a network namespace needs root and `ip`")
+    name, address = f"hybridps-keys-{os.getpid()}", "10.78.0.1"
+    inside = ["ip", "netns", "exec", name]
+    try:
+        subprocess.run(["ip", "netns", "add", name], check=True, timeout=20)
+        for words in ("link set lo up", "link add link0 type dummy", "link set link0 up"):
+            subprocess.run([*inside, "ip", *words.split()], check=True, timeout=20)
+        subprocess.run([*inside, "ip", "address", "add", f"{address}/24", "dev", "link0"], check=True, timeout=20)
+        yield inside, address
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=False, timeout=20)
+
+
+JOIN = """
+import sys
+from hybridps.config import load_settings
+from hybridps.errors import HybridPSError
+from hybridps.ps.client import Client
+try:
+    Client([sys.argv[1]], job="job", group=0, groups=1, settings=load_settings()).close()
+except HybridPSError as error:
+    sys.exit(str(error))
+"""
+
+
+def environment(**variables):
+    return {name: value for name, value in os.environ.items() if not name.startswith("HYBRIDPS_")} | variables
+
+
+def test_a_server_on_a_network_does_not_start_without_keys(network):
+    inside, address = network
+    command = [*inside, sys.executable, "-m", "hybridps", "serve", "--bind", f"tcp://{address}:*"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"tcp://{address}:* can be reached from other hosts" in done.stderr
+    assert "make keys with `hybridps keys`" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("what", "heard", "logged"),
+    [
+        ("none", "refused a connection without keys", "a client came without keys"),
+        ("unknown", "it knows no tenant that has them", "which is no tenant's"),
+        ("other token", "the token is not that of the key", "the token is not that of the key"),
+    ],
+)
+def test_a_job_on_a_network_is_refused_in_one_line_on_both_sides(network, folder, what, heard, logged):
+    inside, address = network
+    credentials = mixed(folder, what)
+    given = {} if credentials is None else {"HYBRIDPS_CREDENTIALS": credentials.text()}
+    serve = [*inside, sys.executable, "-m", "hybridps", "serve", "--bind", f"tcp://{address}:*", "--keys", str(folder)]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(serve, env=environment(), **options) as server:
+        there = server.stdout.readline().split()[-1]
+        assert there.startswith(f"tcp://{address}:")
+        join = [*inside, sys.executable, "-c", JOIN, there]
+        done = subprocess.run(join, env=environment(**given), capture_output=True, text=True, timeout=40, check=False)
+        server.terminate()
+        _, errors = server.communicate(timeout=20)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert heard in done.stderr
+    assert (server.returncode, errors.count("\n")) == (0, 1)
+    assert logged in errors
+    secrets = [secret for mine in (credentials,) if mine for secret in (mine.token, mine.secret)]
+    assert not any(secret in done.stderr + errors for secret in secrets)

@@ -1,0 +1,520 @@
+"""A tenant that sends anything at all: the server stays, its memory is bounded, and others compute the same bits."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+import zmq
+
+from hybridps.config import Settings
+from hybridps.errors import ServerError
+from hybridps.memory import Layout, shared_memory
+from hybridps.ps import wire
+from hybridps.ps.budget import Budget
+from hybridps.ps.client import Client
+from hybridps.ps.clocks import BulkSynchronous
+from hybridps.ps.fair import Account
+from hybridps.ps.keys import AllowList, Credentials, Quotas, make_tenant
+from hybridps.ps.members import Member
+from hybridps.ps.requests import cost_bytes
+from hybridps.ps.rules import Elastic, Momentum, Sum
+from hybridps.ps.server import Server
+from hybridps.ps.shard import Shard
+from hybridps.ps.terms import Terms, Ticket
+
+pytestmark = pytest.mark.timeout(100)
+
+LAYOUT = Layout.of("float32", {"w": (600,), "b": (40,)})
+TERMS = Terms(LAYOUT, Sum(), BulkSynchronous(), 1024, 0, 1)
+QUOTA_BYTES = 64 << 20
+"""What the hostile tenant may use."""
+BESIDE_BYTES = 96 << 20
+"""What its connections may take beside that: answers it has not read, and what an allocator keeps."""
+SOCKETS = 8
+BURST = 32
+MESSAGES_OF_A_SOCKET = 2000
+LAST = 1 << 61
+"""Number of a request after which a socket sends nothing."""
+
+HUGE = (b"\xdf\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc6\x7f\xff\xff\xff")
+"""msgpack's beginnings of a map, an array, a text and bytes of the greatest length."""
+STRANGE = (
+    None, True, -1, 0, 1, 3, 1 << 31, 1 << 62, 1 << 63, (1 << 64) - 1, -(1 << 63), 1.5, float("nan"), float("inf"), "",
+    "w", "a/b", "\n", "x" * 300, b"", b"\xff", [], [[]], {}, {"": None}, "Leave", "Hello", "float64", "object",
+)  # fmt: skip
+
+
+# What is said by tenants that mean well
+
+
+class Recording(Server):
+    """A server that keeps what it is sent."""
+
+    def __init__(self):
+        super().__init__(threads=1)
+        self.heard = []
+
+    def _read(self, identity, frames):
+        self.heard.append([frame.bytes for frame in frames])
+        super()._read(identity, frames)
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """The messages of two groups that use everything there is."""
+    server = Recording()
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    settings = Settings(chunk_bytes=1024, heartbeat_seconds=0.05)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            held = list(pool.map(lambda group: use_everything(server.address, group, settings), range(2)))
+    finally:
+        server.stop()
+        thread.join(10)
+    kinds = {type(wire.decode_request(frames[0])) for frames in server.heard}
+    assert kinds == set(wire.Request.__args__)
+    yield server.heard
+    del held  # the memory that is offered in them
+
+
+def use_everything(address, group, settings):
+    with Client([address], job="job", group=group, groups=2, settings=settings) as store:
+        values = np.arange(LAYOUT.length, dtype=np.float32)
+        shared = shared_memory(LAYOUT.nbytes).view(np.float32)
+        for table, rule in (("w", Sum()), ("e", Elastic(0.5)), ("m", Momentum(rate=0.1))):
+            store.register(table, LAYOUT, values, rule)
+            store.exchange(table, values, values.copy(), 0, LAYOUT.length).wait()
+            store.exchange(table, shared, shared, 0, LAYOUT.length).wait()
+            store.push(table, values).wait()
+            store.pull(table, values.copy()).wait()
+    return shared
+
+
+# What is made of it
+
+
+class Mutations:
+    """Messages from recorded ones, always the same for a seed."""
+
+    def __init__(self, recorded, seed):
+        self._recorded = recorded
+        self._rng = np.random.default_rng(seed)
+        self._ways = (self.replayed, self.flipped, self.cut, self.swapped, self.more, self.fewer, self.huge, self.typed)
+
+    def pick(self, options):
+        return options[self._rng.integers(len(options))]
+
+    def next(self):
+        frames = [*self.pick(self._recorded)]
+        for _ in range(self._rng.integers(1, 3)):
+            frames = self.pick(self._ways)(frames)
+        return frames or [b""]
+
+    def replayed(self, frames):
+        return frames
+
+    def flipped(self, frames):
+        place = self._rng.integers(len(frames))
+        frame = np.frombuffer(frames[place], np.uint8).copy()
+        if len(frame):
+            for bit in self._rng.integers(0, 8 * len(frame), self._rng.integers(1, 9)):
+                frame[bit // 8] ^= 1 << (bit % 8)
+        return [*frames[:place], frame.tobytes(), *frames[place + 1 :]]
+
+    def cut(self, frames):
+        place = self._rng.integers(len(frames))
+        frame = frames[place]
+        return [*frames[:place], frame[: self._rng.integers(len(frame) + 1)], *frames[place + 1 :]]
+
+    def swapped(self, frames):
+        return [frames[place] for place in self._rng.permutation(len(frames))]
+
+    def more(self, frames):
+        others = self.pick(self._recorded)
+        added = self.pick((b"", self._rng.bytes(self._rng.integers(3000)), self.pick(others), frames[-1]))
+        return frames + [added] * int(self._rng.integers(1, 6))
+
+    def fewer(self, frames):
+        return frames[: self._rng.integers(len(frames))] or frames
+
+    def huge(self, frames):
+        place = self._rng.integers(len(frames[0]) + 1)
+        return [frames[0][:place] + self.pick(HUGE) + frames[0][place:], *frames[1:]]
+
+    def typed(self, frames):
+        """Another value for a field, however deep."""
+        try:
+            message = msgspec.msgpack.decode(frames[0])
+        except (msgspec.MsgspecError, ValueError):
+            return frames
+        inside = message
+        while isinstance(inside, (dict, list)) and inside:
+            keys = [*inside] if isinstance(inside, dict) else range(len(inside))
+            key = self.pick([*keys])
+            if isinstance(inside[key], (dict, list)) and inside[key] and self._rng.random() < 0.8:
+                inside = inside[key]
+                continue
+            inside[key] = self.pick(STRANGE)
+            break
+        return [msgspec.msgpack.encode(message), *frames[1:]]
+
+
+class Flood:
+    """Sends such messages over several sockets. The first one reads no answers; the others come back as new ones."""
+
+    def __init__(self, address, credentials, recorded, seed):
+        self._address = address
+        self._credentials = credentials
+        self._mutations = Mutations([self._as_tenant(frames) for frames in recorded], seed)
+        self._hellos = 0
+        self._context = zmq.Context()
+        self._sockets = [self._open() for _ in range(SOCKETS)]
+        self._left = [MESSAGES_OF_A_SOCKET] * SOCKETS
+        self.answers = Counter()
+        self.reasons = Counter()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._context.destroy(linger=0)
+
+    def _as_tenant(self, frames):
+        """Its own token in greetings: it gets in."""
+        message = wire.decode_request(frames[0])
+        if not isinstance(message, wire.Hello):
+            return frames
+        named = {"tenant": self._credentials.tenant, "token": self._credentials.token}
+        return [wire.encode(msgspec.structs.replace(message, **named))]
+
+    def _open(self):
+        socket = self._context.socket(zmq.DEALER)
+        socket.linger = 0
+        self._credentials.secure(socket)
+        socket.connect(self._address)
+        return socket
+
+    def _enter(self, socket, place):
+        """As a group of a job, if it is not one."""
+        self._hellos += 1
+        named = {"tenant": self._credentials.tenant, "token": self._credentials.token}
+        # Alone in its job, or one of many groups, which wait for each other.
+        groups = 1 if place % 2 else 20
+        hello = wire.Hello(wire.VERSION, self._hellos, f"job-{place}", self._hellos % groups, groups, **named)
+        socket.send(wire.encode(hello))
+        for request, table in enumerate(("w", "e", "m")):
+            socket.send(wire.encode(wire.Register(request, table, TERMS, False)))
+            socket.send(wire.encode(wire.Initial(request, table, 0, 1 << 40)))
+
+    def send(self, messages):
+        """So many of them."""
+        for number in range(0, messages, BURST):
+            place = number // BURST % SOCKETS
+            self._enter(self._sockets[place], place)
+            for _ in range(min(BURST, messages - number)):
+                self._sockets[place].send_multipart(self._mutations.next())
+            if place:
+                self._read(self._sockets[place])
+                self._left[place] -= BURST
+            if self._left[place] <= 0:
+                self._sockets[place].close()
+                self._sockets[place], self._left[place] = self._open(), MESSAGES_OF_A_SOCKET
+
+    def finish(self):
+        """Return when the server has read everything that was sent by the sockets that read."""
+        for socket in self._sockets[1:]:
+            socket.send(wire.encode(wire.Pull(LAST, "w", 0, 1)))
+        for socket in self._sockets[1:]:
+            while getattr(self._take(socket), "request", None) != LAST:
+                assert socket.poll(60_000), "no answer to the last message"
+
+    def _read(self, socket):
+        while socket.poll(0):
+            self._take(socket)
+
+    def _take(self, socket):
+        """The next answer, counted."""
+        answer = wire.decode_answer(socket.recv_multipart()[0])
+        self.answers[type(answer).__name__] += 1
+        if isinstance(answer, wire.Refused):
+            self.reasons[re.sub(r"[0-9]+|'.*'", "", answer.message)[:60]] += 1
+        return answer
+
+
+# Who is beside it
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tenants") / "keys"
+    make_tenant(folder, "alice")
+    make_tenant(folder, "mallory", Quotas(memory_bytes=QUOTA_BYTES))
+    return folder
+
+
+@contextmanager
+def serving(folder, *arguments):
+    """A `hybridps serve` as a process: its address, and psutil's view of it."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HYBRIDPS_")}
+    command = [sys.executable, "-m", "hybridps", "serve", "--keys", str(folder), *arguments]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        try:
+            yield server.stdout.readline().split()[-1], psutil.Process(server.pid)
+            assert server.poll() is None
+        finally:
+            server.terminate()
+            assert server.wait(20) == 0
+
+
+class Training:
+    """Two groups of a tenant, one in shared memory, that train for so many `rounds`, or until `stop`.
+
+    Begins at once.
+    """
+
+    def __init__(self, address, folder, job, rounds=None):
+        self._settings = Settings(chunk_bytes=1024, keys=str(folder), lost_seconds=60.0, deadline_seconds=90.0)
+        self._address, self._job = address, job
+        self._ends = threading.Event()
+        self._together = threading.Barrier(2, self._decide)
+        self._most = rounds
+        self.rounds = 0
+        self._pool = ThreadPoolExecutor(2)
+        self._groups = [self._pool.submit(self._train, group) for group in range(2)]
+
+    def stop(self):
+        """The weights, after this round."""
+        self._ends.set()
+        return self.weights()
+
+    def weights(self):
+        """In the end."""
+        both = [group.result(90) for group in self._groups]
+        self._pool.shutdown()
+        np.testing.assert_array_equal(*both)
+        return both[0]
+
+    def _decide(self):
+        """Both groups make the same number of rounds."""
+        self._goes_on = not self._ends.is_set() if self._most is None else self.rounds < self._most
+        self.rounds += self._goes_on
+
+    def _train(self, group):
+        rng = np.random.default_rng(group)
+        memory = shared_memory if group else lambda nbytes: np.empty(nbytes, np.uint8)
+        gradients = memory(LAYOUT.nbytes).view(np.float32)
+        with Client([self._address], job=self._job, group=group, groups=2, settings=self._settings) as store:
+            initial = np.ones(LAYOUT.length, np.float32)
+            store.register("w", LAYOUT, initial, Momentum(rate=0.01, momentum=0.9))
+            while self._together.wait(60) is not None and self._goes_on:
+                gradients[:] = rng.standard_normal(LAYOUT.length)
+                store.exchange("w", gradients, gradients, 0, LAYOUT.length).wait()
+            return gradients.copy()
+
+
+@pytest.mark.parametrize(
+    "messages", [10_000, pytest.param(1_000_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
+)
+def test_a_flood_of_anything(folder, recorded, messages):
+    credentials = Credentials.load(folder / "for-mallory")
+    with serving(folder) as (address, process):
+        Training(address, folder / "for-alice", "warm", 20).weights()
+        before = largest = process.memory_info().rss
+        beside = Training(address, folder / "for-alice", "beside")
+        with Flood(address, credentials, recorded, seed=messages) as flood:
+            for _ in range(0, messages, 1000):
+                flood.send(1000)
+                largest = max(largest, process.memory_info().rss)
+            flood.finish()
+        weights = beside.stop()
+        largest = max(largest, process.memory_info().rss)
+        alone = Training(address, folder / "for-alice", "alone", beside.rounds).weights()
+    np.testing.assert_array_equal(weights, alone)
+    assert beside.rounds >= 20
+    assert not [reason for reason in flood.reasons if "the server failed" in reason]
+    # It got as far as that: members were refused for all that can be wrong, and answered.
+    assert {"Done", "Registered", "Welcome", "Received", "Attached", "Refused"} <= {*flood.answers}
+    assert len(flood.reasons) > 15
+    assert flood.answers.total() > messages / 2
+    print(f"{(largest - before) / 2**20:.0f} MB more, {beside.rounds} rounds beside, {flood.answers}")
+    print(*(f"{count} {reason}" for reason, count in flood.reasons.most_common(20)), sep="\n")
+    assert largest - before < QUOTA_BYTES + BESIDE_BYTES
+
+
+def test_a_tenant_that_is_killed_changes_no_bits(folder):
+    code = (
+        "import sys, numpy as np\n"
+        "from hybridps.config import Settings\n"
+        "from hybridps.memory import Layout, shared_memory\n"
+        "from hybridps.ps.client import Client\n"
+        "from hybridps.ps.rules import Sum\n"
+        "layout = Layout.of('float32', {'w': (100_000,)})\n"
+        "settings = Settings(chunk_bytes=1024, keys=sys.argv[2])\n"
+        "store = Client([sys.argv[1]], job='beside', group=0, groups=1, settings=settings)\n"
+        "store.register('w', layout, None, Sum())\n"
+        "values = shared_memory(layout.nbytes).view(np.float32)\n"
+        "print('there', flush=True)\n"
+        "while True: store.exchange('w', values, values, 0, layout.length).wait()\n"
+    )
+    with serving(folder, "--lost-seconds", "1") as (address, _):
+        beside = Training(address, folder / "for-alice", "beside")
+        command = [sys.executable, "-c", code, address, str(folder / "for-mallory")]
+        for _ in range(2):
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+                assert other.stdout.readline() == "there\n"
+                other.kill()
+        weights = beside.stop()
+        alone = Training(address, folder / "for-alice", "alone", beside.rounds).weights()
+    np.testing.assert_array_equal(weights, alone)
+
+
+# What was found
+
+
+@contextmanager
+def in_a_thread(server):
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+class Peer:
+    """A client that sends what it likes."""
+
+    def __init__(self, server, credentials=None, name=None):
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.linger, self.socket.rcvhwm = 0, 1
+        if credentials is not None:
+            credentials.secure(self.socket)
+        if name is not None:
+            self.socket.routing_id = name
+        self._named = {"tenant": credentials.tenant, "token": credentials.token} if credentials else {}
+        self.socket.connect(server.address)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._context.destroy(linger=0)
+
+    def ask(self, message, *payloads):
+        self.say(message, *payloads)
+        return self.hear()
+
+    def say(self, message, *payloads):
+        self.socket.send_multipart([wire.encode(message), *payloads])
+
+    def hear(self):
+        assert self.socket.poll(10_000), "no answer"
+        return wire.decode_answer(self.socket.recv_multipart()[0])
+
+    def join(self, terms=TERMS, job="job"):
+        """Say hello, and register a table of zeros."""
+        assert self.ask(wire.Hello(wire.VERSION, len(job), job, 0, 1, **self._named)) == wire.Welcome(wire.VERSION)
+        assert self.ask(wire.Register(1, "w", terms, False)) == wire.Received(1)
+        assert self.hear() == wire.Registered(1, True)
+        done = set()
+        self.say(wire.Initial(2, "w", 0, 1 << 40))
+        while len(done) < -(-terms.layout.nbytes // terms.chunk_bytes):
+            done |= set(self.hear().chunks)
+
+
+def test_whoever_reads_no_answers_is_lost(monkeypatch, caplog):
+    monkeypatch.setattr("hybridps.ps.listening.MOST_UNREAD", 100)
+    with in_a_thread(Server()) as server, Peer(server) as deaf:
+        deaf.join()
+        refused = wire.encode(wire.Pull(3, 250 * "x", 0, 1))
+        while not any("answers unread: lost" in record.getMessage() for record in caplog.records):
+            deaf.socket.send(refused)
+        with Peer(server) as other:
+            other.join(job="another")
+
+
+def test_pulls_that_nobody_reads_are_within_the_quota():
+    """A small message with a large answer: such as fit are answered, the others refused."""
+    large = Terms(Layout.of("float32", {"w": (1 << 20,)}), Sum(), BulkSynchronous(), 1 << 20, 0, 1)
+    quota = 64 << 20
+    server = Server(memory_bytes=quota)
+    seen = server.observe()
+    with in_a_thread(server), Peer(server) as peer:
+        peer.join(large)
+        for number in range(100):
+            peer.say(wire.Pull(10 + number, "w", 0, 4))
+        deadline = time.monotonic() + 20
+        while not seen.latest.tenants or seen.latest.tenants[0].messages < 102:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        (tenant,) = seen.latest.tenants
+        assert tenant.memory_bytes <= quota
+        assert tenant.refused > 50
+        answer = peer.hear()
+        while not isinstance(answer, wire.Refused):
+            answer = peer.hear()
+        assert "the answer to a pull of table 'w'" in answer.message
+
+
+def test_a_socket_cannot_have_the_name_of_another_tenants_client(folder):
+    alice, mallory = (Credentials.load(folder / f"for-{name}") for name in ("alice", "mallory"))
+    with in_a_thread(Server(allowed=AllowList.load(folder))) as server:
+        with Peer(server, alice, b"alice") as peer:
+            peer.join()
+        with Peer(server, mallory, b"alice") as thief:
+            thief.say(wire.Pull(3, "w", 0, 1))
+            answer = thief.hear()
+            assert isinstance(answer, wire.Refused)
+            assert "the name of another tenant's client" in answer.message
+
+
+def test_answers_in_place_are_charged():
+    shard = Shard()
+    shard.enter("job", 0, 1)
+    shard.register(Ticket("job", 0, 0), "w", TERMS)
+    spot = wire.Spot(0, 0)
+    message = wire.ExchangeInPlace(1, "w", 0, 3, (spot,), (spot,) * 100)
+    assert cost_bytes(shard, "job", 0, message, 50) == 100 * LAYOUT.nbytes
+
+
+@pytest.mark.parametrize("groups", [1, 4096])
+def test_many_small_tables_take_what_they_are_counted_as(groups):
+    limit = 24 << 20
+    shard = Shard(limit)
+    shard.enter("job", 0, groups)
+    terms = msgspec.structs.replace(TERMS, layout=Layout.of("float32", {"w": (1,)}))
+    before = psutil.Process().memory_info().rss
+    with pytest.raises(ServerError, match="are free"):
+        register_for_ever(shard, terms)
+    assert psutil.Process().memory_info().rss - before < limit + (4 << 20)
+
+
+def register_for_ever(shard, terms):
+    """Tables with a centre."""
+    for number in count():
+        ticket, name = Ticket("job", 0, number), f"table-{number}"
+        shard.register(ticket, name, terms)
+        shard.table(ticket, name).initialise(ticket, 0, None)[0].run()
+
+
+def test_requests_are_settled_now_and_then():
+    """However often a client says so: all its chunks are looked at."""
+    member = Member(b"", 1, "job", 0, 0.0, Account("job", Budget()))
+    assert [member.may_settle(now, 1.0) for now in (5.0, 5.5, 5.9, 6.0, 6.5)] == [True, False, False, True, False]
