@@ -56,6 +56,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     servers: tuple[str, ...] = ()
     """Addresses of the parameter servers, e.g. `tcp://127.0.0.1:5555,tcp://127.0.0.1:5556`."""
 
+    racks: AtLeastOne = 1
+    """Racks: runs of groups that have servers of their own, which `servers` lists rack by rack, as many for each.
+    For a rack server: the racks that meet at its parents."""
+
+    rack_index: NotNegative = 0
+    """For a rack server: its rack's number, from 0 on."""
+
+    parents: tuple[str, ...] = ()
+    """For a rack server: addresses of its parents, where the racks meet. `keys` are what it needs to talk to them."""
+
     server_threads: AtLeastOne | None = None
     """Threads of a server, which share the chunks. Default: the cores of its host, 4 at most."""
 

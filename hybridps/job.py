@@ -28,6 +28,7 @@ from hybridps.ps.client import Client
 from hybridps.ps.clocks import Clock
 from hybridps.ps.keys import AllowList
 from hybridps.ps.process import ServerProcess
+from hybridps.ps.racks import place_in_rack
 from hybridps.ps.rules import Rule
 from hybridps.ps.server import Server
 from hybridps.ps.store import OpenStore
@@ -182,13 +183,20 @@ class Job:
         if not self.session.place.is_leader:
             return FollowerUplink(group)
         settings, plan = self.session.settings, self.session.plan
+        place = place_in_rack(self.session.place.group, plan.groups, settings.racks, self.servers)
         store = self._open_store(
-            self.servers,
+            place.servers,
             job=f"{settings.job}.{len(self._uplinks)}",
-            group=self.session.place.group,
-            groups=plan.groups,
+            group=place.group,
+            groups=place.groups,
             settings=settings,
         )
+        if settings.racks > 1 and not (isinstance(store, Client) and store.has_parent):
+            store.close()
+            raise ServerError(
+                f"HYBRIDPS_RACKS={settings.racks}, and the servers of rack {place.rack} have no parents, so that the "
+                "racks would never meet: start them with HYBRIDPS_PARENTS, or let `hybridps run --racks` do it"
+            )
         return LeaderUplink(store, group)
 
 
@@ -242,6 +250,7 @@ def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
                 f"HYBRIDPS_BACKEND={settings.backend}: MXNet's servers are no ranks of an MPI world; leave the ranks "
                 "of `hybridps serve` out, and the first worker starts them"
             )
+        _check_no_parents(settings)
         server = Server(
             bind,
             insecure=insecure,
@@ -260,6 +269,14 @@ def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
         threading.Thread(target=_stop_at_farewell, args=(session, server), daemon=True).start()
         server.run()
     session.close()
+
+
+def _check_no_parents(settings: Settings) -> None:
+    if settings.parents:
+        raise ConfigError(
+            f"HYBRIDPS_PARENTS={','.join(settings.parents)} has no meaning for a server that is a rank of the job's "
+            "MPI world: start rack servers with `hybridps run --racks`, or each with `hybridps serve` alone"
+        )
 
 
 def _stop_at_farewell(session: Session, server: Server) -> None:

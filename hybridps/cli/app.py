@@ -61,6 +61,9 @@ def run_command(
     backend: Annotated[
         str | None, typer.Option("--backend", help="Whose servers: hybridps, or mxnet for MXNet's own.")
     ] = None,
+    racks: Annotated[
+        int | None, typer.Option("--racks", help="Racks: each has so many servers; above them is a parent.")
+    ] = None,
     algorithm: Annotated[str | None, typer.Option("--algorithm", help="Name of the algorithm, e.g. elastic.")] = None,
     hosts: Annotated[str | None, typer.Option("-H", "--hosts", help="Hosts and their slots, e.g. h1:4,h2:4.")] = None,
     hostfile: Annotated[Path | None, typer.Option("--hostfile", help="File with lines like: h1 slots=4")] = None,
@@ -83,6 +86,7 @@ def run_command(
         "groups": groups,
         "group_sizes": sizes,
         "backend": backend,
+        "racks": racks,
         "algorithm": algorithm,
         "run_folder": folder,
         "alpha": alpha,

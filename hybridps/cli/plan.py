@@ -16,6 +16,7 @@ from hybridps.cli.hosts import Host, address_seen_by, is_here, most_on_a_host, s
 from hybridps.config import PREFIX, Settings, load_settings, make_settings, to_environment
 from hybridps.errors import ConfigError
 from hybridps.mpi_groups.plan import WORKER, make_plan
+from hybridps.ps.racks import check_racks, place_in_rack
 
 _LOOPBACK = "127.0.0.1"
 
@@ -51,24 +52,26 @@ class GroupLaunch:
 
 
 @dataclass(frozen=True)
+class ServerLaunch:
+    """A process that serves. `rack`: whose groups it is for; its parents are the servers of no rack."""
+
+    name: str
+    rack: int | None = None
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Launch:
     """Everything that will be started."""
 
     groups: tuple[GroupLaunch, ...]
-    servers: int
+    servers: tuple[ServerLaunch, ...]
     bind: str
     insecure: bool
     command: tuple[str, ...]
     settings: Settings
     makes_keys: bool = False
     """Whether the servers listen on the network, and get keys for this launch alone."""
-
-    @property
-    def serving(self) -> dict[str, tuple[str, ...]]:
-        """The processes that serve, by name, and their options: MXNet's servers have one that looks after them."""
-        if self.settings.backend == "mxnet" and self.servers:
-            return {"servers": ("--groups", str(len(self.groups)), "--servers", str(self.servers))}
-        return {f"server {index}": () for index in range(self.servers)}
 
     @property
     def can_lose_a_group(self) -> bool:
@@ -95,22 +98,43 @@ class Launch:
             group_sizes=sizes,
             group_index=group.index,
             servers=addresses,
+            parents=(),
+            rack_index=0,
             server_keys=None,
             credentials=credentials or self.settings.credentials,
         )
 
-    def server_settings(self, keys: str | None = None) -> Settings:
-        """What a server is told; the folder of its keys."""
-        return msgspec.structs.replace(
+    def server_settings(
+        self,
+        server: ServerLaunch,
+        parents: Sequence[str] = (),
+        keys: str | None = None,
+        credentials: str | None = None,
+    ) -> Settings:
+        """What a server is told: the folder of its keys; in a rack also its parents, and what it may need for them."""
+        alone = msgspec.structs.replace(
             self.settings,
             groups=None,
             workers_per_group=None,
             group_sizes=None,
             group_index=None,
             servers=(),
+            racks=1,
+            rack_index=0,
+            parents=(),
             keys=None,
             credentials=None,
             server_keys=keys or self.settings.server_keys,
+        )
+        if server.rack is None:
+            return alone
+        return msgspec.structs.replace(
+            alone,
+            racks=self.settings.racks,
+            rack_index=server.rack,
+            parents=tuple(parents) or self.settings.parents,
+            keys=self.settings.keys,
+            credentials=credentials or self.settings.credentials,
         )
 
 
@@ -140,7 +164,7 @@ def make_launch(wish: Wish) -> Launch:
     sizes = group_sizes(_workers(wish), settings)
     parts: Sequence[tuple[Host, ...]] = split_hosts(wish.hosts, sizes) if wish.hosts else [()] * len(sizes)
     groups = tuple(GroupLaunch(index, size, part) for index, (size, part) in enumerate(zip(sizes, parts, strict=True)))
-    servers = _servers(wish, len(sizes))
+    servers = _server_launches(_servers(wish, len(sizes)), len(sizes), settings)
     bind = _bind(wish) if servers else _LOOPBACK
     makes_keys = bind != _LOOPBACK and not wish.insecure and settings.server_keys is None
     if settings.backend == "mxnet":
@@ -186,6 +210,25 @@ def _servers(wish: Wish, groups: int) -> int:
             "drop one of the two"
         )
     return wish.servers
+
+
+def _server_launches(count: int, groups: int, settings: Settings) -> tuple[ServerLaunch, ...]:
+    """So many servers; with racks so many for each, and a parent unless there are parents. Raises PlanError.
+
+    MXNet's servers have one process that looks after them all, and no racks (ConfigError).
+    """
+    racks = settings.racks
+    check_racks(groups, racks)
+    if settings.backend == "mxnet":
+        if racks > 1:
+            raise ConfigError(f"--racks {racks}: MXNet's servers have no parents; use the backend hybridps")
+        return (ServerLaunch("servers", options=("--groups", str(groups), "--servers", str(count))),) if count else ()
+    if racks == 1:
+        return tuple(ServerLaunch(f"server {index}") for index in range(count))
+    of_racks = [ServerLaunch(f"rack {rack} server {index}", rack) for rack in range(racks) for index in range(count)]
+    place_in_rack(0, groups, racks, [server.name for server in of_racks] or settings.servers)
+    above = [] if settings.parents or not count else [ServerLaunch("parent")]
+    return (*above, *of_racks)
 
 
 def _bind(wish: Wish) -> str:

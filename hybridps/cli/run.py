@@ -20,7 +20,7 @@ from hybridps.cli.mpirun import (
     without_rank_marks,
 )
 from hybridps.cli.output import Screen
-from hybridps.cli.plan import GroupLaunch, Launch, Wish, child_environment, make_launch
+from hybridps.cli.plan import GroupLaunch, Launch, ServerLaunch, Wish, child_environment, make_launch
 from hybridps.cli.processes import Child, Processes
 from hybridps.config import PREFIX
 from hybridps.errors import MISUSED, ServerError
@@ -49,9 +49,12 @@ class Launcher:
     def __init__(self, launch: Launch, mpirun: Mpirun) -> None:
         self._launch = launch
         self._mpirun = mpirun
-        self._screen = Screen(sys.stdout, sys.stderr, [*launch.serving, *(_name(group) for group in launch.groups)])
+        servers = [server.name for server in launch.servers]
+        self._screen = Screen(sys.stdout, sys.stderr, [*servers, *(_name(group) for group in launch.groups)])
         self._processes = Processes(self._screen, self._ended)
         self._servers: list[Child] = []
+        self._parents: list[Child] = []
+        """Those of the servers that are for no rack."""
         self._groups: list[Child] = []
         self._addresses: dict[str, str] = {}
         self._keys: str | None = None
@@ -87,21 +90,33 @@ class Launcher:
         self._keys, self._credentials = str(folder), Credentials.load(theirs).text()
 
     def _start_servers(self) -> None:
-        launch = self._launch
+        """Those of racks last: they must know where their parents are."""
+        in_racks = [server for server in self._launch.servers if server.rack is not None]
+        for server in self._launch.servers:
+            if server.rack is None:
+                self._start_server(server)
+        self._await_servers()
+        if in_racks and not self._signals:
+            self._parents = [*self._servers]
+            for server in in_racks:
+                self._start_server(server)
+            self._await_servers()
+
+    def _start_server(self, server: ServerLaunch) -> None:
+        launch, name = self._launch, server.name
         command = [sys.executable, "-m", "hybridps", "serve", "--bind", launch.bind]
         command += ["--insecure"] if launch.insecure else []
-        environ = child_environment(without_rank_marks(os.environ), launch.server_settings(self._keys))
-        for name, options in launch.serving.items():
-            self._servers.append(
-                self._processes.start(
-                    name,
-                    [*command, *options],
-                    environ,
-                    death_signal=signal.SIGKILL,
-                    on_line=lambda line, name=name: self._on_server_line(name, line),  # type: ignore[misc]
-                )
+        parents = [self._addresses[parent.name] for parent in self._parents]
+        settings = launch.server_settings(server, parents, self._keys, self._credentials)
+        self._servers.append(
+            self._processes.start(
+                name,
+                [*command, *server.options],
+                child_environment(without_rank_marks(os.environ), settings),
+                death_signal=signal.SIGKILL,
+                on_line=lambda line: self._on_server_line(name, line),
             )
-        self._await_servers()
+        )
 
     def _await_servers(self) -> None:
         """Wait for all addresses. Raises ServerError if one does not come."""
@@ -128,7 +143,7 @@ class Launcher:
         """`folder`: where mpirun keeps files of its own, until the end."""
         if self._signals:
             return
-        addresses = [self._addresses[server.name] for server in self._servers]
+        addresses = [self._addresses[server.name] for server in self._servers if server not in self._parents]
         shared = without_rank_marks(os.environ)
         workers = self._launch.workers_on_a_host
         cores = len(os.sched_getaffinity(0))
@@ -173,7 +188,9 @@ class Launcher:
             self._screen.message(f"{name}: stopping {len(running)} groups and {len(_running(self._servers))} servers")
         self._stopping = True
         self._processes.stop(running, STOP_SECONDS, self._hurry)
-        self._processes.stop(_running(self._servers), STOP_SECONDS, self._hurry)
+        below = [server for server in self._servers if server not in self._parents]
+        for servers in (below, self._parents):
+            self._processes.stop(_running(servers), STOP_SECONDS, self._hurry)
         self._processes.close()
 
     def _hurry(self) -> bool:

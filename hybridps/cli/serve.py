@@ -56,6 +56,7 @@ def _serve_alone(
 ) -> None:
     from hybridps.ps.keys import AllowList
     from hybridps.ps.metrics import serve_metrics
+    from hybridps.ps.parents import Parents
     from hybridps.ps.server import Server
 
     lost = settings.lost_seconds if lost_seconds is None else lost_seconds
@@ -69,6 +70,7 @@ def _serve_alone(
         cores=settings.server_cores,
         check_finite=settings.check_finite,
         allowed=AllowList.of(settings),
+        parents=Parents.of(settings),
     )
     _on_end_signals(server.stop)
     with server:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType, TracebackType
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -60,36 +61,65 @@ class Client:
     def register(
         self, table: str, layout: Layout, initial: np.ndarray | None, rule: Rule, clock: Clock | None = None
     ) -> bool:
-        """As `ParameterStore.register`: the first server says who initialises, the others are told."""
+        """As `ParameterStore.register`: the first server says who initialises, the others are told.
+
+        Servers with parents have the parents' centre afterwards, whoever initialised it: then it was there already.
+        """
+        steps = self.registering(table, layout, initial, rule, clock, self._chunk_bytes)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return bool(end.value)
+
+    def registering(
+        self,
+        table: str,
+        layout: Layout,
+        initial: np.ndarray | None,
+        rule: Rule,
+        clock: Clock | None,
+        chunk_bytes: int,
+    ) -> Generator[Registration | Transfer, None, bool]:
+        """As `register`, but for who does not want to wait: go on when what was yielded is done."""
         self._check_usable()
         if table in self._tables:
             raise ServerError(f"table {table!r} is registered already by group {self._group}: register it once")
         if not isinstance(rule, AnyRule):
             raise ServerError(f"the rule {rule!r} is unknown to servers: use one of hybridps.ps.rules")
-        chunk_map = ChunkMap(layout, self._chunk_bytes, len(self._servers))
+        chunk_map = ChunkMap(layout, chunk_bytes, len(self._servers))
         if initial is not None:
             chunk_map.check_array(initial)
-        terms = Terms(layout, rule, clock or rule.clocks[0](), self._chunk_bytes, 0, len(self._servers))
+        terms = Terms(layout, rule, clock or rule.clocks[0](), chunk_bytes, 0, len(self._servers))
         terms.check()
-        initialise = self._join(0, table, terms, False).get()
-        joining = [self._join(server, table, terms, initialise) for server in self._servers[1:]]
-        for registration in joining:
+        first = self._join(0, table, terms, False)
+        yield first
+        initialise = first.get()
+        for registration in [self._join(server, table, terms, initialise) for server in self._servers[1:]]:
+            yield registration
             registration.get()
         if initialise:
-            self._initialise(table, chunk_map, initial)
+            # Last to the first server: it lets the other groups in when it has the values.
+            for server in reversed(self._servers):
+                transfer = self._transfer(wire.Initial, table, chunk_map, chunk_map.owned_by(server), initial, None)
+                yield transfer
+                transfer.wait()
         self._tables[table] = chunk_map
-        return not initialise
+        return not initialise or self._talk.has_parent
 
-    def exchange(self, table: str, values: np.ndarray, answer: np.ndarray, start: int, stop: int) -> Transfer:
+    def exchange(
+        self, table: str, values: np.ndarray, answer: np.ndarray, start: int, stop: int, groups: int = 1
+    ) -> Transfer:
         """As `ParameterStore.exchange`. Several may be under way.
 
-        If both arrays are in memory that a server can reach, it works there; else `values` are sent.
+        If both arrays are in memory that a server can reach, it works there; else `values` are sent. They may be the
+        sum of so many `groups`.
         """
         chunk_map = self._map_of(table, values, answer)
         chunks = chunk_map.between(start, stop)
         spots = {server: self._offers.spots(server, [values, answer]) for server in self._servers}
         places = {server: (found[:1], found[1:]) for server, found in spots.items() if found}
-        return self._transfer(wire.Exchange, table, chunk_map, chunks, values, answer, places)
+        return self._transfer(wire.Exchange, table, chunk_map, chunks, values, answer, places, groups)
 
     def exchange_rows(self, table: str, rows: Sequence[np.ndarray], start: int, stop: int) -> Transfer | None:
         """As `ParameterStore.exchange_rows`."""
@@ -106,17 +136,37 @@ class Client:
         chunk_map = self._map_of(table, values)
         return self._transfer(wire.Push, table, chunk_map, chunk_map.chunks, values, None)
 
-    def pull(self, table: str, out: np.ndarray) -> Transfer:
-        """As `ParameterStore.pull`."""
+    def pull(self, table: str, out: np.ndarray, start: int = 0, stop: int | None = None) -> Transfer:
+        """As `ParameterStore.pull`; only those elements, `start` and `stop` as in `exchange`, if they are given."""
         chunk_map = self._map_of(table, out)
-        return self._transfer(wire.Pull, table, chunk_map, chunk_map.chunks, None, out)
+        chunks = chunk_map.between(start, chunk_map.layout.length if stop is None else stop)
+        return self._transfer(wire.Pull, table, chunk_map, chunks, None, out)
+
+    def wake_by(self, descriptor: int) -> None:
+        """Have `listen` return when that descriptor can be read."""
+        self._talk.wake_by(descriptor)
+
+    def listen(self, under_way: Iterable[Registration | Transfer]) -> None:
+        """Take what the servers say, for who does not wait for one operation alone; return soon, whatever came.
+
+        Raises what has failed, and DeadlineError if one of the operations `under_way` is late.
+        """
+        self._talk.listen()
+        for operation in under_way:
+            self._talk.check_late(operation)
+
+    @property
+    def has_parent(self) -> bool:
+        """Whether the servers are themselves clients of others: rack servers."""
+        return self._talk.has_parent
 
     def close(self) -> None:
         """Leave all tables and release what is held, in bounded time. A second time does nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        self._talk.close()
+        self._end(lost=False)
+
+    def lose(self) -> None:
+        """End as a group does that is lost: without a word to the servers, which keep its tables."""
+        self._end(lost=True)
 
     def __enter__(self) -> Client:
         return self
@@ -125,6 +175,11 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _end(self, lost: bool) -> None:
+        if not self._closed:
+            self._closed = True
+            self._talk.close(lost)
 
     def _join(self, server: int, table: str, terms: Terms, initialise: bool) -> Registration:
         terms = msgspec.structs.replace(terms, server=server)
@@ -139,11 +194,6 @@ class Client:
         self._talk.under_way[request] = registration
         self._talk.send(registration, server, wire.Register(request, table, terms, initialise))
         return registration
-
-    def _initialise(self, table: str, chunk_map: ChunkMap, initial: np.ndarray | None) -> None:
-        """Send the initial values, last to the first server: it lets the other groups in when it has them."""
-        for server in reversed(self._servers):
-            self._transfer(wire.Initial, table, chunk_map, chunk_map.owned_by(server), initial, None).wait()
 
     def _attach(self, server: int, region: int, descriptor: int, secret: str, nbytes: int) -> bool:
         """Offer memory to a server; returns whether it works there."""
@@ -164,32 +214,33 @@ class Client:
         values: np.ndarray | None,
         answer: np.ndarray | None,
         places: Mapping[int, _InPlace] = MappingProxyType({}),
+        groups: int = 1,
     ) -> Transfer:
         request = self._talk.number()
-
-        began, first = time.monotonic(), chunks[0].index if chunks else 0
+        what, first = f"{kind.__name__.lower()} of table {table!r}", chunks[0].index if chunks else 0
+        pace = self._paces.setdefault((what, first), Pace())
+        more: dict[str, Any] = {"groups": groups} if kind is wire.Exchange else {}
 
         def finish(transfer: Transfer) -> None:
-            pace = self._paces.setdefault((transfer.what, first), Pace())
             try:
                 self._talk.await_others(lambda: transfer.done, transfer.what, pace)
-                pace.add(time.monotonic() - began)
+                pace.add(time.monotonic() - transfer.began)
             finally:
                 self._talk.settle(request)
 
         of_server = chunk_map.of_servers(chunks)
         in_place = {chunk.index for server, own in of_server.items() if server in places for chunk in own}
-        transfer = Transfer(f"{kind.__name__.lower()} of table {table!r}", chunks, answer, finish, in_place)
+        transfer = Transfer(what, chunks, answer, finish, in_place, pace)
         if chunks:
             self._talk.under_way[request] = transfer
         for server, own in of_server.items():
             if server in places:
                 span = own[0].index, own[-1].index + 1
-                self._talk.send(transfer, server, wire.ExchangeInPlace(request, table, *span, *places[server]))
+                self._talk.send(transfer, server, wire.ExchangeInPlace(request, table, *span, *places[server], **more))
                 continue
             for part in _batches(own, chunk_map.layout.itemsize):
                 span = part[0].index, part[-1].index + 1
-                self._talk.send(transfer, server, kind(request, table, *span), _pieces(values, part))
+                self._talk.send(transfer, server, kind(request, table, *span, **more), _pieces(values, part))
         if values is not None:
             self.bytes_to_servers += sum(chunk.length for chunk in chunks) * values.itemsize
         return transfer

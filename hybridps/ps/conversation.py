@@ -32,6 +32,8 @@ class Conversation:
         self.under_way: dict[int, Registration | Attachment | Transfer] = {}
         """Operations by the number of their request; an answer finds its operation here."""
         self._requests = itertools.count()
+        self.has_parent = False
+        """Whether the servers are themselves clients of others."""
         self._welcomed: set[int] = set()
         self._greeting: set[int] = set()
         """Servers that were told that this client is back, and have not answered."""
@@ -86,10 +88,29 @@ class Conversation:
         seconds = (pace or Pace()).deadline_seconds(self._settings.deadline_seconds)
         self._until(done, seconds, self._late(what, seconds))
 
-    def close(self) -> None:
-        """Leave, and release what is held, in bounded time. Only once."""
+    def wake_by(self, descriptor: int) -> None:
+        """Have `listen` return when that descriptor can be read."""
+        self._links.wake_by(descriptor)
+
+    def listen(self) -> None:
+        """Take what the servers say, once; return after one beat of the heart at the latest. Raises what has failed."""
+        if self.failure is not None:
+            raise self.failure
+        if self._heart is not None:
+            self._heart.check()
+        self._take_all(self._settings.heartbeat_seconds)
+
+    def check_late(self, operation: Registration | Transfer) -> None:
+        """Raise DeadlineError if an operation that nobody waits for is not done in the time that `await_others` has."""
+        seconds = operation.pace.deadline_seconds(self._settings.deadline_seconds)
+        if not operation.done and time.monotonic() - operation.began > seconds:
+            raise self._late(operation.what, seconds)
+
+    def close(self, lost: bool = False) -> None:
+        """Leave, and release what is held, in bounded time. Only once. `lost`: without a word."""
         try:
-            self._leave()
+            if not lost:
+                self._leave()
         finally:
             if self._heart is not None:
                 self._heart.stop()
@@ -143,8 +164,11 @@ class Conversation:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise late
-            for incoming in self._links.receive(min(left, self._settings.heartbeat_seconds)):
-                self._take(incoming)
+            self._take_all(left)
+
+    def _take_all(self, seconds: float) -> None:
+        for incoming in self._links.receive(min(seconds, self._settings.heartbeat_seconds)):
+            self._take(incoming)
 
     def _take(self, incoming: Incoming) -> None:
         answer = incoming.answer
@@ -152,6 +176,7 @@ class Conversation:
             self._greet_again(incoming.server)
         elif isinstance(answer, wire.Welcome):
             self._welcomed.add(incoming.server)
+            self.has_parent |= answer.has_parent
             if incoming.server in self._greeting:
                 self._greeting.discard(incoming.server)
                 self._send_again(incoming.server)

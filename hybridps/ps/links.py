@@ -64,6 +64,10 @@ class Links:
         frames = [wire.encode(message), *(payload.view(np.uint8).data for payload in payloads)]
         self._sockets[server].send_multipart(frames, copy=not payloads)
 
+    def wake_by(self, descriptor: int) -> None:
+        """Have `receive` return when that descriptor can be read."""
+        self._poller.register(descriptor, zmq.POLLIN)
+
     def receive(self, seconds: float) -> Iterator[Incoming]:
         """The messages that are there, or come within `seconds`.
 

@@ -19,7 +19,7 @@ from hybridps.ps.pending import Registration, Transfer
 from hybridps.ps.rules import AnyRule, Rule
 from hybridps.ps.shard import Shard
 from hybridps.ps.table import Table
-from hybridps.ps.terms import Done, Joined, Outcome, Terms, Ticket, Work
+from hybridps.ps.terms import Done, Joined, Outcome, Terms, Ticket, Up, Work
 
 
 class LocalServer:
@@ -49,6 +49,8 @@ class LocalServer:
                 outcome.run()
                 self.tell([*outcome.done])
                 continue
+            if isinstance(outcome, Up):
+                continue  # a local server has no parents
             operation = self.under_way.get(outcome.ticket)
             match outcome, operation:
                 case Joined(initialise=initialise), Registration():

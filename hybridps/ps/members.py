@@ -95,12 +95,16 @@ class Members:
         del self._by_identity[member.identity]
         del self._by_session[member.session]
         del self._by_group[member.job, member.group]
-        if not any(job == member.job for job, _ in self._by_group):
+        if not self.there(member.job):
             self._began_seconds.pop(member.job, None)
         if lost:
             self._lost |= dict.fromkeys((member.identity, member.session))
             for name in [*islice(self._lost, max(0, len(self._lost) - _REMEMBERED))]:
                 del self._lost[name]
+
+    def there(self, job: str) -> bool:
+        """Whether a job has clients."""
+        return any(job == theirs for theirs, _ in self._by_group)
 
     def begun_before(self, seconds: float) -> list[str]:
         """The jobs whose first group came before that time; each is told once."""

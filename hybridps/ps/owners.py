@@ -8,9 +8,10 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hybridps.errors import ServerError
-from hybridps.ps.terms import Done, Work
+from hybridps.ps.terms import Done, Up, Work
 
 TOGETHER = 8
 """Pieces of work done in one go: their ends are told together."""
@@ -29,7 +30,7 @@ class Owners:
         self.backlog = 0
         """Pieces of work handed out that are not known to be done."""
         self._own: deque[Work] = deque()
-        self._results: queue.SimpleQueue[tuple[int, list[Done]]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[int, list[Done | Up]]] = queue.SimpleQueue()
         self.ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._queues: list[queue.SimpleQueue[list[Work] | None]] = [queue.SimpleQueue() for _ in range(1, count)]
         if cores:
@@ -59,26 +60,26 @@ class Owners:
             for begin in range(0, len(own), TOGETHER):
                 self._queues[owner - 1].put(own[begin : begin + TOGETHER])
 
-    def work(self) -> list[Done]:
+    def work(self) -> list[Done | Up]:
         """Do a part of the calling thread's own work; what is to be told then."""
         count = min(TOGETHER, len(self._own))
         self.backlog -= count
         return _do([self._own.popleft() for _ in range(count)])
 
-    def collect(self) -> list[Done]:
+    def collect(self) -> list[Done | Up]:
         """What is to be told of work that the other owners have done."""
         try:
             os.eventfd_read(self.ready)
         except BlockingIOError:
             return []
-        done: list[Done] = []
+        done: list[Done | Up] = []
         while not self._results.empty():
             count, ended = self._results.get()
             self.backlog -= count
             done += ended
         return done
 
-    def finish(self) -> list[Done]:
+    def finish(self) -> list[Done | Up]:
         """Do all work that was handed out, and wait for the others; what is to be told then."""
         ends = [threading.Event() for _ in self._queues]
         for work, end in zip(self._queues, ends, strict=True):
@@ -106,9 +107,9 @@ class Owners:
             os.eventfd_write(self.ready, 1)
 
 
-def _do(works: Sequence[Work]) -> list[Done]:
+def _do(works: Sequence[Work]) -> list[Done | Up]:
     """Whatever goes wrong, the groups hear of it, and the thread goes on."""
-    done: list[Done] = []
+    done: list[Done | Up] = []
     for work in works:
         try:
             work.run()
@@ -116,5 +117,5 @@ def _do(works: Sequence[Work]) -> list[Done]:
         except Exception as error:
             log.exception("a chunk could not be worked on")
             failed = ServerError(f"the server failed: {type(error).__name__}: {error}")
-            done += [Done(end.ticket, end.chunk, error=failed) for end in work.done]
+            done += [replace(end, error=failed) for end in work.done]
     return done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 from hybridps.errors import HybridPSError, ProtocolError, ServerError
 from hybridps.ps import wire
 from hybridps.ps.chunk_map import Chunk
+from hybridps.ps.pace import Pace
 
 
 class Parcel(NamedTuple):
@@ -25,6 +27,8 @@ class Registration:
 
     def __init__(self, what: str, finish: Callable[[], None]) -> None:
         self.what = what
+        self.began = time.monotonic()
+        self.pace = Pace()
         self.parcels: list[Parcel] = []
         self.received = False
         self.initialise: bool | None = None
@@ -74,8 +78,11 @@ class Transfer:
         answer: np.ndarray | None,
         finish: Callable[[Transfer], None],
         in_place: Set[int] = frozenset(),
+        pace: Pace | None = None,
     ) -> None:
         self.what = what
+        self.pace = pace or Pace()
+        self.began = time.monotonic()
         self.parcels: list[Parcel] = []
         self.missing = {chunk.index: chunk for chunk in chunks}
         self.error: HybridPSError | None = None

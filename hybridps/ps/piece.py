@@ -21,8 +21,18 @@ STREAMED = 4
 SENT = -1
 """Stands for the groups that an answer is sent to."""
 
-_Rows = Mapping[int, Sequence[np.ndarray]]
-"""Arrays of the groups."""
+Targets = Mapping[int, Sequence[np.ndarray]]
+"""Where the answers of the groups are written."""
+
+
+class Brought(NamedTuple):
+    """What a group brought: the sum of `rows`, which is that of so many `groups`."""
+
+    rows: Sequence[np.ndarray]
+    groups: int = 1
+
+
+Values = Mapping[int, Brought]
 
 
 class Ask(NamedTuple):
@@ -56,7 +66,7 @@ class Piece:
         self.state = state
         self.budget = budget
         self.check_finite = check_finite
-        self._values: dict[int, list[np.ndarray]] = {}
+        self._values: dict[int, Brought] = {}
         self._asks: dict[int, Ask] = {}
         self._total: np.ndarray | None = None
         self._added: tuple[int, ...] = ()
@@ -65,8 +75,10 @@ class Piece:
         """What each group was told last, of rounds of one value: it is kept nowhere else."""
         # From here on the owner's: what only work may touch.
         self._steps = 0
+        self._begun = False
+        """Whether the total has values of the round under way."""
         self._counted = 0
-        """Values in the total."""
+        """Groups whose values are in it."""
         self._refused: dict[int, NotFiniteError] = {}
         """Groups whose values are not in the total of the round under way."""
 
@@ -103,10 +115,10 @@ class Piece:
 
         return Work(self.owner, run, [Done(ticket, index)])
 
-    def bring(self, ticket: Ticket, values: list[np.ndarray], ask: Ask | None) -> None:
-        """A group brings its values to the round under way: their sum counts."""
+    def bring(self, ticket: Ticket, values: list[np.ndarray], ask: Ask | None, groups: int = 1) -> None:
+        """A group brings its values to the round under way: their sum counts, for so many groups."""
         self._latest[ticket.group] = ticket.request
-        self._values[ticket.group] = values
+        self._values[ticket.group] = Brought(values, groups)
         self._hold(ask, len(values))
         if ask is not None:
             self._asks[ticket.group] = ask
@@ -134,14 +146,15 @@ class Piece:
         asks = {group: self._asks.pop(group) for group in verdict.answer if group in self._asks}
         if not verdict.apply:
             return [self.give(index, self._kept(), [*asks.values()])] if asks else []
-        total = self._total if self._added else None
-        brought = self._asks | asks
-        values = {group: self._pop(group, brought.get(group)) for group in verdict.apply if group not in self._added}
-        self._added = ()
+        total, values = self._round(verdict.apply, asks)
         targets, done = self._replies(index, [*asks.values()])
         if self.rule.alone:
             self._given |= dict.fromkeys(asks, done)
         return [Work(self.owner, partial(self._complete, total, values, targets, done), done)]
+
+    def pull(self, index: int, ask: Ask) -> list[Work]:
+        """Answer with the centre, as it is now."""
+        return [self.give(index, self.centre, [ask])]
 
     def repeat(self, index: int, ask: Ask) -> list[Work]:
         """A request came again that counted already. If it is the latest and was answered, answer it again."""
@@ -163,8 +176,7 @@ class Piece:
         targets, done = self._replies(index, asks)
 
         def run() -> None:
-            for target in [target for theirs in targets.values() for target in theirs]:
-                np.copyto(target, values)
+            hand_out_(values, [target for theirs in targets.values() for target in theirs])
 
         return Work(self.owner, run, done)
 
@@ -174,8 +186,9 @@ class Piece:
         self._given.pop(group, None)
         ask = self._asks.pop(group, None)
         if ask is not None and ask.targets is not None and group in self._values:
-            self._values[group] = [row.copy() for row in self._values[group]]
-            self._hold(None, len(self._values[group]))
+            rows, groups = self._values[group]
+            self._values[group] = Brought([row.copy() for row in rows], groups)
+            self._hold(None, len(rows))
 
     def forget(self) -> None:
         """There is no round under way any more."""
@@ -183,21 +196,29 @@ class Piece:
             self._pop(group, None)
         self._added = ()
 
+    def _round(self, groups: Sequence[int], asks: dict[int, Ask]) -> tuple[np.ndarray | None, Values]:
+        """What the groups brought to the round that ends: the total, if there is one, and what is not in it."""
+        total = self._total if self._added else None
+        brought = self._asks | asks
+        values = {group: self._pop(group, brought.get(group)) for group in groups if group not in self._added}
+        self._added = ()
+        return total, values
+
     def _hold(self, ask: Ask | None, values: int) -> None:
         """So many values are kept until their round; not those that are the group's own memory."""
         if ask is None or ask.targets is None:
             self.budget.take(values * self.centre.nbytes)
 
-    def _pop(self, group: int, ask: Ask | None) -> list[np.ndarray]:
-        values = self._values.pop(group)
-        self._hold(ask, -len(values))
-        return values
+    def _pop(self, group: int, ask: Ask | None) -> Brought:
+        brought = self._values.pop(group)
+        self._hold(ask, -len(brought.rows))
+        return brought
 
     def _kept(self) -> np.ndarray:
         """The memory that has the answer of the last round."""
         return self.centre if self.rule.replaces else self.state[0]
 
-    def _replies(self, index: int, asks: Sequence[Ask]) -> tuple[dict[int, Sequence[np.ndarray]], list[Done]]:
+    def _replies(self, index: int, asks: Sequence[Ask]) -> tuple[Targets, list[Done]]:
         """Where an answer is written, and what is told then. What is sent is written once for all groups."""
         targets: dict[int, Sequence[np.ndarray]] = {a.ticket.group: a.targets for a in asks if a.targets is not None}
         sent = np.empty_like(self.centre) if len(targets) < len(asks) else None
@@ -206,38 +227,54 @@ class Piece:
             targets[SENT] = (sent,)
         return targets, [Done(ask.ticket, index, sent if ask.targets is None else None) for ask in asks]
 
-    def _add_up(self, total: np.ndarray, values: _Rows, begins: bool) -> None:
+    def _add_up(self, total: np.ndarray, values: Values, begins: bool) -> None:
         """Work: the values that are numbers go into the total, and the others are refused when the round ends."""
         if begins:
-            self._counted, self._refused = 0, {}
+            self._begin()
         usable = self._usable(values)
         if usable:
-            sources = [total] * bool(self._counted) + [row for rows in usable for row in rows]
-            add_up_(total, sources)
-        self._counted += len(usable)
+            add_up_(total, [total] * self._begun + [row for rows, _ in usable for row in rows])
+            self._begun = True
+        self._counted += sum(groups for _, groups in usable)
 
-    def _complete(self, total: np.ndarray | None, values: _Rows, targets: _Rows, done: list[Done]) -> None:
+    def _complete(self, total: np.ndarray | None, values: Values, targets: Targets, done: list[Done]) -> None:
         """Work: a round of the total, if there is one, and the values. It goes on without what is refused."""
-        if total is None:
-            self._counted, self._refused = 0, {}
-        usable = self._usable(values)
-        sources = [total] if total is not None and self._counted else []
-        sources += [row for rows in usable for row in rows]
-        count, refused = self._counted + len(usable), self._refused
-        if sources:
+        sources, count = self._sources(total, values)
+        to = [target for group, theirs in targets.items() if group not in self._refused for target in theirs]
+        if sources and (count or self.rule.alone):
             self._steps += 1
-            to = [target for group, theirs in targets.items() if group not in refused for target in theirs]
             apply_(self.rule, sources, to, self.centre, self.state, step=self._steps, values=count)
-        done[:] = [
-            Done(end.ticket, end.chunk, error=refused[end.ticket.group]) if end.ticket.group in refused else end
-            for end in done
-        ]
+        elif sources:  # values of no group
+            hand_out_(self._kept(), to)
+        done[:] = [self._end(end) for end in done]
 
-    def _usable(self, values: _Rows) -> list[Sequence[np.ndarray]]:
+    def _sources(self, total: np.ndarray | None, values: Values) -> tuple[list[np.ndarray], int]:
+        """Part of a work: what is to be added up in a round, and how many groups that stands for."""
+        if total is None:
+            self._begin()
+        usable = self._usable(values)
+        sources = [total] if total is not None and self._begun else []
+        return sources + [row for rows, _ in usable for row in rows], self._counted + sum(n for _, n in usable)
+
+    def _begin(self) -> None:
+        self._begun, self._counted, self._refused = False, 0, {}
+
+    def _end(self, end: Done) -> Done:
+        """What a group is told: that its values were refused, if they were."""
+        refused = self._refused.get(end.ticket.group)
+        return end if refused is None else Done(end.ticket, end.chunk, error=refused)
+
+    def _usable(self, values: Values) -> list[Brought]:
         """Those of the groups that brought numbers; the others are refused."""
         if self.check_finite:
-            for group, rows in values.items():
-                for row in rows:
+            for group, brought in values.items():
+                for row in brought.rows:
                     if not is_finite(row):
                         self._refused[group] = NotFiniteError(not_finite(row, self.name))
-        return [rows for group, rows in values.items() if group not in self._refused]
+        return [brought for group, brought in values.items() if group not in self._refused]
+
+
+def hand_out_(values: np.ndarray, targets: Sequence[np.ndarray]) -> None:
+    """All targets become the values."""
+    for target in targets:
+        np.copyto(target, values)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -77,11 +78,15 @@ def carry_out(
         )
     for chunk, payload in zip(chunks, payloads, strict=True):
         table.check_payload(chunk, payload)
-    carry = {wire.Initial: table.initialise, wire.Exchange: table.exchange, wire.Push: table.push}[type(message)]
+    carry: dict[type, Callable[..., list[Outcome]]] = {
+        wire.Initial: table.initialise,
+        wire.Exchange: partial(table.exchange, groups=getattr(message, "groups", 1)),
+        wire.Push: table.push,
+    }
     return [
         outcome
         for chunk, payload in zip(chunks, payloads, strict=True)
-        for outcome in carry(ticket, chunk, payload)  # type: ignore[operator]
+        for outcome in carry[type(message)](ticket, chunk, payload)
     ]
 
 
@@ -102,5 +107,6 @@ def _in_place(
     outcomes: list[Outcome] = []
     for chunk in chunks:
         place = table.place(chunk)
-        outcomes += table.exchange_in_place(ticket, chunk, [v[place] for v in values], [a[place] for a in answers])
+        own, targets = [v[place] for v in values], [a[place] for a in answers]
+        outcomes += table.exchange_in_place(ticket, chunk, own, targets, message.groups)
     return outcomes

@@ -23,10 +23,11 @@ from hybridps.ps.listening import MOST_UNREAD, check_local, listen, memory_of_ho
 from hybridps.ps.members import Member, Members, UnknownClientError
 from hybridps.ps.observer import Observer
 from hybridps.ps.owners import Owners
+from hybridps.ps.parents import Parents
 from hybridps.ps.requests import Regions, carry_out, cost_bytes
 from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.shard import Shard
-from hybridps.ps.terms import Done, Joined, Outcome, Ticket, Work
+from hybridps.ps.terms import Done, Joined, Outcome, Ticket, Up, Work
 from hybridps.ps.zap import Doorkeeper
 
 log = logging.getLogger("hybridps.ps")
@@ -58,6 +59,7 @@ class Server:
     groups came and none is there any more. `memory_bytes` bounds all tables together (default: what this
     host has).
     `check_finite`: values with NaN or Inf are refused. `allowed`: only these tenants may connect, with their keys.
+    `parents`: where this server's groups, a rack, meet other racks; the server closes them.
     Raises ServerError if the address cannot be used, or is beyond this host without keys and not `insecure`.
     """
 
@@ -74,6 +76,7 @@ class Server:
         cores: Sequence[int] = (),
         check_finite: bool = True,
         allowed: AllowList | None = None,
+        parents: Parents | None = None,
     ) -> None:
         if not insecure and allowed is None:
             check_local(address)
@@ -84,7 +87,9 @@ class Server:
         if not set(cores) <= os.sched_getaffinity(0):
             usable = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
             raise ServerError(f"threads cannot be pinned to the cores {list(cores)}: this process may use {usable}")
-        self._shard = Shard(memory_of_host() if memory_bytes is None else memory_bytes, self._threads, check_finite)
+        whole_bytes = memory_of_host() if memory_bytes is None else memory_bytes
+        self._shard = Shard(whole_bytes, self._threads, check_finite, parents is not None)
+        self._parents = parents
         self._regions: dict[int, Regions] = {}
         self._accounts = Accounts(allowed, self._shard.budget)
         self._queue = FairQueue()
@@ -101,9 +106,12 @@ class Server:
         try:
             self._socket: Any = listen(self._context, address, largest_message_bytes, allowed)
         except ServerError:
+            if parents is not None:
+                parents.close()
             self._door.close()
             self._context.term()
             raise
+        self._welcome = wire.Welcome(wire.VERSION, has_parent=parents is not None)
         self._wake_out, self._wake_in = os.pipe()
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         """Where clients find it, with the actual port."""
@@ -120,6 +128,8 @@ class Server:
         self._owners = Owners(self._threads, self._cores)
         poller.register(self._owners.ready, zmq.POLLIN)
         self._door.watch(self._socket, poller)
+        if self._parents is not None:
+            poller.register(self._parents.ready, zmq.POLLIN)
         try:
             while not self._stopping.is_set() and not self._finished() and not (until and until()):
                 poller.poll(math.ceil(1000 * min(lap_seconds, self._idle_seconds())))
@@ -129,6 +139,7 @@ class Server:
                 self._serve_waiting()
                 self._tell_done(self._owners.collect())
                 self._tell_done(self._owners.work())
+                self._hear_parents()
                 self._drop_deaf()
                 if self._observer is not None:
                     self._observer.look(time.monotonic(), self._owners.backlog, self.refused, self._door.refused)
@@ -153,6 +164,8 @@ class Server:
         with self._closing:
             if self._socket.closed:
                 return
+            if self._parents is not None:
+                self._parents.close()
             self._door.close()
             self._socket.close(linger=500)
             self._context.term()
@@ -278,6 +291,7 @@ class Server:
                 self._send(identity, wire.Attached(request))
             case _:
                 member = self._members.of_identity(identity, now)
+                self._check_parents(member)
                 if isinstance(message, wire.Register):
                     self._send(identity, wire.Received(message.request))
                 regions = self._regions[member.session]
@@ -297,12 +311,12 @@ class Server:
         if hello.again:
             self._members.of_session(hello.session, now)
         if self._members.back(identity, hello.session, job, hello.group, now):
-            self._send(identity, wire.Welcome(wire.VERSION))
+            self._send(identity, self._welcome)
             return
         self._shard.enter(job, hello.group, hello.groups, account.budget)
         self._members.enter(Member(identity, hello.session, job, hello.group, now, account, key))
         self._regions[hello.session] = Regions()
-        self._send(identity, wire.Welcome(wire.VERSION))
+        self._send(identity, self._welcome)
 
     def _remove(self, member: Member, lost: bool) -> None:
         # Their memory is their own again: no work may be left that uses it.
@@ -310,31 +324,57 @@ class Server:
         self._members.leave(member, lost)
         del self._regions[member.session]
         self._tell(self._shard.leave(member.job, member.group, lost))
+        if self._parents is not None and not self._members.there(member.job):
+            self._parents.leave(member.job, lost)
+
+    def _hear_parents(self) -> None:
+        """What is back from the parents; the groups of a job that has lost them are told once, and are refused then."""
+        if self._parents is None:
+            return
+        before = {*self._parents.failed}
+        for up, error in self._parents.collect():
+            self._tell(self._shard.answered(up, error))
+        for job in self._parents.failed.keys() - before:
+            log.warning("job %r: %s", job, self._parents.failed[job])
+            for member in [member for member in self._members if member.job == job]:
+                self._refuse(member.identity, self._parents.failed[job], None)
+
+    def _check_parents(self, member: Member) -> None:
+        if self._parents is not None and member.job in self._parents.failed:
+            raise self._parents.failed[member.job]
 
     def _tell(self, outcomes: Iterable[Outcome]) -> None:
-        works, done = [], []
+        works: list[Work] = []
+        done: list[Done | Up] = []
         for outcome in outcomes:
             match outcome:
                 case Joined(ticket=ticket, initialise=initialise):
                     self._answer(ticket, wire.Registered(ticket.request, initialise))
-                case Done():
+                case Done() | Up():
                     done.append(outcome)
                 case Work():
                     works.append(outcome)
         self._tell_done(done)
         self._owners.hand(works)
 
-    def _tell_done(self, done: Sequence[Done]) -> None:
+    def _tell_done(self, done: Sequence[Done | Up]) -> None:
         """What ends together for a request is told in one message."""
         together: dict[Ticket, list[Done]] = {}
         for end in done:
-            if end.error:
+            if isinstance(end, Up):
+                self._send_up(end)
+            elif end.error:
                 self._refuse_ticket(end.ticket, end.error)
             else:
                 together.setdefault(end.ticket, []).append(end)
         for ticket, ends in together.items():
             chunks = tuple(end.chunk for end in ends)
             self._answer(ticket, wire.Done(ticket.request, chunks), [end.values for end in ends])
+
+    def _send_up(self, up: Up) -> None:
+        """Unless the job has gone meanwhile."""
+        if self._parents is not None and self._members.there(up.way.job):
+            self._parents.send(up)
 
     def _refuse_ticket(self, ticket: Ticket, error: HybridPSError) -> None:
         member = self._members.of_group(ticket.job, ticket.group)

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hybridps.errors import ProtocolError, ServerError
+from hybridps.errors import HybridPSError, ProtocolError, ServerError
 from hybridps.ps.budget import Budget
+from hybridps.ps.rack import RackTable, check_rack
 from hybridps.ps.table import Table
-from hybridps.ps.terms import Outcome, Terms, Ticket
+from hybridps.ps.terms import Outcome, Terms, Ticket, Up
 
 MOST_JOBS = 4096
 """On a server."""
@@ -25,6 +26,7 @@ class GroupTakenError(ServerError):
 class _Job:
     groups: int
     budget: Budget
+    in_rack: bool = False
     present: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
     tables: dict[str, Table] = field(default_factory=dict)
@@ -37,20 +39,28 @@ class _Job:
 
     def drop(self, name: str) -> None:
         """Forget a table."""
-        self.budget.take(-self.tables.pop(name).terms.memory_bytes(self.groups))
+        self.budget.take(-self.memory_bytes(self.tables.pop(name).terms))
+
+    def memory_bytes(self, terms: Terms) -> int:
+        """Of a table, about: a rack server has two more arrays, for the way to its parents and back."""
+        above = 2 * terms.layout.nbytes // terms.servers if self.in_rack else 0
+        return terms.memory_bytes(self.groups) + above
 
 
 class Shard:
     """What one server owns of every job, shared out over so many `owners`. It may refuse values with NaN or Inf.
 
-    `memory_bytes` bounds the memory of all jobs together.
+    `memory_bytes` bounds the memory of all jobs together. `in_rack`: the server has parents, where the tables live.
     """
 
-    def __init__(self, memory_bytes: int | None = None, owners: int = 1, check_finite: bool = True) -> None:
+    def __init__(
+        self, memory_bytes: int | None = None, owners: int = 1, check_finite: bool = True, in_rack: bool = False
+    ) -> None:
         self.budget = Budget(memory_bytes)
         """Of all tenants."""
         self._owners = owners
         self._check_finite = check_finite
+        self._in_rack = in_rack
         self._jobs: dict[str, _Job] = {}
 
     def enter(self, job: str, group: int, groups: int, budget: Budget | None = None) -> None:
@@ -69,7 +79,7 @@ class Shard:
         if there is None or there.groups != groups:
             self._forget(job)
             self._make_room()
-            there = self._jobs[job] = _Job(groups, budget or self.budget)
+            there = self._jobs[job] = _Job(groups, budget or self.budget, self._in_rack)
         if group in there.present:
             raise GroupTakenError(
                 f"group {group} of job {job!r} is there already: "
@@ -79,14 +89,17 @@ class Shard:
         there.gone.discard(group)
 
     def leave(self, job: str, group: int, lost: bool = False) -> list[Outcome]:
-        """A group goes. The last one takes the tables with it, unless it was `lost` and may come back."""
+        """A group goes. The last one takes the tables with it, unless it was `lost` and may come back.
+
+        In a rack it takes them in any case: the parents have them.
+        """
         there = self._jobs.get(job)
         if there is None or group not in there.present:
             return []
         there.present.discard(group)
         there.gone.add(group)
         outcomes = [outcome for table in there.tables.values() for outcome in table.leave(group)]
-        if there.abandoned and (not lost or not there.tables):
+        if there.abandoned and (not lost or not there.tables or self._in_rack):
             self._forget(job)
         return outcomes
 
@@ -102,19 +115,28 @@ class Shard:
         """Join a table, and make it if it is new. `initialise` as in `Table.register`."""
         job = self._job(ticket)
         terms.check()
+        if self._in_rack:
+            check_rack(terms)
         there = job.tables.get(table)
         if there is not None and there.abandoned and there.terms != terms:
             job.drop(table)
             there = None
         if there is None:
             self._take_memory(table, terms, job)
-            there = job.tables[table] = Table(
-                table, terms, job.groups, job.gone, self._owners, self._check_finite, job.budget
+            expected = (job.groups, job.gone, self._owners, self._check_finite, job.budget)
+            there = job.tables[table] = (
+                RackTable(ticket.job, table, terms, *expected) if self._in_rack else Table(table, terms, *expected)
             )
             if not job.waits_for_absent:
                 there.begin_without_absent(job.present)
         there.terms.check_same(terms, table)
         return there.register(ticket, initialise)
+
+    def answered(self, up: Up, error: HybridPSError | None) -> list[Outcome]:
+        """What went to the parents is back, as `RackTable.answered`; the table may be gone by now."""
+        job = self._jobs.get(up.way.job)
+        table = job.tables.get(up.way.table) if job else None
+        return table.answered(up, error) if isinstance(table, RackTable) and table.way is up.way else []
 
     def settle(self, job: str, group: int, request: int) -> None:
         """The group has all answers to its requests before that one."""
@@ -148,7 +170,7 @@ class Shard:
         """Jobs whose groups were all lost make room, the oldest first."""
         if terms.server >= terms.servers:
             raise ProtocolError(f"server {terms.server} is none of {terms.servers} servers: they count from 0")
-        needed, what = terms.memory_bytes(job.groups), f"table {table!r}"
+        needed, what = job.memory_bytes(terms), f"table {table!r}"
         while not job.budget.has(needed) and (abandoned := self._oldest_abandoned(job.budget)):
             self._forget(abandoned)
         job.budget.check(needed, what)

@@ -35,7 +35,8 @@ class ParameterStore(Protocol):
         """Join a table; returns whether its centre was there already.
 
         The first group initialises the centre with `initial` (zeros if None), whichever comes first: the others
-        wait for it, but not for one that does not come at all. They leave the centre as it is. Raises
+        wait for it, but not for one that does not come at all. They leave the centre as it is. At servers with parents
+        the first group initialises too, but what counts is the parents' centre: it was there already. Raises
         LayoutError with the difference if the table has another layout, ServerError if it has another rule or clock,
         or if they have no meaning together. Without a `clock` it is the rule's usual one.
         """

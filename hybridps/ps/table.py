@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence, Set
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,7 @@ class Table:
         """
         self.name = name
         self.terms = terms
-        self._pieces = _pieces(name, terms, owners, budget or Budget(), check_finite)
+        self._pieces = self._make_pieces(owners, budget or Budget(), check_finite)
         self._indices = sorted(self._pieces)
         warm_up(terms.rule, terms.layout.dtype)
         self.progress = self._rounds = Progress(terms.clock.start(groups), len(self._pieces))
@@ -109,26 +110,28 @@ class Table:
         piece = self._piece(index)
         if ticket == self._initial and index not in self._missing:
             return [Done(ticket, index)]
-        if self._ready or ticket.group != self._initialiser:
-            raise ProtocolError(f"group {ticket.group} is not the one to initialise table {self.name!r}")
+        self._check_initialiser(ticket)
         initial = None if payload is None else piece.finite_values(payload)
         self._initial = ticket
         self._missing.discard(index)
         self._ready = not self._missing
         return [piece.initialise(index, ticket, initial), *self._release()]
 
-    def exchange(self, ticket: Ticket, index: int, payload: Payload) -> list[Outcome]:
-        """A group's values of a chunk came; it is sent the answer of their round when the clock says so."""
-        return self._exchange(ticket, index, [payload], Ask(ticket))
+    def exchange(self, ticket: Ticket, index: int, payload: Payload, groups: int = 1) -> list[Outcome]:
+        """A group's values of a chunk came; it is sent the answer of their round when the clock says so.
+
+        They may be the sum of so many `groups`, of a rack.
+        """
+        return self._exchange(ticket, index, [payload], Ask(ticket), groups)
 
     def exchange_in_place(
-        self, ticket: Ticket, index: int, rows: Sequence[np.ndarray], targets: Sequence[np.ndarray]
+        self, ticket: Ticket, index: int, rows: Sequence[np.ndarray], targets: Sequence[np.ndarray], groups: int = 1
     ) -> list[Outcome]:
         """As `exchange`, in memory of the group: the sum of `rows` counts, and the answer is written to all `targets`.
 
         Nobody may change the rows until then.
         """
-        return self._exchange(ticket, index, rows, Ask(ticket, tuple(targets)))
+        return self._exchange(ticket, index, rows, Ask(ticket, tuple(targets)), groups)
 
     def push(self, ticket: Ticket, index: int, payload: Payload) -> list[Outcome]:
         """A group's values of a chunk came, which nobody will change; it is told at once that they were taken."""
@@ -143,7 +146,7 @@ class Table:
     def pull(self, ticket: Ticket, index: int) -> list[Outcome]:
         """A group asks for the centre of a chunk, as it is now."""
         piece = self._usable_piece(ticket, index)
-        return [piece.give(index, piece.centre, [Ask(ticket)])]
+        return [*piece.pull(index, Ask(ticket))]
 
     def leave(self, group: int) -> list[Outcome]:
         """A group left or is lost: the others go on without it."""
@@ -160,7 +163,7 @@ class Table:
         if void:
             for piece in self._pieces.values():
                 piece.forget()
-        if group == self._initialiser and not self._ready:
+        if group == self._initialiser and self._missing:
             self._initialiser = None
         return outcomes + self._promote() + self._release()
 
@@ -173,6 +176,10 @@ class Table:
         """Let one of the groups that are `there` initialise the centre, if the one that should has not come."""
         self._expected &= there
         return self._promote()
+
+    def _check_initialiser(self, ticket: Ticket) -> None:
+        if self._ready or ticket.group != self._initialiser:
+            raise ProtocolError(f"group {ticket.group} is not the one to initialise table {self.name!r}")
 
     def _check_follows(self, initialise: bool) -> None:
         """Whether this server's state fits what the first server told the group."""
@@ -220,13 +227,15 @@ class Table:
             raise ProtocolError(f"group {ticket.group} registers table {self.name!r} twice")
         return [told] if told else []
 
-    def _exchange(self, ticket: Ticket, index: int, payloads: Sequence[Payload], ask: Ask) -> list[Outcome]:
+    def _exchange(
+        self, ticket: Ticket, index: int, payloads: Sequence[Payload], ask: Ask, groups: int
+    ) -> list[Outcome]:
         piece = self._usable_piece(ticket, index)
         values = [piece.values(payload) for payload in payloads]
         if piece.counted(ticket):
             return [*piece.repeat(index, ask)]
         verdict = self._rounds.arrive(ticket.group, index)
-        piece.bring(ticket, values, ask)
+        piece.bring(ticket, values, ask, groups)
         return self._go_on(index, piece, verdict, streamed=ask.targets is None)
 
     def _go_on(self, index: int, piece: Piece, verdict: Verdict, streamed: bool) -> list[Outcome]:
@@ -248,19 +257,28 @@ class Table:
             )
         return piece
 
+    def _make_pieces(self, owners: int, budget: Budget, check_finite: bool) -> dict[int, Piece]:
+        """The chunks of this server, each with its memory and its owner."""
+        terms = self.terms
+        chunks = ChunkMap(terms.layout, terms.chunk_bytes, terms.servers).owned_by(terms.server)
+        length = sum(chunk.length for chunk in chunks)
+        arrays = [_zeros(length, terms.layout) for _ in range(1 + self._states())]
+        pieces, start = {}, 0
+        for chunk, owner in zip(chunks, assign(chunks, owners), strict=True):
+            centre, *state = [array[start : start + chunk.length] for array in arrays]
+            said = f"chunk {chunk.index} of table {self.name!r}"
+            pieces[chunk.index] = self._make_piece(
+                chunk.index, said, owner, terms.rule, centre, state, budget, check_finite
+            )
+            start += chunk.length
+        return pieces
 
-def _pieces(name: str, terms: Terms, owners: int, budget: Budget, check_finite: bool) -> dict[int, Piece]:
-    """The chunks of a server, each with its memory and its owner."""
-    chunks = ChunkMap(terms.layout, terms.chunk_bytes, terms.servers).owned_by(terms.server)
-    length = sum(chunk.length for chunk in chunks)
-    arrays = [_zeros(length, terms.layout) for _ in range(1 + terms.rule.states)]
-    pieces, start = {}, 0
-    for chunk, owner in zip(chunks, assign(chunks, owners), strict=True):
-        centre, *state = [array[start : start + chunk.length] for array in arrays]
-        said = f"chunk {chunk.index} of table {name!r}"
-        pieces[chunk.index] = Piece(said, owner, terms.rule, centre, state, budget, check_finite)
-        start += chunk.length
-    return pieces
+    def _make_piece(self, index: int, *arguments: Any) -> Piece:
+        return Piece(*arguments)
+
+    def _states(self) -> int:
+        """Arrays that are kept beside the centre."""
+        return self.terms.rule.states
 
 
 def _zeros(length: int, layout: Layout) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
@@ -11,7 +13,8 @@ import numpy as np
 from msgspec import Meta
 
 from hybridps.errors import HybridPSError, LayoutError, ServerError
-from hybridps.memory import Layout
+from hybridps.memory import Layout, shared_memory
+from hybridps.ps.chunk_map import ChunkMap
 from hybridps.ps.clocks import Clock
 from hybridps.ps.rules import AnyRule
 
@@ -100,13 +103,57 @@ class Done:
     error: HybridPSError | None = None
 
 
+class Upward:
+    """A table of a rack server as its parents know it: one flat key, the chunks that this server owns, in order.
+
+    `values` is where they lie on the way to the parents and back, each in its `places`; `centre` is for the centre of
+    the parents, where the rule answers something else.
+    """
+
+    def __init__(self, job: str, table: str, terms: Terms) -> None:
+        self.job = job
+        self.table = table
+        self.rule, self.clock, self.chunk_bytes = terms.rule, terms.clock, terms.chunk_bytes
+        whole, server = terms.layout, f"{terms.server}-of-{terms.servers}"
+        self.job_above = f"{re.sub('[^A-Za-z0-9_.-]', '-', job)[:32]}.{_digest(job.encode())}.{server}"
+        """Servers with the same place in their racks meet there."""
+        self.places: dict[int, slice] = {}
+        length = 0
+        for chunk in ChunkMap(whole, terms.chunk_bytes, terms.servers).owned_by(terms.server):
+            self.places[chunk.index] = slice(length, length + chunk.length)
+            length += chunk.length
+        # Other keys, or others in number, make another name: the parents refuse them.
+        key = f"server {server}, {len(whole.slots)} keys {_digest(msgspec.msgpack.encode(whole))}"
+        self.layout = Layout.of(whole.dtype, {key: (length,)})
+        self.values = shared_memory(self.layout.nbytes).view(whole.dtype)
+        replaces = terms.rule.replaces or terms.rule.alone
+        self.centre = None if replaces else shared_memory(self.layout.nbytes).view(whole.dtype)
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Up:
+    """The values of a chunk of a table are to be exchanged with the parents; they are the sum of so many groups.
+
+    None: the table is to be registered there, with the values of all chunks. `error`: they could not be had.
+    """
+
+    way: Upward
+    chunk: int | None = None
+    groups: int = 1
+    error: HybridPSError | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
     """What is to be done to the memory of a chunk: by its owner alone, in order. `done` is told afterwards."""
 
     owner: int
     run: Callable[[], None]
-    done: Sequence[Done] = ()
+    done: Sequence[Done | Up] = ()
 
 
-Outcome = Joined | Done | Work
+Outcome = Joined | Done | Up | Work

@@ -20,7 +20,7 @@ from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.shard import GroupTakenError
 from hybridps.ps.terms import Terms
 
-VERSION = 3
+VERSION = 4
 """Of the protocol: both sides must have the same."""
 
 LARGEST_CHUNK_BYTES = 1 << 28
@@ -31,6 +31,9 @@ MOST_ROWS = 1024
 
 Number = Annotated[int, Meta(ge=0, le=1 << 62)]
 Count = Annotated[int, Meta(ge=1, le=4096)]
+Represented = Annotated[int, Meta(ge=0, le=1 << 30)]
+"""Of how many groups values are the sum: of a rack's, if a rack server brings them."""
+
 JobName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 TenantName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{0,64}$")]
 Token = Annotated[str, Meta(max_length=64)]
@@ -84,6 +87,8 @@ class Initial(OfChunks, frozen=True):
 class Exchange(OfChunks, frozen=True):
     """Payload: the group's values of each chunk. Answer: Done with the answers of the rounds as payload."""
 
+    groups: Represented = 1
+
 
 class Push(OfChunks, frozen=True):
     """Payload: the group's values of each chunk. Answer: Done."""
@@ -122,6 +127,7 @@ class ExchangeInPlace(OfChunks, frozen=True):
 
     values: Spots
     answers: Spots
+    groups: Represented = 1
 
 
 class Leave(Message, frozen=True):
@@ -139,9 +145,10 @@ Request = Hello | Register | Initial | Exchange | Push | Pull | Attach | Exchang
 
 
 class Welcome(Message, frozen=True):
-    """The server takes the group in."""
+    """The server takes the group in. With a parent its centre is not what the first group initialised it with."""
 
     version: int
+    has_parent: bool = False
 
 
 class Received(Message, frozen=True):

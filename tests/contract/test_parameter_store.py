@@ -1,6 +1,7 @@
-"""What every parameter store does: the in-process one, and clients of 1, 2 and 3 servers over TCP and IPC.
+"""What every parameter store does: the in-process one, and clients of 1, 2 and 3 servers over TCP and IPC, also of
+servers that have parents.
 
-MXNet's own servers do what is asked of `every_tier`.
+MXNet's own servers do what is asked of `every_tier` and `flat`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from contextlib import ExitStack
 import msgspec
 import numpy as np
 import pytest
+from hierarchy import Hierarchy
 from ps_lite_groups import MXNetTiers, RemoteStore
 
 from hybridps.config import Settings
@@ -27,7 +29,7 @@ from hybridps.ps.server import Server
 
 pytestmark = pytest.mark.timeout(30)
 
-KINDS = ("local", "tcp-1", "tcp-2", "tcp-3", "ipc-1", "ipc-2", "shm-1", "shm-3")
+KINDS = ("local", "tcp-1", "tcp-2", "tcp-3", "ipc-1", "ipc-2", "shm-1", "shm-3", "rack-2")
 CHUNK_BYTES = 1024
 SETTINGS = Settings(chunk_bytes=CHUNK_BYTES, connect_seconds=5.0, deadline_seconds=10.0, lost_seconds=5.0)
 DTYPES = ("float16", "float32", "float64")
@@ -59,7 +61,12 @@ class Tier:
         self._stack = ExitStack()
         self._local = LocalServer() if kind == "local" else None
         self._client = InPlace if kind.startswith("shm") else Client
-        if kind != "local":
+        self.has_parent = "rack" in kind
+        if self.has_parent:
+            rack = Hierarchy(racks=1, servers=int(kind[-1]), parents=int(kind[-1]), settings=SETTINGS)
+            self._stack.callback(rack.close)
+            self.addresses = [server.address for server in rack.servers]
+        elif kind != "local":
             transport, count = kind.split("-")
             self.addresses = [self._serve(transport, folder, number) for number in range(int(count))]
 
@@ -91,6 +98,8 @@ def tier(request, tmp_path):
 class MXNetTier:
     """As `Tier`, at MXNet's servers; of all dtypes they take float32."""
 
+    has_parent = False
+
     def __init__(self, tiers):
         self._tiers = tiers
         self._stack = ExitStack()
@@ -110,17 +119,31 @@ def mxnet_tiers():
     tiers.close()
 
 
-@pytest.fixture(params=[*KINDS, pytest.param("mxnet", marks=[pytest.mark.mxnet, pytest.mark.timeout(120)])])
+MXNET = pytest.param("mxnet", marks=[pytest.mark.mxnet, pytest.mark.timeout(120)])
+
+
+def tier_of(request, tmp_path):
+    if request.param != "mxnet":
+        return Tier(request.param, tmp_path)
+    if importlib.util.find_spec("mxnet") is None:
+        pytest.skip("MXNet is not installed")
+    dtype, groups = (request.node.callspec.params.get(name) for name in ("dtype", "groups"))
+    if dtype not in (None, "float32") or groups not in (None, 2):
+        pytest.skip("MXNet's servers take float32, and each number of groups has a tier of its own")
+    return MXNetTier(request.getfixturevalue("mxnet_tiers"))
+
+
+@pytest.fixture(params=[*KINDS, MXNET])
 def every_tier(request, tmp_path):
-    if request.param == "mxnet":
-        if importlib.util.find_spec("mxnet") is None:
-            pytest.skip("MXNet is not installed")
-        dtype, groups = (request.node.callspec.params.get(name) for name in ("dtype", "groups"))
-        if dtype not in (None, "float32") or groups not in (None, 2):
-            pytest.skip("MXNet's servers take float32, and each number of groups has a tier of its own")
-        tier = MXNetTier(request.getfixturevalue("mxnet_tiers"))
-    else:
-        tier = Tier(request.param, tmp_path)
+    tier = tier_of(request, tmp_path)
+    yield tier
+    tier.close()
+
+
+@pytest.fixture(params=[*(kind for kind in KINDS if "rack" not in kind), MXNET])
+def flat(request, tmp_path):
+    """Without parents: elastic averaging has one centre."""
+    tier = tier_of(request, tmp_path)
     yield tier
     tier.close()
 
@@ -163,7 +186,7 @@ def centre(store, layout):
 def test_the_first_group_initialises(tier, size, dtype):
     layout = layout_of(size, dtype)
     first, second = tier.open(0, 2), tier.open(1, 2)
-    assert first.register("w", layout, numbers(layout, 0), Sum()) is False
+    assert first.register("w", layout, numbers(layout, 0), Sum()) is tier.has_parent
     assert second.register("w", layout, numbers(layout, 1), Sum()) is True
     for store in (first, second):
         np.testing.assert_array_equal(centre(store, layout), numbers(layout, 0))
@@ -184,7 +207,7 @@ def test_of_groups_that_register_together_the_first_initialises(every_tier):
             for store, initial in zip(stores, initials, strict=True)
         )
     )
-    assert list(late) == [False, True, True]
+    assert list(late) == [every_tier.has_parent, True, True]
     for store in stores:
         np.testing.assert_array_equal(centre(store, layout), initials[0])
 
@@ -197,7 +220,7 @@ def test_the_first_group_initialises_though_it_comes_last(tier):
         time.sleep(0.1)
         return stores[0].register("w", layout, numbers(layout, 0), Sum())
 
-    assert together(last, lambda: stores[1].register("w", layout, numbers(layout, 1), Sum())) == [False, True]
+    assert together(last, lambda: stores[1].register("w", layout, numbers(layout, 1), Sum())) == [tier.has_parent, True]
     for store in stores:
         np.testing.assert_array_equal(centre(store, layout), numbers(layout, 0))
 
@@ -358,8 +381,8 @@ def test_tables_and_jobs_do_not_meet(tier):
     layout = layout_of()
     one, other = tier.open(job="one"), tier.open(job="other")
     one.register("w", layout, numbers(layout, 1), Sum())
-    assert other.register("w", layout, numbers(layout, 2), Sum()) is False
-    assert one.register("v", layout, numbers(layout, 3), Sum()) is False
+    assert other.register("w", layout, numbers(layout, 2), Sum()) is tier.has_parent
+    assert one.register("v", layout, numbers(layout, 3), Sum()) is tier.has_parent
     np.testing.assert_array_equal(centre(one, layout), numbers(layout, 1))
     np.testing.assert_array_equal(centre(other, layout), numbers(layout, 2))
 
@@ -383,12 +406,12 @@ def test_pushing_twice_in_a_round_is_refused(tier):
 
 @pytest.mark.parametrize(("dtype", "eps"), [("float16", 2e-3), ("float32", 1e-6), ("float64", 1e-14)])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
-def test_elastic_is_its_equation_and_conserves(every_tier, dtype, eps, alpha):
+def test_elastic_is_its_equation_and_conserves(flat, dtype, eps, alpha):
     layout = layout_of(700, dtype)
     rng = np.random.default_rng(3)
     initial, values = (rng.standard_normal(layout.length).astype(dtype) for _ in range(2))
     rule = Elastic(alpha)
-    store, *_ = joined(every_tier, 3, layout, rule, initial)
+    store, *_ = joined(flat, 3, layout, rule, initial)
     answer = np.empty_like(values)
     store.exchange("w", values, answer, 0, layout.length).wait()
     after = values.copy()
@@ -404,21 +427,21 @@ def test_elastic_is_its_equation_and_conserves(every_tier, dtype, eps, alpha):
         np.testing.assert_array_equal(after, w)
 
 
-def test_elastic_with_alpha_1_swaps(every_tier):
+def test_elastic_with_alpha_1_swaps(flat):
     layout = layout_of()
     rule = Elastic(1.0)
-    store, *_ = joined(every_tier, 3, layout, rule, numbers(layout, 0))
+    store, *_ = joined(flat, 3, layout, rule, numbers(layout, 0))
     values = numbers(layout, 1)
     rule.absorb_(values, swap(store, values.copy()))
     np.testing.assert_array_equal(values, numbers(layout, 0))
     np.testing.assert_array_equal(centre(store, layout), numbers(layout, 1))
 
 
-def test_elastic_contracts_to_one_point_and_conserves_the_total(every_tier):
+def test_elastic_contracts_to_one_point_and_conserves_the_total(flat):
     layout, groups = layout_of(600), 3
     rule = Elastic(0.3)
     initial = numbers(layout, 9)
-    stores = joined(every_tier, groups, layout, rule, initial)
+    stores = joined(flat, groups, layout, rule, initial)
     weights = [numbers(layout, group) for group in range(groups)]
     total = np.sum([initial, *weights], axis=0)
 
@@ -484,7 +507,7 @@ def test_the_centre_outlives_its_initialiser_but_not_its_last_group(tier):
     assert second.register("w", layout, numbers(layout, 1), Sum()) is True
     second.close()
     third = tier.open(0, 2)
-    assert third.register("w", layout, numbers(layout, 2), Sum()) is False
+    assert third.register("w", layout, numbers(layout, 2), Sum()) is tier.has_parent
     np.testing.assert_array_equal(centre(third, layout), numbers(layout, 2))
 
 

@@ -16,7 +16,7 @@ from worlds import environment
 TOP = Path(__file__).parents[2]
 sys.path.insert(0, str(TOP))
 
-from benchmarks import ablation, exchanges, push_pull  # noqa: E402
+from benchmarks import ablation, exchanges, links, push_pull  # noqa: E402
 
 
 def start(module: str, *options: str, seconds: float = 200) -> subprocess.CompletedProcess[str]:
@@ -47,6 +47,18 @@ def test_json(tmp_path: Path, rule: str) -> None:
             assert result["bytes_per_second_per_worker"][name] == pytest.approx(result["bytes"] / seconds)
             assert result["server_cpu_seconds"][name] > 0
         assert result["ratios"] == {}
+
+
+@pytest.mark.timeout(240)
+def test_racks_send_as_much_as_one_group(tmp_path: Path) -> None:
+    reason = links.missing()
+    if reason:
+        pytest.skip(reason)
+    (result,) = run("hierarchy", tmp_path, "--megabytes", "4", "--rounds", "1", "--rate", "1gbit")
+    assert (result["racks"], result["groups_per_rack"], result["bytes"]) == (2, 2, 4 << 20)
+    for kind in ("bytes_sent", "bytes_received"):
+        assert result["ratios"][kind] == pytest.approx(2, rel=0.1)
+        assert 4 << 20 < result[kind]["hierarchy"] < 1.1 * (4 << 20)
 
 
 @pytest.mark.timeout(240)

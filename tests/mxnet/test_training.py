@@ -121,6 +121,24 @@ def test_wrong_settings_give_one_message(tmp_path, settings: dict[str, str], sai
     assert "Traceback" not in done.stderr
 
 
+def test_racks_equal_one_process(tmp_path, alone) -> None:
+    """Two groups in the first rack and one in the second, started by the launcher: each is an MPI world."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, runpy\n"
+        "os.environ |= {'RANK_BASE': os.environ['HYBRIDPS_GROUP_INDEX'], 'WORKERS': '3'}\n"
+        f"runpy.run_path({SCRIPT!r}, run_name='__main__')\n"
+    )
+    run = [sys.executable, "-m", "hybridps", "run", "-n", "3", "--groups", "3", "--racks", "2", "--servers", "1"]
+    run += ["--set", "chunk_bytes=1024", "--", "python", str(script), "dist_hybridps_sync", "gluon", str(tmp_path)]
+    done = subprocess.run(run, env=environment(), capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("parent", "rack 0 server 0", "rack 1 server 0"):
+        assert f"[{name}] hybridps: serving at tcp://127.0.0.1:" in done.stdout
+    for rank in range(3):
+        np.testing.assert_allclose(weights(tmp_path, rank)[-1], alone["gluon"][-1], rtol=1e-4, atol=1e-6)
+
+
 def test_servers_of_the_same_world_announce_themselves(tmp_path, alone) -> None:
     """Two of five ranks are servers; nobody types an address."""
     worker = [sys.executable, "-m", "hybridps", SCRIPT, "dist_hybridps_sync", "gluon", str(tmp_path)]

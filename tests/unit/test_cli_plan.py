@@ -7,7 +7,7 @@ import pytest
 from hybridps.cli import commands
 from hybridps.cli.hosts import Host, most_on_a_host, parse_hostfile, parse_hosts, split_hosts
 from hybridps.cli.mpirun import MPICH, OPEN_MPI, Mpirun, flavour_of, rank_environment, without_rank_marks
-from hybridps.cli.plan import Wish, child_environment, make_launch, read_settings
+from hybridps.cli.plan import ServerLaunch, Wish, child_environment, make_launch, read_settings
 from hybridps.config import Settings, load_settings, make_settings
 from hybridps.errors import ConfigError, PlanError
 
@@ -97,7 +97,7 @@ def launch_of(settings: Settings | None = None, **wish: object):  # type: ignore
 def test_group_sizes(options: dict[str, object], workers: int | None, sizes: list[int]) -> None:
     launch = launch_of(make_settings(options), workers=workers)
     assert [group.size for group in launch.groups] == sizes
-    assert launch.servers == (1 if len(sizes) > 1 else 0)
+    assert len(launch.servers) == (1 if len(sizes) > 1 else 0)
 
 
 def test_group_sizes_that_do_not_add_up_are_refused_with_the_numbers() -> None:
@@ -130,17 +130,52 @@ def test_mxnet_s_servers_are_one_process_and_never_get_keys() -> None:
         launch_of(settings, hosts=far)
     launch = launch_of(settings, hosts=far, insecure=True, servers=3)
     assert not launch.makes_keys
-    assert launch.serving == {"servers": ("--groups", "2", "--servers", "3")}
-    assert launch_of(settings, servers=0).serving == {}
-    assert launch_of(make_settings({"groups": 2}), servers=2).serving == {"server 0": (), "server 1": ()}
+    assert launch.servers == (ServerLaunch("servers", options=("--groups", "2", "--servers", "3")),)
+    assert launch_of(settings, servers=0).servers == ()
+    assert launch_of(make_settings({"groups": 2}), servers=2).servers == (
+        ServerLaunch("server 0"),
+        ServerLaunch("server 1"),
+    )
+    with pytest.raises(ConfigError, match="--racks 2: MXNet's servers have no parents"):
+        launch_of(make_settings({"groups": 2, "backend": "mxnet", "racks": 2}))
 
 
 def test_keys_go_to_those_alone_who_need_them() -> None:
     launch = launch_of(make_settings({"groups": 2, "keys": "for-me", "server_keys": "keys"}))
-    group, server = launch.group_settings(launch.groups[0], ["tcp://127.0.0.1:5"], "word"), launch.server_settings()
+    group = launch.group_settings(launch.groups[0], ["tcp://127.0.0.1:5"], "word")
+    server = launch.server_settings(launch.servers[0])
     assert (group.credentials, group.keys, group.server_keys) == ("word", "for-me", None)
     assert (server.credentials, server.keys, server.server_keys) == (None, None, "keys")
-    assert launch.server_settings("once").server_keys == "once"
+    assert launch.server_settings(launch.servers[0], keys="once").server_keys == "once"
+
+
+def test_racks_have_servers_of_their_own_and_a_parent() -> None:
+    launch = launch_of(make_settings({"groups": 5, "racks": 2, "keys": "for-me", "rack_index": 1}), servers=2)
+    parent, *in_racks = launch.servers
+    assert [server.name for server in launch.servers] == [
+        "parent",
+        *(f"rack {rack} server {index}" for rack in (0, 1) for index in (0, 1)),
+    ]
+    told = launch.server_settings(parent, credentials="word")
+    assert (told.parents, told.racks, told.rack_index, told.keys, told.credentials) == ((), 1, 0, None, None)
+    for server, rack in zip(in_racks, (0, 0, 1, 1), strict=True):
+        told = launch.server_settings(server, ["tcp://127.0.0.1:5"], credentials="word")
+        assert (told.parents, told.racks, told.rack_index) == (("tcp://127.0.0.1:5",), 2, rack)
+        assert (told.keys, told.credentials) == ("for-me", "word")
+    group = launch.group_settings(launch.groups[4], ["a", "b", "c", "d"])
+    assert (group.racks, group.rack_index, group.servers) == (2, 0, ("a", "b", "c", "d"))
+
+
+def test_racks_that_cannot_be_are_refused() -> None:
+    with pytest.raises(PlanError, match="HYBRIDPS_RACKS=3, and 2 groups"):
+        launch_of(make_settings({"groups": 2, "racks": 3}))
+    with pytest.raises(PlanError, match="HYBRIDPS_RACKS=2, and 0 servers"):
+        launch_of(make_settings({"groups": 2, "racks": 2}), servers=0)
+    running = make_settings({"groups": 2, "racks": 2, "servers": "tcp://127.0.0.1:1"})
+    with pytest.raises(PlanError, match="HYBRIDPS_RACKS=2, and 1 servers"):
+        launch_of(running, workers=2)
+    above = make_settings({"groups": 2, "racks": 2, "parents": "tcp://127.0.0.1:1"})
+    assert [server.name for server in launch_of(above).servers] == ["rack 0 server 0", "rack 1 server 0"]
 
 
 def test_secrets_are_on_no_command_line() -> None:
@@ -153,7 +188,7 @@ def test_secrets_are_on_no_command_line() -> None:
 
 def test_new_and_running_servers_exclude_each_other() -> None:
     running = make_settings({"groups": 2, "servers": "tcp://127.0.0.1:1"})
-    assert launch_of(running, workers=2).servers == 0
+    assert launch_of(running, workers=2).servers == ()
     with pytest.raises(ConfigError, match="drop one of the two"):
         launch_of(running, workers=2, servers=1)
 
@@ -167,7 +202,7 @@ def test_ranks_read_what_the_launcher_decided() -> None:
     assert (told.group_index, told.group_sizes, told.tau, told.groups) == (1, (3, 2), 4, None)
     assert told.servers == ("tcp://127.0.0.1:5",)
     assert told.job == launch.settings.job != launch_of().settings.job
-    assert launch.server_settings().group_sizes is None
+    assert launch.server_settings(launch.servers[0]).group_sizes is None
 
 
 def test_options_go_over_the_environment_and_pairs_over_options(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from hybridps.config import Settings
 from hybridps.errors import ServerError
 from hybridps.memory import Layout
 from hybridps.ps.client import Client
+from hybridps.ps.parents import Parents
 from hybridps.ps.rules import Elastic, Momentum, Sum
 from hybridps.ps.server import Server
 
@@ -39,7 +40,8 @@ def serving(**options):
 class Cutting:
     """Passes connections on to a server, and cuts the first `cuts` of them after a random number of bytes."""
 
-    def __init__(self, server, cuts, seed):
+    def __init__(self, server, cuts, seed, most=1_500_000):
+        self._most = most
         self._port = int(server.address.rpartition(":")[2])
         self._random, self._left = random.Random(seed), cuts
         self._ends = []
@@ -67,7 +69,7 @@ class Cutting:
             except OSError:
                 return
             far = socket.create_connection(("127.0.0.1", self._port))
-            most = self._random.randrange(2000, 1_500_000) if self._left > 0 else 1 << 60
+            most = self._random.randrange(2000, self._most) if self._left > 0 else 1 << 60
             self._left -= 1
             self._ends += [near, far]
             for source, target in ((near, far), (far, near)):
@@ -120,6 +122,22 @@ def test_broken_connections_change_no_bit(rule, groups, seed):
         network = Cutting(server, cuts=12, seed=seed)
         cut = train([network.address], rule, groups)
         network.close()
+    assert network.cut > 3
+    for here, there in zip(quiet, cut, strict=True):
+        np.testing.assert_array_equal(here, there)
+
+
+def test_broken_connections_between_racks_and_parents_change_no_bit():
+    with serving() as server:
+        quiet = train([server.address], Momentum(rate=0.1), 3)
+    with serving() as parent:
+        above = Cutting(parent, cuts=8, seed=1, most=20_000)
+        with serving(parents=Parents((above.address,), 0, 1, SETTINGS)) as rack:
+            network = Cutting(rack, cuts=8, seed=2)
+            cut = train([network.address], Momentum(rate=0.1), 3)
+            network.close()
+        above.close()
+    assert above.cut > 3
     assert network.cut > 3
     for here, there in zip(quiet, cut, strict=True):
         np.testing.assert_array_equal(here, there)

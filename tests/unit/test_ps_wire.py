@@ -24,6 +24,7 @@ REQUESTS = [
     wire.Register(1, "w", msgspec.structs.replace(TERMS, rule=Momentum(rate=0.1), clock=BoundedStale(3)), False),
     wire.Initial(1, "w", 0, 1),
     wire.Exchange(2, "w", 1, 2),
+    wire.Exchange(2, "w", 1, 2, groups=0),
     wire.Push(3, "w", 2, 5),
     wire.Pull(1 << 62, "w", 3, 1 << 40),
     wire.Attach(4, 0, 77, 5, 16 * "0a", 4096),
@@ -33,6 +34,7 @@ REQUESTS = [
 ]
 ANSWERS = [
     wire.Welcome(wire.VERSION),
+    wire.Welcome(wire.VERSION, has_parent=True),
     wire.Received(1),
     wire.Registered(1, True),
     wire.Attached(4),

@@ -1,0 +1,47 @@
+"""Which groups and which servers make a rack. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hybridps.errors import PlanError
+
+
+class PlaceInRack(NamedTuple):
+    """Where a group is: its rack's servers, and which of the rack's groups it is."""
+
+    rack: int
+    servers: tuple[str, ...]
+    group: int
+    groups: int
+
+
+def place_in_rack(group: int, groups: int, racks: int, servers: Sequence[str]) -> PlaceInRack:
+    """Racks are runs of groups, as equal as possible; `servers` are listed rack by rack. Raises PlanError.
+
+    >>> place_in_rack(1, 3, 2, ["a", "b"])
+    PlaceInRack(rack=0, servers=('a',), group=1, groups=2)
+    >>> place_in_rack(2, 3, 2, ["a", "b"])
+    PlaceInRack(rack=1, servers=('b',), group=0, groups=1)
+    """
+    check_racks(groups, racks)
+    if not servers or len(servers) % racks:
+        raise PlanError(
+            f"HYBRIDPS_RACKS={racks}, and {len(servers)} servers in HYBRIDPS_SERVERS: list as many for each rack, "
+            "rack by rack"
+        )
+    rack, each = rack_of(group, groups, racks), len(servers) // racks
+    own = [other for other in range(groups) if rack_of(other, groups, racks) == rack]
+    return PlaceInRack(rack, tuple(servers[rack * each : (rack + 1) * each]), own.index(group), len(own))
+
+
+def rack_of(group: int, groups: int, racks: int) -> int:
+    """The rack of a group."""
+    return group * racks // groups
+
+
+def check_racks(groups: int, racks: int) -> None:
+    """Raise PlanError if there are more racks than groups."""
+    if racks > groups:
+        raise PlanError(f"HYBRIDPS_RACKS={racks}, and {groups} groups: a rack has at least one")
