@@ -60,7 +60,8 @@ class Table:
         self._initial: Ticket | None = None
         """The request that brought the initial values."""
         self._missing: set[int] = set()
-        self._ready = False
+        # Where there is nothing to initialise nobody waits; the first server still says who would do it.
+        self._ready = bool(terms.server) and not self._pieces
         self._used = False
 
     @property

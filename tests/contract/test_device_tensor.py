@@ -59,7 +59,7 @@ def cuda_on_host(host_kernels: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 class TestCudaOnHost:
-    @pytest.mark.parametrize("size", [2, 3])
+    @pytest.mark.parametrize("size", [3])
     def test_threads(self, check, cuda_on_host: Kind, size: int) -> None:
         ThreadGroup.run(size, lambda group: check(group, cuda_on_host, "auto"))
 

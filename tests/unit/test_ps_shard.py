@@ -96,6 +96,19 @@ def test_the_first_group_initialises_whoever_comes_first_and_others_wait_for_the
     assert [told(shard.pull(ticket(2), "w", chunk))[0][2] for chunk in range(3)] == [5, 6, 0]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_nobody_waits_on_a_server_without_chunks(first):
+    """The first server told both groups, and who comes here first is a matter of chance."""
+    shard, empty = (
+        Shard(),
+        msgspec.structs.replace(TERMS, layout=Layout.of("float32", {"w": (0,)}), server=1, servers=2),
+    )
+    for group in range(2):
+        shard.enter("job", group, 2)
+    for group in (first, 1 - first):
+        assert joined(shard.register(ticket(group), "w", empty, group == 0)) == [(group, group == 0)]
+
+
 @pytest.mark.parametrize("lost", [False, True])
 def test_the_next_one_that_waits_initialises_if_the_first_goes(lost):
     shard = Shard()
