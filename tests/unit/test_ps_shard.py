@@ -99,10 +99,7 @@ def test_the_first_group_initialises_whoever_comes_first_and_others_wait_for_the
 @pytest.mark.parametrize("first", [0, 1])
 def test_nobody_waits_on_a_server_without_chunks(first):
     """The first server told both groups, and who comes here first is a matter of chance."""
-    shard, empty = (
-        Shard(),
-        msgspec.structs.replace(TERMS, layout=Layout.of("float32", {"w": (0,)}), server=1, servers=2),
-    )
+    shard, empty = Shard(), Terms(Layout.of("float32", {"w": (0,)}), Sum(), BulkSynchronous(), 64, 1, 2)
     for group in range(2):
         shard.enter("job", group, 2)
     for group in (first, 1 - first):
