@@ -111,6 +111,7 @@ class Server:
             self._door.close()
             self._context.term()
             raise
+        self._door.attend(self._socket)
         self._welcome = wire.Welcome(wire.VERSION, has_parent=parents is not None)
         self._wake_out, self._wake_in = os.pipe()
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -127,7 +128,7 @@ class Server:
         lap_seconds = min(_LONGEST_LAP_SECONDS, self._lost_seconds / 4)
         self._owners = Owners(self._threads, self._cores)
         poller.register(self._owners.ready, zmq.POLLIN)
-        self._door.watch(self._socket, poller)
+        self._door.watch(poller)
         if self._parents is not None:
             poller.register(self._parents.ready, zmq.POLLIN)
         try:

@@ -36,9 +36,12 @@ class Doorkeeper:
         self._questions.bind("inproc://zeromq.zap.01")
         self._events: Any = None
 
-    def watch(self, socket: Any, poller: zmq.Poller) -> None:
-        """Have `poller` wake up when `serve` has something to do for the server's socket."""
+    def attend(self, socket: Any) -> None:
+        """Keep what fails at the server's socket from now on: before anybody knows its address."""
         self._events = socket.get_monitor_socket(_FAILED)
+
+    def watch(self, poller: zmq.Poller) -> None:
+        """Have `poller` wake up when `serve` has something to do."""
         poller.register(self._questions, zmq.POLLIN)
         poller.register(self._events, zmq.POLLIN)
 
