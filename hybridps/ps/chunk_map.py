@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hybridps.errors import LayoutError, ServerError
 from hybridps.memory import Layout
+from hybridps.ps.rules import AnyRule, Rule
 
 MOST_CHUNKS = 1 << 20
 
@@ -107,6 +108,15 @@ class ChunkMap:
                 f"{'' if array.flags.c_contiguous else ' and is not contiguous'}: "
                 f"the layout needs a contiguous {expected} of {self.layout.dtype}"
             )
+
+
+def check_new(tables: Container[str], table: str, group: int, rule: Rule) -> AnyRule:
+    """The rule of a table that `group` registers. Raises ServerError for a table it has, or a rule servers lack."""
+    if table in tables:
+        raise ServerError(f"table {table!r} is registered already by group {group}: register it once")
+    if not isinstance(rule, AnyRule):
+        raise ServerError(f"the rule {rule!r} is unknown to servers: use one of hybridps.ps.rules")
+    return rule
 
 
 def registered_map(tables: Mapping[str, ChunkMap], table: str, group: int, arrays: Sequence[np.ndarray]) -> ChunkMap:

@@ -15,13 +15,13 @@ from hybridps.config import Settings
 from hybridps.errors import ServerError
 from hybridps.memory import Layout
 from hybridps.ps import wire
-from hybridps.ps.chunk_map import Chunk, ChunkMap, registered_map
+from hybridps.ps.chunk_map import Chunk, ChunkMap, check_new, registered_map
 from hybridps.ps.clocks import Clock
 from hybridps.ps.conversation import Conversation
 from hybridps.ps.offers import Offers
 from hybridps.ps.pace import Pace
 from hybridps.ps.pending import Attachment, Registration, Transfer
-from hybridps.ps.rules import AnyRule, Rule
+from hybridps.ps.rules import Rule
 from hybridps.ps.terms import Terms
 
 _MESSAGE_BYTES = 4 << 20
@@ -83,10 +83,7 @@ class Client:
     ) -> Generator[Registration | Transfer, None, bool]:
         """As `register`, but for who does not want to wait: go on when what was yielded is done."""
         self._check_usable()
-        if table in self._tables:
-            raise ServerError(f"table {table!r} is registered already by group {self._group}: register it once")
-        if not isinstance(rule, AnyRule):
-            raise ServerError(f"the rule {rule!r} is unknown to servers: use one of hybridps.ps.rules")
+        rule = check_new(self._tables, table, self._group, rule)
         chunk_map = ChunkMap(layout, chunk_bytes, len(self._servers))
         if initial is not None:
             chunk_map.check_array(initial)

@@ -13,10 +13,10 @@ import numpy as np
 from hybridps.config import Settings
 from hybridps.errors import DeadlineError, HybridPSError, ServerError
 from hybridps.memory import Layout
-from hybridps.ps.chunk_map import Chunk, ChunkMap, registered_map
+from hybridps.ps.chunk_map import Chunk, ChunkMap, check_new, registered_map
 from hybridps.ps.clocks import Clock
 from hybridps.ps.pending import Registration, Transfer
-from hybridps.ps.rules import AnyRule, Rule
+from hybridps.ps.rules import Rule
 from hybridps.ps.shard import Shard
 from hybridps.ps.table import Table
 from hybridps.ps.terms import Done, Joined, Outcome, Terms, Ticket, Up, Work
@@ -84,10 +84,7 @@ class LocalStore:
     ) -> bool:
         """As `ParameterStore.register`."""
         self._check_open()
-        if table in self._tables:
-            raise ServerError(f"table {table!r} is registered already by group {self._group}: register it once")
-        if not isinstance(rule, AnyRule):
-            raise ServerError(f"the rule {rule!r} is unknown to servers: use one of hybridps.ps.rules")
+        rule = check_new(self._tables, table, self._group, rule)
         chunk_map = ChunkMap(layout, self._settings.chunk_bytes, servers=1)
         if initial is not None:
             chunk_map.check_array(initial)

@@ -19,9 +19,9 @@ from hybridps.kvstore.arrays import array_over
 from hybridps.kvstore.ps_lite.native import Native
 from hybridps.kvstore.ps_lite.rules import Assignment, Keys
 from hybridps.memory import Layout
-from hybridps.ps.chunk_map import Chunk, ChunkMap, registered_map
+from hybridps.ps.chunk_map import Chunk, ChunkMap, check_new, registered_map
 from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock
-from hybridps.ps.rules import AnyRule, Rule
+from hybridps.ps.rules import Rule
 from hybridps.ps.rules.finite import check_finite
 from hybridps.ps.scheduler import Scheduler
 from hybridps.ps.terms import Terms
@@ -126,10 +126,7 @@ class MXNetStore:
     ) -> bool:
         """As `ParameterStore.register`. Waits for all groups."""
         self._check_open()
-        if table in self._tables:
-            raise ServerError(f"table {table!r} is registered already by group {self._group}: register it once")
-        if not isinstance(rule, AnyRule):
-            raise ServerError(f"the rule {rule!r} is unknown to servers: use one of hybridps.ps.rules")
+        rule = check_new(self._tables, table, self._group, rule)
         clock = clock or rule.clocks[0]()
         if isinstance(clock, BoundedStale):
             raise ServerError(
