@@ -107,13 +107,16 @@ def test_split_is_stratified(example):
 
 
 def test_resumed_training_equals_one_in_a_piece(example, tmp_path, capsys):
-    digits(example, tmp_path / "whole", "--lr-decay", "none", epochs=4)
-    digits(example, tmp_path / "parts", "--lr-decay", "none", epochs=2)
-    assert digits(example, tmp_path / "parts", "--lr-decay", "none", "--resume", epochs=4) == 0
+    # On a busy machine the last bit of MXNet's sums differs from run to run. With small steps that stays below
+    # 0.1 % for four epochs, with --lr 0.1 it grows to some percent. Without the momentum of the first part: 6 %.
+    steps = ("--lr", "0.01", "--lr-decay", "none")
+    digits(example, tmp_path / "whole", *steps, epochs=4)
+    digits(example, tmp_path / "parts", *steps, epochs=2)
+    assert digits(example, tmp_path / "parts", *steps, "--resume", epochs=4) == 0
     assert "resumed from" in capsys.readouterr().out
     whole, parts = (lines(tmp_path / name, "epoch") for name in ("whole", "parts"))
     assert [epoch["epoch"] for epoch in parts] == [1, 2, 3, 4]
-    assert [epoch["loss"] for epoch in parts] == pytest.approx([epoch["loss"] for epoch in whole], rel=1e-3)
+    assert [epoch["loss"] for epoch in parts] == pytest.approx([epoch["loss"] for epoch in whole], rel=1e-2)
     assert [run["first_epoch"] for run in lines(tmp_path / "parts", "run")] == [0, 2]
     assert sorted(path.name for path in (tmp_path / "parts" / "checkpoints").iterdir()) == [
         f"epoch-000{epoch}" for epoch in (2, 3, 4)
