@@ -65,8 +65,8 @@ def test_no_hybridps_in_the_script():
 
 
 def test_same_seed_same_result_with_local_store_and_devices(example, tmp_path):
-    digits(example, tmp_path / "a")
-    digits(example, tmp_path / "b", "--devices", "cpu:0", "--loader-threads", "2", kvstore="local")
+    digits(example, tmp_path / "a", "--lr", "0.01")
+    digits(example, tmp_path / "b", "--lr", "0.01", "--devices", "cpu:0", "--loader-threads", "2", kvstore="local")
     a, b = ([epoch["loss"] for epoch in lines(tmp_path / name, "epoch")] for name in "ab")
     assert a == pytest.approx(b, rel=1e-4)
     digits(example, tmp_path / "c", "--devices", "cpu:0,cpu:1", "--max-batches", "3", epochs=1, kvstore="local")
