@@ -144,7 +144,7 @@ class LeaderUplink:
         table, tensor, start, stop, pending, node = self._under_way.popleft()
         pending.wait()
         if node is not None:
-            node.meet("the answer of the servers", asleep=True)
+            node.arrive()
             return
         rule, apart = self._tables[table]
         if apart is not None:
@@ -189,7 +189,7 @@ class FollowerUplink:
         if rows is None or not self._replaces[table] or not self._added_up.get(table, True):
             return False
         node = rows.levels.node
-        node.meet("an exchange with the servers")
+        node.arrive()
         if table not in self._added_up:
             self._added_up[table] = self.group.allgather_bytes(b"")[0] == b"yes"
         if self._added_up[table]:
@@ -199,7 +199,7 @@ class FollowerUplink:
     def finish(self) -> None:
         tensor, start, stop, node = self._under_way.popleft()
         if node is not None:
-            node.meet("the answer of the servers", asleep=True)
+            node.wait_for(0, "the answer of the servers")
         else:
             broadcast_(tensor, self.group, 0, start, stop)
 

@@ -13,6 +13,7 @@ from hybridps.ps.budget import Budget
 from hybridps.ps.clocks import Verdict
 from hybridps.ps.rules import AnyRule, add_up_, apply_
 from hybridps.ps.rules.finite import NotFiniteError, check_finite, is_finite, not_finite
+from hybridps.ps.rules.kernel import BLOCK
 from hybridps.ps.terms import Done, Payload, Ticket, Work
 
 STREAMED = 4
@@ -239,14 +240,54 @@ class Piece:
 
     def _complete(self, total: np.ndarray | None, values: Values, targets: Targets, done: list[Done]) -> None:
         """Work: a round of the total, if there is one, and the values. It goes on without what is refused."""
-        sources, count = self._sources(total, values)
-        to = [target for group, theirs in targets.items() if group not in self._refused for target in theirs]
-        if sources and (count or self.rule.alone):
-            self._steps += 1
-            apply_(self.rule, sources, to, self.centre, self.state, step=self._steps, values=count)
-        elif sources:  # values of no group
-            hand_out_(self._kept(), to)
+        if total is None:
+            self._begin()
+        added_up = [total] if total is not None and self._begun else []
+        self._apply(added_up, dict(values), {g: theirs for g, theirs in targets.items() if g not in self._refused})
         done[:] = [self._end(end) for end in done]
+
+    def _apply(self, added_up: list[np.ndarray], left: dict[int, Brought], to: dict[int, Sequence[np.ndarray]]) -> None:
+        """Part of a work: the rule, on the values of all groups up to the block where one of them is not finite.
+
+        From there on without that group: it leaves `left` and `to`, and is refused.
+        """
+        size, step = self.centre.size, self._steps + 1
+        start, stop, look = 0, size, self.check_finite
+        while start < size and (added_up or left):
+            part = slice(start, stop)
+            out = [target[part] for theirs in to.values() for target in theirs]
+            count = self._counted + sum(groups for _, groups in left.values())
+            if not count and not self.rule.alone:  # values of no group
+                hand_out_(self._kept()[part], out)
+                return
+            self._steps = step
+            start += apply_(
+                self.rule,
+                [row[part] for row in [*added_up, *(row for rows, _ in left.values() for row in rows)]],
+                out,
+                self.centre[part],
+                [array[part] for array in self.state],
+                step=step,
+                values=count,
+                look=look,
+            )
+            ended = start >= min(stop, size)
+            stop, look = size, self.check_finite
+            if not ended and not self._refuse(left, to, start):
+                stop, look = start + BLOCK, False  # all are finite, but for their sum
+
+    def _refuse(self, left: dict[int, Brought], to: dict[int, Sequence[np.ndarray]], start: int) -> bool:
+        """Whether there are groups whose block at `start` is not finite. They are refused."""
+        found = False
+        for group, brought in list(left.items()):
+            for row in brought.rows:
+                if not is_finite(row[start : start + BLOCK]):
+                    self._refused[group] = NotFiniteError(not_finite(row, self.name, start))
+                    found = True
+            if group in self._refused:
+                del left[group]
+                to.pop(group, None)
+        return found
 
     def _sources(self, total: np.ndarray | None, values: Values) -> tuple[list[np.ndarray], int]:
         """Part of a work: what is to be added up in a round, and how many groups that stands for."""

@@ -39,8 +39,8 @@ def _pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)  # type: ignore[misc]
-def wait_for_all(counters, stride, mine, target, tries):  # type: ignore[no-untyped-def]
-    """Count myself in, and wait until every rank's counter is `target`; the first missing rank, or -1.
+def wait_for(counters, stride, mine, target, tries, first, last):  # type: ignore[no-untyped-def]
+    """Count myself in, and wait until the counters of ranks `first:last` are `target`; the first missing rank, or -1.
 
     `counters`: int64, rank r's at `r * stride`. Gives up after `tries` looks, without the lock.
     """
@@ -48,7 +48,7 @@ def wait_for_all(counters, stride, mine, target, tries):  # type: ignore[no-unty
     missing = -1
     for look in range(tries):
         missing = -1
-        for rank in range(len(counters) // stride):
+        for rank in range(first, last):
             if _load(counters, rank * stride) < target:
                 missing = rank
                 break
@@ -57,3 +57,9 @@ def wait_for_all(counters, stride, mine, target, tries):  # type: ignore[no-unty
         if look > 200:
             _yield()
     return missing
+
+
+@njit(nogil=True, cache=True)  # type: ignore[misc]
+def wait_for_all(counters, stride, mine, target, tries):  # type: ignore[no-untyped-def]
+    """The same, for the counters of all ranks."""
+    return wait_for(counters, stride, mine, target, tries, 0, len(counters) // stride)

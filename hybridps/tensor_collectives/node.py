@@ -14,7 +14,7 @@ from hybridps.errors import DeadlineError, GroupError, LayoutError
 from hybridps.memory import ALIGNMENT, SharedMemory, private_memory, shared_memory
 from hybridps.mpi_groups.group import Group
 from hybridps.tensor_collectives import kernels
-from hybridps.tensor_collectives.barrier import wait_for_all
+from hybridps.tensor_collectives.barrier import wait_for
 from hybridps.tensor_collectives.tensor import Rows
 
 GIVEN_UP = -1
@@ -76,6 +76,16 @@ class Node:
         self._met += 1
         self._wait(self._met, what, asleep, patience_seconds)
 
+    def arrive(self) -> None:
+        """Be counted as one who has met, for those ranks that wait for this one; return at once."""
+        self._met += 1
+        wait_for(self._counters, LINE, self.rank, self._met, 0, 0, 0)
+
+    def wait_for(self, rank: int, what: str) -> None:
+        """As `meet`, asleep, but return when that rank alone has met or arrived."""
+        self._met += 1
+        self._wait(self._met, what, asleep=True, ranks=(rank, rank + 1))
+
     def combine_(self, rows: Rows, op: str, divisor: int, start: int, stop: int, of_rank: int | None = None) -> None:
         """Elements `start:stop` of all rows, or of one rank's, become `op` over all rows, over `divisor`.
 
@@ -112,10 +122,18 @@ class Node:
         """Let the others fail soon: what this rank has left undone is never done."""
         self._counters[self.rank * LINE] = GIVEN_UP
 
-    def _wait(self, met: int, what: str, asleep: bool = False, patience_seconds: float = 0.0) -> None:
-        """Return when all ranks have met so often."""
+    def _wait(
+        self,
+        met: int,
+        what: str,
+        asleep: bool = False,
+        patience_seconds: float = 0.0,
+        ranks: tuple[int, int] | None = None,
+    ) -> None:
+        """Return when these ranks, else all, have met so often."""
         end, seen = math.inf, -1
-        while (missing := wait_for_all(self._counters, LINE, self.rank, met, 1 if asleep else TRIES)) >= 0:
+        tries, (first, last) = 1 if asleep else TRIES, ranks or (0, self.size)
+        while (missing := wait_for(self._counters, LINE, self.rank, met, tries, first, last)) >= 0:
             if asleep:
                 time.sleep(NAP_SECONDS)
             now = time.monotonic()

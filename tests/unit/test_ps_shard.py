@@ -384,6 +384,32 @@ def test_a_round_goes_on_without_values_that_are_no_numbers(groups, bad):
     assert told(outcomes) == [(group, 2, 3) for group in range(groups)]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("place", [0, 4095, 4096, 9000, 9999])
+def test_values_count_up_to_the_block_with_the_first_that_is_no_number(dtype, place):
+    """And those of the others everywhere; a sum that is too large is no reason to refuse anybody."""
+    layout = Layout.of(dtype, {"a": (10_048,)})
+    shard = Shard()
+    for group in range(3):
+        shard.enter("job", group, 3)
+        shard.register(ticket(group), "w", Terms(layout, Mean(), BulkSynchronous(), 1 << 20, 0, 1))
+    shard.initialise(ticket(0), "w", 0, None)
+    brought = [np.full(10_048, group, dtype) for group in (1, 2, 6)]
+    brought[1][place:] = np.inf
+    brought[0][500] = brought[2][500] = np.finfo(dtype).max
+    outcomes = []
+    with np.errstate(over="ignore"):
+        for group, array in enumerate(brought):
+            outcomes += shard.push(ticket(group, 1), "w", 0, array, True)
+        expected = np.where(np.arange(10_048) // 4096 < place // 4096, (1 + 2 + 6) / 3, (1 + 6) / 2).astype(dtype)
+        expected[500] = np.inf
+    assert errors(outcomes) == [(1, NotFiniteError)]
+    assert f"element {place} of it is inf" in str(next(o.error for o in outcomes if o.error))
+    for outcome in outcomes:
+        if outcome.error is None:
+            np.testing.assert_array_equal(outcome.values, expected)
+
+
 def test_a_round_of_no_numbers_leaves_the_centre_as_it_is():
     shard = shard_with(1, ELASTIC, initial=7)
     for _ in range(2):

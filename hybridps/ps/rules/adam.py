@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from msgspec import Meta
 
-from hybridps.ps.rules.kernel import BLOCK, add_up_, compiled, hand_out_
+from hybridps.ps.rules.kernel import BLOCK, add_up_finite_, compiled, hand_out_
 from hybridps.ps.rules.sgd import SGD, NotNegative
 
 Below1 = Annotated[float, Meta(ge=0, lt=1)]
@@ -45,7 +45,7 @@ class Adam(SGD, frozen=True, tag="adam", forbid_unknown_fields=True, kw_only=Tru
 
     @staticmethod
     @compiled  # type: ignore[misc]
-    def kernel_(sources, targets, centre, state, numbers):  # type: ignore[no-untyped-def]
+    def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
         rate, rescale, decay, beta1, beta2, rest1, rest2, epsilon = numbers
         buffer = np.empty(BLOCK, centre.dtype)
         for start in range(0, centre.size, BLOCK):
@@ -53,10 +53,12 @@ class Adam(SGD, frozen=True, tag="adam", forbid_unknown_fields=True, kw_only=Tru
             m = state[0][start : start + BLOCK]
             v = state[1][start : start + BLOCK]
             total = buffer[: w.size]
-            add_up_(total, sources, start)
+            if not add_up_finite_(total, sources, start, look):
+                return start
             for i in range(w.size):
                 h = rescale * total[i] + decay * w[i]
                 m[i] = beta1 * m[i] + rest1 * h
                 v[i] = beta2 * v[i] + rest2 * h * h
                 w[i] -= rate * m[i] / (np.sqrt(v[i]) + epsilon)
             hand_out_(w, targets, start)
+        return centre.size

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from hybridps.memory import DTYPES
 from hybridps.ps.clocks import BulkSynchronous, Clock, FreeRunning
-from hybridps.ps.rules.kernel import BLOCK, add_up_, compiled, hand_out_
+from hybridps.ps.rules.kernel import BLOCK, add_up_finite_, compiled, hand_out_
 
 
 class Elastic(msgspec.Struct, frozen=True, tag="elastic", forbid_unknown_fields=True):
@@ -41,17 +41,19 @@ class Elastic(msgspec.Struct, frozen=True, tag="elastic", forbid_unknown_fields=
 
     @staticmethod
     @compiled  # type: ignore[misc]
-    def kernel_(sources, targets, centre, state, numbers):  # type: ignore[no-untyped-def]
+    def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
         (alpha,) = numbers
         buffer = np.empty(BLOCK, centre.dtype)
         for start in range(0, centre.size, BLOCK):
             c = centre[start : start + BLOCK]
             d = buffer[: c.size]
-            add_up_(d, sources, start)
+            if not add_up_finite_(d, sources, start, look):
+                return start
             for i in range(c.size):
                 d[i] = (d[i] - c[i]) * alpha
                 c[i] += d[i]
             hand_out_(d, targets, start)
+        return centre.size
 
     def absorb_(self, values: np.ndarray, answer: np.ndarray) -> None:
         np.subtract(values, answer, out=values)
@@ -89,18 +91,20 @@ class ElasticTogether(Elastic, frozen=True, tag="elastic-together", forbid_unkno
 
     @staticmethod
     @compiled  # type: ignore[misc]
-    def kernel_(sources, targets, centre, state, numbers):  # type: ignore[no-untyped-def]
+    def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
         alpha, values = numbers
         buffer = np.empty(BLOCK, centre.dtype)
         for start in range(0, centre.size, BLOCK):
             c = centre[start : start + BLOCK]
             before = state[0][start : start + BLOCK]
             total = buffer[: c.size]
-            add_up_(total, sources, start)
+            if not add_up_finite_(total, sources, start, look):
+                return start
             for i in range(c.size):
                 before[i] = c[i]
                 c[i] += (total[i] - c[i] * values) * alpha
             hand_out_(before, targets, start)
+        return centre.size
 
     def absorb_(self, values: np.ndarray, answer: np.ndarray) -> None:
         np.subtract(values, answer, out=answer)

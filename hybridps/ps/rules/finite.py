@@ -29,9 +29,9 @@ def check_finite(values: np.ndarray, what: str) -> None:
         raise NotFiniteError(not_finite(values, what))
 
 
-def not_finite(values: np.ndarray, what: str) -> str:
-    """What to tell the group that brought such values."""
-    first = int(np.argmin(np.isfinite(values)))
+def not_finite(values: np.ndarray, what: str, start: int = 0) -> str:
+    """What to tell the group that brought such values, the first of them at `start` or behind it."""
+    first = start + int(np.argmin(np.isfinite(values[start:])))
     return (
         f"the values brought to {what} were refused: element {first} of it is {values[first]}; "
         "look for a loss that diverges, or let servers take such values with HYBRIDPS_CHECK_FINITE=false"

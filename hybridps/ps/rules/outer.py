@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
-from hybridps.ps.rules.kernel import BLOCK, add_up_, compiled, hand_out_
+from hybridps.ps.rules.kernel import BLOCK, add_up_finite_, compiled, hand_out_
 from hybridps.ps.rules.sgd import Fraction, NotNegative
 
 
@@ -43,19 +43,21 @@ class Outer(msgspec.Struct, frozen=True, tag="outer", forbid_unknown_fields=True
 
     @staticmethod
     @compiled  # type: ignore[misc]
-    def kernel_(sources, targets, centre, state, numbers):  # type: ignore[no-untyped-def]
+    def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
         rate, momentum, values = numbers
         buffer = np.empty(BLOCK, centre.dtype)
         for start in range(0, centre.size, BLOCK):
             c = centre[start : start + BLOCK]
             v = state[0][start : start + BLOCK]
             total = buffer[: c.size]
-            add_up_(total, sources, start)
+            if not add_up_finite_(total, sources, start, look):
+                return start
             for i in range(c.size):
                 d = c[i] - total[i] / values
                 v[i] = momentum * v[i] + d
                 c[i] -= rate * (d + momentum * v[i])
             hand_out_(c, targets, start)
+        return centre.size
 
     def absorb_(self, values: np.ndarray, answer: np.ndarray) -> None:
         np.copyto(values, answer)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from hybridps.ps.clocks import Clock
-from hybridps.ps.rules.kernel import COMPILED, addresses, sum_
+from hybridps.ps.rules.kernel import BLOCK, COMPILED, addresses, sum_
 
 
 class Rule(Protocol):
@@ -39,8 +39,13 @@ class Rule(Protocol):
         """Update `centre` and `state` with the round's `total`, and leave the answer in `total`. In NumPy."""
 
     @staticmethod
-    def kernel_(sources: np.ndarray, targets: np.ndarray, centre: np.ndarray, state: Any, numbers: Any) -> None:
-        """The same compiled, the sum of the sources in front of it and the answer written to all targets."""
+    def kernel_(
+        sources: np.ndarray, targets: np.ndarray, centre: np.ndarray, state: Any, numbers: Any, look: bool
+    ) -> int:
+        """The same compiled, the sum of the sources in front of it and the answer written to all targets.
+
+        Returns how many elements are done: all, or with `look` those before the first block whose sum is not finite.
+        """
 
     def absorb_(self, values: np.ndarray, answer: np.ndarray) -> None:
         """The group's side: change its `values` by the server's `answer`, which may be used up."""
@@ -58,21 +63,26 @@ def apply_(
     *,
     step: int,
     values: int,
-) -> None:
+    look: bool = False,
+) -> int:
     """One round on a chunk: the sum of `sources`, which stands for so many `values`; the answer goes to `targets`.
 
-    A target may be one of the sources. float32 and float64 go through the compiled rule, with the same bits.
+    A target may be one of the sources. float32 and float64 go through the compiled rule, with the same bits. Returns
+    how many elements are done: all; or with `look` those before the first block of `BLOCK` elements whose sum has NaN
+    or Inf, and nothing behind them has changed.
     """
     wide = np.result_type(centre.dtype, np.float32).type
     numbers = tuple(wide(number) for number in rule.numbers(step, values))
     if centre.dtype in COMPILED:
-        rule.kernel_(addresses(sources), addresses(targets), centre, tuple(state), numbers)
-        return
+        return int(rule.kernel_(addresses(sources), addresses(targets), centre, tuple(state), numbers, look))
     total = np.empty_like(centre)
     add_up_(total, sources)
-    rule.complete_(centre, total, state, numbers)
+    strange = np.flatnonzero(~np.isfinite(total)) if look else total[:0]
+    done = int(strange[0]) // BLOCK * BLOCK if strange.size else centre.size
+    rule.complete_(centre[:done], total[:done], [array[:done] for array in state], numbers)
     for target in targets:
-        np.copyto(target, total)
+        np.copyto(target[:done], total[:done])
+    return done
 
 
 def add_up_(total: np.ndarray, sources: Sequence[np.ndarray]) -> None:

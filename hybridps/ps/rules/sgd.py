@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Meta
 
 from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
-from hybridps.ps.rules.kernel import BLOCK, add_up_, compiled, hand_out_
+from hybridps.ps.rules.kernel import BLOCK, add_up_finite_, compiled, hand_out_
 
 Finite = Annotated[float, Meta(ge=-1e30, le=1e30)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e30)]
@@ -44,16 +44,18 @@ class SGD(msgspec.Struct, frozen=True, tag="sgd", forbid_unknown_fields=True, kw
 
     @staticmethod
     @compiled  # type: ignore[misc]
-    def kernel_(sources, targets, centre, state, numbers):  # type: ignore[no-untyped-def]
+    def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
         rate, rescale, decay = numbers
         buffer = np.empty(BLOCK, centre.dtype)
         for start in range(0, centre.size, BLOCK):
             w = centre[start : start + BLOCK]
             total = buffer[: w.size]
-            add_up_(total, sources, start)
+            if not add_up_finite_(total, sources, start, look):
+                return start
             for i in range(w.size):
                 w[i] -= rate * (rescale * total[i] + decay * w[i])
             hand_out_(w, targets, start)
+        return centre.size
 
     def absorb_(self, values: np.ndarray, answer: np.ndarray) -> None:
         np.copyto(values, answer)
@@ -81,18 +83,20 @@ class Momentum(SGD, frozen=True, tag="momentum", forbid_unknown_fields=True, kw_
 
     @staticmethod
     @compiled  # type: ignore[misc]
-    def kernel_(sources, targets, centre, state, numbers):  # type: ignore[no-untyped-def]
+    def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
         rate, rescale, decay, momentum = numbers
         buffer = np.empty(BLOCK, centre.dtype)
         for start in range(0, centre.size, BLOCK):
             w = centre[start : start + BLOCK]
             v = state[0][start : start + BLOCK]
             total = buffer[: w.size]
-            add_up_(total, sources, start)
+            if not add_up_finite_(total, sources, start, look):
+                return start
             for i in range(w.size):
                 v[i] = momentum * v[i] - rate * (rescale * total[i] + decay * w[i])
                 w[i] += v[i]
             hand_out_(w, targets, start)
+        return centre.size
 
 
 class Nesterov(Momentum, frozen=True, tag="nesterov", forbid_unknown_fields=True, kw_only=True):
@@ -112,17 +116,19 @@ class Nesterov(Momentum, frozen=True, tag="nesterov", forbid_unknown_fields=True
 
     @staticmethod
     @compiled  # type: ignore[misc]
-    def kernel_(sources, targets, centre, state, numbers):  # type: ignore[no-untyped-def]
+    def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
         rate, rescale, decay, momentum = numbers
         buffer = np.empty(BLOCK, centre.dtype)
         for start in range(0, centre.size, BLOCK):
             w = centre[start : start + BLOCK]
             v = state[0][start : start + BLOCK]
             total = buffer[: w.size]
-            add_up_(total, sources, start)
+            if not add_up_finite_(total, sources, start, look):
+                return start
             for i in range(w.size):
                 down = rate * (rescale * total[i] + decay * w[i])
                 kept = momentum * v[i]
                 w[i] += momentum * (kept - down) - down
                 v[i] = kept - rate * (rescale * total[i] + decay * w[i])
             hand_out_(w, targets, start)
+        return centre.size

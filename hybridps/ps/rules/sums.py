@@ -10,7 +10,7 @@ import numpy as np
 
 from hybridps.memory import DTYPES
 from hybridps.ps.clocks import BulkSynchronous, Clock
-from hybridps.ps.rules.kernel import BLOCK, add_up_, compiled, hand_out_
+from hybridps.ps.rules.kernel import BLOCK, add_up_finite_, compiled, hand_out_
 
 
 class Sum(msgspec.Struct, frozen=True, tag="sum", forbid_unknown_fields=True):
@@ -30,11 +30,17 @@ class Sum(msgspec.Struct, frozen=True, tag="sum", forbid_unknown_fields=True):
 
     @staticmethod
     @compiled  # type: ignore[misc]
-    def kernel_(sources, targets, centre, state, numbers):  # type: ignore[no-untyped-def]
+    def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
+        buffer = np.empty(BLOCK, centre.dtype)
         for start in range(0, centre.size, BLOCK):
-            total = centre[start : start + BLOCK]
-            add_up_(total, sources, start)
+            c = centre[start : start + BLOCK]
+            total = buffer[: c.size]
+            if not add_up_finite_(total, sources, start, look):
+                return start
+            for i in range(c.size):
+                c[i] = total[i]
             hand_out_(total, targets, start)
+        return centre.size
 
     def absorb_(self, values: np.ndarray, answer: np.ndarray) -> None:
         np.copyto(values, answer)
@@ -55,11 +61,15 @@ class Mean(Sum, frozen=True, tag="mean", forbid_unknown_fields=True):
 
     @staticmethod
     @compiled  # type: ignore[misc]
-    def kernel_(sources, targets, centre, state, numbers):  # type: ignore[no-untyped-def]
+    def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
         (values,) = numbers
+        buffer = np.empty(BLOCK, centre.dtype)
         for start in range(0, centre.size, BLOCK):
-            total = centre[start : start + BLOCK]
-            add_up_(total, sources, start)
-            for i in range(total.size):
-                total[i] /= values
-            hand_out_(total, targets, start)
+            c = centre[start : start + BLOCK]
+            total = buffer[: c.size]
+            if not add_up_finite_(total, sources, start, look):
+                return start
+            for i in range(c.size):
+                c[i] = total[i] / values
+            hand_out_(c, targets, start)
+        return centre.size
