@@ -24,7 +24,7 @@ from hybridps.tensor_collectives import Levels, Tensor, reduce_
 
 DEADLINE_SECONDS = 120.0
 BUCKET_ELEMENTS = 1 << 20
-UNDER_WAY = 4
+UNDER_WAY = 8
 TOP = Path(__file__).parents[1]
 
 

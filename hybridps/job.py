@@ -34,9 +34,6 @@ from hybridps.ps.server import Server
 from hybridps.ps.store import OpenStore
 from hybridps.tensor_collectives import BUILT_IN, Choice, Chooser, Levels, Tuning
 
-MXNET_START_SECONDS = 60.0
-"""How long MXNet's servers may take to say their address: each process imports MXNet first."""
-
 
 class _Announcement(msgspec.Struct, forbid_unknown_fields=True):
     """What a rank says of the server that it runs, if it runs one."""
@@ -300,7 +297,7 @@ def _start_server(session: Session) -> ServerProcess:
     if session.settings.backend == "hybridps":
         return ServerProcess(session.settings)
     groups = ("--groups", str(session.plan.groups))
-    return ServerProcess(session.settings, arguments=groups, start_seconds=MXNET_START_SECONDS)
+    return ServerProcess(session.settings, arguments=groups)
 
 
 def _needs_embedded(session: Session) -> bool:

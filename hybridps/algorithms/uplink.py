@@ -130,7 +130,7 @@ class LeaderUplink:
         if rows is None or not self._tables[table][0].replaces or not self._added_up.get(table, True):
             return False
         node = rows.levels.node
-        node.meet("an exchange with the servers")
+        node.meet("an exchange with the servers", asleep=True)
         vectors = [row[: tensor.length].view(tensor.dtype) for row in rows.array]
         pending = self.store.exchange_rows(table, vectors, start, stop)
         if table not in self._added_up:

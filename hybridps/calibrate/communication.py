@@ -25,7 +25,7 @@ from hybridps.tensor_collectives import Tensor
 SIZES_BYTES = (1 << 20, 4 << 20, 16 << 20, 48 << 20)
 ROUNDS = 5
 MATRIX = 384
-UNDER_WAY = 4
+UNDER_WAY = 8
 """Buckets exchanged with the servers at a time, as the KVStore does it."""
 
 

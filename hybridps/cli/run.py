@@ -25,8 +25,8 @@ from hybridps.cli.processes import Child, Processes
 from hybridps.config import PREFIX
 from hybridps.errors import MISUSED, ServerError
 from hybridps.ps.keys import Credentials, make_tenant
+from hybridps.ps.process import START_SECONDS
 
-SERVER_START_SECONDS = 60.0
 STOP_SECONDS = 5.0
 _SERVING = re.compile(r"hybridps: serving at (\S+)")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -125,14 +125,12 @@ class Launcher:
             there = len(self._addresses) == len(self._servers)
             return there or bool(self._signals) or len(_running(self._servers)) < len(self._servers)
 
-        in_time = self._processes.until(settled, SERVER_START_SECONDS)
+        in_time = self._processes.until(settled, START_SECONDS)
         if self._signals or len(self._addresses) == len(self._servers):
             return
         self._stopping = True
         silent = next(server for server in self._servers if server.name not in self._addresses)
-        what = (
-            f"ended with {_status(silent)}" if in_time else f"gave no address within {SERVER_START_SECONDS:g} seconds"
-        )
+        what = f"ended with {_status(silent)}" if in_time else f"gave no address within {START_SECONDS:g} seconds"
         raise ServerError(f"{silent.name} {what}, so no group was started; what it said stands above")
 
     def _on_server_line(self, name: str, line: str) -> None:

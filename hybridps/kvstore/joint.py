@@ -24,7 +24,7 @@ from hybridps.memory import Arena, Layout
 from hybridps.mpi_groups import Session
 from hybridps.tensor_collectives import Tensor
 
-UNDER_WAY = 4
+UNDER_WAY = 8
 """Buckets exchanged with the servers at a time, while the next ones are reduced in the group."""
 
 UNTOUCHED = -60000.0

@@ -14,6 +14,9 @@ from hybridps.config import Settings, to_environment
 from hybridps.errors import ServerError
 
 _SAYS = "hybridps: serving at "
+START_SECONDS = 60.0
+"""How long a server may take to say its address: disks may be slow, and MXNet's servers import MXNet."""
+
 _STOP_SECONDS = 5.0
 
 # The child asks to be ended with its parent, makes sure that the parent is still there, and becomes the
@@ -33,7 +36,7 @@ class ServerProcess:
     """Starts `hybridps serve` and stops it in the end; it also ends with the thread that started it.
 
     `address` is where it serves. `command` replaces the program (the default: this Python's hybridps).
-    Raises ServerError if it does not say its address within `start_seconds` (default: `settings.connect_seconds`).
+    Raises ServerError if it does not say its address within `start_seconds`.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class ServerProcess:
         insecure: bool = False,
         arguments: Sequence[str] = (),
         command: Sequence[str] | None = None,
-        start_seconds: float | None = None,
+        start_seconds: float = START_SECONDS,
     ) -> None:
         if command is None:
             command = [sys.executable, "-m", "hybridps", "serve", "--bind", bind]
@@ -55,7 +58,7 @@ class ServerProcess:
         self._reader = threading.Thread(target=self._read, name="hybridps-server-output", daemon=True)
         self._reader.start()
         try:
-            self.address = self._read_address(start_seconds or settings.connect_seconds)
+            self.address = self._read_address(start_seconds)
         except BaseException:
             self.stop()
             raise

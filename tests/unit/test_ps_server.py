@@ -634,7 +634,7 @@ def test_process_serves_and_stops():
 )
 def test_process_that_does_not_serve(code, named):
     with pytest.raises(ServerError, match=named):
-        ServerProcess(msgspec.structs.replace(SETTINGS, connect_seconds=0.5), command=command(code))
+        ServerProcess(SETTINGS, command=command(code), start_seconds=0.5)
 
 
 def test_process_that_ignores_the_request_is_killed(monkeypatch):
