@@ -34,7 +34,7 @@ def run(module: str, folder: Path, *options: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("rule", "ways"), zip(exchanges.RULES, (exchanges.OURS, exchanges.OURS[:1]), strict=True))
+@pytest.mark.parametrize(("rule", "ways"), [("momentum", exchanges.OURS), ("sum", exchanges.OURS[:1])])
 def test_json(tmp_path: Path, rule: str, ways: tuple[str, ...]) -> None:
     """Each rule, and each way to the servers: one does not depend on the other."""
     options = ["--workers", "2", "--servers", "2", "--cases", "small_keys,one_key", "--rounds", "2", "--rule", rule]

@@ -122,10 +122,9 @@ def test_a_killed_rank_ends_a_single_world(start, tmp_path) -> None:
     wait_for(lambda: not any(process.is_running() for process in everyone), 10)
 
 
-@pytest.mark.parametrize(("sizes", "fails_on"), [("2,1", 0), ("1,2", 2)])
-def test_an_exception_ends_its_group_with_one_traceback(tmp_path, sizes: str, fails_on: int) -> None:
-    """The first worker of a group of two, and the last one; the other group goes on."""
-    arguments = launcher("-n", "3", "--group-sizes", sizes, "--algorithm", "elastic", "--set", "tau=2", "--", "python")
+@pytest.mark.parametrize("fails_on", [0, 3])
+def test_an_exception_ends_its_group_with_one_traceback(tmp_path, fails_on: int) -> None:
+    arguments = launcher("-n", "4", "--groups", "2", "--algorithm", "elastic", "--set", "tau=2", "--", "python")
     done = subprocess.run(
         [*arguments, str(HERE / "raises.py")],
         env=environment({"FAILS_ON": str(fails_on)}),
@@ -139,9 +138,9 @@ def test_an_exception_ends_its_group_with_one_traceback(tmp_path, sizes: str, fa
     assert done.stderr.count("ValueError: this worker fails") == 1
     assert "runpy" not in done.stderr
     assert done.stderr.count("ended with exit status 1") == 1
-    goes_on = 2 if fails_on == 0 else 0
-    for worker in range(3):
-        assert (f"worker {worker} is done" in done.stdout) == (worker == goes_on)
+    group = fails_on // 2
+    for worker in range(4):
+        assert (f"worker {worker} is done" in done.stdout) == (worker // 2 != group)
 
 
 def test_an_exception_ends_a_single_world() -> None:
