@@ -30,8 +30,8 @@ class TestHost:
         ThreadGroup.run(size, lambda group: check(group, HOST, transport))
 
     def test_in_many_pieces(self, check, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Staged, "piece_bytes", 1024)
-        monkeypatch.setattr(Direct, "piece_bytes", 1024)
+        monkeypatch.setattr(Staged, "piece_bytes", 4096)
+        monkeypatch.setattr(Direct, "piece_bytes", 4096)
         ThreadGroup.run(3, lambda group: check(group, HOST, "staged"))
         ThreadGroup.run(3, lambda group: check(group, HOST, "direct"))
 

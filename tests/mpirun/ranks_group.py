@@ -53,8 +53,7 @@ def test_all_ranks_get_the_same_bits(group) -> None:
     assert len(set(group.allgather_bytes(array.tobytes()))) == 1
 
 
-@pytest.mark.parametrize("length", [1000, 100_000])
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(("nodes", "length"), [(1, 100_000), (2, 1000), (2, 100_000)])
 def test_a_rank_that_stays_away_is_named(group, nodes, length) -> None:
     from hybridps.errors import DeadlineError, GroupError
     from hybridps.tensor_collectives import Chooser, Levels, allreduce_
@@ -62,7 +61,7 @@ def test_a_rank_that_stays_away_is_named(group, nodes, length) -> None:
     if group.size < 2:
         pytest.skip("one rank waits for nobody")
     absent = group.size - 1
-    levels = Levels(group, [rank * nodes // group.size for rank in range(group.size)], deadline_seconds=0.5)
+    levels = Levels(group, [rank * nodes // group.size for rank in range(group.size)], deadline_seconds=0.2)
     levels.choose_by(Chooser(group.size, nodes, forced="ring"))  # the MPI library cannot tell who is missing
     tensor = levels.tensor(length, "float32")
     group.barrier()
@@ -91,8 +90,8 @@ def test_the_library_does_not_wait_for_ever(group, algorithm, length) -> None:
     tensor = levels.tensor(length, "float32")
     group.barrier()
     if group.rank != 0:
-        impatient.deadline_seconds = levels._lane.deadline_seconds = 0.5
-        with pytest.raises(DeadlineError, match="waited 0.5 s for an allreduce"):
+        impatient.deadline_seconds = levels._lane.deadline_seconds = 0.2
+        with pytest.raises(DeadlineError, match="waited 0.2 s for an allreduce"):
             allreduce_(tensor, impatient)
     group.barrier()
 

@@ -17,86 +17,86 @@ SCRIPT = str(Path(__file__).with_name("train_steps.py"))
 APIS = ["gluon", "gluon-local", "module"]
 
 
-def weights(folder: Path, rank: int) -> list[np.ndarray]:
-    with np.load(folder / f"{rank}.npz") as file:
+def weights(folder: Path, api: str, rank: int) -> list[np.ndarray]:
+    with np.load(folder / f"{api}-{rank}.npz") as file:
         return [file[name] for name in file.files]
 
 
-def train(folder: Path, ranks: int, store: str, api: str, *more: str, **settings: str) -> list[list[np.ndarray]]:
-    """The weights after each step, of each rank."""
+def train(
+    folder: Path, ranks: int, store: str, apis: list[str], *more: str, **settings: str
+) -> dict[str, list[list[np.ndarray]]]:
+    """By API, in whose order one world trains: the weights after each step, of each rank."""
     folder.mkdir()
     extra = {f"HYBRIDPS_{name.upper()}": text for name, text in settings.items()}
-    done = mpirun(ranks, ["-m", "hybridps", SCRIPT, store, api, str(folder), *more], extra, timeout=150)
+    done = mpirun(ranks, ["-m", "hybridps", SCRIPT, store, ",".join(apis), str(folder), *more], extra, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
-    return [weights(folder, rank) for rank in range(ranks)]
+    return {api: [weights(folder, api, rank) for rank in range(ranks)] for api in apis}
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """The weights of one process with the whole batch and MXNet's own store, for each API."""
-    folders = {api: tmp_path_factory.mktemp(api) for api in APIS}
-    for api, folder in folders.items():
-        # A single local device needs no store: Module and Trainer then update by themselves.
-        store = "local"
-        command = [sys.executable, SCRIPT, store, "gluon-local" if api == "gluon" else api, str(folder)]
-        subprocess.run(command, env=environment(), check=True, timeout=100)
-    return {api: weights(folder, 0) for api, folder in folders.items()}
+    folder = tmp_path_factory.mktemp("alone")
+    # A single local device needs no store: Module and Trainer then update by themselves.
+    command = [sys.executable, SCRIPT, "local", "gluon-local,module", str(folder)]
+    subprocess.run(command, env=environment(), check=True, timeout=100)
+    by_itself = {api: weights(folder, api, 0) for api in ("gluon-local", "module")}
+    return by_itself | {"gluon": by_itself["gluon-local"]}
 
 
-@pytest.mark.parametrize(
-    ("api", "ranks", "groups"),
-    [(api, ranks, groups) for api in APIS for ranks, groups in ((2, 1), (4, 2))]
-    + [("gluon", 1, 1), ("gluon-local", 3, 1), ("module", 4, 1), ("gluon-local", 3, 2), ("module", 2, 2)],
-)
-def test_sync_equals_one_process(tmp_path, alone, api: str, ranks: int, groups: int) -> None:
-    trained = train(tmp_path / "out", ranks, "dist_hybridps_sync", api, groups=str(groups))
+def assert_equal_one_process(trained: list[list[np.ndarray]], alone: list[np.ndarray]) -> None:
     for of_rank in trained:
-        assert len(of_rank) == len(alone[api]) == 4
-        for here, expected in zip(of_rank, alone[api], strict=True):
+        assert len(of_rank) == len(alone) == 4
+        for here, expected in zip(of_rank, alone, strict=True):
             np.testing.assert_allclose(here, expected, rtol=1e-4, atol=1e-6)
         assert of_rank[-1].tobytes() == trained[0][-1].tobytes()
 
 
-@pytest.mark.parametrize("api", ["gluon", "module"])
-def test_elastic_in_two_groups(tmp_path, api: str) -> None:
-    trained = train(
-        tmp_path / "out", 4, "dist_hybridps", api, groups="2", algorithm="elastic", tau="1", bucket_bytes="1024",
-        chunk_bytes="1024",
-    )  # fmt: skip
-    for step in range(4):
-        assert trained[0][step].tobytes() == trained[1][step].tobytes()
-        assert trained[2][step].tobytes() == trained[3][step].tobytes()
-    apart = np.abs(trained[0][-1] - trained[2][-1]).max()
-    independent = train(
-        tmp_path / "apart", 4, "dist_hybridps", api, groups="2", algorithm="elastic", tau="1", alpha="0"
-    )
-    assert 0 < apart < np.abs(independent[0][-1] - independent[2][-1]).max()
+@pytest.mark.parametrize(("ranks", "groups"), [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (3, 2), (4, 2)])
+def test_sync_equals_one_process(tmp_path, alone, ranks: int, groups: int) -> None:
+    first = ranks % len(APIS)  # each of them is the first of a process once
+    apis = APIS[first:] + APIS[:first]
+    trained = train(tmp_path / "out", ranks, "dist_hybridps_sync", apis, groups=str(groups))
+    for api in APIS:
+        assert_equal_one_process(trained[api], alone[api])
+
+
+def test_elastic_in_two_groups(tmp_path) -> None:
+    apis = ["gluon", "module"]
+    elastic = {"groups": "2", "algorithm": "elastic", "tau": "1"}
+    several = {"bucket_bytes": "1024", "chunk_bytes": "1024"}
+    both = train(tmp_path / "out", 4, "dist_hybridps", apis, **elastic, **several)
+    independent = train(tmp_path / "apart", 4, "dist_hybridps", apis, **elastic, alpha="0")
+    for api, trained in both.items():
+        for step in range(4):
+            assert trained[0][step].tobytes() == trained[1][step].tobytes()
+            assert trained[2][step].tobytes() == trained[3][step].tobytes()
+        apart = np.abs(trained[0][-1] - trained[2][-1]).max()
+        assert 0 < apart < np.abs(independent[api][0][-1] - independent[api][2][-1]).max()
 
 
 def test_sync_at_mxnet_s_servers_equals_one_process(tmp_path, alone) -> None:
     trained = train(
-        tmp_path / "out", 4, "dist_hybridps_sync", "gluon", groups="2", backend="mxnet", bucket_bytes="1024",
+        tmp_path / "out", 4, "dist_hybridps_sync", ["gluon"], groups="2", backend="mxnet", bucket_bytes="1024",
         chunk_bytes="1024",
     )  # fmt: skip
-    for of_rank in trained:
-        for here, expected in zip(of_rank, alone["gluon"], strict=True):
-            np.testing.assert_allclose(here, expected, rtol=1e-4, atol=1e-6)
-        assert of_rank[-1].tobytes() == trained[0][-1].tobytes()
+    assert_equal_one_process(trained["gluon"], alone["gluon"])
 
 
-@pytest.mark.parametrize(("api", "groups"), [("gluon", "1"), ("module", "1"), ("gluon", "2"), ("module", "2")])
-def test_all_workers_take_over_the_first_one_s_weights(tmp_path, api: str, groups: str) -> None:
+@pytest.mark.parametrize("groups", ["1", "2"])
+def test_all_workers_take_over_the_first_one_s_weights(tmp_path, groups: str) -> None:
     """Each worker initialises its network in its own way."""
-    trained = train(tmp_path / "out", 2, "dist_hybridps_sync", api, "1", groups=groups)
-    assert trained[0][0].tobytes() == trained[1][0].tobytes()
-    assert trained[0][-1].tobytes() == trained[1][-1].tobytes()
+    both = train(tmp_path / "out", 2, "dist_hybridps_sync", ["gluon", "module"], "1", groups=groups)
+    for trained in both.values():
+        assert trained[0][0].tobytes() == trained[1][0].tobytes()
+        assert trained[0][-1].tobytes() == trained[1][-1].tobytes()
 
 
 def test_a_store_by_its_name_communicates_with_one_device_per_process(tmp_path) -> None:
     """MXNet drops a store whose name has no `dist` in it when there is one device, and says nothing."""
-    trained = train(tmp_path / "out", 2, "dist_hybridps", "gluon")
+    trained = train(tmp_path / "out", 2, "dist_hybridps", ["gluon"])["gluon"]
     assert trained[0][-1].tobytes() == trained[1][-1].tobytes()
-    silent = train(tmp_path / "silent", 2, "device", "gluon-local")
+    silent = train(tmp_path / "silent", 2, "device", ["gluon-local"])["gluon-local"]
     assert trained[0][-1].tobytes() != silent[0][-1].tobytes()
     assert silent[0][-1].tobytes() != silent[1][-1].tobytes()
 
@@ -136,7 +136,7 @@ def test_racks_equal_one_process(tmp_path, alone) -> None:
     for name in ("parent", "rack 0 server 0", "rack 1 server 0"):
         assert f"[{name}] hybridps: serving at tcp://127.0.0.1:" in done.stdout
     for rank in range(3):
-        np.testing.assert_allclose(weights(tmp_path, rank)[-1], alone["gluon"][-1], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(weights(tmp_path, "gluon", rank)[-1], alone["gluon"][-1], rtol=1e-4, atol=1e-6)
 
 
 def test_servers_of_the_same_world_announce_themselves(tmp_path, alone) -> None:
@@ -150,4 +150,4 @@ def test_servers_of_the_same_world_announce_themselves(tmp_path, alone) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 workers in 3 groups (1 + 1 + 1), 2 servers" in done.stderr
     for rank in range(3):
-        np.testing.assert_allclose(weights(tmp_path, rank)[-1], alone["gluon"][-1], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(weights(tmp_path, "gluon", rank)[-1], alone["gluon"][-1], rtol=1e-4, atol=1e-6)

@@ -1,9 +1,10 @@
 """A user's training script, without hybridps in it: a few steps on this rank's part of each batch.
 
-    train_steps.py KVSTORE API OUT [SEED_STEP]
+    train_steps.py KVSTORE APIS OUT [SEED_STEP]
 
-API: gluon (update on the store), gluon-local (update by the Trainer), or module. Writes the weights after
-each step to OUT/<rank>.npz. The rank comes from mpirun, as the store is created by its name alone.
+APIS: which to train with one after the other, joined by commas: gluon (update on the store), gluon-local (update by
+the Trainer), module. Writes the weights after each step to OUT/<API>-<rank>.npz. The rank comes from mpirun, as the
+store is created by its name alone.
 """
 
 import os
@@ -15,20 +16,18 @@ from mxnet import autograd, gluon
 
 STEPS, BATCH, INPUTS, CLASSES = 4, 48, 20, 10
 
-name, api, out = sys.argv[1:4]
+name, apis, out = sys.argv[1:4]
 seed_step = int(sys.argv[4]) if len(sys.argv) > 4 else 0
 rank = int(os.environ.get("RANK_BASE", "0")) + int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
 workers = int(os.environ.get("WORKERS", os.environ.get("OMPI_COMM_WORLD_SIZE", "1")))
 random = np.random.RandomState(0)
 images = random.randn(STEPS * BATCH, INPUTS).astype("float32")
 labels = random.randint(0, CLASSES, STEPS * BATCH)
-mx.random.seed(7 + seed_step * rank)
 size = BATCH // workers
 parts = [slice(step * BATCH + rank * size, step * BATCH + (rank + 1) * size) for step in range(STEPS)]
-after = []
 
 
-def train_gluon(on_store: bool) -> None:
+def train_gluon(on_store: bool, after: list[np.ndarray]) -> None:
     network = gluon.nn.HybridSequential()
     network.add(gluon.nn.Dense(33, activation="relu"), gluon.nn.Dense(CLASSES))
     network.initialize(mx.init.Xavier())
@@ -50,7 +49,7 @@ def train_gluon(on_store: bool) -> None:
         after.append(np.concatenate([p.data().asnumpy().ravel() for p in network.collect_params().values()]))
 
 
-def train_module() -> None:
+def train_module(after: list[np.ndarray]) -> None:
     data = mx.sym.Variable("data")
     hidden = mx.sym.Activation(mx.sym.FullyConnected(data, num_hidden=33, name="fc1"), act_type="relu")
     network = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(hidden, num_hidden=CLASSES, name="fc2"), name="softmax")
@@ -73,8 +72,11 @@ def train_module() -> None:
     )
 
 
-if api == "module":
-    train_module()
-else:
-    train_gluon(on_store=api == "gluon")
-np.savez(os.path.join(out, f"{rank}.npz"), *after)
+for api in apis.split(","):
+    mx.random.seed(7 + seed_step * rank)
+    weights: list[np.ndarray] = []
+    if api == "module":
+        train_module(weights)
+    else:
+        train_gluon(api == "gluon", weights)
+    np.savez(os.path.join(out, f"{api}-{rank}.npz"), *weights)

@@ -49,13 +49,20 @@ def records(images: Path, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("form", ["images", "records"])
-def test_two_workers_train_on_1000_classes_and_resume(form: str, tmp_path: Path, request) -> None:
-    data = request.getfixturevalue(form)
-    train(tmp_path / "run", data, "--epochs", "1")
-    assert "resumed from" in train(tmp_path / "run", data, "--epochs", "2", "--resume")
-    settings = json.loads((tmp_path / "run" / "config.json").read_text())
+def assert_trained(folder: Path, epochs: int) -> None:
+    settings = json.loads((folder / "config.json").read_text())
     assert settings["classes"] == 1000
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["epochs"], summary["workers"], summary["finished"]) == (2, 2, [0, 1])
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["epochs"], summary["workers"], summary["finished"]) == (epochs, 2, [0, 1])
     assert summary["bytes_within_groups"] > 0
+
+
+def test_two_workers_train_on_1000_classes_and_resume(images: Path, tmp_path: Path) -> None:
+    train(tmp_path / "run", images, "--epochs", "1")
+    assert "resumed from" in train(tmp_path / "run", images, "--epochs", "2", "--resume")
+    assert_trained(tmp_path / "run", epochs=2)
+
+
+def test_two_workers_train_from_records(records: Path, tmp_path: Path) -> None:
+    train(tmp_path / "run", records, "--epochs", "1")
+    assert_trained(tmp_path / "run", epochs=1)
