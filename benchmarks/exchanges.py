@@ -48,6 +48,8 @@ class Exchanges(msgspec.Struct, frozen=True):
     ways: tuple[Way, ...]
     rule: str
     rounds: int
+    bucket_bytes: int = 0
+    """Exchanged at a time; 0: all at once."""
 
     def write(self) -> Path:
         path = Path(self.folder) / TASK_FILE

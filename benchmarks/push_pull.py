@@ -39,6 +39,7 @@ def push_pull(
     contenders: Annotated[str, typer.Option(help="Which ways of hybridps.")] = ",".join(OURS),
     peer: Annotated[str, typer.Option(help="mxnet: its own KVStore, dist_sync and dist_async. Default: none.")] = "",
     chunk: Annotated[str, typer.Option(help="Bytes of a chunk. Default: that of hybridps.")] = "",
+    bucket: Annotated[str, typer.Option(help="Bytes exchanged at a time, as by the KVStore. Default: all.")] = "",
     threads: Annotated[int, typer.Option(help="Threads of a server. Default: that of hybridps.")] = 0,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the result is their median.")] = 9,
     json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
@@ -48,6 +49,9 @@ def push_pull(
         given = Settings(server_threads=threads or None)
         if chunk:
             given = msgspec.structs.replace(given, chunk_bytes=parse_sizes(chunk)[0])
+        bucket_bytes = parse_sizes(bucket)[0] if bucket else 0
+        if bucket_bytes % given.chunk_bytes:
+            raise ValueError(f"buckets of {bucket_bytes} bytes are no chunks of {given.chunk_bytes}: use a multiple")
         if (groups or workers) > workers:
             raise ValueError(f"{workers} workers cannot be in {groups} groups: use at least as many workers")
         chosen = make_cases(one_of(cases, CASES), resnet50_tensors())
@@ -58,7 +62,7 @@ def push_pull(
             ways = [serving(name, name[-3:], servers, folder, given) for name in ours]
             ways += [mxnet_serving(name, case.name, servers, workers) for name in theirs for case in chosen]
             running = tuple(stack.enter_context(way) for way in ways)
-            task = Exchanges(folder, chosen, workers, groups or workers, running, rule, rounds)
+            task = Exchanges(folder, chosen, workers, groups or workers, running, rule, rounds, bucket_bytes)
             start_ranks("benchmarks.push_pull_ranks", task.write(), workers, folder)
             results = make_results(task, servers, given, Measured.read(folder))
     except (ValueError, RuntimeError, HybridPSError) as error:
@@ -74,6 +78,7 @@ def make_results(task: Exchanges, servers: int, settings: Settings, measured: Me
     shared = {"workers": task.workers, "groups": task.groups, "servers": servers, "rule": task.rule}
     extras = {
         "chunk_bytes": settings.chunk_bytes,
+        "bucket_bytes": task.bucket_bytes,
         "server_threads": settings.server_threads,
         "rounds": task.rounds,
         "versions": measured.versions,

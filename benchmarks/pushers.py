@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from benchmarks.cases import Case
 from benchmarks.exchanges import MOMENTUM, RATE, Exchanges, Way
-from hybridps.algorithms.uplink import FollowerUplink, LeaderUplink
+from hybridps.algorithms.uplink import UNDER_WAY, FollowerUplink, LeaderUplink
 from hybridps.cli.mpirun import without_rank_marks
 from hybridps.config import Settings
 from hybridps.memory import Layout, private_memory, shared_memory
@@ -23,8 +23,6 @@ from hybridps.ps.rules import Momentum, Rule, Sum
 from hybridps.tensor_collectives import Levels, Tensor, reduce_
 
 DEADLINE_SECONDS = 120.0
-BUCKET_ELEMENTS = 1 << 20
-UNDER_WAY = 8
 TOP = Path(__file__).parents[1]
 
 
@@ -58,6 +56,8 @@ class Ours:
         self._levels = Levels(self._group, [0] * self._group.size, DEADLINE_SECONDS)
         layout = Layout.of("float32", {str(key): (size,) for key, size in enumerate(case.tensors)})
         self._tensor = self._memory(layout, way.shared)
+        step = task.bucket_bytes // layout.itemsize or layout.length
+        self._spans = [(start, min(start + step, layout.length)) for start in range(0, layout.length, step)]
         self._uplink = self._make_uplink(way, case, task, world)
         self._uplink.register("w", layout, None, rule_of(task.rule))
 
@@ -84,28 +84,20 @@ class Ours:
         self._tensor.vectors[0][:] = value
 
     def exchange(self, times: int) -> None:
-        values = self._tensor.vectors[0]
         for _ in range(times):
-            if self._group.size == 1:
-                self._uplink.start("w", self._tensor, 0, len(values))
+            for number, (start, stop) in enumerate(self._spans):
+                self._start(start, stop)
+                if number >= UNDER_WAY:
+                    self._uplink.finish()
+            for _ in self._spans[-UNDER_WAY:]:
                 self._uplink.finish()
-            else:
-                self._exchange_in_buckets()
 
-    def _exchange_in_buckets(self) -> None:
-        """As the KVStore does: while some buckets are at the servers, the next ones are reduced in the group."""
-        length, under_way = self._tensor.length, 0
-        for start in range(0, length, BUCKET_ELEMENTS):
-            stop = min(start + BUCKET_ELEMENTS, length)
-            if not self._uplink.start_sum("w", self._tensor, start, stop):
+    def _start(self, start: int, stop: int) -> None:
+        """The server adds up the workers of a group if it reaches their memory, else they do it themselves."""
+        if not self._uplink.start_sum("w", self._tensor, start, stop):
+            if self._group.size > 1:
                 reduce_(self._tensor, self._group, start=start, stop=stop)
-                self._uplink.start("w", self._tensor, start, stop)
-            under_way += 1
-            if under_way > UNDER_WAY:
-                self._uplink.finish()
-                under_way -= 1
-        for _ in range(under_way):
-            self._uplink.finish()
+            self._uplink.start("w", self._tensor, start, stop)
 
     def seen(self) -> tuple[float, float]:
         values = self._tensor.vectors[0]

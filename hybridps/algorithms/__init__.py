@@ -13,7 +13,7 @@ from hybridps.algorithms.algorithm import Algorithm
 from hybridps.algorithms.mpi_esgd import MpiESGD
 from hybridps.algorithms.mpi_sgd import MpiSGD
 from hybridps.algorithms.server_sgd import ServerSGD
-from hybridps.algorithms.uplink import Uplink
+from hybridps.algorithms.uplink import UNDER_WAY, Uplink
 from hybridps.config import Settings
 from hybridps.errors import ConfigError
 from hybridps.ps.clocks import BulkSynchronous, Clock, FreeRunning
@@ -33,7 +33,7 @@ ALGORITHMS = {
 }
 """Every name that a user may give, and the algorithm it means. `dist-`: each worker is a group of its own."""
 
-__all__ = ["ALGORITHMS", "Algorithm", "MpiESGD", "MpiSGD", "ServerSGD", "make_algorithm", "resolve"]
+__all__ = ["ALGORITHMS", "UNDER_WAY", "Algorithm", "MpiESGD", "MpiSGD", "ServerSGD", "make_algorithm", "resolve"]
 
 
 def resolve(settings: Settings) -> Settings:

@@ -19,6 +19,9 @@ from hybridps.tensor_collectives import Tensor, broadcast_
 from hybridps.tensor_collectives.node import Node
 from hybridps.tensor_collectives.tensor import Rows
 
+UNDER_WAY = 8
+"""Exchanges of buckets that callers have begun before they finish the oldest: with 4 the servers were idle at times."""
+
 
 class Uplink(Protocol):
     """All ranks of a group call the same operations in the same order, with tensors of equal length."""
@@ -199,7 +202,7 @@ class FollowerUplink:
     def finish(self) -> None:
         tensor, start, stop, node = self._under_way.popleft()
         if node is not None:
-            node.wait_for(0, "the answer of the servers")
+            node.wait_for_rank(0, "the answer of the servers")
         else:
             broadcast_(tensor, self.group, 0, start, stop)
 

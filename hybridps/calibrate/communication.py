@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from hybridps.algorithms import UNDER_WAY
 from hybridps.job import Job, open_job
 from hybridps.memory import Arena, Layout
 from hybridps.tensor_collectives import Tensor
@@ -25,8 +26,6 @@ from hybridps.tensor_collectives import Tensor
 SIZES_BYTES = (1 << 20, 4 << 20, 16 << 20, 48 << 20)
 ROUNDS = 5
 MATRIX = 384
-UNDER_WAY = 8
-"""Buckets exchanged with the servers at a time, as the KVStore does it."""
 
 
 class Measured(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from hybridps.algorithms import Algorithm
+from hybridps.algorithms import UNDER_WAY, Algorithm
 from hybridps.config import Settings
 from hybridps.errors import GroupError
 from hybridps.kvstore import engine
@@ -23,9 +23,6 @@ from hybridps.kvstore.weights import layouts_by_dtype
 from hybridps.memory import Arena, Layout
 from hybridps.mpi_groups import Session
 from hybridps.tensor_collectives import Tensor
-
-UNDER_WAY = 8
-"""Buckets exchanged with the servers at a time, while the next ones are reduced in the group."""
 
 UNTOUCHED = -60000.0
 """Written where autograd should write no more; exact in every dtype, and no likely gradient."""

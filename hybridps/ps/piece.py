@@ -232,11 +232,11 @@ class Piece:
         """Work: the values that are numbers go into the total, and the others are refused when the round ends."""
         if begins:
             self._begin()
-        usable = self._usable(values)
-        if usable:
-            add_up_(total, [total] * self._begun + [row for rows, _ in usable for row in rows])
+        rows, groups = self._usable(values)
+        if rows:
+            add_up_(total, [total] * self._begun + rows)
             self._begun = True
-        self._counted += sum(groups for _, groups in usable)
+        self._counted += groups
 
     def _complete(self, total: np.ndarray | None, values: Values, targets: Targets, done: list[Done]) -> None:
         """Work: a round of the total, if there is one, and the values. It goes on without what is refused."""
@@ -273,29 +273,22 @@ class Piece:
             )
             ended = start >= min(stop, size)
             stop, look = size, self.check_finite
-            if not ended and not self._refuse(left, to, start):
+            if not ended and not self._refuse(left, start, start + BLOCK):
                 stop, look = start + BLOCK, False  # all are finite, but for their sum
+            for group in self._refused:
+                to.pop(group, None)
 
-    def _refuse(self, left: dict[int, Brought], to: dict[int, Sequence[np.ndarray]], start: int) -> bool:
-        """Whether there are groups whose block at `start` is not finite. They are refused."""
+    def _refuse(self, left: dict[int, Brought], start: int, stop: int) -> bool:
+        """Groups whose values are not finite at `start:stop` leave `left` and are refused; whether there are any."""
         found = False
         for group, brought in list(left.items()):
             for row in brought.rows:
-                if not is_finite(row[start : start + BLOCK]):
+                if not is_finite(row[start:stop]):
                     self._refused[group] = NotFiniteError(not_finite(row, self.name, start))
+                    del left[group]
                     found = True
-            if group in self._refused:
-                del left[group]
-                to.pop(group, None)
+                    break
         return found
-
-    def _sources(self, total: np.ndarray | None, values: Values) -> tuple[list[np.ndarray], int]:
-        """Part of a work: what is to be added up in a round, and how many groups that stands for."""
-        if total is None:
-            self._begin()
-        usable = self._usable(values)
-        sources = [total] if total is not None and self._begun else []
-        return sources + [row for rows, _ in usable for row in rows], self._counted + sum(n for _, n in usable)
 
     def _begin(self) -> None:
         self._begun, self._counted, self._refused = False, 0, {}
@@ -305,14 +298,15 @@ class Piece:
         refused = self._refused.get(end.ticket.group)
         return end if refused is None else Done(end.ticket, end.chunk, error=refused)
 
-    def _usable(self, values: Values) -> list[Brought]:
-        """Those of the groups that brought numbers; the others are refused."""
+    def _usable(self, values: Values) -> tuple[list[np.ndarray], int]:
+        """Part of a work: the rows of the groups that brought numbers, and how many groups these stand for.
+
+        The others are refused.
+        """
+        left = dict(values)
         if self.check_finite:
-            for group, brought in values.items():
-                for row in brought.rows:
-                    if not is_finite(row):
-                        self._refused[group] = NotFiniteError(not_finite(row, self.name))
-        return [brought for group, brought in values.items() if group not in self._refused]
+            self._refuse(left, 0, self.centre.size)
+        return [row for rows, _ in left.values() for row in rows], sum(groups for _, groups in left.values())
 
 
 def hand_out_(values: np.ndarray, targets: Sequence[np.ndarray]) -> None:

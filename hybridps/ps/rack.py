@@ -188,9 +188,14 @@ class _Summed(_RackPiece):
         self, over: _Round, total: np.ndarray | None, values: Values, goes: bool, done: list[Done | Up]
     ) -> None:
         """Work: add up the values that are numbers; the others are refused at once."""
-        sources, over.groups = self._sources(total, values)
-        if sources:
-            add_up_(over.values, sources)
+        if total is None:
+            self._begin()
+        rows, groups = self._usable(values)
+        over.groups = self._counted + groups
+        if total is not None and self._begun:
+            rows = [total, *rows]
+        if rows:
+            add_up_(over.values, rows)
         else:
             over.values[:] = 0
         refused = over.refused = self._refused.keys()

@@ -101,7 +101,7 @@ class Server:
         """Number of requests that were refused."""
         self._stopping = threading.Event()
         self._closing = threading.RLock()
-        self._context: Any = zmq.Context()
+        self._context: Any = zmq.Context(io_threads=self._threads)
         self._door = Doorkeeper(self._context, allowed)
         try:
             self._socket: Any = listen(self._context, address, largest_message_bytes, allowed)

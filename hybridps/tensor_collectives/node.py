@@ -13,6 +13,7 @@ import numpy as np
 from hybridps.errors import DeadlineError, GroupError, LayoutError
 from hybridps.memory import ALIGNMENT, SharedMemory, private_memory, shared_memory
 from hybridps.mpi_groups.group import Group
+from hybridps.tensor_collectives import asleep as sleeping
 from hybridps.tensor_collectives import kernels
 from hybridps.tensor_collectives.barrier import wait_for
 from hybridps.tensor_collectives.tensor import Rows
@@ -22,7 +23,8 @@ GIVEN_UP = -1
 LINE = ALIGNMENT // 8
 """int64 words in a cache line: each rank's counter has one of its own."""
 
-NAP_SECONDS = 0.0002
+SLEEP_SECONDS = 0.05
+"""Between two looks at the clock, asleep."""
 
 TRIES = 20_000
 """Looks at the counters between two looks at the clock."""
@@ -51,6 +53,7 @@ class Node:
         self.deadline_seconds = deadline_seconds
         self._counters = self._share(self.size * ALIGNMENT).view(np.int64)
         """Of each rank, a cache line apart: how often it has met the others, or `GIVEN_UP`; and how far it is."""
+        self._address = self._counters.ctypes.data
         self._met = 0
 
     def rows(self, length: int, dtype: np.dtype, vectors: Sequence[int]) -> np.ndarray:
@@ -68,7 +71,7 @@ class Node:
         return rows
 
     def meet(self, what: str = "a collective", asleep: bool = False, patience_seconds: float = 0.0) -> None:
-        """Return when all ranks of the node have called it.
+        """Return when all ranks of the node have called it, or arrived.
 
         Raises DeadlineError that names a missing rank, or GroupError if one has given up. `asleep`: what is waited for
         takes long, and needs the cores. `patience_seconds`: beyond the deadline, for who knows more to say so first.
@@ -80,8 +83,9 @@ class Node:
         """Be counted as one who has met, for those ranks that wait for this one; return at once."""
         self._met += 1
         wait_for(self._counters, LINE, self.rank, self._met, 0, 0, 0)
+        self._wake()
 
-    def wait_for(self, rank: int, what: str) -> None:
+    def wait_for_rank(self, rank: int, what: str) -> None:
         """As `meet`, asleep, but return when that rank alone has met or arrived."""
         self._met += 1
         self._wait(self._met, what, asleep=True, ranks=(rank, rank + 1))
@@ -121,6 +125,11 @@ class Node:
     def give_up(self) -> None:
         """Let the others fail soon: what this rank has left undone is never done."""
         self._counters[self.rank * LINE] = GIVEN_UP
+        self._wake()
+
+    def _wake(self) -> None:
+        """Let those look again who wait for this rank asleep."""
+        sleeping.wake(self._address + self.rank * ALIGNMENT)
 
     def _wait(
         self,
@@ -133,9 +142,12 @@ class Node:
         """Return when these ranks, else all, have met so often."""
         end, seen = math.inf, -1
         tries, (first, last) = 1 if asleep else TRIES, ranks or (0, self.size)
+        if asleep:
+            wait_for(self._counters, LINE, self.rank, met, 0, 0, 0)
+            self._wake()
         while (missing := wait_for(self._counters, LINE, self.rank, met, tries, first, last)) >= 0:
-            if asleep:
-                time.sleep(NAP_SECONDS)
+            if asleep and 0 <= (count := int(self._counters[missing * LINE])) < met:
+                sleeping.wait_for_change(self._address + missing * ALIGNMENT, count, SLEEP_SECONDS)
             now = time.monotonic()
             if self._counters[missing * LINE] == GIVEN_UP:
                 raise GroupError(

@@ -54,7 +54,7 @@ def numbers(seed, layout=LAYOUT):
 
 def together(*calls):
     with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result(30) for future in [pool.submit(call) for call in calls]]
+        return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
 def empty():

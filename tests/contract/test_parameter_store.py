@@ -160,7 +160,7 @@ def numbers(layout, seed):
 def together(*calls):
     """Run the groups' parts at the same time, and return what they return."""
     with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result(20) for future in [pool.submit(call) for call in calls]]
+        return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
 def joined(tier, groups, layout, rule, initial=None):

@@ -65,8 +65,9 @@ def test_racks_send_as_much_as_one_group(tmp_path: Path) -> None:
 @pytest.mark.timeout(240)
 def test_groups_of_several_workers(tmp_path: Path) -> None:
     options = ["--workers", "3", "--groups", "2", "--cases", "small_keys", "--rounds", "2"]
+    options += ["--chunk", "32K", "--bucket", "32K"]
     (result,) = run("push_pull", tmp_path, *options, "--contenders", "hybridps_shm,hybridps_tcp")
-    assert (result["workers"], result["groups"]) == (3, 2)
+    assert (result["workers"], result["groups"], result["bucket_bytes"]) == (3, 2, 1 << 15)
     assert set(result["seconds"]) == {"hybridps_shm", "hybridps_tcp"}
 
 
@@ -97,6 +98,7 @@ def test_rules(tmp_path: Path) -> None:
         (["--rule", "product"], "'product' is unknown: use momentum, sum"),
         (["--workers", "2", "--groups", "3"], "2 workers cannot be in 3 groups"),
         (["--chunk", "10"], "'10' is no size"),
+        (["--chunk", "32K", "--bucket", "48K"], "buckets of 49152 bytes are no chunks of 32768"),
         (["--contenders", "hybridps_rdma"], "'hybridps_rdma' is unknown"),
     ],
 )
