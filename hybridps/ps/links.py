@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,9 @@ from zmq.utils.monitor import recv_monitor_message
 from hybridps.errors import ServerError
 from hybridps.ps import wire
 from hybridps.ps.keys import Credentials
+from hybridps.ps.loopback import send_unpaced
 
+_CONNECTED = int(zmq.Event.CONNECTED)
 _UP = int(zmq.Event.HANDSHAKE_SUCCEEDED)
 _FAILED = int(
     zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
@@ -76,7 +78,7 @@ class Links:
         ready = dict(self._poller.poll(math.ceil(max(0.0, seconds) * 1000)))
         for server, monitor in enumerate(self._monitors):
             while monitor in ready and monitor.poll(0):
-                yield from self._take_event(server, recv_monitor_message(monitor)["event"])
+                yield from self._take_event(server, recv_monitor_message(monitor))
         for server, socket in enumerate(self._sockets):
             while socket in ready:
                 try:
@@ -94,7 +96,11 @@ class Links:
             monitor.close(linger=0)
         self.context.term()
 
-    def _take_event(self, server: int, event: int) -> Iterator[Incoming]:
+    def _take_event(self, server: int, told: Mapping[str, Any]) -> Iterator[Incoming]:
+        event = told["event"]
+        if event == _CONNECTED:
+            send_unpaced(told["value"])
+            return
         if event == _UP:
             self._failed[server] = 0
             if server in self._met:
@@ -125,7 +131,7 @@ class Links:
         socket.setsockopt(zmq.MAXMSGSIZE, wire.LARGEST_CHUNK_BYTES)
         if self._credentials is not None:
             self._credentials.secure(socket)
-        monitor = socket.get_monitor_socket(_UP | _FAILED)
+        monitor = socket.get_monitor_socket(_CONNECTED | _UP | _FAILED)
         self._monitors.append(monitor)
         self._poller.register(monitor, zmq.POLLIN)
         try:

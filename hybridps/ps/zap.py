@@ -1,4 +1,4 @@
-"""Who may connect: a server's answers to ZeroMQ's questions (ZAP, rfc.zeromq.org/spec/27), and what it saw fail.
+"""Who may connect: a server's answers to ZeroMQ's questions (ZAP, rfc.zeromq.org/spec/27), and who came or failed.
 
 Asked and answered in the server's own thread.
 """
@@ -14,9 +14,11 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from hybridps.ps.keys import AllowList
+from hybridps.ps.loopback import send_unpaced
 
 log = logging.getLogger("hybridps.ps")
 
+_ACCEPTED = int(zmq.Event.ACCEPTED)
 _FAILED = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
 _WRONG_KEY = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
 _QUIET_SECONDS = 1.0
@@ -37,8 +39,8 @@ class Doorkeeper:
         self._events: Any = None
 
     def attend(self, socket: Any) -> None:
-        """Keep what fails at the server's socket from now on: before anybody knows its address."""
-        self._events = socket.get_monitor_socket(_FAILED)
+        """Keep who comes to the server's socket from now on: before anybody knows its address."""
+        self._events = socket.get_monitor_socket(_ACCEPTED | _FAILED)
 
     def watch(self, poller: zmq.Poller) -> None:
         """Have `poller` wake up when `serve` has something to do."""
@@ -50,7 +52,11 @@ class Doorkeeper:
         while self._questions.poll(0):
             self._answer(self._questions.recv_multipart())
         while self._events.poll(0):
-            self.tell(self._why_failed(recv_monitor_message(self._events)["value"]))
+            happened = recv_monitor_message(self._events)
+            if happened["event"] == _ACCEPTED:
+                send_unpaced(happened["value"])
+            else:
+                self.tell(self._why_failed(happened["value"]))
 
     def key_of(self, frame: Any) -> str:
         """The public key of the connection that a frame came by; empty without keys."""

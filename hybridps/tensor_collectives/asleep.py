@@ -16,6 +16,8 @@ _WAIT, _WAKE = 0, 1
 
 _NUMBER = _NUMBERS.get(platform.machine()) if sys.platform == "linux" else None
 
+_call = ctypes.CDLL(None).syscall
+
 _EVERYONE = (1 << 31) - 1
 
 
@@ -39,6 +41,3 @@ def wake(address: int) -> None:
     """End the sleep of all, in whichever process, that wait for a change at `address`."""
     if _NUMBER is not None:
         _call(_NUMBER, ctypes.c_void_p(address), _WAKE, _EVERYONE, None, None, 0)
-
-
-_call = ctypes.CDLL(None).syscall if _NUMBER is not None else None

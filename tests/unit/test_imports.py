@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "kvstore": BASE | {"mpi_groups", "tensor_collectives", "ps", "algorithms", "job", "oracle"},
     "report": BASE,
     "oracle": BASE,
-    "calibrate": BASE | {"tensor_collectives", "job", "kvstore", "report", "oracle"},
+    "calibrate": BASE | {"tensor_collectives", "algorithms", "job", "kvstore", "report", "oracle"},
     "cli": BASE
     | {"mpi_groups", "tensor_collectives", "ps", "algorithms", "job", "kvstore", "report", "oracle", "calibrate"},
     "__main__": BASE | {"mpi_groups", "cli", "kvstore", "job"},

@@ -34,7 +34,7 @@ LAYOUT = Layout.of("float32", {"w": (600,)})
 LENGTH = LAYOUT.length
 TERMS = Terms(LAYOUT, Sum(), BulkSynchronous(), 1024, 0, 1)
 HUGE = Terms(Layout.of("float64", {"w": (1 << 35,)}), Sum(), BulkSynchronous(), 1024, 0, 1)
-SETTINGS = Settings(chunk_bytes=1024, connect_seconds=5.0, deadline_seconds=10.0, lost_seconds=5.0)
+SETTINGS = Settings(chunk_bytes=1024, connect_seconds=10.0, deadline_seconds=10.0, lost_seconds=10.0)
 
 
 @contextmanager
@@ -625,16 +625,16 @@ def test_process_serves_and_stops():
 
 
 @pytest.mark.parametrize(
-    ("code", "named"),
+    ("code", "seconds", "named"),
     [
-        ("import sys; sys.exit(3)", "said '' instead of its address, and ended with status 3"),
-        ("print('hello', flush=True)", "said 'hello'"),
-        ("import signal; signal.pause()", "did not say its address within 0.5 s"),
+        ("import sys; sys.exit(3)", 20, "said '' instead of its address, and ended with status 3"),
+        ("print('hello', flush=True)", 20, "said 'hello'"),
+        ("import signal; signal.pause()", 0.5, "did not say its address within 0.5 s"),
     ],
 )
-def test_process_that_does_not_serve(code, named):
+def test_process_that_does_not_serve(code, seconds, named):
     with pytest.raises(ServerError, match=named):
-        ServerProcess(SETTINGS, command=command(code), start_seconds=0.5)
+        ServerProcess(SETTINGS, command=command(code), start_seconds=seconds)
 
 
 def test_process_that_ignores_the_request_is_killed(monkeypatch):

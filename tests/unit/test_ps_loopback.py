@@ -1,0 +1,69 @@
+"""Connections inside of one host are not paced, whatever the system's usual congestion control."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import pytest
+
+from hybridps.config import Settings
+from hybridps.ps import links, zap
+from hybridps.ps.client import Client
+from hybridps.ps.loopback import send_unpaced
+from hybridps.ps.server import Server
+
+pytestmark = [
+    pytest.mark.timeout(30),
+    pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="Linux alone lets a socket choose"),
+]
+
+
+def congestion(tcp: socket.socket) -> bytes:
+    return tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+
+
+def test_only_connections_of_the_loopback_change() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as near:
+        send_unpaced(near.fileno())
+        assert congestion(near) == b"reno"
+    with socket.socket() as anywhere:
+        usual = congestion(anywhere)
+        send_unpaced(anywhere.fileno())
+        assert congestion(anywhere) == usual
+
+
+def test_what_is_no_tcp_socket_is_left_alone(tmp_path) -> None:
+    inner, outer = os.pipe()
+    with socket.socket(socket.AF_UNIX) as local, socket.socket(socket.AF_UNIX) as unnamed:
+        local.bind(str(tmp_path / "socket"))
+        for descriptor in (inner, local.fileno(), unnamed.fileno(), -1):
+            send_unpaced(descriptor)
+        assert local.getsockname()
+    for descriptor in (inner, outer):
+        os.close(descriptor)
+
+
+def test_both_ends_of_a_client_and_its_server(monkeypatch) -> None:
+    seen = []
+
+    def look(descriptor: int) -> None:
+        send_unpaced(descriptor)
+        with socket.socket(fileno=os.dup(descriptor)) as tcp:
+            seen.append((tcp.getsockname(), tcp.getpeername(), congestion(tcp)))
+
+    for module in (links, zap):
+        monkeypatch.setattr(module, "send_unpaced", look)
+    server = Server("tcp://127.0.0.1:*", threads=1)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        with Client([server.address], job="job", group=0, groups=1, settings=Settings()):
+            pass
+    finally:
+        server.stop()
+        thread.join(10)
+    ends = {(own, other) for own, other, _ in seen}
+    assert {(other, own) for own, other in ends} & ends, seen
+    assert {kind for _, _, kind in seen} == {b"reno"}
