@@ -240,9 +240,7 @@ class Piece:
 
     def _complete(self, total: np.ndarray | None, values: Values, targets: Targets, done: list[Done]) -> None:
         """Work: a round of the total, if there is one, and the values. It goes on without what is refused."""
-        if total is None:
-            self._begin()
-        added_up = [total] if total is not None and self._begun else []
+        added_up = self._added_up(total)
         self._apply(added_up, dict(values), {g: theirs for g, theirs in targets.items() if g not in self._refused})
         done[:] = [self._end(end) for end in done]
 
@@ -289,6 +287,13 @@ class Piece:
                     found = True
                     break
         return found
+
+    def _added_up(self, total: np.ndarray | None) -> list[np.ndarray]:
+        """Part of a work: what was added up before the round ended, if anything was. Without a total it begins now."""
+        if total is None:
+            self._begin()
+            return []
+        return [total] if self._begun else []
 
     def _begin(self) -> None:
         self._begun, self._counted, self._refused = False, 0, {}

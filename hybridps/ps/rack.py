@@ -188,14 +188,11 @@ class _Summed(_RackPiece):
         self, over: _Round, total: np.ndarray | None, values: Values, goes: bool, done: list[Done | Up]
     ) -> None:
         """Work: add up the values that are numbers; the others are refused at once."""
-        if total is None:
-            self._begin()
+        added_up = self._added_up(total)
         rows, groups = self._usable(values)
         over.groups = self._counted + groups
-        if total is not None and self._begun:
-            rows = [total, *rows]
-        if rows:
-            add_up_(over.values, rows)
+        if added_up or rows:
+            add_up_(over.values, [*added_up, *rows])
         else:
             over.values[:] = 0
         refused = over.refused = self._refused.keys()

@@ -13,8 +13,8 @@ import numpy as np
 from hybridps.errors import DeadlineError, GroupError, LayoutError
 from hybridps.memory import ALIGNMENT, SharedMemory, private_memory, shared_memory
 from hybridps.mpi_groups.group import Group
-from hybridps.tensor_collectives import asleep as sleeping
 from hybridps.tensor_collectives import kernels
+from hybridps.tensor_collectives.asleep import wait_for_change, wake
 from hybridps.tensor_collectives.barrier import wait_for
 from hybridps.tensor_collectives.tensor import Rows
 
@@ -76,18 +76,21 @@ class Node:
         Raises DeadlineError that names a missing rank, or GroupError if one has given up. `asleep`: what is waited for
         takes long, and needs the cores. `patience_seconds`: beyond the deadline, for who knows more to say so first.
         """
-        self._met += 1
+        if asleep:
+            self.arrive()
+        else:
+            self._met += 1
         self._wait(self._met, what, asleep, patience_seconds)
 
     def arrive(self) -> None:
-        """Be counted as one who has met, for those ranks that wait for this one; return at once."""
+        """Be counted as one who has met, and wake those ranks that wait for this one; return at once."""
         self._met += 1
         wait_for(self._counters, LINE, self.rank, self._met, 0, 0, 0)
         self._wake()
 
     def wait_for_rank(self, rank: int, what: str) -> None:
         """As `meet`, asleep, but return when that rank alone has met or arrived."""
-        self._met += 1
+        self.arrive()
         self._wait(self._met, what, asleep=True, ranks=(rank, rank + 1))
 
     def combine_(self, rows: Rows, op: str, divisor: int, start: int, stop: int, of_rank: int | None = None) -> None:
@@ -129,7 +132,7 @@ class Node:
 
     def _wake(self) -> None:
         """Let those look again who wait for this rank asleep."""
-        sleeping.wake(self._address + self.rank * ALIGNMENT)
+        wake(self._address + self.rank * ALIGNMENT)
 
     def _wait(
         self,
@@ -142,12 +145,9 @@ class Node:
         """Return when these ranks, else all, have met so often."""
         end, seen = math.inf, -1
         tries, (first, last) = 1 if asleep else TRIES, ranks or (0, self.size)
-        if asleep:
-            wait_for(self._counters, LINE, self.rank, met, 0, 0, 0)
-            self._wake()
         while (missing := wait_for(self._counters, LINE, self.rank, met, tries, first, last)) >= 0:
             if asleep and 0 <= (count := int(self._counters[missing * LINE])) < met:
-                sleeping.wait_for_change(self._address + missing * ALIGNMENT, count, SLEEP_SECONDS)
+                wait_for_change(self._address + missing * ALIGNMENT, count, SLEEP_SECONDS)
             now = time.monotonic()
             if self._counters[missing * LINE] == GIVEN_UP:
                 raise GroupError(
