@@ -255,11 +255,12 @@ def load_states(args: Namespace, trainer: gluon.Trainer, found: checkpoint.Check
 
 
 class Journal:
-    """What happened, as JSON lines in `<run>/train-<worker>.jsonl`; the first worker also prints a line an epoch."""
+    """What happened, as JSON lines in `<run>/train-<worker>.jsonl`; the first worker prints its own of each epoch."""
 
     def __init__(self, args: Namespace, kv: mx.kv.KVStore | None, images: data.Data, first_epoch: int) -> None:
         self._worker, workers, kind = (kv.rank, kv.num_workers, kv.type) if kv else (0, 1, "none")
         self._epochs, self._began = args.epochs, time.perf_counter()
+        self._whose = f", first of {workers} workers" if workers > 1 else ""
         args.run.mkdir(parents=True, exist_ok=True)
         self._path = args.run / f"train-{self._worker}.jsonl"
         found = {"classes": images.classes, "image_size": images.image_size}
@@ -280,7 +281,7 @@ class Journal:
         self._write("epoch", epoch=epoch, loss=loss, **timing, images_per_second=rate, lr=lr, **scores)
         if self._worker == 0:
             words = [
-                f"epoch {epoch}/{self._epochs}",
+                f"epoch {epoch}/{self._epochs}{self._whose}",
                 f"loss {loss:.4f}",
                 *accuracy_words(scores),
                 f"{rate:.0f} images/s",

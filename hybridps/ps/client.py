@@ -23,6 +23,7 @@ from hybridps.ps.pace import Pace
 from hybridps.ps.pending import Attachment, Registration, Transfer
 from hybridps.ps.rules import Rule
 from hybridps.ps.terms import Terms
+from hybridps.ps.uncached import warm_up
 
 _MESSAGE_BYTES = 4 << 20
 """Small chunks travel together in messages of about this size: each message costs as much as 64 KB of payload."""
@@ -101,6 +102,7 @@ class Client:
                 transfer = self._transfer(wire.Initial, table, chunk_map, chunk_map.owned_by(server), initial, None)
                 yield transfer
                 transfer.wait()
+        warm_up(layout.nbytes)
         self._tables[table] = chunk_map
         return not initialise or self._talk.has_parent
 

@@ -12,6 +12,7 @@ from hybridps.errors import HybridPSError, ProtocolError, ServerError
 from hybridps.ps import wire
 from hybridps.ps.chunk_map import Chunk
 from hybridps.ps.pace import Pace
+from hybridps.ps.uncached import copy_
 
 
 class Parcel(NamedTuple):
@@ -133,4 +134,4 @@ class Transfer:
             raise ProtocolError(
                 f"the answer to the {self.what} for chunk {chunk.index} has {payload.nbytes} bytes, not {expected}"
             )
-        np.copyto(answer[chunk.start : chunk.stop], np.frombuffer(payload, answer.dtype))
+        copy_(answer[chunk.start : chunk.stop], np.frombuffer(payload, answer.dtype))

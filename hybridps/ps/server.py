@@ -101,7 +101,8 @@ class Server:
         """Number of requests that were refused."""
         self._stopping = threading.Event()
         self._closing = threading.RLock()
-        self._context: Any = zmq.Context(io_threads=self._threads)
+        # An odd number: a client's second connection, which carries little, does not always meet the same ones.
+        self._context: Any = zmq.Context(io_threads=2 * self._threads + 1)
         self._door = Doorkeeper(self._context, allowed)
         try:
             self._socket: Any = listen(self._context, address, largest_message_bytes, allowed)

@@ -40,7 +40,7 @@ def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
 
 
 @compiled  # type: ignore[misc]
-def _at(address, start, block):  # type: ignore[no-untyped-def]
+def at(address, start, block):  # type: ignore[no-untyped-def]
     """As many elements as `block` has, from element `start` of the array at `address` on."""
     return carray(_pointer(address + start * block.itemsize, block), (block.size,))
 
@@ -48,26 +48,26 @@ def _at(address, start, block):  # type: ignore[no-untyped-def]
 @compiled  # type: ignore[misc]
 def add_up_(total, sources, start):  # type: ignore[no-untyped-def]
     """`total` becomes the sum of that part of all sources, added in their order. Up to four in one pass."""
-    a = _at(sources[0], start, total)
+    a = at(sources[0], start, total)
     if len(sources) == 1:
         for i in range(total.size):
             total[i] = a[i]
         return
-    b = _at(sources[1], start, total)
+    b = at(sources[1], start, total)
     if len(sources) == 2:
         for i in range(total.size):
             total[i] = a[i] + b[i]
         return
-    c = _at(sources[2], start, total)
+    c = at(sources[2], start, total)
     if len(sources) == 3:
         for i in range(total.size):
             total[i] = a[i] + b[i] + c[i]
         return
-    d = _at(sources[3], start, total)
+    d = at(sources[3], start, total)
     for i in range(total.size):
         total[i] = a[i] + b[i] + c[i] + d[i]
     for source in sources[4:]:
-        e = _at(source, start, total)
+        e = at(source, start, total)
         for i in range(total.size):
             total[i] += e[i]
 
@@ -87,7 +87,7 @@ def add_up_finite_(total, sources, start, look):  # type: ignore[no-untyped-def]
 def hand_out_(answer, targets, start):  # type: ignore[no-untyped-def]
     """Write a block of the answer to that part of all targets."""
     for target in targets:
-        a = _at(target, start, answer)
+        a = at(target, start, answer)
         for i in range(answer.size):
             a[i] = answer[i]
 

@@ -1,0 +1,72 @@
+"""Copies of what arrives, past the caches: to write to memory does not mean to read it first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from hybridps.ps.rules.kernel import addresses, at, compiled
+
+LEAST_BYTES = 1 << 20
+"""Less may still be in a cache when it is used."""
+
+_LINE = 64
+"""Bytes that are written at once, to a multiple of their number."""
+
+
+@intrinsic  # type: ignore[misc]
+def _copy_line(typing_context: Any, target: Any, source: Any) -> Any:
+    """The line at address `source` goes to address `target`, past the caches."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        line = ir.VectorType(ir.IntType(64), _LINE // 8).as_pointer()
+        to, of = (builder.inttoptr(address, line) for address in arguments)
+        stored = builder.store(builder.load(of, align=1), to, align=_LINE)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, types.uintp), generate
+
+
+@intrinsic  # type: ignore[misc]
+def _fence(typing_context: Any) -> Any:
+    """What was written is seen by the other threads before what is written from now on."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@compiled  # type: ignore[misc]
+def _copy_lines_(target, address):  # type: ignore[no-untyped-def]
+    source, to = at(address, 0, target), target.ctypes.data
+    begin = min(-to % _LINE, target.size)
+    end = begin + (target.size - begin) // _LINE * _LINE
+    for i in range(begin):
+        target[i] = source[i]
+    for i in range(begin, end, _LINE):
+        _copy_line(types.uintp(to + i), types.uintp(address + i))
+    for i in range(end, target.size):
+        target[i] = source[i]
+    _fence()
+
+
+def copy_(target: np.ndarray, source: np.ndarray) -> None:
+    """Contiguous `target` becomes `source`, of the same dtype and length, which does not overlap it."""
+    if target.nbytes < LEAST_BYTES:
+        np.copyto(target, source)
+    else:
+        _copy_lines_(target.view(np.uint8), addresses([source])[0])
+
+
+def warm_up(nbytes: int) -> None:
+    """Compile it, or load it, if so many bytes may come: before the first answer, not then."""
+    if nbytes >= LEAST_BYTES:
+        zeros = np.zeros(_LINE, np.uint8)
+        _copy_lines_(zeros, addresses([zeros.copy()])[0])
