@@ -15,7 +15,8 @@ def test_copies_exactly_the_target(begin: int, length: int) -> None:
     memory = np.zeros_like(given)
     copy_(memory[begin : begin + length], given[7 : 7 + length])
     assert np.array_equal(memory[begin : begin + length], given[7 : 7 + length])
-    assert not memory[:begin].any() and not memory[begin + length :].any()
+    assert not memory[:begin].any()
+    assert not memory[begin + length :].any()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
