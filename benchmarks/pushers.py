@@ -13,14 +13,16 @@ from mpi4py import MPI
 
 from benchmarks.cases import Case
 from benchmarks.exchanges import MOMENTUM, RATE, Exchanges, Way
-from hybridps.algorithms.uplink import UNDER_WAY, FollowerUplink, LeaderUplink
+from hybridps.algorithms import ServerSGD, reduce_all_
+from hybridps.algorithms.uplink import FollowerUplink, LeaderUplink
 from hybridps.cli.mpirun import without_rank_marks
 from hybridps.config import Settings
 from hybridps.memory import Layout, private_memory, shared_memory
 from hybridps.mpi_groups.mpi import MPIGroup
 from hybridps.ps.client import Client
+from hybridps.ps.clocks import BulkSynchronous
 from hybridps.ps.rules import Momentum, Rule, Sum
-from hybridps.tensor_collectives import Levels, Tensor, reduce_
+from hybridps.tensor_collectives import Levels, Tensor
 
 DEADLINE_SECONDS = 120.0
 TOP = Path(__file__).parents[1]
@@ -46,7 +48,7 @@ class Pusher(Protocol):
 
 
 class Ours:
-    """hybridps. In groups of several workers, the leader's values are their sum."""
+    """hybridps, as the KVStore drives it."""
 
     exact = True
 
@@ -56,10 +58,10 @@ class Ours:
         self._levels = Levels(self._group, [0] * self._group.size, DEADLINE_SECONDS)
         layout = Layout.of("float32", {str(key): (size,) for key, size in enumerate(case.tensors)})
         self._tensor = self._memory(layout, way.shared)
-        step = task.bucket_bytes // layout.itemsize or layout.length
-        self._spans = [(start, min(start + step, layout.length)) for start in range(0, layout.length, step)]
-        self._uplink = self._make_uplink(way, case, task, world)
-        self._uplink.register("w", layout, None, rule_of(task.rule))
+        self._bucket_elements = task.bucket_bytes // layout.itemsize or layout.length
+        uplink = self._make_uplink(way, case, task, world)
+        self._algorithm = ServerSGD(self._levels, uplink, rule_of(task.rule), BulkSynchronous())
+        self._algorithm.join_weights("all", layout, self._tensor)
 
     def _make_uplink(self, way: Way, case: Case, task: Exchanges, world: MPI.Comm) -> LeaderUplink | FollowerUplink:
         if self._group.rank > 0:
@@ -85,26 +87,14 @@ class Ours:
 
     def exchange(self, times: int) -> None:
         for _ in range(times):
-            for number, (start, stop) in enumerate(self._spans):
-                self._start(start, stop)
-                if number >= UNDER_WAY:
-                    self._uplink.finish()
-            for _ in self._spans[-UNDER_WAY:]:
-                self._uplink.finish()
-
-    def _start(self, start: int, stop: int) -> None:
-        """The server adds up the workers of a group if it reaches their memory, else they do it themselves."""
-        if not self._uplink.start_sum("w", self._tensor, start, stop):
-            if self._group.size > 1:
-                reduce_(self._tensor, self._group, start=start, stop=stop)
-            self._uplink.start("w", self._tensor, start, stop)
+            reduce_all_(self._algorithm, "all", self._tensor, self._bucket_elements)
 
     def seen(self) -> tuple[float, float]:
         values = self._tensor.vectors[0]
         return float(values.min()), float(values.max())
 
     def close(self) -> None:
-        self._uplink.close()
+        self._algorithm.close()
         self._levels.close()
         self._group.free()
 

@@ -26,7 +26,6 @@ from hybridps.mpi_groups.plan import SERVER
 from hybridps.mpi_groups.session import Session, agree, open_session
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import Clock
-from hybridps.ps.keys import AllowList
 from hybridps.ps.process import ServerProcess
 from hybridps.ps.racks import place_in_rack
 from hybridps.ps.rules import Rule
@@ -248,14 +247,7 @@ def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
                 "of `hybridps serve` out, and the first worker starts them"
             )
         _check_no_parents(settings)
-        server = Server(
-            bind,
-            insecure=insecure,
-            threads=settings.server_threads,
-            cores=settings.server_cores,
-            check_finite=settings.check_finite,
-            allowed=AllowList.of(settings),
-        )
+        server = Server.of(settings, bind, insecure=insecure)
         announcement.address = server.address
         for line in serve_metrics(server.observe, settings):
             print(line, flush=True)

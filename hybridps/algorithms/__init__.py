@@ -9,7 +9,7 @@ import difflib
 
 import msgspec
 
-from hybridps.algorithms.algorithm import Algorithm
+from hybridps.algorithms.algorithm import Algorithm, reduce_all_
 from hybridps.algorithms.mpi_esgd import MpiESGD
 from hybridps.algorithms.mpi_sgd import MpiSGD
 from hybridps.algorithms.server_sgd import ServerSGD
@@ -33,7 +33,17 @@ ALGORITHMS = {
 }
 """Every name that a user may give, and the algorithm it means. `dist-`: each worker is a group of its own."""
 
-__all__ = ["ALGORITHMS", "UNDER_WAY", "Algorithm", "MpiESGD", "MpiSGD", "ServerSGD", "make_algorithm", "resolve"]
+__all__ = [
+    "ALGORITHMS",
+    "UNDER_WAY",
+    "Algorithm",
+    "MpiESGD",
+    "MpiSGD",
+    "ServerSGD",
+    "make_algorithm",
+    "reduce_all_",
+    "resolve",
+]
 
 
 def resolve(settings: Settings) -> Settings:

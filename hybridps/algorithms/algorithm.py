@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from hybridps.algorithms.uplink import UNDER_WAY
 from hybridps.memory import Layout
 from hybridps.tensor_collectives import Levels, Tensor
 
@@ -59,3 +60,14 @@ class Algorithm(Protocol):
         """The centre of a table. Only where `has_centre`."""
 
     def close(self) -> None: ...
+
+
+def reduce_all_(algorithm: Algorithm, table: str, gradients: Tensor, bucket_elements: int) -> None:
+    """Reduce the whole of the gradients bucket by bucket, the last first, as a backward pass would bring them."""
+    starts = range(0, gradients.length, bucket_elements)[::-1]
+    for number, start in enumerate(starts):
+        algorithm.reduce_(table, gradients, start, min(start + bucket_elements, gradients.length))
+        if number >= UNDER_WAY:
+            algorithm.finish_()
+    for _ in starts[-UNDER_WAY:]:
+        algorithm.finish_()

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from hybridps.algorithms import UNDER_WAY
+from hybridps.algorithms import reduce_all_
 from hybridps.job import Job, open_job
 from hybridps.memory import Arena, Layout
 from hybridps.tensor_collectives import Tensor
@@ -57,18 +57,8 @@ def _sum(job: Job) -> Measured:
         layout = _layout(size)
         tensor = algorithm.levels.tensor(layout.length, layout.dtype)
         algorithm.join_gradients(f"sum.{size}", layout)
-        step = job.session.settings.bucket_bytes // layout.itemsize
-        spans = [(start, min(start + step, layout.length)) for start in range(0, layout.length, step)][::-1]
-
-        def reduce() -> None:
-            for number, (start, stop) in enumerate(spans):
-                algorithm.reduce_(f"sum.{size}", tensor, start, stop)
-                if number >= UNDER_WAY:
-                    algorithm.finish_()
-            for _ in spans[-UNDER_WAY:]:
-                algorithm.finish_()
-
-        return reduce
+        bucket_elements = job.session.settings.bucket_bytes // layout.itemsize
+        return lambda: reduce_all_(algorithm, f"sum.{size}", tensor, bucket_elements)
 
     return _measure(job, of_size)
 

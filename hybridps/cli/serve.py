@@ -6,6 +6,8 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from hybridps.config import Settings, load_settings, started_by_mpi
 from hybridps.errors import ConfigError
 from hybridps.memory import keep_freed_memory
@@ -54,24 +56,13 @@ def world_size(environ: Mapping[str, str]) -> int:
 def _serve_alone(
     bind: str, settings: Settings, insecure: bool, stop_after_groups: int | None, lost_seconds: float | None
 ) -> None:
-    from hybridps.ps.keys import AllowList
     from hybridps.ps.metrics import serve_metrics
-    from hybridps.ps.parents import Parents
     from hybridps.ps.server import Server
 
-    lost = settings.lost_seconds if lost_seconds is None else lost_seconds
+    if lost_seconds is not None:
+        settings = msgspec.structs.replace(settings, lost_seconds=lost_seconds)
     keep_freed_memory()
-    server = Server(
-        bind,
-        insecure=insecure,
-        stop_after_groups=stop_after_groups,
-        lost_seconds=lost,
-        threads=settings.server_threads,
-        cores=settings.server_cores,
-        check_finite=settings.check_finite,
-        allowed=AllowList.of(settings),
-        parents=Parents.of(settings),
-    )
+    server = Server.of(settings, bind, insecure=insecure, stop_after_groups=stop_after_groups)
     _on_end_signals(server.stop)
     with server:
         metrics = serve_metrics(server.observe, settings)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import zmq
 
+from hybridps.config import Settings
 from hybridps.errors import HybridPSError, ProtocolError, ServerError
 from hybridps.ps import wire
 from hybridps.ps.accounts import Accounts
@@ -117,6 +118,23 @@ class Server:
         self._wake_out, self._wake_in = os.pipe()
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         """Where clients find it, with the actual port."""
+
+    @classmethod
+    def of(
+        cls, settings: Settings, address: str, *, insecure: bool = False, stop_after_groups: int | None = None
+    ) -> Server:
+        """A server as the settings say. Raises ConfigError for keys that cannot be read, and as the constructor."""
+        return cls(
+            address,
+            lost_seconds=settings.lost_seconds,
+            stop_after_groups=stop_after_groups,
+            insecure=insecure,
+            threads=settings.server_threads,
+            cores=settings.server_cores,
+            check_finite=settings.check_finite,
+            allowed=AllowList.of(settings),
+            parents=Parents.of(settings),
+        )
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
         """Serve until `stop` is called, `stop_after_groups` is reached, or `until()`, asked every second, is true.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import ExitStack
 
 import msgspec
+from in_thread import in_thread
 
 from hybridps.config import Settings
 from hybridps.ps.client import Client
@@ -35,11 +35,7 @@ class Hierarchy:
 
     def serve(self, **options):
         server = Server(**{"threads": 2, "lost_seconds": self.settings.lost_seconds} | options)
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        self.stack.callback(thread.join, 10)
-        self.stack.callback(server.stop)
-        return server
+        return self.stack.enter_context(in_thread(server))
 
     def open(self, group=0, groups=1, job="job", client=Client, **changes):
         """A group, at the servers of its rack."""

@@ -7,7 +7,6 @@ MXNet's own servers do what is asked of `every_tier` and `flat`.
 from __future__ import annotations
 
 import importlib.util
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 from hierarchy import Hierarchy
+from in_thread import in_thread
 from ps_lite_groups import MXNetTiers, RemoteStore
 
 from hybridps.config import Settings
@@ -72,11 +72,7 @@ class Tier:
 
     def _serve(self, transport, folder, number):
         server = Server(f"ipc://{folder}/{number}" if transport == "ipc" else "tcp://127.0.0.1:*", threads=number + 1)
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        self._stack.callback(thread.join, 10)
-        self._stack.callback(server.stop)
-        return server.address
+        return self._stack.enter_context(in_thread(server)).address
 
     def open(self, group=0, groups=1, job="job", **changes):
         settings = msgspec.structs.replace(SETTINGS, **changes)

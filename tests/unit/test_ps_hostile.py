@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import zmq
+from in_thread import in_thread
 
 from hybridps.config import Settings
 from hybridps.errors import ServerError
@@ -76,15 +77,9 @@ class Recording(Server):
 def recorded():
     """The messages of two groups that use everything there is."""
     server = Recording()
-    thread = threading.Thread(target=server.run)
-    thread.start()
     settings = Settings(chunk_bytes=1024, heartbeat_seconds=0.05)
-    try:
-        with ThreadPoolExecutor(2) as pool:
-            held = list(pool.map(lambda group: use_everything(server.address, group, settings), range(2)))
-    finally:
-        server.stop()
-        thread.join(10)
+    with in_thread(server), ThreadPoolExecutor(2) as pool:
+        held = list(pool.map(lambda group: use_everything(server.address, group, settings), range(2)))
     kinds = {type(wire.decode_request(frames[0])) for frames in server.heard}
     assert kinds == set(wire.Request.__args__)
     yield server.heard
@@ -385,18 +380,6 @@ def test_a_tenant_that_is_killed_changes_no_bits(folder):
 # What was found
 
 
-@contextmanager
-def in_a_thread(server):
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-        thread.join(10)
-        assert not thread.is_alive()
-
-
 class Peer:
     """A client that sends what it likes."""
 
@@ -441,7 +424,7 @@ class Peer:
 
 def test_whoever_reads_no_answers_is_lost(monkeypatch, caplog):
     monkeypatch.setattr("hybridps.ps.listening.MOST_UNREAD", 100)
-    with in_a_thread(Server()) as server, Peer(server) as deaf:
+    with in_thread(Server()) as server, Peer(server) as deaf:
         deaf.join()
         refused = wire.encode(wire.Pull(3, 250 * "x", 0, 1))
         while not any("answers unread: lost" in record.getMessage() for record in caplog.records):
@@ -456,7 +439,7 @@ def test_pulls_that_nobody_reads_are_within_the_quota():
     quota = 64 << 20
     server = Server(memory_bytes=quota)
     seen = server.observe()
-    with in_a_thread(server), Peer(server) as peer:
+    with in_thread(server), Peer(server) as peer:
         peer.join(large)
         for number in range(100):
             peer.say(wire.Pull(10 + number, "w", 0, 4))
@@ -475,7 +458,7 @@ def test_pulls_that_nobody_reads_are_within_the_quota():
 
 def test_a_socket_cannot_have_the_name_of_another_tenants_client(folder):
     alice, mallory = (Credentials.load(folder / f"for-{name}") for name in ("alice", "mallory"))
-    with in_a_thread(Server(allowed=AllowList.load(folder))) as server:
+    with in_thread(Server(allowed=AllowList.load(folder))) as server:
         with Peer(server, alice, b"alice") as peer:
             peer.join()
         with Peer(server, mallory, b"alice") as thief:

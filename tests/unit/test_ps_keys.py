@@ -9,13 +9,13 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
 
 import msgspec
 import numpy as np
 import psutil
 import pytest
+from in_thread import in_thread
 
 from hybridps.config import Settings, to_environment, without_secrets
 from hybridps.errors import ConfigError, ServerError
@@ -41,15 +41,8 @@ def folder(tmp_path):
 
 @contextmanager
 def serving(folder=None, address="tcp://0.0.0.0:*", **options):
-    server = Server(address, allowed=folder and AllowList.load(folder), **options)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
+    with in_thread(Server(address, allowed=folder and AllowList.load(folder), **options)) as server:
         yield server.address.replace("0.0.0.0", "127.0.0.1")
-    finally:
-        server.stop()
-        thread.join(10)
-        assert not thread.is_alive()
 
 
 def settings(folder=None, **changes):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 
 import pytest
+from in_thread import in_thread
 
 from hybridps.config import Settings
 from hybridps.ps import links, zap
@@ -55,15 +55,11 @@ def test_both_ends_of_a_client_and_its_server(monkeypatch) -> None:
 
     for module in (links, zap):
         monkeypatch.setattr(module, "send_unpaced", look)
-    server = Server("tcp://127.0.0.1:*", threads=1)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        with Client([server.address], job="job", group=0, groups=1, settings=Settings()):
-            pass
-    finally:
-        server.stop()
-        thread.join(10)
+    with (
+        in_thread(Server(threads=1)) as server,
+        Client([server.address], job="job", group=0, groups=1, settings=Settings()),
+    ):
+        pass
     ends = {(own, other) for own, other, _ in seen}
     assert {(other, own) for own, other in ends} & ends, seen
     assert {kind for _, _, kind in seen} == {b"reno"}

@@ -9,13 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from in_thread import in_thread
 
 from hybridps.cli.top import Figures, page, read
 from hybridps.config import Settings
@@ -76,14 +76,8 @@ def serving(**options):
     server = Server(**options)
     (line,) = serve_metrics(server.observe, Settings(metrics_port=0))
     url = line.removeprefix("hybridps: metrics at ")
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
+    with in_thread(server):
         yield server, url
-    finally:
-        server.stop()
-        thread.join(10)
-        assert not thread.is_alive()
 
 
 def client(address, folder=None, group=0, groups=1, job="job"):

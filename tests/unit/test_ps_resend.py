@@ -6,10 +6,11 @@ import random
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import numpy as np
 import pytest
+from in_thread import in_thread
 
 from hybridps.config import Settings
 from hybridps.errors import ServerError
@@ -25,16 +26,8 @@ LAYOUT = Layout.of("float32", {"w": (40_000,)})
 SETTINGS = Settings(chunk_bytes=16384, connect_seconds=20.0, deadline_seconds=60.0, lost_seconds=30.0)
 
 
-@contextmanager
 def serving(**options):
-    server = Server(lost_seconds=30.0, **options)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-        thread.join(10)
+    return in_thread(Server(lost_seconds=30.0, **options))
 
 
 class Cutting:

@@ -47,6 +47,21 @@ def test_elastic_together_conserves_and_is_its_equation(dtype):
     np.testing.assert_allclose(np.sum([centre, *weights], axis=0), total, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("groups", "tau"), [(1, 1), (2, 1), (2, 5), (4, 3)])
+def test_elastic_groups_go_as_far_as_the_learning_rate_and_the_centre_let_them(groups, tau):
+    """docs/algorithms.md: C / (C + 1) of the way, as the centre takes no gradient step."""
+    rule, centre, weights = Elastic(0.9 / groups), np.zeros(1), [np.zeros(1) for _ in range(groups)]
+    places = []
+    for _ in range(200):
+        for weight in weights:
+            answer = np.empty(1)
+            apply_(rule, [weight], [answer], centre, [], step=1, values=1)
+            rule.absorb_(weight, answer)
+            weight -= tau  # so many steps of gradient 1 and rate 1
+        places.append(centre.item())
+    assert (places[-1] - places[-51]) / (50 * tau) == pytest.approx(-groups / (groups + 1), rel=1e-6)
+
+
 def test_outer_without_momentum_at_full_rate_is_the_mean():
     rng = np.random.default_rng(2)
     weights = [rng.standard_normal(100) for _ in range(3)]

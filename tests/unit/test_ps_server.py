@@ -8,13 +8,13 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 import zmq
+from in_thread import in_thread
 
 from hybridps.config import Settings
 from hybridps.errors import DeadlineError, LayoutError, ProtocolError, ServerError
@@ -37,22 +37,9 @@ HUGE = Terms(Layout.of("float64", {"w": (1 << 35,)}), Sum(), BulkSynchronous(), 
 SETTINGS = Settings(chunk_bytes=1024, connect_seconds=10.0, deadline_seconds=10.0, lost_seconds=10.0)
 
 
-@contextmanager
-def serving(**options):
-    server = Server(**options)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-        thread.join(10)
-        assert not thread.is_alive()
-
-
 @pytest.fixture
 def server():
-    with serving() as server:
+    with in_thread(Server()) as server:
         yield server
 
 
@@ -60,7 +47,7 @@ def server():
 def lossy():
     """A server that takes a group as lost soon: its rule is compiled before."""
     warm_up(Sum(), LAYOUT.dtype)
-    with serving(lost_seconds=0.3) as server:
+    with in_thread(Server.of(Settings(lost_seconds=0.3), "tcp://127.0.0.1:*")) as server:
         yield server
 
 
@@ -177,7 +164,7 @@ def test_bad_requests_of_a_member_are_refused(server, frames, named):
 
 
 def test_an_oversized_message_is_not_read():
-    with serving(largest_message_bytes=4096) as server, Raw(server) as raw:
+    with in_thread(Server(largest_message_bytes=4096)) as server, Raw(server) as raw:
         raw.enter()
         raw.say(wire.Exchange(1, "w", 0, 1), bytes(8192))
         # The connection is dropped, and what was sent on it; the peer comes back as one that is not known.
@@ -247,13 +234,13 @@ def test_beyond_this_host_needs_insecure(address):
 
 
 def test_insecure_listens_everywhere():
-    with serving(address="tcp://0.0.0.0:*", insecure=True) as server:
+    with in_thread(Server(address="tcp://0.0.0.0:*", insecure=True)) as server:
         assert server.address.startswith("tcp://0.0.0.0:")
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "tcp://127.0.0.2:*", "ipc://*"])
 def test_this_host_needs_nothing(address):
-    with serving(address=address) as server:
+    with in_thread(Server(address=address)) as server:
         assert works(server)
 
 
@@ -335,7 +322,7 @@ def test_a_dropped_initialiser_is_replaced(lossy):
 
 def test_a_first_group_that_never_comes_is_replaced():
     quick = {"lost_seconds": 0.4, "heartbeat_seconds": 0.05}
-    with serving(lost_seconds=0.4) as server, client(server, 1, 2, **quick) as store:
+    with in_thread(Server(lost_seconds=0.4)) as server, client(server, 1, 2, **quick) as store:
         initial = np.full(LENGTH, 4, np.float32)
         assert store.register("w", LAYOUT, initial, Sum()) is False
         with client(server, 0, 2, **quick) as late:
@@ -358,7 +345,7 @@ def test_a_group_that_stays_is_not_replaced(lossy):
 
 
 def test_a_server_that_ends_is_noticed():
-    with serving() as server:
+    with in_thread(Server()) as server:
         store = client(server, 0, 2, lost_seconds=0.4)
         store.register("w", LAYOUT, None, Sum())
         values = np.ones(LENGTH, np.float32)
@@ -372,12 +359,12 @@ def test_a_server_that_ends_is_noticed():
 
 
 def test_a_restarted_server_is_noticed():
-    with serving() as server:
+    with in_thread(Server()) as server:
         store = client(server, 0, 2, lost_seconds=5.0, heartbeat_seconds=0.05)
         store.register("w", LAYOUT, None, Sum())
         values = np.ones(LENGTH, np.float32)
         pending = store.exchange("w", values, values, 0, LENGTH)
-    with serving(address=server.address):
+    with in_thread(Server(address=server.address)):
         with pytest.raises(ServerError, match="not known here: was the server"):
             pending.wait()
         store.close()
@@ -497,7 +484,7 @@ def attached(raw, nbytes=1 << 20):
 
 
 def test_an_exchange_in_place_sends_nothing():
-    with serving(threads=2) as server, Raw(server) as raw:
+    with in_thread(Server(threads=2)) as server, Raw(server) as raw:
         raw.enter()
         raw.register()
         numbers = attached(raw).view(np.float32)
