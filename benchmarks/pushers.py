@@ -48,7 +48,7 @@ class Pusher(Protocol):
 
 
 class Ours:
-    """hybridps, as the KVStore drives it."""
+    """hybridps: synchronous SGD at the servers, all gradients at once or in buckets, the last first."""
 
     exact = True
 
@@ -58,7 +58,7 @@ class Ours:
         self._levels = Levels(self._group, [0] * self._group.size, DEADLINE_SECONDS)
         layout = Layout.of("float32", {str(key): (size,) for key, size in enumerate(case.tensors)})
         self._tensor = self._memory(layout, way.shared)
-        self._bucket_elements = task.bucket_bytes // layout.itemsize or layout.length
+        self._bucket = task.bucket_bytes // layout.itemsize or layout.length
         uplink = self._make_uplink(way, case, task, world)
         self._algorithm = ServerSGD(self._levels, uplink, rule_of(task.rule), BulkSynchronous())
         self._algorithm.join_weights("all", layout, self._tensor)
@@ -87,7 +87,7 @@ class Ours:
 
     def exchange(self, times: int) -> None:
         for _ in range(times):
-            reduce_all_(self._algorithm, "all", self._tensor, self._bucket_elements)
+            reduce_all_(self._algorithm, "all", self._tensor, self._bucket)
 
     def seen(self) -> tuple[float, float]:
         values = self._tensor.vectors[0]

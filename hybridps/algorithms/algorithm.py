@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from hybridps.algorithms.uplink import UNDER_WAY
+from hybridps.config import Settings
 from hybridps.memory import Layout
 from hybridps.tensor_collectives import Levels, Tensor
 
@@ -62,11 +63,20 @@ class Algorithm(Protocol):
     def close(self) -> None: ...
 
 
-def reduce_all_(algorithm: Algorithm, table: str, gradients: Tensor, bucket_elements: int) -> None:
-    """Reduce the whole of the gradients bucket by bucket, the last first, as a backward pass would bring them."""
-    starts = range(0, gradients.length, bucket_elements)[::-1]
+def elements_per_bucket(layout: Layout, settings: Settings) -> int:
+    """Whole chunks, about `bucket_bytes` of them: what is reduced at a time."""
+    chunk = settings.chunk_bytes // layout.itemsize
+    return chunk * max(1, settings.bucket_bytes // settings.chunk_bytes)
+
+
+def reduce_all_(algorithm: Algorithm, table: str, gradients: Tensor, bucket: int) -> None:
+    """Reduce the whole of the gradients, so many elements at a time, the last first: as a backward pass brings them.
+
+    `bucket` are whole chunks of the servers', as `elements_per_bucket` makes them, or everything.
+    """
+    starts = range(0, gradients.length, bucket)[::-1]
     for number, start in enumerate(starts):
-        algorithm.reduce_(table, gradients, start, min(start + bucket_elements, gradients.length))
+        algorithm.reduce_(table, gradients, start, min(start + bucket, gradients.length))
         if number >= UNDER_WAY:
             algorithm.finish_()
     for _ in starts[-UNDER_WAY:]:

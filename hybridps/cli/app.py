@@ -111,7 +111,7 @@ def serve_command(
         int | None, typer.Option("--stop-after-groups", help="End when so many groups have said goodbye.")
     ] = None,
     lost_seconds: Annotated[
-        float | None, typer.Option("--lost-seconds", help="Silence after which a group is taken as lost.")
+        float | None, typer.Option("--lost-seconds", help="Silence after which a group, or the parents, are lost.")
     ] = None,
     metrics_port: Annotated[
         int | None, typer.Option("--metrics-port", help="Tell metrics over HTTP on this port; 0 is any free one.")
@@ -132,6 +132,8 @@ def serve_command(
         os.environ["HYBRIDPS_QUIET"] = "true"
     if keys is not None:
         os.environ["HYBRIDPS_SERVER_KEYS"] = keys
+    if lost_seconds is not None:
+        os.environ["HYBRIDPS_LOST_SECONDS"] = str(lost_seconds)
     if metrics_port is not None:
         os.environ["HYBRIDPS_METRICS_PORT"] = str(metrics_port)
     if metrics_bind is not None:
@@ -140,7 +142,6 @@ def serve_command(
         bind,
         insecure=insecure,
         stop_after_groups=stop_after_groups,
-        lost_seconds=lost_seconds,
         groups=groups,
         servers=servers,
     )

@@ -6,8 +6,6 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 
-import msgspec
-
 from hybridps.config import Settings, load_settings, started_by_mpi
 from hybridps.errors import ConfigError
 from hybridps.memory import keep_freed_memory
@@ -20,7 +18,6 @@ def serve(
     *,
     insecure: bool,
     stop_after_groups: int | None,
-    lost_seconds: float | None,
     groups: int | None = None,
     servers: int = 1,
 ) -> None:
@@ -32,6 +29,8 @@ def serve(
     if settings.backend == "hybridps" and (groups is not None or servers != 1):
         raise ConfigError("--groups and --servers are for MXNet's servers: set HYBRIDPS_BACKEND=mxnet, or drop them")
     if world_size(os.environ) > 1:
+        if stop_after_groups is not None:
+            raise ConfigError("--stop-after-groups: a server that is a rank of an MPI world ends with it; drop that")
         from hybridps.job import serve_in_world
 
         serve_in_world(settings, bind, insecure)
@@ -43,7 +42,7 @@ def serve(
 
         serve_mxnet(bind, settings, groups=groups, servers=servers, insecure=insecure)
         return
-    _serve_alone(bind, settings, insecure, stop_after_groups, lost_seconds)
+    _serve_alone(bind, settings, insecure, stop_after_groups)
 
 
 def world_size(environ: Mapping[str, str]) -> int:
@@ -53,14 +52,10 @@ def world_size(environ: Mapping[str, str]) -> int:
     return max((int(environ[name]) for name in _SIZES if environ.get(name, "").isdecimal()), default=1)
 
 
-def _serve_alone(
-    bind: str, settings: Settings, insecure: bool, stop_after_groups: int | None, lost_seconds: float | None
-) -> None:
+def _serve_alone(bind: str, settings: Settings, insecure: bool, stop_after_groups: int | None) -> None:
     from hybridps.ps.metrics import serve_metrics
     from hybridps.ps.server import Server
 
-    if lost_seconds is not None:
-        settings = msgspec.structs.replace(settings, lost_seconds=lost_seconds)
     keep_freed_memory()
     server = Server.of(settings, bind, insecure=insecure, stop_after_groups=stop_after_groups)
     _on_end_signals(server.stop)

@@ -22,8 +22,8 @@ from hybridps.ps.offers import Offers
 from hybridps.ps.pace import Pace
 from hybridps.ps.pending import Attachment, Registration, Transfer
 from hybridps.ps.rules import Rule
+from hybridps.ps.streaming_copy import prepare
 from hybridps.ps.terms import Terms
-from hybridps.ps.uncached import warm_up
 
 _MESSAGE_BYTES = 4 << 20
 """Small chunks travel together in messages of about this size: each message costs as much as 64 KB of payload."""
@@ -90,6 +90,7 @@ class Client:
             chunk_map.check_array(initial)
         terms = Terms(layout, rule, clock or rule.clocks[0](), chunk_bytes, 0, len(self._servers))
         terms.check()
+        prepare(min(chunk_bytes, layout.nbytes))
         first = self._join(0, table, terms, False)
         yield first
         initialise = first.get()
@@ -102,7 +103,6 @@ class Client:
                 transfer = self._transfer(wire.Initial, table, chunk_map, chunk_map.owned_by(server), initial, None)
                 yield transfer
                 transfer.wait()
-        warm_up(layout.nbytes)
         self._tables[table] = chunk_map
         return not initialise or self._talk.has_parent
 

@@ -12,7 +12,7 @@ from hybridps.errors import HybridPSError, ProtocolError, ServerError
 from hybridps.ps import wire
 from hybridps.ps.chunk_map import Chunk
 from hybridps.ps.pace import Pace
-from hybridps.ps.uncached import copy_
+from hybridps.ps.streaming_copy import copy_
 
 
 class Parcel(NamedTuple):

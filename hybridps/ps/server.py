@@ -102,7 +102,7 @@ class Server:
         """Number of requests that were refused."""
         self._stopping = threading.Event()
         self._closing = threading.RLock()
-        # An odd number: a client's second connection, which carries little, does not always meet the same ones.
+        # Each connection is given to the thread that has fewest. An odd number: every other connection is a heart's.
         self._context: Any = zmq.Context(io_threads=2 * self._threads + 1)
         self._door = Doorkeeper(self._context, allowed)
         try:

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 
-def serve(*arguments: str) -> subprocess.Popen[str]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("HYBRIDPS_")}
+def serve(*arguments: str, **more: str) -> subprocess.Popen[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HYBRIDPS_")} | more
     command = [sys.executable, "-m", "hybridps", "serve", *arguments]
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -35,3 +35,18 @@ def test_an_address_that_cannot_be_used_is_one_line_and_status_2(address: str) -
         out, err = server.communicate(timeout=30)
     assert (server.returncode, out) == (2, "")
     assert re.fullmatch(r"hybridps: error: .*\n", err)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("arguments", "environ", "said"),
+    [
+        (["--lost-seconds", "0"], {}, "HYBRIDPS_LOST_SECONDS='0.0'"),
+        (["--stop-after-groups", "2"], {"OMPI_COMM_WORLD_SIZE": "2"}, "--stop-after-groups"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(arguments: list[str], environ: dict[str, str], said: str) -> None:
+    with serve(*arguments, **environ) as server:
+        out, error = server.communicate(timeout=30)
+    assert (out, server.returncode) == ("", 2)
+    assert said in error

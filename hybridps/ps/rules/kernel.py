@@ -2,6 +2,7 @@
 
 A block of every array fits into the second cache together, so that what was read once from memory is still there
 when it is written. Values and answers are given by their addresses: one compiled rule serves any number of groups.
+What works with addresses is here for other compiled code too.
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ def _fence(typing_context: Any) -> Any:
 
 @compiled  # type: ignore[misc]
 def _copy_lines_(target, address):  # type: ignore[no-untyped-def]
+    # The source by its address: memory that may be written and memory that may not are the same here.
     source, to = at(address, 0, target), target.ctypes.data
     begin = min(-to % _LINE, target.size)
     end = begin + (target.size - begin) // _LINE * _LINE
@@ -65,8 +66,8 @@ def copy_(target: np.ndarray, source: np.ndarray) -> None:
         _copy_lines_(target.view(np.uint8), addresses([source])[0])
 
 
-def warm_up(nbytes: int) -> None:
-    """Compile it, or load it, if so many bytes may come: before the first answer, not then."""
+def prepare(nbytes: int) -> None:
+    """Compile what copies so many bytes, or load it: before the first answer comes, not then."""
     if nbytes >= LEAST_BYTES:
         zeros = np.zeros(_LINE, np.uint8)
         _copy_lines_(zeros, addresses([zeros.copy()])[0])
