@@ -90,7 +90,7 @@ class Client:
             chunk_map.check_array(initial)
         terms = Terms(layout, rule, clock or rule.clocks[0](), chunk_bytes, 0, len(self._servers))
         terms.check()
-        prepare(min(chunk_bytes, layout.nbytes))
+        prepare(layout.nbytes)
         first = self._join(0, table, terms, False)
         yield first
         initialise = first.get()

@@ -134,4 +134,4 @@ class Transfer:
             raise ProtocolError(
                 f"the answer to the {self.what} for chunk {chunk.index} has {payload.nbytes} bytes, not {expected}"
             )
-        copy_(answer[chunk.start : chunk.stop], np.frombuffer(payload, answer.dtype))
+        copy_(answer[chunk.start : chunk.stop], np.frombuffer(payload, answer.dtype), answer.nbytes)

@@ -11,8 +11,8 @@ from numba.extending import intrinsic
 
 from hybridps.ps.rules.kernel import addresses, at, compiled
 
-LEAST_BYTES = 1 << 20
-"""Less may still be in a cache when it is used."""
+LEAST_BYTES = 16 << 20
+"""Less is still in a cache when it is read: then reading loses what writing gains."""
 
 _LINE = 64
 """Bytes that are written at once, to a multiple of their number."""
@@ -58,16 +58,19 @@ def _copy_lines_(target, address):  # type: ignore[no-untyped-def]
     _fence()
 
 
-def copy_(target: np.ndarray, source: np.ndarray) -> None:
-    """Contiguous `target` becomes `source`, of the same dtype and length, which does not overlap it."""
-    if target.nbytes < LEAST_BYTES:
+def copy_(target: np.ndarray, source: np.ndarray, whole_bytes: int) -> None:
+    """Contiguous `target` becomes `source`, of the same dtype and length, which does not overlap it.
+
+    It is a part of what has `whole_bytes`, and is read when all of that was written.
+    """
+    if whole_bytes < LEAST_BYTES:
         np.copyto(target, source)
     else:
         _copy_lines_(target.view(np.uint8), addresses([source])[0])
 
 
-def prepare(nbytes: int) -> None:
-    """Compile what copies so many bytes, or load it: before the first answer comes, not then."""
-    if nbytes >= LEAST_BYTES:
+def prepare(whole_bytes: int) -> None:
+    """Compile what `copy_` needs for so many bytes, or load it: before the first answer comes, not then."""
+    if whole_bytes >= LEAST_BYTES:
         zeros = np.zeros(_LINE, np.uint8)
         _copy_lines_(zeros, addresses([zeros.copy()])[0])
