@@ -27,6 +27,9 @@ ALIGNMENT = 64
 _ARENAS, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1
 """Options of glibc's mallopt."""
 
+_LARGEST_TO_LEARN_FROM = (32 << 20) - (64 << 10)
+"""Bytes; glibc learns nothing from a block of more than 32 MB, its own header and rounding to pages included."""
+
 DTYPES = ("float16", "float32", "float64")
 
 
@@ -204,6 +207,15 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         for option, value in ((_ARENAS, 1), (_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, (1 << 31) - 1)):
             mallopt(option, value)
+
+
+def keep_message_memory() -> None:
+    """Let this process keep the memory of a few large messages for the next ones, as far as glibc would by itself.
+
+    What glibc keeps, in the process of somebody else, goes with the largest block that was ever freed, up to 32 MB:
+    this frees one of that size, which was never touched.
+    """
+    np.empty(_LARGEST_TO_LEARN_FROM, np.uint8)
 
 
 class SharedMemory:

@@ -11,6 +11,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from hybridps.errors import ServerError
+from hybridps.memory import keep_message_memory
 from hybridps.ps import wire
 from hybridps.ps.keys import Credentials
 from hybridps.ps.loopback import send_unpaced
@@ -43,6 +44,7 @@ class Links:
     """
 
     def __init__(self, addresses: Sequence[str], credentials: Credentials | None = None) -> None:
+        keep_message_memory()
         self.addresses = tuple(addresses)
         self._credentials = credentials
         self.context: Any = zmq.Context()

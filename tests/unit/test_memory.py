@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import platform
+import resource
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridps.errors import LayoutError
-from hybridps.memory import ALIGNMENT, Arena, Layout, SharedMemory
+from hybridps.memory import ALIGNMENT, Arena, Layout, SharedMemory, keep_freed_memory, keep_message_memory
 
 SHAPES = st.dictionaries(
     st.text(min_size=1, max_size=8), st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=9
@@ -76,3 +78,26 @@ def test_memory_is_shared_with_another_process() -> None:
     memory.close()
     with pytest.raises(LayoutError, match="cannot be opened"):
         SharedMemory.attach(name, 1)
+
+
+def faults_of_messages(pipe, keep) -> None:
+    """Pages that are fresh each time, when six messages of 4 MB come and go."""
+    keep()
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        messages = [np.ones(4_000_000, np.uint8) for _ in range(6)]
+        del messages
+    pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a matter of glibc")
+def test_memory_of_messages_is_kept() -> None:
+    faults = []
+    for keep in (int, keep_message_memory, keep_freed_memory):
+        ours, theirs = multiprocessing.get_context("spawn").Pipe()
+        process = multiprocessing.get_context("spawn").Process(target=faults_of_messages, args=(theirs, keep))
+        process.start()
+        faults.append(ours.recv())
+        process.join()
+    usual, *kept = faults
+    assert max(kept) < usual / 10
