@@ -92,10 +92,10 @@ def faults_of_messages(pipe, keep) -> None:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a matter of glibc")
 def test_memory_of_messages_is_kept() -> None:
-    faults = []
+    faults, spawn = [], multiprocessing.get_context("spawn")
     for keep in (int, keep_message_memory, keep_freed_memory):
-        ours, theirs = multiprocessing.get_context("spawn").Pipe()
-        process = multiprocessing.get_context("spawn").Process(target=faults_of_messages, args=(theirs, keep))
+        ours, theirs = spawn.Pipe()
+        process = spawn.Process(target=faults_of_messages, args=(theirs, keep))
         process.start()
         faults.append(ours.recv())
         process.join()
