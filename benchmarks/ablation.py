@@ -21,7 +21,7 @@ from benchmarks.clusters import serving
 from benchmarks.exchanges import Exchanges, Measured, make_cases
 from benchmarks.push_pull import make_results
 from benchmarks.results import Result, size_text
-from benchmarks.world import end_by_signal, start_ranks
+from benchmarks.world import end_by_signal, start_workers
 from hybridps.config import Settings
 from hybridps.errors import HybridPSError
 
@@ -66,7 +66,7 @@ def ablation(
             )
             cases = make_cases(("resnet50",), resnet50_tensors())
             task = Exchanges(folder, cases, workers, workers, ways, "momentum", rounds)
-            start_ranks("benchmarks.push_pull_ranks", task.write(), workers, folder)
+            start_workers(task)
             (result,) = make_results(task, 1, Settings(), Measured.read(folder))
     except (RuntimeError, HybridPSError) as error:
         print(f"benchmarks.ablation: {error}", file=sys.stderr)

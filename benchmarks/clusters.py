@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from benchmarks.exchanges import Way
 from hybridps.cli.lifetime import die_with_parent
 from hybridps.config import Settings
 from hybridps.ps.process import ServerProcess
+from hybridps.ps.scheduler import reserved_port
 
 END_SECONDS = 10
 
@@ -49,40 +49,37 @@ def serving(
 @contextmanager
 def mxnet_serving(name: str, case: str, count: int, workers: int) -> Iterator[Way]:
     """A scheduler and so many servers of ps-lite, for one store of so many workers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {
-        "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(port),
-        "DMLC_NUM_SERVER": str(count),
-        "DMLC_NUM_WORKER": str(workers),
-        "DMLC_INTERFACE": "lo",
-    }
-    processes = [_start(role, shared) for role in ("scheduler", *["server"] * count)]
-    # MXNet's servers have their defaults; a worker gets its share of the cores, as `hybridps run` gives it.
-    threads = str(max(1, (os.cpu_count() or 1) // workers))
-    told = shared | {"DMLC_ROLE": "worker", "OMP_NUM_THREADS": threads}
-    try:
-        yield Way(name, tuple(process.pid for process in processes[1:]), environment=told, case=case)
-    finally:
-        for process in processes:
-            _end(process)
+    with ExitStack() as stack:
+        port = stack.enter_context(reserved_port("127.0.0.1"))
+        shared = {
+            "DMLC_PS_ROOT_URI": "127.0.0.1",
+            "DMLC_PS_ROOT_PORT": str(port),
+            "DMLC_NUM_SERVER": str(count),
+            "DMLC_NUM_WORKER": str(workers),
+            "DMLC_INTERFACE": "lo",
+        }
+        processes = [_start(role, shared, stack) for role in ("scheduler", *["server"] * count)]
+        # MXNet's servers have their defaults; a worker gets its share of the cores, as `hybridps run` gives it.
+        threads = str(max(1, (os.cpu_count() or 1) // workers))
+        told = shared | {"DMLC_ROLE": "worker", "OMP_NUM_THREADS": threads}
+        yield Way(name, tuple(process.pid for process in processes), environment=told, case=case)
 
 
-def _start(role: str, shared: dict[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+def _start(role: str, shared: dict[str, str], stack: ExitStack) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
         [sys.executable, "-c", "import mxnet"],
         env=os.environ | shared | {"DMLC_ROLE": role},
         stdin=subprocess.DEVNULL,
         preexec_fn=partial(die_with_parent, SIGTERM, os.getpid()),
     )
+    stack.push(partial(_end, process))
+    return process
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """They end by themselves when their workers have; if not, they are made to."""
+def _end(process: subprocess.Popen[bytes], failure: type[BaseException] | None, *about: object) -> None:
+    """They end by themselves when their workers have; if not, or after a failure, they are made to."""
     try:
-        process.wait(END_SECONDS)
+        process.wait(0 if failure else END_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -26,7 +26,7 @@ class Way(msgspec.Struct, frozen=True):
 
     name: str
     pids: tuple[int, ...]
-    """Of the servers."""
+    """Of the servers, and of MXNet's scheduler, which does next to nothing."""
     addresses: tuple[str, ...] = ()
     """Of hybridps's servers."""
     shared: bool = False

@@ -22,7 +22,7 @@ from benchmarks.cases import one_of, parse_sizes, resnet50_tensors
 from benchmarks.clusters import mxnet_serving, serving
 from benchmarks.exchanges import CASES, OURS, PEERS, RULES, Exchanges, Measured, make_cases
 from benchmarks.results import Result, describe_hardware, size_text
-from benchmarks.world import end_by_signal, start_ranks
+from benchmarks.world import end_by_signal, start_workers
 from hybridps.config import Settings
 from hybridps.errors import HybridPSError
 
@@ -63,7 +63,7 @@ def push_pull(
             ways += [mxnet_serving(name, case.name, servers, workers) for name in theirs for case in chosen]
             running = tuple(stack.enter_context(way) for way in ways)
             task = Exchanges(folder, chosen, workers, groups or workers, running, rule, rounds, bucket_bytes)
-            start_ranks("benchmarks.push_pull_ranks", task.write(), workers, folder)
+            start_workers(task)
             results = make_results(task, servers, given, Measured.read(folder))
     except (ValueError, RuntimeError, HybridPSError) as error:
         print(f"benchmarks.push_pull: {error}", file=sys.stderr)

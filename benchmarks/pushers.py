@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from benchmarks.cases import Case
 from benchmarks.exchanges import MOMENTUM, RATE, Exchanges, Way
 from hybridps.algorithms import ServerSGD, reduce_all_
 from hybridps.algorithms.uplink import FollowerUplink, LeaderUplink
+from hybridps.cli.lifetime import die_with_parent
 from hybridps.cli.mpirun import without_rank_marks
 from hybridps.config import Settings
 from hybridps.memory import Layout, private_memory, shared_memory
@@ -114,6 +116,7 @@ class Theirs:
             bufsize=1,
             cwd=TOP,
             env=without_rank_marks(os.environ) | way.environment,
+            preexec_fn=partial(die_with_parent, parent=os.getpid()),
         )
         self._ask("begin")
 

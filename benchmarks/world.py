@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from benchmarks.exchanges import Exchanges
 from benchmarks.links import Links
 from benchmarks.task import Answer, Task
 from hybridps.cli.hosts import Host
@@ -18,6 +21,7 @@ from hybridps.cli.mpirun import OPEN_MPI, find_mpirun, rank_environment, root_en
 
 TOP = Path(__file__).parents[1]
 END_SECONDS = 10
+POLL_SECONDS = 0.1
 
 
 def run_ranks(task: Task, links: Links | None) -> Answer:
@@ -38,11 +42,15 @@ def run_ranks(task: Task, links: Links | None) -> Answer:
     return Answer.read(task.folder)
 
 
-def start_ranks(module: str, path: Path, ranks: int, folder: str) -> None:
-    """Start ranks of a module on this host, and wait. Raises RuntimeError if they fail."""
+def start_workers(task: Exchanges) -> None:
+    """Start the workers on this host, and wait. Raises RuntimeError if they, or servers they may wait for, fail."""
     mpirun = find_mpirun()
-    command = mpirun.command(ranks, (), {}, [sys.executable, "-m", "mpi4py", "-m", module, str(path)])
-    status = _wait(list(command), _rank_environment(ranks, folder), mpirun.death_signal)
+    command = mpirun.command(
+        task.workers, (), {}, [sys.executable, "-m", "mpi4py", "-m", "benchmarks.push_pull_ranks", str(task.write())]
+    )
+    environment = _rank_environment(task.workers, task.folder)
+    servers = [pid for way in task.ways for pid in way.pids]
+    status = _wait(list(command), environment, mpirun.death_signal, servers)
     if status:
         raise RuntimeError(f"the ranks failed: mpirun ended with status {status}")
 
@@ -70,7 +78,7 @@ def _hosts(task: Task, links: Links) -> tuple[Host, ...]:
     return tuple(Host(address, slots[node]) for node, address in enumerate(links.addresses))
 
 
-def _wait(command: list[str], environment: dict[str, str], death_signal: int) -> int:
+def _wait(command: list[str], environment: dict[str, str], death_signal: int, servers: Sequence[int] = ()) -> int:
     process = subprocess.Popen(
         command,
         env=environment,
@@ -79,7 +87,10 @@ def _wait(command: list[str], environment: dict[str, str], death_signal: int) ->
         preexec_fn=partial(die_with_parent, death_signal, os.getpid()),
     )
     try:
-        return process.wait()
+        while process.poll() is None:
+            _check_running(servers)
+            time.sleep(POLL_SECONDS)
+        return process.returncode
     finally:
         process.terminate()
         try:
@@ -87,3 +98,12 @@ def _wait(command: list[str], environment: dict[str, str], death_signal: int) ->
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _check_running(servers: Sequence[int]) -> None:
+    """Raises RuntimeError if one has failed. Those of MXNet end by themselves, well, when their workers have."""
+    for pid in servers:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended and (ended.si_code, ended.si_status) != (os.CLD_EXITED, 0):
+            how = "status" if ended.si_code == os.CLD_EXITED else "signal"
+            raise RuntimeError(f"a server, process {pid}, ended with {how} {ended.si_status}, and with it the ranks")

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import ExitStack
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -14,7 +15,7 @@ from hybridps.cli.plan import check_unsecured
 from hybridps.cli.processes import Child, Processes
 from hybridps.config import Settings
 from hybridps.errors import ConfigError, ServerError
-from hybridps.ps.scheduler import Scheduler
+from hybridps.ps.scheduler import Scheduler, reserved_port
 
 START_SECONDS = 60.0
 STOP_SECONDS = 5.0
@@ -30,11 +31,15 @@ def serve_mxnet(bind: str, settings: Settings, *, groups: int | None, servers: i
         raise ConfigError("MXNet's servers serve one job, whose groups they must know: give --groups G")
     if settings.server_keys is not None:
         raise ConfigError("MXNet's servers know no keys: drop --keys, or use HYBRIDPS_BACKEND=hybridps")
-    scheduler = _place(bind, groups, servers, insecure)
+    with ExitStack() as stack:
+        _serve(_place(bind, groups, servers, insecure, stack), bind)
+
+
+def _serve(scheduler: Scheduler, bind: str) -> None:
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: signals.append(number))
-    names = ["scheduler", *(f"MXNet server {number}" for number in range(servers))]
+    names = ["scheduler", *(f"MXNet server {number}" for number in range(scheduler.servers))]
     ended: list[Child] = []
     processes = Processes(Screen(sys.stdout, sys.stderr, names), ended.append)
     try:
@@ -53,12 +58,12 @@ def serve_mxnet(bind: str, settings: Settings, *, groups: int | None, servers: i
         processes.close()
 
 
-def _place(bind: str, groups: int, servers: int, insecure: bool) -> Scheduler:
-    """Where the scheduler shall be. Raises ConfigError for an address that cannot be used."""
+def _place(bind: str, groups: int, servers: int, insecure: bool, stack: ExitStack) -> Scheduler:
+    """Where the scheduler shall be; the stack keeps a port that was not given. Raises ConfigError for a bad address."""
     host, _, port = urlsplit(bind).netloc.rpartition(":")
     try:
         address = ip_address(host)
-        number = int(port) if port != "*" else _free_port(host)
+        number = int(port) if port != "*" else stack.enter_context(reserved_port(host))
         if not bind.startswith("tcp://") or address.is_unspecified:
             raise ValueError("it must be tcp://IP:PORT or tcp://IP:*, with an address of this host")
     except (ValueError, OSError) as error:
@@ -66,13 +71,6 @@ def _place(bind: str, groups: int, servers: int, insecure: bool) -> Scheduler:
     if not address.is_loopback:
         check_unsecured(host, insecure)
     return Scheduler(host, number, groups, servers)
-
-
-def _free_port(host: str) -> int:
-    """ps-lite wants to be told the port: one that is free now."""
-    with socket.socket() as free:
-        free.bind((host, 0))
-        return int(free.getsockname()[1])
 
 
 def _start(processes: Processes, name: str, scheduler: Scheduler) -> None:

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from hybridps.errors import ServerError
 
 SCHEME = "ps-lite"
+
+
+@contextmanager
+def reserved_port(host: str) -> Iterator[int]:
+    """A port of this host that no connection and no other listener gets by chance, for ps-lite wants to be told one.
+
+    ps-lite can listen on it, as it reuses addresses. Raises OSError for a host that is not this one.
+    """
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((host, 0))
+        yield int(reserved.getsockname()[1])
 
 
 class Scheduler(NamedTuple):

@@ -6,10 +6,13 @@ import doctest
 import json
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from importlib import util
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from worlds import environment
 
@@ -69,6 +72,34 @@ def test_groups_of_several_workers(tmp_path: Path) -> None:
     (result,) = run("push_pull", tmp_path, *options, "--contenders", "hybridps_shm,hybridps_tcp")
     assert (result["workers"], result["groups"], result["bucket_bytes"]) == (3, 2, 1 << 15)
     assert set(result["seconds"]) == {"hybridps_shm", "hybridps_tcp"}
+
+
+@pytest.mark.mxnet
+@pytest.mark.skipif(util.find_spec("mxnet") is None, reason="MXNet is not installed")
+def test_a_dead_scheduler_ends_it() -> None:
+    """Its workers would wait for ever."""
+    words = ["--workers", "2", "--cases", "small_keys", "--peer", "mxnet", "--contenders", "hybridps_shm"]
+    command = [sys.executable, "-m", "benchmarks.push_pull", *words]
+    with subprocess.Popen(command, cwd=TOP, env=environment(), stderr=subprocess.PIPE, text=True) as started:
+        scheduler = the_child(psutil.Process(started.pid), {"DMLC_ROLE": "scheduler"})
+        scheduler.kill()
+        said = started.communicate(timeout=60)[1]
+    assert (
+        f"benchmarks.push_pull: a server, process {scheduler.pid}, ended with signal 9, and with it the ranks" in said
+    )
+    assert started.returncode == 1
+
+
+def the_child(process: psutil.Process, variables: dict[str, str]) -> psutil.Process:
+    """The first child to have these environment variables, within a minute."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        for child in process.children():
+            with suppress(psutil.Error):
+                if variables.items() <= child.environ().items():
+                    return child
+        time.sleep(0.05)
+    raise TimeoutError(f"no child with {variables}")
 
 
 @pytest.mark.mxnet
