@@ -17,7 +17,8 @@ from benchmarks.ranks import versions
 
 BYTES_PER_TIMING = 4 << 20
 MOST_REPEATS = 16
-PAUSE_SECONDS = 0.0002
+PAUSE_SECONDS = 0.002
+LEAD_SECONDS = 0.01
 
 Rounds = dict[str, list[float]]
 
@@ -80,18 +81,19 @@ def check(pusher: Pusher, task: Exchanges, world: MPI.Comm) -> None:
 
 
 def _time(pusher: Pusher, repeats: int, world: MPI.Comm) -> float:
-    """Seconds of one exchange: from when the first worker leaves a barrier until the last is done."""
+    """Seconds of one exchange: from a moment on which all workers agree until the last is done."""
     pusher.fill(1e-3)
-    world.Barrier()
-    begin = time.monotonic()
+    _meet(world)
+    begin = world.allreduce(time.monotonic() + LEAD_SECONDS, MPI.MAX)
+    time.sleep(max(0.0, begin - time.monotonic()))
     pusher.exchange(repeats)
     end = time.monotonic()
     _meet(world)
-    return float(world.allreduce(end, MPI.MAX) - world.allreduce(begin, MPI.MIN)) / repeats
+    return float(world.allreduce(end, MPI.MAX) - begin) / repeats
 
 
 def _meet(world: MPI.Comm) -> None:
-    """A barrier that waits asleep: MPI's own would take the cores from the servers."""
+    """A barrier that waits asleep: MPI's own would take the cores from the servers and from other workers."""
     meeting = world.Ibarrier()
     while not meeting.Test():
         time.sleep(PAUSE_SECONDS)

@@ -11,6 +11,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from functools import cached_property
@@ -162,6 +163,8 @@ class Place(NamedTuple):
     """Size of the whole memory."""
     offset: int
     """Bytes before the array."""
+    secret: str
+    """What only processes can read that may open the memory."""
 
 
 def place_of(array: np.ndarray) -> Place | None:
@@ -173,7 +176,7 @@ def place_of(array: np.ndarray) -> Place | None:
     if not isinstance(mapping, _Mapping):
         return None
     start = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
-    return Place(mapping.descriptor, len(mapping), start)
+    return Place(mapping.descriptor, len(mapping), start, mapping.secret)
 
 
 def shared_memory(nbytes: int) -> np.ndarray:
@@ -193,9 +196,16 @@ class _Mapping(mmap.mmap):
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
         self.descriptor = os.dup(descriptor)
+        self.secret = secret_at(f"/proc/self/fd/{self.descriptor}")
 
     def __del__(self) -> None:
         os.close(self.descriptor)
+
+
+def secret_at(name: str) -> str:
+    """The secret of the shared memory whose descriptor is that file of /proc; empty if it is other memory."""
+    found = re.fullmatch(r"/memfd:hybridps-([0-9a-f]{32}) \(deleted\)", os.readlink(name))
+    return found[1] if found else ""
 
 
 def keep_freed_memory() -> None:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hybridps.memory import place_of
+from hybridps.memory import Place, place_of
 from hybridps.ps import wire
-from hybridps.ps.regions import secret_of
 
 Attach = Callable[[int, int, int, str, int], bool]
 """Offers a server, by number, a region: the region's number, descriptor, secret and size. Whether it is taken."""
@@ -26,17 +25,17 @@ class Offers:
         spots = []
         for array in arrays:
             place = place_of(array)
-            region = None if place is None else self._region(server, place.descriptor, place.nbytes)
+            region = None if place is None else self._region(server, place)
             if place is None or region is None:
                 return ()
             spots.append(wire.Spot(region, place.offset))
         return tuple(spots)
 
-    def _region(self, server: int, descriptor: int, nbytes: int) -> int | None:
+    def _region(self, server: int, place: Place) -> int | None:
         # A descriptor may be used again for other memory; a secret is not.
-        known = server, secret_of(descriptor)
+        known = server, place.secret
         if known not in self._regions:
             number = len(self._regions)
-            taken = self._attach(server, number, descriptor, known[1], nbytes)
+            taken = self._attach(server, number, place.descriptor, place.secret, place.nbytes)
             self._regions[known] = number if taken else None
         return self._regions[known]

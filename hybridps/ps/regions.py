@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import stat
 
 import numpy as np
 
 from hybridps.errors import LayoutError
-from hybridps.memory import SharedMemory
+from hybridps.memory import SharedMemory, secret_at
 
 MOST_REGIONS = 1024
 """Of one client."""
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-
-
-def secret_of(descriptor: int) -> str:
-    """What only processes can read that may open the memory behind this process's descriptor."""
-    return _secret(f"/proc/self/fd/{descriptor}")
 
 
 def attach(pid: int, descriptor: int, secret: str, nbytes: int) -> np.ndarray:
@@ -52,10 +46,5 @@ def attach(pid: int, descriptor: int, secret: str, nbytes: int) -> np.ndarray:
 
 def _check_ours(held: str, name: str, secret: str) -> None:
     found = os.stat(held)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or not secret or _secret(held) != secret:
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or not secret or secret_at(held) != secret:
         raise LayoutError(f"{name} is no shared memory of this group")
-
-
-def _secret(name: str) -> str:
-    found = re.fullmatch(r"/memfd:hybridps-([0-9a-f]{32}) \(deleted\)", os.readlink(name))
-    return found[1] if found else ""

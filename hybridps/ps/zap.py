@@ -49,9 +49,9 @@ class Doorkeeper:
 
     def serve(self) -> None:
         """Answer the questions that wait."""
-        while self._questions.poll(0):
+        while self._questions.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             self._answer(self._questions.recv_multipart())
-        while self._events.poll(0):
+        while self._events.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             happened = recv_monitor_message(self._events)
             if happened["event"] == _ACCEPTED:
                 send_unpaced(happened["value"])

@@ -23,7 +23,6 @@ from hybridps.ps import wire
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import BulkSynchronous
 from hybridps.ps.process import ServerProcess
-from hybridps.ps.regions import secret_of
 from hybridps.ps.rules import Momentum, Sum, warm_up
 from hybridps.ps.server import Server
 from hybridps.ps.terms import Terms
@@ -478,7 +477,7 @@ def attached(raw, nbytes=1 << 20):
     """Memory of this process that the server works on, as region 0."""
     memory = shared_memory(nbytes)
     place = place_of(memory)
-    offer = wire.Attach(9, 0, os.getpid(), place.descriptor, secret_of(place.descriptor), place.nbytes)
+    offer = wire.Attach(9, 0, os.getpid(), place.descriptor, place.secret, place.nbytes)
     assert raw.ask(offer) == wire.Attached(9)
     return memory
 
@@ -546,7 +545,7 @@ def test_exchanges_in_place_with_a_server_in_another_process():
 
 
 def test_a_server_that_cannot_reach_the_memory_gets_the_values_sent(server, monkeypatch):
-    monkeypatch.setattr("hybridps.ps.offers.secret_of", lambda descriptor: 16 * "ab")
+    monkeypatch.setattr("hybridps.ps.offers.place_of", lambda array: place_of(array)._replace(secret=16 * "ab"))
     with client(server) as store:
         store.register("w", LAYOUT, None, Sum())
         array = shared_memory(LAYOUT.nbytes).view(np.float32)
