@@ -13,7 +13,6 @@ import pytest
 from device_contract import CHECKS, HOST, Kind, cuda_kind
 from host_kernels import compile_kernels
 
-import hybridps.tensor_collectives
 from hybridps.errors import LayoutError
 from hybridps.mpi_groups import SoloGroup, ThreadGroup
 from hybridps.tensor_collectives import Levels, devices
@@ -48,12 +47,13 @@ def cuda_on_host(host_kernels: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> 
     for name, module in found.items():
         monkeypatch.setitem(sys.modules, name, module)
     for name in ("cuda", "nccl"):
-        monkeypatch.delitem(sys.modules, f"hybridps.tensor_collectives.{name}", raising=False)
-        monkeypatch.delattr(hybridps.tensor_collectives, name, raising=False)
+        monkeypatch.delitem(sys.modules, f"hybridps.tensor_collectives.devices.{name}", raising=False)
+        monkeypatch.delattr(devices, name, raising=False)
     cupy = found["cupy"]
     yield Kind(cupy.asarray, lambda array, wanted: array.set(wanted), cupy.asnumpy)
     for name in ("cuda", "nccl"):  # they know this CuPy only
-        monkeypatch.delitem(sys.modules, f"hybridps.tensor_collectives.{name}", raising=False)
+        sys.modules.pop(f"hybridps.tensor_collectives.devices.{name}", None)
+        vars(devices).pop(name, None)
     assert found["cupy.cuda.runtime"].locked == {}
 
 
