@@ -103,7 +103,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Size of a chunk: the unit of transfer and of the server's work."""
 
     bucket_bytes: Annotated[int, Meta(ge=1024, multiple_of=64)] = 4 << 20
-    """Gradients reduced in one collective operation, while backward still computes the others."""
+    """Gradients reduced in one collective operation, while backward still computes the others: in whole chunks."""
 
     connect_seconds: Seconds = 10.0
     """How long a server may take to answer a first message."""
@@ -137,6 +137,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     quiet: bool = False
     """Do not print the resolved settings and notes on standard error."""
+
+    @property
+    def bytes_reduced_at_a_time(self) -> int:
+        """About `bucket_bytes`: as many whole chunks of the servers, one at least."""
+        return self.chunk_bytes * max(1, self.bucket_bytes // self.chunk_bytes)
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:

@@ -64,9 +64,8 @@ class Algorithm(Protocol):
 
 
 def elements_per_bucket(layout: Layout, settings: Settings) -> int:
-    """Whole chunks, about `bucket_bytes` of them: what is reduced at a time."""
-    chunk = settings.chunk_bytes // layout.itemsize
-    return chunk * max(1, settings.bucket_bytes // settings.chunk_bytes)
+    """What is reduced at a time: whole chunks."""
+    return settings.bytes_reduced_at_a_time // layout.itemsize
 
 
 def reduce_all_(algorithm: Algorithm, table: str, gradients: Tensor, bucket: int) -> None:

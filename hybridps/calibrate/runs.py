@@ -10,10 +10,14 @@ from typing import Any
 
 import msgspec
 
+from hybridps.config import Settings
 from hybridps.errors import OracleError
 from hybridps.events import Communicated, Configured, Exchanged, Planned
 from hybridps.oracle.live import Phases, Run
 from hybridps.report import Worker, read_run
+
+_OF_STEPS = ("tau", "bucket_bytes", "chunk_bytes")
+"""Settings that decide when a step communicates, and how much."""
 
 Known = Configured | Planned | Communicated | Exchanged
 
@@ -25,14 +29,15 @@ def describe(folder: Path) -> tuple[Run, dict[str, Any]]:
     events = [event for _, event in _events(folder)]
     job = next((event.settings for event in events if isinstance(event, Configured)), {})
     groups = next((event.groups for event in events if isinstance(event, Planned)), 1)
+    known = msgspec.convert({name: job[name] for name in _OF_STEPS if name in job}, Settings)
     elastic = "elastic" in str(settings.get("kvstore_type", ""))
     run = Run(
         workers=found.expected,
         groups=groups,
         batch_size=settings["batch_size"],
         elastic=elastic,
-        tau=job.get("tau", 1),
-        bucket_bytes=job.get("bucket_bytes", 4 << 20),
+        tau=known.tau,
+        bucket_bytes=known.bytes_reduced_at_a_time,
     )
     return run, settings
 

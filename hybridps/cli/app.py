@@ -128,16 +128,14 @@ def serve_command(
     """Run a parameter server."""
     from hybridps.cli.serve import serve
 
-    if quiet:
-        os.environ["HYBRIDPS_QUIET"] = "true"
-    if keys is not None:
-        os.environ["HYBRIDPS_SERVER_KEYS"] = keys
-    if lost_seconds is not None:
-        os.environ["HYBRIDPS_LOST_SECONDS"] = str(lost_seconds)
-    if metrics_port is not None:
-        os.environ["HYBRIDPS_METRICS_PORT"] = str(metrics_port)
-    if metrics_bind is not None:
-        os.environ["HYBRIDPS_METRICS_BIND"] = metrics_bind
+    given = {
+        "QUIET": "true" if quiet else None,
+        "SERVER_KEYS": keys,
+        "LOST_SECONDS": lost_seconds,
+        "METRICS_PORT": metrics_port,
+        "METRICS_BIND": metrics_bind,
+    }
+    os.environ.update({f"HYBRIDPS_{name}": str(value) for name, value in given.items() if value is not None})
     serve(
         bind,
         insecure=insecure,

@@ -28,6 +28,7 @@ class Run:
     elastic: bool
     tau: int
     bucket_bytes: int
+    """What is reduced at a time."""
 
 
 class Phases(msgspec.Struct, frozen=True):

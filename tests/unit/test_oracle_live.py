@@ -170,7 +170,7 @@ def write_run(folder: Path, elastic: bool) -> None:
         (folder / f"train-{worker}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         log = EventLog(folder, worker)
         log.emit(Communicated(99, 99.0, 99.0, 99.0))  # of an earlier start
-        log.emit(Configured(0.0, {"tau": 2, "bucket_bytes": 4096}))
+        log.emit(Configured(0.0, {"tau": 2, "bucket_bytes": 10_240, "chunk_bytes": 4096}))
         log.emit(Planned("worker", worker, 2, worker, 2, 0, 0, []))
         log.emit(Communicated(5, 50.0, 50.0, 50.0))
         log.emit(Communicated(10, 60.0, 60.0, 60.0))
@@ -185,7 +185,7 @@ def test_what_the_events_say(tmp_path: Path, elastic: bool) -> None:
     """Steps 10 to 30 after the first epoch; of its three epochs the median, 30 seconds for 10 steps."""
     write_run(tmp_path, elastic)
     what, told = describe(tmp_path)
-    assert what == Run(workers=2, groups=2, batch_size=4, elastic=elastic, tau=2, bucket_bytes=4096)
+    assert what == Run(workers=2, groups=2, batch_size=4, elastic=elastic, tau=2, bucket_bytes=8192)
     assert told["network"] == "small"
     found = measure(tmp_path, what)
     assert (found.step, found.loader, found.exposed, found.compute) == pytest.approx((3.0, 0.3, 0.5, 2.5))
