@@ -56,6 +56,10 @@ class Exchanges(msgspec.Struct, frozen=True):
         path.write_bytes(msgspec.json.encode(self))
         return path
 
+    def done_file(self, case: str) -> Path:
+        """Is there once a case is measured: its servers are needed no more."""
+        return Path(self.folder) / f"{case}.done"
+
     @staticmethod
     def read(path: Path) -> Exchanges:
         return msgspec.json.decode(path.read_bytes(), type=Exchanges)
@@ -66,7 +70,7 @@ class Measured(msgspec.Struct):
 
     seconds: list[dict[str, list[float]]]
     server_seconds: list[dict[str, list[float]]]
-    """CPU time of all servers of the contender."""
+    """CPU time of all servers of the contender, and of MXNet's scheduler."""
     versions: dict[str, str]
 
     def write(self, folder: str) -> None:

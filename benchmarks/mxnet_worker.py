@@ -1,6 +1,9 @@
-"""A worker of MXNet's own KVStore, told what to do line by line: `python -m benchmarks.mxnet_worker TYPE RULE SIZES`.
+"""A worker of MXNet's own KVStore, told what to do line by line.
 
-DMLC_* say where its scheduler is. Commands are JSON lists on standard input, each answered by a line of JSON.
+python -m benchmarks.mxnet_worker PARENT TYPE RULE SIZES
+
+It ends with the process PARENT that started it. DMLC_* say where its scheduler is. Commands are JSON lists on standard
+input, each answered by a line of JSON.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import sys
 import mxnet as mx
 
 from benchmarks.exchanges import MOMENTUM, RATE
+from hybridps.cli.lifetime import die_with_parent
 
 
 class Worker:
@@ -48,8 +52,9 @@ class Worker:
         return least, max(float(weight.max().asscalar()) for weight in self.weights)
 
 
-def main(kind: str, rule: str, sizes: str) -> None:
+def main(parent: str, kind: str, rule: str, sizes: str) -> None:
     """Obey until standard input ends."""
+    die_with_parent(parent=int(parent))  # MXNet waits for its scheduler for ever
     worker = Worker(kind, rule, [int(size) for size in sizes.split(",")])
     for line in sys.stdin:
         command, *arguments = json.loads(line)

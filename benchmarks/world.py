@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -49,8 +49,7 @@ def start_workers(task: Exchanges) -> None:
         task.workers, (), {}, [sys.executable, "-m", "mpi4py", "-m", "benchmarks.push_pull_ranks", str(task.write())]
     )
     environment = _rank_environment(task.workers, task.folder)
-    servers = [pid for way in task.ways for pid in way.pids]
-    status = _wait(list(command), environment, mpirun.death_signal, servers)
+    status = _wait(list(command), environment, mpirun.death_signal, partial(_check_servers, task))
     if status:
         raise RuntimeError(f"the ranks failed: mpirun ended with status {status}")
 
@@ -78,7 +77,10 @@ def _hosts(task: Task, links: Links) -> tuple[Host, ...]:
     return tuple(Host(address, slots[node]) for node, address in enumerate(links.addresses))
 
 
-def _wait(command: list[str], environment: dict[str, str], death_signal: int, servers: Sequence[int] = ()) -> int:
+def _wait(
+    command: list[str], environment: dict[str, str], death_signal: int, check: Callable[[], None] = lambda: None
+) -> int:
+    """The command's exit status. Meanwhile, and if it fails, `check` may raise, which ends it."""
     process = subprocess.Popen(
         command,
         env=environment,
@@ -88,8 +90,10 @@ def _wait(command: list[str], environment: dict[str, str], death_signal: int, se
     )
     try:
         while process.poll() is None:
-            _check_running(servers)
+            check()
             time.sleep(POLL_SECONDS)
+        if process.returncode:
+            check()
         return process.returncode
     finally:
         process.terminate()
@@ -100,10 +104,14 @@ def _wait(command: list[str], environment: dict[str, str], death_signal: int, se
             process.wait()
 
 
-def _check_running(servers: Sequence[int]) -> None:
-    """Raises RuntimeError if one has failed. Those of MXNet end by themselves, well, when their workers have."""
-    for pid in servers:
-        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended and (ended.si_code, ended.si_status) != (os.CLD_EXITED, 0):
-            how = "status" if ended.si_code == os.CLD_EXITED else "signal"
-            raise RuntimeError(f"a server, process {pid}, ended with {how} {ended.si_status}, and with it the ranks")
+def _check_servers(task: Exchanges) -> None:
+    """Raises RuntimeError if one has failed that is needed. Those of MXNet end, well, when their workers have."""
+    for way in task.ways:
+        for pid in () if task.done_file(way.case).exists() else way.pids:
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended and (ended.si_code, ended.si_status) != (os.CLD_EXITED, 0):
+                how = "status" if ended.si_code == os.CLD_EXITED else "signal"
+                raise RuntimeError(
+                    f"a server or scheduler of {way.name}, process {pid}, ended with {how} {ended.si_status}, and with "
+                    "it the ranks"
+                )

@@ -29,7 +29,10 @@ def describe(folder: Path) -> tuple[Run, dict[str, Any]]:
     events = [event for _, event in _events(folder)]
     job = next((event.settings for event in events if isinstance(event, Configured)), {})
     groups = next((event.groups for event in events if isinstance(event, Planned)), 1)
-    known = msgspec.convert({name: job[name] for name in _OF_STEPS if name in job}, Settings)
+    try:
+        known = msgspec.convert({name: job[name] for name in _OF_STEPS if name in job}, Settings)
+    except msgspec.ValidationError as error:
+        raise OracleError(f"the settings that {folder} tells are none: {error}") from None
     elastic = "elastic" in str(settings.get("kvstore_type", ""))
     run = Run(
         workers=found.expected,

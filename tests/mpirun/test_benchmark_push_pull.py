@@ -77,29 +77,35 @@ def test_groups_of_several_workers(tmp_path: Path) -> None:
 @pytest.mark.mxnet
 @pytest.mark.skipif(util.find_spec("mxnet") is None, reason="MXNet is not installed")
 def test_a_dead_scheduler_ends_it() -> None:
-    """Its workers would wait for ever."""
+    """Its workers, who are there already, would wait for ever."""
     words = ["--workers", "2", "--cases", "small_keys", "--peer", "mxnet", "--contenders", "hybridps_shm"]
     command = [sys.executable, "-m", "benchmarks.push_pull", *words]
     with subprocess.Popen(command, cwd=TOP, env=environment(), stderr=subprocess.PIPE, text=True) as started:
-        scheduler = the_child(psutil.Process(started.pid), {"DMLC_ROLE": "scheduler"})
-        scheduler.kill()
-        said = started.communicate(timeout=60)[1]
-    assert (
-        f"benchmarks.push_pull: a server, process {scheduler.pid}, ended with signal 9, and with it the ranks" in said
-    )
+        try:
+            of_mxnet = descendants(psutil.Process(started.pid), {"DMLC_ROLE": "worker"}, 2)
+            (scheduler, *_) = descendants(psutil.Process(started.pid), {"DMLC_ROLE": "scheduler"}, 1)
+            scheduler.kill()
+            said = started.communicate(timeout=60)[1]
+        finally:
+            started.kill()
+    assert f"process {scheduler.pid}, ended with signal 9, and with it the ranks" in said
     assert started.returncode == 1
+    assert not psutil.wait_procs(of_mxnet, timeout=10)[1]
 
 
-def the_child(process: psutil.Process, variables: dict[str, str]) -> psutil.Process:
-    """The first child to have these environment variables, within a minute."""
+def descendants(process: psutil.Process, variables: dict[str, str], count: int) -> list[psutil.Process]:
+    """So many descendants, at least, that have these environment variables; once they are there, within a minute."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        for child in process.children():
+        found = []
+        for one in process.children(recursive=True):
             with suppress(psutil.Error):
-                if variables.items() <= child.environ().items():
-                    return child
+                if variables.items() <= one.environ().items():
+                    found.append(one)
+        if len(found) >= count:
+            return found
         time.sleep(0.05)
-    raise TimeoutError(f"no child with {variables}")
+    raise TimeoutError(f"there are no {count} descendants with {variables}")
 
 
 @pytest.mark.mxnet
