@@ -2,7 +2,7 @@
 
 What a message names is never opened as a path: it is a descriptor of a process, which must be memory made by hybridps,
 of this user, and of a size that cannot change; and the sender must know its secret, which only who may open it can
-read.
+read. A process in another network namespace counts as one of another host.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def attach(pid: int, descriptor: int, secret: str, nbytes: int) -> np.ndarray:
     except OSError as error:
         raise LayoutError(f"shared memory {name} cannot be opened: {error.strerror}") from None
     try:
+        _check_host(pid, name)
         _check_ours(f"/proc/self/fd/{held}", name, secret)
         memory = SharedMemory.attach(f"/proc/self/fd/{held}", nbytes)
     finally:
@@ -42,6 +43,15 @@ def attach(pid: int, descriptor: int, secret: str, nbytes: int) -> np.ndarray:
     if not sealed:
         raise LayoutError(f"shared memory {name} can become smaller")
     return memory.bytes
+
+
+def _check_host(pid: int, name: str) -> None:
+    try:
+        near = os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net")
+    except OSError:
+        near = False
+    if not near:
+        raise LayoutError(f"shared memory {name} is of a process in another network namespace")
 
 
 def _check_ours(held: str, name: str, secret: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 from contextlib import ExitStack
 
@@ -47,6 +49,34 @@ def test_the_descriptor_is_open_as_long_as_the_memory_is_used():
     del part
     with pytest.raises(OSError, match="No such file"):
         os.readlink(f"/proc/self/fd/{descriptor}")
+
+
+OFFER = """
+import os, sys
+from hybridps.memory import place_of, shared_memory
+memory = shared_memory(4096)
+place = place_of(memory)
+print(os.getpid(), place.descriptor, place.secret, place.nbytes, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_another_network_namespace_is_another_host(apart):
+    """Where nodes of a cluster are such namespaces, their values go over the links between them."""
+    command = [*["unshare", "--net"] * apart, sys.executable, "-c", OFFER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        said = other.stdout.readline().split()
+        if apart and not said:
+            pytest.skip("no network namespace can be made here")
+        pid, descriptor, secret, nbytes = said
+        offer = int(pid), int(descriptor), secret, int(nbytes)
+        if apart:
+            with pytest.raises(LayoutError, match="another network namespace"):
+                attach(*offer)
+        else:
+            assert len(attach(*offer)) == 4096
+        other.stdin.close()
 
 
 @pytest.mark.parametrize("change", [(0, 1 << 22), (1, 4000), (2, SECRET), (2, ""), (3, 8192)])
