@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hybridps.errors import LayoutError
-from hybridps.memory import place_of, private_memory, shared_memory
+from hybridps.memory import place_of, private_memory, secret_at, shared_memory
 from hybridps.ps.regions import attach
 
 SECRET = 16 * "ab"
@@ -45,7 +45,7 @@ def test_the_descriptor_is_open_as_long_as_the_memory_is_used():
     descriptor = place_of(memory).descriptor
     part = memory[10:]
     del memory
-    assert os.readlink(f"/proc/self/fd/{descriptor}")
+    assert secret_at(f"/proc/self/fd/{descriptor}")
     del part
     with pytest.raises(OSError, match="No such file"):
         os.readlink(f"/proc/self/fd/{descriptor}")
