@@ -10,13 +10,15 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from signal import SIGTERM
 
+from benchmarks.ending import end_within
 from benchmarks.exchanges import Way
 from hybridps.cli.lifetime import die_with_parent
 from hybridps.config import Settings
 from hybridps.ps.process import ServerProcess
-from hybridps.ps.scheduler import reserved_port
+from hybridps.ps.scheduler import Scheduler, reserved_port
 
 END_SECONDS = 10
+HOST = "127.0.0.1"
 
 _NOT_FUSED = """
 from hybridps.ps.rules import rule
@@ -50,25 +52,18 @@ def serving(
 def mxnet_serving(name: str, case: str, count: int, workers: int) -> Iterator[Way]:
     """A scheduler and so many servers of ps-lite, for one store of so many workers."""
     with ExitStack() as stack:
-        port = stack.enter_context(reserved_port("127.0.0.1"))
-        shared = {
-            "DMLC_PS_ROOT_URI": "127.0.0.1",
-            "DMLC_PS_ROOT_PORT": str(port),
-            "DMLC_NUM_SERVER": str(count),
-            "DMLC_NUM_WORKER": str(workers),
-            "DMLC_INTERFACE": "lo",
-        }
-        processes = [_start(role, shared, stack) for role in ("scheduler", *["server"] * count)]
+        scheduler = Scheduler(HOST, stack.enter_context(reserved_port(HOST)), workers, count)
+        processes = [_start(role, scheduler, stack) for role in ("scheduler", *["server"] * count)]
         # MXNet's servers have their defaults; a worker gets its share of the cores, as `hybridps run` gives it.
         threads = str(max(1, (os.cpu_count() or 1) // workers))
-        told = shared | {"DMLC_ROLE": "worker", "OMP_NUM_THREADS": threads}
+        told = scheduler.environment("worker", HOST) | {"OMP_NUM_THREADS": threads}
         yield Way(name, tuple(process.pid for process in processes), environment=told, case=case)
 
 
-def _start(role: str, shared: dict[str, str], stack: ExitStack) -> subprocess.Popen[bytes]:
+def _start(role: str, scheduler: Scheduler, stack: ExitStack) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         [sys.executable, "-c", "import mxnet"],
-        env=os.environ | shared | {"DMLC_ROLE": role},
+        env=os.environ | scheduler.environment(role, HOST),
         stdin=subprocess.DEVNULL,
         preexec_fn=partial(die_with_parent, SIGTERM, os.getpid()),
     )
@@ -78,8 +73,4 @@ def _start(role: str, shared: dict[str, str], stack: ExitStack) -> subprocess.Po
 
 def _end(process: subprocess.Popen[bytes], failure: type[BaseException] | None, *about: object) -> None:
     """They end by themselves when their workers have; if not, or after a failure, they are made to."""
-    try:
-        process.wait(0 if failure else END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    end_within(process, 0 if failure else END_SECONDS)

@@ -25,6 +25,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from benchmarks.ending import end_within
 from benchmarks.hierarchy_group import Told
 from benchmarks.links import INTERFACE, LAUNCHER, Links, LinksError, bits_per_second, limited_links
 from benchmarks.results import Result, describe_hardware, size_text
@@ -151,11 +152,7 @@ def a_group(namespace: str, told: Told) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.stdin.close()  # type: ignore[union-attr]
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_within(process, END_SECONDS)
 
 
 def inside(namespace: str) -> list[str]:

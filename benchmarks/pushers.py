@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from mpi4py import MPI
 
 from benchmarks.cases import Case
+from benchmarks.ending import end_within
 from benchmarks.exchanges import MOMENTUM, RATE, Exchanges, Way
 from hybridps.algorithms import ServerSGD, reduce_all_
 from hybridps.algorithms.uplink import FollowerUplink, LeaderUplink
@@ -131,11 +132,7 @@ class Theirs:
     def close(self) -> None:
         """Whatever comes of it, all is measured: ps-lite may wait for ever for a server that broke off at the end."""
         self._process.stdin.close()  # type: ignore[union-attr]
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_within(self._process, END_SECONDS)
 
     def _ask(self, *words: Any) -> Any:
         print(json.dumps(words), file=self._process.stdin, flush=True)

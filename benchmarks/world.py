@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from benchmarks.ending import end_within
 from benchmarks.exchanges import Exchanges
 from benchmarks.links import Links
 from benchmarks.task import Answer, Task
@@ -97,11 +98,7 @@ def _wait(
         return process.returncode
     finally:
         process.terminate()
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_within(process, END_SECONDS)
 
 
 def _check_servers(task: Exchanges) -> None:

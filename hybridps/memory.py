@@ -13,7 +13,7 @@ import mmap
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -198,8 +198,8 @@ class _Mapping(mmap.mmap):
         self.descriptor = os.dup(descriptor)
         self.secret = secret_at(f"/proc/self/fd/{self.descriptor}")
 
-    def __del__(self) -> None:
-        os.close(self.descriptor)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.descriptor)  # a default: at the end of the process `os` may be gone before the last array
 
 
 def secret_at(name: str) -> str:

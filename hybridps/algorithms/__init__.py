@@ -9,7 +9,7 @@ import difflib
 
 import msgspec
 
-from hybridps.algorithms.algorithm import Algorithm, elements_per_bucket, reduce_all_
+from hybridps.algorithms.algorithm import Algorithm, reduce_all_
 from hybridps.algorithms.mpi_esgd import MpiESGD
 from hybridps.algorithms.mpi_sgd import MpiSGD
 from hybridps.algorithms.server_sgd import ServerSGD
@@ -40,7 +40,6 @@ __all__ = [
     "MpiESGD",
     "MpiSGD",
     "ServerSGD",
-    "elements_per_bucket",
     "make_algorithm",
     "reduce_all_",
     "resolve",

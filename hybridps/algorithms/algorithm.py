@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Protocol
 
 from hybridps.algorithms.uplink import UNDER_WAY
-from hybridps.config import Settings
 from hybridps.memory import Layout
 from hybridps.tensor_collectives import Levels, Tensor
 
@@ -63,15 +62,10 @@ class Algorithm(Protocol):
     def close(self) -> None: ...
 
 
-def elements_per_bucket(layout: Layout, settings: Settings) -> int:
-    """What is reduced at a time: whole chunks."""
-    return settings.bytes_reduced_at_a_time // layout.itemsize
-
-
 def reduce_all_(algorithm: Algorithm, table: str, gradients: Tensor, bucket: int) -> None:
     """Reduce the whole of the gradients, so many elements at a time, the last first: as a backward pass brings them.
 
-    `bucket` are whole chunks of the servers', as `elements_per_bucket` makes them, or everything.
+    `bucket` are whole chunks of the servers', as many as are reduced at a time, or everything.
     """
     starts = range(0, gradients.length, bucket)[::-1]
     for number, start in enumerate(starts):

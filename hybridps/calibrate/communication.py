@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from hybridps.algorithms import elements_per_bucket, reduce_all_
+from hybridps.algorithms import reduce_all_
 from hybridps.job import Job, open_job
 from hybridps.memory import Arena, Layout
 from hybridps.tensor_collectives import Tensor
@@ -57,7 +57,7 @@ def _sum(job: Job) -> Measured:
         layout = _layout(size)
         tensor = algorithm.levels.tensor(layout.length, layout.dtype)
         algorithm.join_gradients(f"sum.{size}", layout)
-        bucket = elements_per_bucket(layout, job.session.settings)
+        bucket = job.session.settings.bytes_reduced_at_a_time // layout.itemsize
         return lambda: reduce_all_(algorithm, f"sum.{size}", tensor, bucket)
 
     return _measure(job, of_size)

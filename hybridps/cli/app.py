@@ -11,6 +11,7 @@ import typer
 
 from hybridps import __version__
 from hybridps.cli.oracle_runs import oracle_app
+from hybridps.config import PREFIX
 from hybridps.errors import ConfigError, HybridPSError
 
 MISUSED = 2
@@ -135,7 +136,7 @@ def serve_command(
         "METRICS_PORT": metrics_port,
         "METRICS_BIND": metrics_bind,
     }
-    os.environ.update({f"HYBRIDPS_{name}": str(value) for name, value in given.items() if value is not None})
+    os.environ.update({PREFIX + name: str(value) for name, value in given.items() if value is not None})
     serve(
         bind,
         insecure=insecure,

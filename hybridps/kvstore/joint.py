@@ -11,7 +11,7 @@ from typing import NamedTuple
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from hybridps.algorithms import UNDER_WAY, Algorithm, elements_per_bucket
+from hybridps.algorithms import UNDER_WAY, Algorithm
 from hybridps.config import Settings
 from hybridps.errors import GroupError
 from hybridps.kvstore import engine
@@ -280,7 +280,7 @@ def _await(bucket: Bucket, step: Step, expected: frozenset[str], arrived: dict[s
 
 def _buckets(table: str, layout: Layout, settings: Settings) -> list[Bucket]:
     """Runs of chunks, from the end of the table to its beginning: backward computes the last layers first."""
-    step = elements_per_bucket(layout, settings)
+    step = settings.bytes_reduced_at_a_time // layout.itemsize
     buckets = []
     for start in range(0, layout.length, step):
         stop = min(start + step, layout.length)

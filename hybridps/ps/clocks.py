@@ -24,6 +24,9 @@ class Verdict(NamedTuple):
     """The groups that are answered, after that."""
 
 
+_NOTHING = Verdict()
+
+
 class Rounds(Protocol):
     """The rounds of the chunks of one table."""
 
@@ -91,7 +94,11 @@ class _BulkSynchronousRounds:
         if group in arrived:
             raise _pushed_twice(group, chunk, self._members - arrived)
         arrived.add(group)
-        return next((verdict for _, verdict in self._completed([chunk])), Verdict())
+        if not self._members <= arrived:
+            return _NOTHING
+        verdict = self._complete(chunk)
+        self._admit()
+        return verdict
 
     def join(self, group: int) -> None:
         if group not in self._members:
@@ -101,22 +108,17 @@ class _BulkSynchronousRounds:
     def leave(self, group: int) -> tuple[tuple[int, Verdict], ...]:
         self._members.discard(group)
         self._joining.discard(group)
-        if self._members:
-            return self._completed(sorted(self._arrived))
-        # Nobody is left to be answered: the rounds under way are void.
-        self._arrived.clear()
+        if not self._members:
+            self._arrived.clear()  # nobody is left to be answered: the rounds under way are void
+        complete = [chunk for chunk, arrived in sorted(self._arrived.items()) if self._members <= arrived]
+        verdicts = tuple((chunk, self._complete(chunk)) for chunk in complete)
         self._admit()
-        return ()
+        return verdicts
 
-    def _completed(self, chunks: list[int]) -> tuple[tuple[int, Verdict], ...]:
-        """Those of `chunks` whose round is complete; the rounds end."""
-        complete = [chunk for chunk in chunks if self._members <= self._arrived[chunk]]
-        verdicts = []
-        for chunk in complete:
-            arrived = tuple(sorted(self._arrived.pop(chunk)))
-            verdicts.append((chunk, Verdict(arrived, arrived)))
-        self._admit()
-        return tuple(verdicts)
+    def _complete(self, chunk: int) -> Verdict:
+        """The round of a chunk ends."""
+        arrived = tuple(sorted(self._arrived.pop(chunk)))
+        return Verdict(arrived, arrived)
 
     def _admit(self) -> None:
         if not self._arrived:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from types import TracebackType
 
-from hybridps.config import Settings, to_environment
+from hybridps.config import PREFIX, Settings, to_environment
 from hybridps.errors import ServerError
 
 _SAYS = "hybridps: serving at "
@@ -116,7 +116,7 @@ class ServerProcess:
 
 def _start(command: Sequence[str], settings: Settings) -> subprocess.Popen[str]:
     """Start `command` with `settings` in its environment; it is no rank of an MPI launcher."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith((*_MPI_PREFIXES, "HYBRIDPS_"))}
+    kept = {name: text for name, text in os.environ.items() if not name.startswith((*_MPI_PREFIXES, PREFIX))}
     wrapper = [sys.executable, "-I", "-S", "-c", _ENDS_WITH_PARENT, str(os.getpid())]
     return subprocess.Popen(
         [*wrapper, *command],

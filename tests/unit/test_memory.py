@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import platform
 import resource
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridps import memory
 from hybridps.errors import LayoutError
 from hybridps.memory import ALIGNMENT, Arena, Layout, SharedMemory, keep_freed_memory, keep_message_memory
 
@@ -91,6 +93,16 @@ def faults_of_messages(pipe, keep) -> None:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a matter of glibc")
+def test_memory_may_outlive_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", failed.append)
+    array = memory.shared_memory(4096)
+    monkeypatch.setattr(memory, "os", None)  # as when the process ends
+    del array
+    gc.collect()
+    assert not failed
+
+
 def test_memory_of_messages_is_kept() -> None:
     faults, spawn = [], multiprocessing.get_context("spawn")
     for keep in (int, keep_message_memory, keep_freed_memory):
