@@ -17,7 +17,7 @@ from typing import Any
 
 from mxnet import gluon
 
-FILES = ("model.params", "trainer.states")
+WEIGHTS, STATES = "model.params", "trainer.states"
 
 
 class DamagedError(Exception):
@@ -33,15 +33,16 @@ class Checkpoint:
     written_at: float
 
 
-def save(folder: Path, epoch: int, net: gluon.Block, trainer: gluon.Trainer, settings: dict[str, Any]) -> Path:
-    """Write `folder`/epoch-<epoch>: the weights of `net`, and the states of the optimizer."""
+def save(folder: Path, epoch: int, net: gluon.Block, trainer: gluon.Trainer | None, settings: dict[str, Any]) -> Path:
+    """Write `folder`/epoch-<epoch>: the weights of `net`, and the optimizer's states, if a trainer has them."""
     final = folder / f"epoch-{epoch:04d}"
     partial = folder / f".{final.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    net.save_parameters(str(partial / "model.params"))
-    trainer.save_states(str(partial / "trainer.states"))
-    digests = {name: _digest(partial / name) for name in FILES}
+    net.save_parameters(str(partial / WEIGHTS))
+    if trainer is not None:
+        trainer.save_states(str(partial / STATES))
+    digests = {path.name: _digest(path) for path in sorted(partial.iterdir())}
     manifest = {"epoch": epoch, "written_at": time.time(), "sha256": digests, "settings": settings}
     (partial / "manifest.json").write_text(json.dumps(manifest, indent=1))
     for path in (*partial.iterdir(), partial):

@@ -390,7 +390,7 @@ def _open_records_of(folder: Path, classes: int | None) -> tuple[Source, Source 
     val = RecordImages(folder / "val.rec") if (folder / "val.rec").exists() else None
     names = folder / "classes.txt"
     if names.exists():
-        return train, val, len(names.read_text().split())
+        return train, val, len(names.read_text().splitlines())
     # Reading every label of the records takes long: the option saves it.
     return train, val, classes or int(train.labels().max()) + 1
 

@@ -35,15 +35,16 @@ def train(args: Namespace, kv: mx.kv.KVStore | None, images: data.Data) -> None:
     devices = find_devices(args.devices, worker, args.dtype)
     net = build(args, images, devices)
     resumed = load_weights(args, net, devices, worker)
+    # On the workers, so that the learning rate set in each step counts. Asynchronous stores update by themselves.
+    update_here = not (kv and "async" in kv.type)
     trainer = gluon.Trainer(
         list(net.collect_params().values()),
         args.optimizer,
         optimizer_settings(args),
         kvstore=kv,
-        # On the workers, so that the learning rate set in each step counts. Asynchronous stores update by themselves.
-        update_on_kvstore=None if kv and "async" in kv.type else False,
+        update_on_kvstore=False if update_here else None,
     )
-    if resumed:
+    if resumed and update_here:
         load_states(args, trainer, resumed)
     # With Elastic SGD the servers have weights of their own, the centre. This network is to hold them.
     centre = build(args, images, devices) if kv and "elastic" in kv.type else None
@@ -79,7 +80,7 @@ def train(args: Namespace, kv: mx.kv.KVStore | None, images: data.Data) -> None:
         timing = {"train_images": len(shard), "train_seconds": seconds, "loader_seconds": reading.seconds}
         journal.epoch(epoch + 1, losses.mean(), timing, trainer.learning_rate, scores)
         if worker == 0:
-            save(args, epoch + 1, centre or net, trainer)
+            save(args, epoch + 1, centre or net, trainer if update_here else None)
     journal.end()
 
 
@@ -217,7 +218,7 @@ def score(output: mx.nd.NDArray, labels: mx.nd.NDArray, classes: int) -> np.ndar
     return np.array([hits[:, 0].sum(), hits.any(axis=1).sum(), loss_of(output, labels, classes).sum().asscalar()])
 
 
-def save(args: Namespace, epoch: int, net: gluon.HybridBlock, trainer: gluon.Trainer) -> None:
+def save(args: Namespace, epoch: int, net: gluon.HybridBlock, trainer: gluon.Trainer | None) -> None:
     folder = args.run / "checkpoints"
     checkpoint.save(folder, epoch, net, trainer, plain(args))
     checkpoint.prune(folder, epoch, args.keep)
@@ -238,7 +239,7 @@ def load_weights(
             raise UsageError(f"--resume {args.resume}: there is no complete checkpoint")
         return None
     try:
-        net.load_parameters(str(found.folder / "model.params"), ctx=devices)
+        net.load_parameters(str(found.folder / checkpoint.WEIGHTS), ctx=devices)
     except (AssertionError, ValueError, mx.MXNetError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"{found.folder} does not fit --network {args.network}: {reason}") from None
@@ -249,7 +250,15 @@ def load_weights(
 
 def load_states(args: Namespace, trainer: gluon.Trainer, found: checkpoint.Checkpoint) -> None:
     """Load the optimizer's states; its settings are those of the command line, not those of the file."""
-    trainer.load_states(str(found.folder / "trainer.states"))
+    states, wanted = found.folder / checkpoint.STATES, type(trainer.optimizer)
+    if not states.exists():
+        raise UsageError(f"{found.folder} has no states of an optimizer: go on with a store that updates, as it began")
+    trainer.load_states(str(states))
+    found_there = type(trainer.optimizer)
+    if found_there is not wanted:
+        raise UsageError(
+            f"{found.folder} has the states of another optimizer: use --optimizer {found_there.__name__.lower()}"
+        )
     for name, value in optimizer_settings(args).items():
         setattr(trainer.optimizer, "lr" if name == "learning_rate" else name, value)
 
@@ -401,7 +410,7 @@ def options() -> ArgumentParser:
     add("--label-smoothing", type=rate, default=0.0, help="part of the label spread over all classes, such as 0.1")
     add("--val-every", type=count, default=1, help="epochs between validations")
     add("--seed", type=positive, default=0, help="of the weights and of the order of the images")
-    add("--run", type=Path, help="folder to write to; default: $HYBRIDPS_RUN_FOLDER, else a new one in runs/")
+    add("--run", type=Path, help="folder to write to; default: $HYBRIDPS_RUN_FOLDER, else one in runs/")
     add("--keep", type=count, default=3, help="checkpoints to keep")
     add("--resume", nargs="?", const="auto", help="checkpoint, run folder, or auto for the newest of --run")
     return parser
@@ -418,10 +427,17 @@ def check(args: Namespace) -> None:
 
 
 def run_folder(args: Namespace, workers: int) -> Path:
-    """Where to write to. All workers must find the same name, so that it has the time only where there is one."""
+    """Where to write to. All workers must find the same name, so that it has the time only where there is one.
+
+    Raises UsageError if that leaves nothing to resume from.
+    """
     if args.run or os.environ.get("HYBRIDPS_RUN_FOLDER"):
         return args.run or Path(os.environ["HYBRIDPS_RUN_FOLDER"])
-    return Path("runs", time.strftime("%Y%m%d-%H%M%S") if workers == 1 else f"{Path(args.data).name}-{args.network}")
+    if workers == 1:
+        if args.resume == "auto":
+            raise UsageError("--resume looks in the run folder, and this run has a new one: name it with --run")
+        return Path("runs", time.strftime("%Y%m%d-%H%M%S"))
+    return Path("runs", f"{Path(args.data).name}-{args.network}")
 
 
 def open_data(args: Namespace) -> data.Data:

@@ -8,12 +8,14 @@
     g = sum over all C m workers of g_i,    w <- w - eta / (C m b) g
 
 for C groups of m workers with batch b each. The update is the framework's, on every rank. With one
-group and no server this is one allreduce. dist-SGD is the case m = 1.
+group and no server this is one allreduce. dist-SGD is the case m = 1. The servers have gradients only, so that a group
+which comes when others have trained is refused: nobody could give it the weights.
 """
 
 from __future__ import annotations
 
 from hybridps.algorithms.uplink import Uplink
+from hybridps.errors import ServerError
 from hybridps.memory import Layout
 from hybridps.ps.rules import Sum
 from hybridps.tensor_collectives import Levels, Tensor, allreduce_
@@ -35,6 +37,12 @@ class MpiSGD:
 
     def join_gradients(self, table: str, layout: Layout) -> None:
         self.uplink.register(f"{table}.gradients", layout, None, Sum())
+        if self.uplink.begun(f"{table}.gradients", layout):
+            raise ServerError(
+                f"groups of this job have trained before this one came to {table!r}, and with the algorithm sync the "
+                "servers have gradients only, not the weights: start all groups together, with another name of the job "
+                "(HYBRIDPS_JOB); or use elastic, where a group that comes takes the centre"
+            )
 
     def join_weights(self, table: str, layout: Layout, weights: Tensor) -> bool:
         return False

@@ -42,6 +42,9 @@ class Uplink(Protocol):
         Without a tensor the centre begins with zeros. Returns whether the centre was there already.
         """
 
+    def begun(self, table: str, layout: Layout) -> bool:
+        """Whether the centre of a table that began with zeros is other than that, as this group comes to it."""
+
     def start(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
         """Begin to exchange elements `start:stop` of the tensor, which nobody may use until `finish`."""
 
@@ -76,6 +79,9 @@ class NoUplink:
             broadcast_(tensor, self.group)
         return False
 
+    def begun(self, table: str, layout: Layout) -> bool:
+        return False
+
     def start(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
         pass
 
@@ -100,6 +106,8 @@ class LeaderUplink:
         self.group = group
         self.last_distance = float("nan")
         self._tables: dict[str, tuple[Rule, np.ndarray | None]] = {}
+        self._late: set[str] = set()
+        """Tables whose centre was there already."""
         self._under_way: deque[tuple[str, Tensor, int, int, Pending, Node | None]] = deque()
         self._added_up: dict[str, bool] = {}
 
@@ -121,7 +129,18 @@ class LeaderUplink:
             if late:
                 self.store.pull(table, tensor.vectors[0]).wait()
             broadcast_(tensor, self.group)
+        if late:
+            self._late.add(table)
         return late
+
+    def begun(self, table: str, layout: Layout) -> bool:
+        found = False
+        if table in self._late:
+            centre = np.empty(layout.length, layout.dtype)
+            self.store.pull(table, centre).wait()
+            found = bool(centre.any())
+        self.group.allgather_bytes(b"yes" if found else b"no")
+        return found
 
     def start(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
         values, apart = tensor.vectors[0], self._tables[table][1]
@@ -183,6 +202,9 @@ class FollowerUplink:
         if tensor is not None:
             broadcast_(tensor, self.group)
         return False
+
+    def begun(self, table: str, layout: Layout) -> bool:
+        return self.group.allgather_bytes(b"")[0] == b"yes"
 
     def start(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
         self._under_way.append((tensor, start, stop, None))

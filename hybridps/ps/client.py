@@ -185,7 +185,6 @@ class Client:
         request = self._talk.number()
 
         def finish() -> None:
-            self._talk.await_soon(lambda: registration.received, server)
             self._talk.await_others(lambda: registration.done, registration.what)
             self._talk.settle(request)
 
@@ -200,7 +199,7 @@ class Client:
         attachment = Attachment()
         self._talk.under_way[request] = attachment
         self._talk.send(attachment, server, wire.Attach(request, region, os.getpid(), descriptor, secret, nbytes))
-        self._talk.await_soon(lambda: attachment.done, server)
+        self._talk.await_others(lambda: attachment.done, f"offer of memory to {self._talk.addresses[server]}")
         self._talk.settle(request)
         return attachment.error is None
 

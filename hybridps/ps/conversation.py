@@ -79,12 +79,11 @@ class Conversation:
         if self._heart is not None:
             self._heart.settled = min(self.under_way, default=request + 1)
 
-    def await_soon(self, done: Callable[[], bool], server: int) -> None:
-        """Return when `done`, which a server that runs does at once."""
-        self._until(done, self._settings.connect_seconds, self._silence(server))
-
     def await_others(self, done: Callable[[], bool], what: str, pace: Pace | None = None) -> None:
-        """Return when `done`, which may wait for other groups: longer for what always took long, as `pace` tells."""
+        """Return when `done`, which may wait for other groups, or for the turn of this tenant.
+
+        Longer for what always took long, as `pace` tells. A server that is gone is noticed meanwhile.
+        """
         seconds = (pace or Pace()).deadline_seconds(self._settings.deadline_seconds)
         self._until(done, seconds, self._late(what, seconds))
 
@@ -134,7 +133,7 @@ class Conversation:
         while server not in self._welcomed:
             self._links.send(server, self._hello)
             try:
-                self.await_soon(lambda: server in self._welcomed, server)
+                self._until(lambda: server in self._welcomed, self._settings.connect_seconds, self._silence(server))
             except GroupTakenError:
                 if time.monotonic() > patience:
                     raise
@@ -184,7 +183,7 @@ class Conversation:
             self._left.add(incoming.server)
         elif isinstance(answer, wire.Refused):
             self._take_refusal(answer, incoming.server)
-        elif isinstance(answer, (wire.Received, wire.Registered, wire.Attached, wire.Done)):
+        elif isinstance(answer, (wire.Registered, wire.Attached, wire.Done)):
             self._take_result(answer, incoming.payloads)
 
     def _greet_again(self, server: int) -> None:
@@ -214,13 +213,10 @@ class Conversation:
         if isinstance(operation, Attachment):
             operation.done = True
 
-    def _take_result(
-        self, answer: wire.Received | wire.Registered | wire.Attached | wire.Done, payloads: Sequence[memoryview]
-    ) -> None:
+    def _take_result(self, answer: wire.Registered | wire.Attached | wire.Done, payloads: Sequence[memoryview]) -> None:
         """An answer to an operation that was given up has no operation, and is dropped."""
         operation = self.under_way.get(answer.request)
         if isinstance(operation, Registration):
-            operation.received = True
             if isinstance(answer, wire.Registered):
                 operation.initialise = answer.initialise
         elif isinstance(operation, Attachment):

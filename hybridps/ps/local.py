@@ -107,8 +107,9 @@ class LocalStore:
         """As `ParameterStore.push`."""
 
         def send(ticket: Ticket, chunk: Chunk) -> list[Outcome]:
-            piece = values[chunk.start : chunk.stop].copy()
-            return self._table(ticket, table).push(ticket, chunk.index, piece)
+            there, piece = self._table(ticket, table), values[chunk.start : chunk.stop].copy()
+            there.check_push(chunk.index, piece)
+            return there.push(ticket, chunk.index, piece)
 
         return self._transfer(f"push of table {table!r}", self._map_of(table, values).chunks, None, send)
 

@@ -31,7 +31,6 @@ class Registration:
         self.began = time.monotonic()
         self.pace = Pace()
         self.parcels: list[Parcel] = []
-        self.received = False
         self.initialise: bool | None = None
         self.error: HybridPSError | None = None
         self._finish = finish

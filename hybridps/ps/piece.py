@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from hybridps.errors import ProtocolError
+from hybridps.errors import ProtocolError, ServerError
 from hybridps.ps.budget import Budget
 from hybridps.ps.clocks import Verdict
 from hybridps.ps.rules import AnyRule, add_up_, apply_
@@ -81,7 +81,7 @@ class Piece:
         self._counted = 0
         """Groups whose values are in it."""
         self._refused: dict[int, NotFiniteError] = {}
-        """Groups whose values are not in the total of the round under way."""
+        """Groups whose latest values did not count."""
 
     def check(self, payload: Payload) -> None:
         """Raise ProtocolError if the payload has another size than the chunk."""
@@ -146,7 +146,7 @@ class Piece:
         """Compute a round, if there is one, and answer."""
         asks = {group: self._asks.pop(group) for group in verdict.answer if group in self._asks}
         if not verdict.apply:
-            return [self.give(index, self._kept(), [*asks.values()])] if asks else []
+            return [self._answer(index, [*asks.values()])] if asks else []
         total, values = self._round(verdict.apply, asks)
         targets, done = self._replies(index, [*asks.values()])
         if self.rule.alone:
@@ -158,14 +158,18 @@ class Piece:
         return [self.give(index, self.centre, [ask])]
 
     def repeat(self, index: int, ask: Ask) -> list[Work]:
-        """A request came again that counted already. If it is the latest and was answered, answer it again."""
+        """A request came again that counted already. If it was answered, answer it again: the latest one can be."""
         ticket = ask.ticket
-        if ticket.request < self._latest[ticket.group] or ticket.group in self._asks:
+        if ticket.request < self._latest[ticket.group]:
+            late = f"the answer to request {ticket.request} for {self.name} was lost, and a later one has counted: "
+            error = ServerError(f"{late}have one exchange of a chunk under way at a time")
+            return [Work(self.owner, _nothing, [Done(ticket, index, error=error)])]
+        if ticket.group in self._asks:
             return []
         if self.rule.alone:
             # Through the owner, which may have the first answer to make yet.
-            return [Work(self.owner, lambda: None, self._given.get(ticket.group, []))]
-        return [self.give(index, self._kept(), [ask])]
+            return [Work(self.owner, _nothing, self._given.get(ticket.group, []))]
+        return [self._answer(index, [ask])]
 
     def settle(self, group: int, request: int) -> None:
         """The group has all answers to its requests before that one."""
@@ -178,6 +182,17 @@ class Piece:
 
         def run() -> None:
             hand_out_(values, [target for theirs in targets.values() for target in theirs])
+
+        return Work(self.owner, run, done)
+
+    def _answer(self, index: int, asks: Sequence[Ask]) -> Work:
+        """Answer with what was kept of the last round, but for groups whose values did not count."""
+        targets, done = self._replies(index, asks)
+
+        def run() -> None:
+            taken = [theirs for group, theirs in targets.items() if group not in self._refused]
+            hand_out_(self._kept(), [target for theirs in taken for target in theirs])
+            done[:] = [self._end(end) for end in done]
 
         return Work(self.owner, run, done)
 
@@ -241,6 +256,7 @@ class Piece:
     def _complete(self, total: np.ndarray | None, values: Values, targets: Targets, done: list[Done]) -> None:
         """Work: a round of the total, if there is one, and the values. It goes on without what is refused."""
         added_up = self._added_up(total)
+        self._count_again(values)
         self._apply(added_up, dict(values), {g: theirs for g, theirs in targets.items() if g not in self._refused})
         done[:] = [self._end(end) for end in done]
 
@@ -296,7 +312,12 @@ class Piece:
         return [total] if self._begun else []
 
     def _begin(self) -> None:
-        self._begun, self._counted, self._refused = False, 0, {}
+        self._begun, self._counted = False, 0
+
+    def _count_again(self, groups: Iterable[int]) -> None:
+        """Part of a work: what these groups brought now has not been refused."""
+        for group in groups:
+            self._refused.pop(group, None)
 
     def _end(self, end: Done) -> Done:
         """What a group is told: that its values were refused, if they were."""
@@ -309,9 +330,14 @@ class Piece:
         The others are refused.
         """
         left = dict(values)
+        self._count_again(left)
         if self.check_finite:
             self._refuse(left, 0, self.centre.size)
         return [row for rows, _ in left.values() for row in rows], sum(groups for _, groups in left.values())
+
+
+def _nothing() -> None:
+    """Work: only to come after what the owner has to do."""
 
 
 def hand_out_(values: np.ndarray, targets: Sequence[np.ndarray]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -47,11 +47,12 @@ class Regions:
 
 def carry_out(
     shard: Shard, job: str, group: int, message: wire.Request, payloads: Sequence[memoryview], regions: Regions
-) -> list[Outcome]:
-    """Outcomes of a request of a group that is there. Raises what it is refused with."""
+) -> Iterator[Outcome]:
+    """Outcomes of a request of a group that is there. Raises what it is refused with: what came before counts."""
     if isinstance(message, wire.Register):
         ticket = Ticket(job, group, message.request)
-        return shard.register(ticket, message.table, message.terms, message.initialise)
+        yield from shard.register(ticket, message.table, message.terms, message.initialise)
+        return
     if not isinstance(message, wire.OfChunks):
         raise ProtocolError(f"{type(message).__name__} is no request of a group")
     ticket = Ticket(job, group, message.request)
@@ -63,31 +64,34 @@ def carry_out(
             f"{table.terms.server} of {table.terms.servers}"
         )
     if isinstance(message, wire.ExchangeInPlace):
-        return _in_place(table, ticket, chunks, message, regions)
+        yield from _in_place(table, ticket, chunks, message, regions)
+        return
     if isinstance(message, wire.Pull):
         # The one small message with a large answer, which waits until it is read.
         nbytes = table.span_bytes(message.start, message.stop)
         shard.check_room(ticket, nbytes, f"the answer to a pull of table {table.name!r}")
-        return [outcome for chunk in chunks for outcome in table.pull(ticket, chunk)]
+        for chunk in chunks:
+            yield from table.pull(ticket, chunk)
+        return
     if isinstance(message, wire.Initial) and not payloads:
-        return [outcome for chunk in chunks for outcome in table.initialise(ticket, chunk, None)]
+        for chunk in chunks:
+            yield from table.initialise(ticket, chunk, None)
+        return
     if len(payloads) != len(chunks):
         raise ProtocolError(
             f"{len(chunks)} chunks from {chunks[0]} on of table {table.name!r} came without their values: "
             f"with {len(payloads)} payloads"
         )
+    check = table.check_push if isinstance(message, wire.Push) else table.check_payload
     for chunk, payload in zip(chunks, payloads, strict=True):
-        table.check_payload(chunk, payload)
+        check(chunk, payload)
     carry: dict[type, Callable[..., list[Outcome]]] = {
         wire.Initial: table.initialise,
         wire.Exchange: partial(table.exchange, groups=getattr(message, "groups", 1)),
         wire.Push: table.push,
     }
-    return [
-        outcome
-        for chunk, payload in zip(chunks, payloads, strict=True)
-        for outcome in carry[type(message)](ticket, chunk, payload)
-    ]
+    for chunk, payload in zip(chunks, payloads, strict=True):
+        yield from carry[type(message)](ticket, chunk, payload)
 
 
 def cost_bytes(shard: Shard, job: str, group: int, message: wire.Request, control_bytes: int) -> int:
@@ -101,12 +105,10 @@ def cost_bytes(shard: Shard, job: str, group: int, message: wire.Request, contro
 
 def _in_place(
     table: Table, ticket: Ticket, chunks: Sequence[int], message: wire.ExchangeInPlace, regions: Regions
-) -> list[Outcome]:
+) -> Iterator[Outcome]:
     values = [regions.buffer(spot, table) for spot in message.values]
     answers = [regions.buffer(spot, table) for spot in message.answers]
-    outcomes: list[Outcome] = []
     for chunk in chunks:
         place = table.place(chunk)
         own, targets = [v[place] for v in values], [a[place] for a in answers]
-        outcomes += table.exchange_in_place(ticket, chunk, own, targets, message.groups)
-    return outcomes
+        yield from table.exchange_in_place(ticket, chunk, own, targets, message.groups)

@@ -235,6 +235,8 @@ class Server:
     def _drop_silent(self) -> None:
         """Only when no message waits: a server that was held up must read the signs of life first."""
         for member in self._members.silent(time.monotonic()):
+            if any(identity == member.identity for (identity, _), _ in member.account.waiting):
+                continue  # its tenant rests: maybe it has said goodbye
             log.warning("%s gave no sign of life for %g s: lost", member, self._lost_seconds)
             self._remove(member, lost=True)
         for job in self._members.begun_before(time.monotonic() - _ABSENT_LAPS * self._lost_seconds):
@@ -312,11 +314,14 @@ class Server:
             case _:
                 member = self._members.of_identity(identity, now)
                 self._check_parents(member)
-                if isinstance(message, wire.Register):
-                    self._send(identity, wire.Received(message.request))
                 regions = self._regions[member.session]
                 whose = self._shard, member.job, member.group
-                self._tell(carry_out(*whose, message, [frame.buffer for frame in frames[1:]], regions))
+                begun: list[Outcome] = []
+                try:
+                    for outcome in carry_out(*whose, message, [frame.buffer for frame in frames[1:]], regions):
+                        begun.append(outcome)
+                finally:
+                    self._tell(begun)
                 return cost_bytes(*whose, message, len(frames[0]))
         return len(frames[0])
 

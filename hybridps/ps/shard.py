@@ -38,8 +38,10 @@ class _Job:
         return not self.present
 
     def drop(self, name: str) -> None:
-        """Forget a table."""
-        self.budget.take(-self.memory_bytes(self.tables.pop(name).terms))
+        """Forget a table, and what was brought to its rounds."""
+        table = self.tables.pop(name)
+        table.forget()
+        self.budget.take(-self.memory_bytes(table.terms))
 
     def memory_bytes(self, terms: Terms) -> int:
         """Of a table, about: a rack server has two more arrays, for the way to its parents and back."""
@@ -124,9 +126,13 @@ class Shard:
         if there is None:
             self._take_memory(table, terms, job)
             expected = (job.groups, job.gone, self._owners, self._check_finite, job.budget)
-            there = job.tables[table] = (
-                RackTable(ticket.job, table, terms, *expected) if self._in_rack else Table(table, terms, *expected)
-            )
+            try:
+                there = job.tables[table] = (
+                    RackTable(ticket.job, table, terms, *expected) if self._in_rack else Table(table, terms, *expected)
+                )
+            except BaseException:
+                job.budget.take(-job.memory_bytes(terms))
+                raise
             if not job.waits_for_absent:
                 there.begin_without_absent(job.present)
         there.terms.check_same(terms, table)

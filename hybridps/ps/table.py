@@ -86,6 +86,10 @@ class Table:
         """Raise ProtocolError if the payload has another size than the chunk."""
         self._piece(index).check(payload)
 
+    def check_push(self, index: int, payload: Payload) -> None:
+        """As `check_payload`, and raise NotFiniteError for NaN or Inf."""
+        self._piece(index).finite_values(payload)
+
     def register(self, ticket: Ticket, initialise: bool) -> list[Outcome]:
         """A group joins; it is answered when the centre is complete, or when it is the one to initialise it.
 
@@ -135,11 +139,14 @@ class Table:
         return self._exchange(ticket, index, rows, Ask(ticket, tuple(targets)), groups)
 
     def push(self, ticket: Ticket, index: int, payload: Payload) -> list[Outcome]:
-        """A group's values of a chunk came, which nobody will change; it is told at once that they were taken."""
+        """A group's values of a chunk came, which nobody will change; it is told at once that they were taken.
+
+        They are as `check_push` wants them: what it refuses does not count, and the group may push again.
+        """
         piece, done = self._usable_piece(ticket, index), Done(ticket, index)
         if piece.counted(ticket):
             return [done]
-        values = piece.finite_values(payload)
+        values = piece.values(payload)
         verdict = self._rounds.arrive(ticket.group, index)
         piece.bring(ticket, [values], None)
         return [done, *self._go_on(index, piece, verdict, streamed=True)]
@@ -162,11 +169,15 @@ class Table:
         for index, verdict in self._rounds.leave(group):
             outcomes += self._pieces[index].carry_out(index, verdict)
         if void:
-            for piece in self._pieces.values():
-                piece.forget()
+            self.forget()
         if group == self._initialiser and self._missing:
             self._initialiser = None
         return outcomes + self._promote() + self._release()
+
+    def forget(self) -> None:
+        """What was brought to rounds under way is given up."""
+        for piece in self._pieces.values():
+            piece.forget()
 
     def settle(self, group: int, request: int) -> None:
         """The group has all answers to its requests before that one."""

@@ -20,7 +20,7 @@ from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.shard import GroupTakenError
 from hybridps.ps.terms import Terms
 
-VERSION = 4
+VERSION = 5
 """Of the protocol: both sides must have the same."""
 
 LARGEST_CHUNK_BYTES = 1 << 28
@@ -63,7 +63,7 @@ class Hello(Message, frozen=True):
 
 
 class Register(Message, frozen=True):
-    """Join a table. Answers: Received at once, then Registered. `initialise` as in `Table.register`."""
+    """Join a table. Answer: Registered, when it is this group's turn. `initialise` as in `Table.register`."""
 
     request: Number
     table: TableName
@@ -151,12 +151,6 @@ class Welcome(Message, frozen=True):
     has_parent: bool = False
 
 
-class Received(Message, frozen=True):
-    """A registration came; Registered follows when it is this group's turn."""
-
-    request: Number
-
-
 class Registered(Message, frozen=True):
     """The table is joined. With `initialise` the group is to send the initial values."""
 
@@ -204,7 +198,7 @@ class Refused(Message, frozen=True):
     request: Number | None = None
 
 
-Answer = Welcome | Received | Registered | Attached | Done | Left | Alive | Refused
+Answer = Welcome | Registered | Attached | Done | Left | Alive | Refused
 
 _ERRORS: dict[Code, type[HybridPSError]] = {
     Code.LAYOUT: LayoutError,

@@ -12,7 +12,7 @@ from hybridps.algorithms import MpiESGD, MpiSGD, ServerSGD, make_algorithm
 from hybridps.algorithms.algorithm import Algorithm
 from hybridps.algorithms.uplink import FollowerUplink, LeaderUplink, NoUplink
 from hybridps.config import Settings
-from hybridps.errors import ConfigError
+from hybridps.errors import ConfigError, ServerError
 from hybridps.memory import Arena, Layout
 from hybridps.mpi_groups import SoloGroup, ThreadGroup
 from hybridps.ps.clocks import BoundedStale, Clock, FreeRunning
@@ -216,6 +216,43 @@ def test_alpha_is_0_9_over_the_groups_by_default() -> None:
         return algorithm.rule.alpha
 
     assert run((1, 1, 1), "elastic", alpha) == [pytest.approx(0.3)] * 3
+
+
+@pytest.mark.parametrize("lost", ["one group", "all"])
+def test_with_sync_a_group_that_comes_back_is_refused_on_all_its_ranks(lost: str) -> None:
+    server, given = LocalServer(), Settings(chunk_bytes=1024)
+
+    def joined(world: ThreadGroup, index: int, group: ThreadGroup) -> tuple[MpiSGD, LocalStore | None]:
+        store = None
+        if group.rank == 0:
+            store = LocalStore(server, job="job", group=index, groups=2, settings=given)
+        algorithm = MpiSGD(
+            Levels(group, [0] * group.size), LeaderUplink(store, group) if store else FollowerUplink(group)
+        )
+        arena = Arena(LAYOUT)
+        algorithm.initialise("t", LAYOUT, Tensor([arena.flat]))
+        algorithm.join_gradients("t", LAYOUT)
+        return algorithm, store
+
+    def body(world: ThreadGroup) -> str:
+        index, group = world.rank // 2, world.split(world.rank // 2)
+        algorithm, store = joined(world, index, group)
+        reduced(algorithm, gradient(world.rank, 0))
+        world.barrier()
+        if store is not None and (lost == "all" or index == 1):
+            store.lose()
+        world.barrier()
+        if lost == "one group" and index == 0:
+            algorithm.close()
+            return "went on"
+        with pytest.raises(ServerError) as refused:
+            joined(world, index, group)
+        return str(refused.value)
+
+    said = ThreadGroup.run(4, body)
+    assert [*said[:2]] == ["went on"] * 2 or lost == "all"
+    assert all("HYBRIDPS_JOB" in text for text in said[2:])
+    assert len(set(said[2:])) == 1
 
 
 def test_names() -> None:

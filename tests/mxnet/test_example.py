@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -11,10 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hybridps.ps.scheduler import Scheduler, reserved_port
+
 mx = pytest.importorskip("mxnet")
 pytestmark = pytest.mark.mxnet
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "imagenet"
+MXNET = [sys.executable, "-c", "import mxnet"]
 NAMES = ("train", "data", "models", "checkpoint", "make_recordio")
 
 
@@ -161,6 +166,41 @@ def test_missing_checkpoint(example, tmp_path, capsys):
     assert "there is no complete checkpoint" in capsys.readouterr().err
 
 
+def test_resuming_needs_a_folder_and_the_same_optimizer(example, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HYBRIDPS_RUN_FOLDER", raising=False)
+    small = ("--data", "digits", "--network", "digits", "--kvstore", "none", "--max-batches", "1", "--epochs", "1")
+    pytest.importorskip("sklearn")
+    assert example.train.main([*small, "--resume"]) == 2
+    assert "name it with --run" in capsys.readouterr().err
+    digits(example, tmp_path, "--max-batches", "1", "--optimizer", "nag", epochs=1)
+    assert digits(example, tmp_path, "--resume", "--optimizer", "adam") == 2
+    assert "use --optimizer nag" in capsys.readouterr().err
+
+
+def test_mxnets_own_asynchronous_store(example, tmp_path, capsys):
+    """It updates by itself, so that its checkpoints have no states of an optimizer."""
+    pytest.importorskip("sklearn")
+    fixed = "--data digits --network digits --kvstore dist_async --lr-decay none --lr-warmup-epochs 0 --max-batches 2"
+    command = [sys.executable, str(EXAMPLE / "train.py"), *fixed.split(), "--epochs", "1", "--run", str(tmp_path)]
+    with reserved_port("127.0.0.1") as port:
+        scheduler = Scheduler("127.0.0.1", port, 1, 1)
+        roles = {"scheduler": MXNET, "server": MXNET, "worker": command}
+        processes = [
+            subprocess.Popen(words, env=os.environ | scheduler.environment(role, "127.0.0.1"))
+            for role, words in roles.items()
+        ]
+        try:
+            assert [process.wait(60) for process in processes] == [0, 0, 0]
+        finally:
+            for process in processes:
+                process.kill()
+    found, problems = example.checkpoint.newest(tmp_path)
+    assert (found.epoch, problems) == (1, [])
+    assert digits(example, tmp_path, "--resume") == 2
+    assert "has no states of an optimizer" in capsys.readouterr().err
+
+
 class FrozenElastic(mx.kv.KVStoreBase):
     """A store with Elastic SGD's face: its centre is what was broadcast first, for ever."""
 
@@ -203,7 +243,7 @@ def folder(tmp_path) -> Path:
     image = pytest.importorskip("PIL.Image")
     random = np.random.default_rng(0)
     for part, count in (("train", 8), ("val", 2)):
-        for label, name in enumerate(("n01", "n02", "n03")):
+        for label, name in enumerate(("n01", "n02 a bird", "n03")):
             (tmp_path / "images" / part / name).mkdir(parents=True)
             for number in range(count):
                 shape = (40 + 3 * number, 36 + label, 3)
@@ -226,7 +266,7 @@ def test_records_have_the_images_of_the_folder(example, folder, tmp_path, with_i
 
     assert contents(records) == contents(images)
     assert sorted(records.labels()) == sorted(images.labels())
-    assert (tmp_path / "records" / "classes.txt").read_text().split() == ["n01", "n02", "n03"]
+    assert (tmp_path / "records" / "classes.txt").read_text().splitlines() == ["n01", "n02 a bird", "n03"]
 
 
 def test_offsets_of_records_that_contain_the_magic_number(example, tmp_path):
@@ -312,7 +352,7 @@ def test_bad_options_have_one_message(example, tmp_path, option, message, capsys
 
 
 def test_damaged_image_is_named(example, folder):
-    path = next((folder / "train" / "n02").iterdir())
+    path = next((folder / "train" / "n02 a bird").iterdir())
     path.write_bytes(b"no image")
     images = example.data.FolderImages(folder / "train")
     with pytest.raises(example.data.ImageError, match=path.name):

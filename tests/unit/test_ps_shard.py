@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from hybridps.errors import LayoutError, ProtocolError, ServerError
 from hybridps.memory import Layout
 from hybridps.ps import shard as real
+from hybridps.ps import wire
 from hybridps.ps.budget import Budget
-from hybridps.ps.clocks import BulkSynchronous, FreeRunning
-from hybridps.ps.rules import Elastic, Mean, Sum
+from hybridps.ps.clocks import BoundedStale, BulkSynchronous, FreeRunning
+from hybridps.ps.requests import Regions, carry_out
+from hybridps.ps.rules import SGD, Elastic, Mean, Sum
 from hybridps.ps.rules.finite import NotFiniteError, is_finite
 from hybridps.ps.shard import GroupTakenError
 from hybridps.ps.terms import Done, Joined, Terms, Ticket, Work
@@ -34,7 +36,10 @@ class Shard(real.Shard):
 
     def push(self, ticket, table, chunk, payload, answered):
         there = self.table(ticket, table)
-        return ran(there.exchange(ticket, chunk, payload) if answered else there.push(ticket, chunk, payload))
+        if answered:
+            return ran(there.exchange(ticket, chunk, payload))
+        there.check_push(chunk, payload)
+        return ran(there.push(ticket, chunk, payload))
 
     def pull(self, ticket, table, chunk):
         return ran(self.table(ticket, table).pull(ticket, chunk))
@@ -425,6 +430,66 @@ def test_a_push_of_no_numbers_does_not_count():
     assert told(shard.push(ticket(1, 1), "w", 0, values(2), True)) == [(1, 1, 3)]
 
 
+def requested(shard, message, *payloads, group=0):
+    """What a request comes to, and whether it was refused after that."""
+    begun = []
+    try:
+        for outcome in carry_out(shard, "job", group, message, [memoryview(p).cast("B") for p in payloads], Regions()):
+            begun.append(outcome)
+    except (NotFiniteError, ProtocolError):
+        return ran(begun), True
+    return ran(begun), False
+
+
+def test_a_message_of_pushes_counts_as_a_whole_or_not_at_all():
+    shard = shard_with(2)
+    requested(shard, wire.Exchange(1, "w", 0, 2), values(1), values(2), group=1)
+    assert requested(shard, wire.Push(1, "w", 0, 2), values(1), values(np.nan)) == ([], True)
+    told_now, refused = requested(shard, wire.Push(2, "w", 0, 2), values(1), values(3))
+    assert not refused
+    assert told(told_now) == [(0, 2, None), (1, 1, 2), (0, 2, None), (1, 1, 5)]
+
+
+def test_what_counted_before_the_rest_of_a_message_was_refused_is_told():
+    shard = shard_with(2)
+    for chunk in (0, 1):
+        shard.push(ticket(0, 1), "w", chunk, values(1), True)
+    shard.push(ticket(1, 1), "w", 1, values(1), True)
+    shard.push(ticket(1, 2), "w", 1, values(1), True)
+    told_now, refused = requested(shard, wire.Exchange(3, "w", 0, 2), values(5), values(5), group=1)
+    assert refused  # chunk 1 is under way
+    assert told(told_now) == [(0, 1, 6), (1, 3, 6)]
+
+
+def test_a_refusal_is_told_again():
+    shard = shard_with(2)
+    shard.push(ticket(0, 1), "w", 0, values(np.nan), True)
+    shard.push(ticket(1, 1), "w", 0, values(2), True)
+    (again,) = shard.push(ticket(0, 1), "w", 0, values(np.nan), True)
+    assert isinstance(again.error, NotFiniteError)
+    assert told(shard.push(ticket(1, 1), "w", 0, values(2), True)) == [(1, 1, 2)]
+    shard.push(ticket(0, 2), "w", 0, values(1), True)
+    assert told(shard.push(ticket(1, 2), "w", 0, values(2), True)) == [(0, 2, 3), (1, 2, 3)]
+
+
+def test_a_refusal_is_told_when_the_clock_lets_the_group_go_on():
+    shard = shard_with(2, Terms(LAYOUT, SGD(rate=1), BoundedStale(0), 64, 0, 1))
+    assert shard.push(ticket(0, 1), "w", 0, values(np.nan), True) == []
+    refused, answered = shard.push(ticket(1, 1), "w", 0, values(2), True)
+    assert isinstance(refused.error, NotFiniteError)
+    assert told([answered]) == [(1, 1, -2)]
+
+
+@pytest.mark.parametrize("terms", [TERMS, Terms(LAYOUT, Elastic(0.5), FreeRunning(), 64, 0, 1)])
+def test_an_answer_that_is_not_kept_any_more_is_an_error(terms):
+    shard = shard_with(1, terms)
+    for request in (1, 2):
+        shard.push(ticket(0, request), "w", 0, values(1), True)
+    (late,) = shard.push(ticket(0, 1), "w", 0, values(1), True)
+    assert "one exchange of a chunk under way" in str(late.error)
+    assert len(shard.push(ticket(0, 2), "w", 0, values(1), True)) == 1
+
+
 def test_initial_values_that_are_no_numbers_are_refused():
     shard = Shard()
     shard.enter("job", 0, 1)
@@ -463,6 +528,31 @@ def test_memory_is_bounded():
     with pytest.raises(ServerError, match=f"'v' needs about {needed} bytes.* {needed - 1} of"):
         shard.register(ticket(0), "v", TERMS)
     shard.leave("job", 0)
+    assert shard.budget.used_bytes == 0
+
+
+@pytest.mark.parametrize("in_rack", [False, True])
+def test_a_table_that_cannot_be_made_takes_no_memory(in_rack):
+    shard = Shard(in_rack=in_rack)
+    shard.enter("job", 0, 1)
+    with pytest.raises((LayoutError, ServerError), match="chunk_bytes"):
+        shard.register(ticket(0), "w", Terms(LAYOUT, Sum(), BulkSynchronous(), 2, 0, 1))
+    assert shard.budget.used_bytes == 0
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_waits_for_a_group_that_never_comes_goes_with_the_job(lost):
+    shard = Shard()
+    shard.enter("job", 0, 2)
+    shard.register(ticket(0), "w", TERMS)
+    for chunk in range(CHUNKS):
+        shard.initialise(ticket(0), "w", chunk, values(0))
+    shard.push(ticket(0, 1), "w", 0, values(1), True)
+    in_place = values(1)
+    there = shard.table(ticket(0), "w")
+    ran(there.exchange_in_place(ticket(0, 1), 1, [in_place], [in_place]))
+    shard.leave("job", 0, lost)
+    shard.enter("job", 0, 3)  # another number: the tables are not kept
     assert shard.budget.used_bytes == 0
 
 

@@ -35,7 +35,6 @@ REQUESTS = [
 ANSWERS = [
     wire.Welcome(wire.VERSION),
     wire.Welcome(wire.VERSION, has_parent=True),
-    wire.Received(1),
     wire.Registered(1, True),
     wire.Attached(4),
     wire.Done(1, (2,)),
