@@ -17,6 +17,7 @@ import pytest
 pytestmark = pytest.mark.timeout(60)
 
 SECONDS = 40
+LAUNCH = Path(__file__).parents[2] / "launch"
 
 SCRIPT = """
 import os, signal, sys, time
@@ -91,6 +92,47 @@ def test_each_group_is_told_what_it_is(script: Path) -> None:
         assert f"HYBRIDPS_GROUP_INDEX={group} HYBRIDPS_GROUP_SIZES=2,1" in mine
         assert "HYBRIDPS_TAU=7" in mine
         assert "HYBRIDPS_ALGORITHM=elastic" in mine
+
+
+HOSTS = """# the cluster
+localhost slots=2 max_slots=4  # first
+
+  127.0.0.1:1
+"""
+SCONTROL = """#!/bin/sh
+echo "$3" | tr , '\\n'
+"""
+
+
+@pytest.mark.parametrize("which", ["local.sh", "hostfile.sh", "slurm.sbatch"])
+def test_the_scripts_of_launch(script: Path, tmp_path: Path, which: str) -> None:
+    """SLURM's own command, which is not here, is the one that is made up."""
+    (tmp_path / "hosts").write_text(HOSTS)
+    (tmp_path / "scontrol").write_text(SCONTROL)
+    (tmp_path / "scontrol").chmod(0o755)
+    arguments = {"local.sh": ["3", "2"], "hostfile.sh": [str(tmp_path / "hosts")], "slurm.sbatch": []}[which]
+    slurm = {"SLURM_NTASKS_PER_NODE": "1", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "17"}
+    told = {"RUN": str(tmp_path / "a run"), "SERVERS": "1", "SLURM_JOB_NODELIST": "localhost,127.0.0.1", **slurm}
+    paths = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = [str(LAUNCH / which), *arguments, *command_line(script, "settings")[5:]]
+    done = subprocess.run(
+        command, env=environment() | told | {"PATH": paths}, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    sizes = "1,1" if which == "slurm.sbatch" else "2,1"
+    lines = [line for line in done.stdout.splitlines() if "HYBRIDPS_ALGORITHM" in line]
+    assert len(lines) == sum(map(int, sizes.split(",")))
+    assert all(f"HYBRIDPS_GROUP_SIZES={sizes}" in line for line in lines)
+    assert all("HYBRIDPS_ALGORITHM=elastic" in line and f"HYBRIDPS_RUN_FOLDER={told['RUN']}" in line for line in lines)
+
+
+@pytest.mark.parametrize("which", ["local.sh", "hostfile.sh", "slurm.sbatch"])
+def test_the_scripts_of_launch_say_how_they_are_used(which: str) -> None:
+    done = subprocess.run([str(LAUNCH / which)], capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 2
+    assert f"launch/{which}" in done.stderr
+    assert "INSECURE" in done.stderr or which == "local.sh"
+    assert "set -e" not in done.stderr
 
 
 def test_a_progress_bar_leaves_one_line_in_a_pipe_and_the_last_line_is_kept(script: Path) -> None:

@@ -22,6 +22,7 @@ from hybridps.memory import Layout, place_of, shared_memory
 from hybridps.ps import wire
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import BulkSynchronous
+from hybridps.ps.keys import AllowList, Quotas, make_tenant
 from hybridps.ps.process import ServerProcess
 from hybridps.ps.rules import Momentum, Sum, warm_up
 from hybridps.ps.server import Server
@@ -371,6 +372,24 @@ def test_a_group_that_does_not_come_is_a_deadline(server):
         values = np.ones(LENGTH, np.float32)
         with pytest.raises(DeadlineError, match=r"exchange of table 'w' is not done after 0.2 s"):
             store.exchange("w", values, values, 0, LENGTH).wait()
+
+
+def test_a_tenant_that_rests_is_slow_and_not_lost(tmp_path, caplog):
+    """Its messages wait longer than a server takes that is there, and longer than it takes to be lost."""
+    warm_up(Sum(), LAYOUT.dtype)
+    layout = Layout.of("float32", {"w": (4 * LENGTH,)})
+    tenant = make_tenant(tmp_path / "keys", "slow", Quotas(bytes_per_second=layout.nbytes))
+    serving = Server(allowed=AllowList.load(tmp_path / "keys"), lost_seconds=0.4)
+    with in_thread(serving) as server, caplog.at_level(logging.WARNING):
+        with client(server, keys=str(tenant), connect_seconds=0.2, heartbeat_seconds=0.1) as store:
+            store.register("v", layout, None, Sum())  # the initial values cost a second
+            store.register("w", LAYOUT, None, Sum())
+            values = shared_memory(layout.nbytes).view(np.float32)
+            store.exchange("v", values, values, 0, layout.length).wait()  # and so does this: the goodbye comes after it
+        time.sleep(1.5)
+        with client(server, keys=str(tenant)) as store:
+            assert store.register("w", LAYOUT, None, Sum()) is False, "the tables went with the last group"
+    assert "lost" not in caplog.text
 
 
 def test_waiting_for_the_initialiser_has_the_long_deadline(server):
