@@ -167,7 +167,7 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
             converted[field] = msgspec.convert(value, hints[field], strict=False)
         except msgspec.ValidationError as error:
             reason = str(error).split(" - at ")[0].replace("Expected", "expected", 1)
-            raise ConfigError(f"{PREFIX}{field.upper()}={_text(value)!r} cannot be used: {reason}") from None
+            raise ConfigError(f"{PREFIX}{field.upper()}={_one_line(_text(value))!r} cannot be used: {reason}") from None
     return Settings(**converted)
 
 
@@ -221,4 +221,8 @@ def _text(value: Any) -> str:
         return ",".join(str(part) for part in value)
     if isinstance(value, bool):
         return str(value).lower()
-    return re.sub(r"\s+", " ", str(value))
+    return str(value)
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text)

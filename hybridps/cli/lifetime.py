@@ -38,18 +38,26 @@ def adopt_orphans() -> None:
         _prctl(_SET_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_orphans(mine: Collection[int]) -> int:
+def end_orphans(mine: Collection[int], mark: str = "") -> int:
     """Kill every child of this process that is not in `mine`, and their descendants. Returns how many.
 
-    After `adopt_orphans`, these are what a dead child left behind.
+    After `adopt_orphans`, these are what dead children left behind. `mark`: only those whose environment had this
+    `NAME=VALUE` when they began.
     """
     ended = 0
-    while orphans := [pid for pid in children() if pid not in mine]:
+    while orphans := [pid for pid in children() if pid not in mine and _has(pid, mark)]:
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             ended += 1
     return ended
+
+
+def _has(pid: int, mark: str) -> bool:
+    try:
+        return not mark or mark.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def children() -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
 import shutil
@@ -54,9 +55,10 @@ class LineSplitter:
 class NoiseFilter:
     """Drops what mpirun says about ranks that ended, as the launcher says it once and better.
 
-    Open MPI writes blocks of lines between two lines of dashes. With `blocks`, such a block is held back
-    until it is complete, or for `hold_seconds`, or for `HELD_LINES` lines; one of another kind comes out
-    unchanged. MPICH writes lines, on standard output.
+    Open MPI writes blocks of lines between two lines of dashes, MPICH one between two of equals signs, on standard
+    output, and some lines. A block is held back until it is complete, or for `hold_seconds`, or for `HELD_LINES`
+    lines; one of another kind comes out unchanged. Blocks in dashes only with `blocks`; of those in equals signs the
+    first line says whether they are MPICH's.
     """
 
     HELD_LINES = 40
@@ -77,8 +79,13 @@ class NoiseFilter:
         now = time.monotonic() if now is None else now
         if not self._held:
             return self._outside(line, now)
+        end = _DASHES
+        if _EQUALS.fullmatch(self._held[0]):
+            if len(self._held) == 1 and not _MPICH.match(line):
+                return self.end() + self._outside(line, now)
+            end = _EQUALS
         self._held.append(line)
-        if _DASHES.fullmatch(line):
+        if end.fullmatch(line):
             return self._complete()
         return self.end() if len(self._held) > self.HELD_LINES else []
 
@@ -93,7 +100,7 @@ class NoiseFilter:
         return held
 
     def _outside(self, line: str, now: float) -> list[str]:
-        if self._blocks and _DASHES.fullmatch(line):
+        if (self._blocks and _DASHES.fullmatch(line)) or _EQUALS.fullmatch(line):
             self._held, self._since = [line], now
             return []
         if said := _SIGNAL.match(line):
@@ -104,6 +111,9 @@ class NoiseFilter:
 
     def _complete(self) -> list[str]:
         block = self.end()
+        if _EQUALS.fullmatch(block[0]):
+            self._after_noise = True
+            return []
         text = " ".join(line.strip() for line in block[1:-1]).strip()
         if not _NOISE_BLOCK.match(text):
             return block
@@ -116,6 +126,9 @@ class Screen:
     """Standard output and standard error of the launcher, as a terminal or not."""
 
     def __init__(self, out: TextIO, err: TextIO, names: Sequence[str]) -> None:
+        for sink in (out, err):
+            if isinstance(sink, io.TextIOWrapper):
+                sink.reconfigure(errors="backslashreplace")  # what a child writes may be in no alphabet of the terminal
         self._sinks = {OUT: out, ERR: err}
         self._terminal = {kind: sink.isatty() for kind, sink in self._sinks.items()}
         self._prefixes = {kind: _prefixes(sink, names) for kind, sink in self._sinks.items()}
@@ -203,9 +216,11 @@ def _text(line: bytes) -> str:
 
 
 _DASHES = re.compile(r"-{60,}")
+_EQUALS = re.compile(r"={79,}")
+_MPICH = re.compile(r"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES")
 _NOISE_LINE = re.compile(
     r"Abort is in progress\.\.\.hit ctrl-c again"
-    r"|={79,}$|=   [A-Z]|YOUR APPLICATION TERMINATED WITH THE EXIT S"
+    r"|YOUR APPLICATION TERMINATED WITH THE EXIT S"
     r"|This typically refers to a problem with your application\.$"
     r"|Please see the FAQ page for debugging suggestions$"
 )

@@ -88,9 +88,13 @@ class Launch:
         return most_on_a_host([group.hosts for group in self.groups]) or self.workers
 
     def group_settings(self, group: GroupLaunch, servers: Sequence[str], credentials: str | None = None) -> Settings:
-        """What the ranks of a group are told, once the servers have addresses, and keys that they may need."""
+        """What the ranks of a group are told, once the servers have addresses, and keys that they may need.
+
+        Those of this launch have the keys that are made for it, those of its servers' folder, or none.
+        """
         sizes = tuple(other.size for other in self.groups)
         addresses = tuple(servers) or self.settings.servers
+        unsecured = bool(self.servers) and not self.makes_keys and self.settings.server_keys is None
         return msgspec.structs.replace(
             self.settings,
             groups=None,
@@ -101,7 +105,8 @@ class Launch:
             parents=(),
             rack_index=0,
             server_keys=None,
-            credentials=credentials or self.settings.credentials,
+            keys=None if unsecured else self.settings.keys,
+            credentials=None if unsecured else credentials or self.settings.credentials,
         )
 
     def server_settings(

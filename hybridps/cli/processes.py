@@ -17,6 +17,7 @@ from hybridps.cli.lifetime import adopt_orphans, die_with_parent, end_orphans
 from hybridps.cli.output import ERR, OUT, LineSplitter, NoiseFilter, Screen
 from hybridps.errors import ConfigError
 
+_MARK = "_HYBRIDPS_CHILD"
 _TICK_SECONDS = 0.2
 _DRAIN_SECONDS = 2.0
 
@@ -28,6 +29,8 @@ class Child:
     name: str
     process: subprocess.Popen[bytes]
     on_line: Callable[[str], None]
+    mark: str
+    """What its environment has, and that of whatever it starts."""
     noise: dict[str, NoiseFilter] = field(default_factory=lambda: {OUT: NoiseFilter(blocks=False), ERR: NoiseFilter()})
     status: int | None = None
     """Exit status as a shell counts it, 128 + n for signal n; None while the process runs."""
@@ -74,10 +77,11 @@ class Processes:
         on_line: Callable[[str], None] = lambda line: None,
     ) -> Child:
         """Start a process that gets `death_signal` when this one ends. Raises ConfigError if it cannot be started."""
+        mark = f"{_MARK}={os.getpid()}-{len(self._children)}"
         try:
             process = subprocess.Popen(
                 command,
-                env=environ,
+                env={**environ, **dict([mark.split("=")])},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -86,7 +90,7 @@ class Processes:
             )
         except OSError as error:
             raise ConfigError(f"{command[0]} cannot be started: {error.strerror or error}") from None
-        child = Child(name, process, on_line)
+        child = Child(name, process, on_line, mark)
         self._children.append(child)
         for kind, pipe in ((OUT, process.stdout), (ERR, process.stderr)):
             if pipe is not None:
@@ -125,7 +129,8 @@ class Processes:
         for key, _ in self._selector.select(seconds):
             self._read(key.data)
         for child in self.running:
-            self._show(child, ERR, child.noise[ERR].tick())
+            for kind in (OUT, ERR):
+                self._show(child, kind, child.noise[kind].tick())
             if child.process.poll() is not None:
                 self._finish(child)
 
@@ -156,9 +161,10 @@ class Processes:
 
     def _finish(self, child: Child) -> None:
         """The process has ended: what it left behind, what it wrote last, and then its status."""
-        end_orphans(self.pids)
+        end_orphans(self.pids, child.mark)
         self._drain(child)
-        self._show(child, ERR, child.noise[ERR].end())
+        for kind in (OUT, ERR):
+            self._show(child, kind, child.noise[kind].end())
         child.status = _status(child.process.returncode, child.noise[OUT].signal)
         self._screen.clear()
         self._on_end(child)

@@ -32,6 +32,11 @@ _SERVING = re.compile(r"hybridps: serving at (\S+)")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+def _by_nohup(number: int) -> bool:
+    """Whether this is the signal of a terminal that goes, and the job shall go on without it."""
+    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
+
+
 def run(wish: Wish) -> int:
     """Start what was asked for, wait for its end, and return the exit status. Raises HybridPSError before the start."""
     launch = make_launch(wish)
@@ -65,7 +70,7 @@ class Launcher:
         self._stopping = False
 
     def run(self) -> int:
-        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS if not _by_nohup(number)}
         stay = ExitStack()
         try:
             with ExitStack() as stack:

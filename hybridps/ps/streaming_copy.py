@@ -9,7 +9,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from hybridps.ps.rules.kernel import addresses, at, compiled
+from hybridps.compiled import compiled
+from hybridps.ps.rules.kernel import addresses, at
 
 LEAST_BYTES = 16 << 20
 """Less is still in a cache when it is read: then reading loses what writing gains."""
@@ -43,7 +44,7 @@ def _fence(typing_context: Any) -> Any:
     return types.void(), generate
 
 
-@compiled  # type: ignore[misc]
+@compiled
 def _copy_lines_(target, address):  # type: ignore[no-untyped-def]
     # The source by its address: memory that may be written and memory that may not are the same here.
     source, to = at(address, 0, target), target.ctypes.data

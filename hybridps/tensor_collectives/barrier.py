@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from hybridps.compiled import compiled
 
 _yield = types.ExternalFunction("sched_yield", types.int32())
 
@@ -38,7 +40,7 @@ def _pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     return builder.gep(array.data, [arguments[1]])
 
 
-@njit(nogil=True, cache=True)  # type: ignore[misc]
+@compiled
 def wait_for(counters, stride, mine, target, tries, first, last):  # type: ignore[no-untyped-def]
     """Count myself in, and wait until the counters of ranks `first:last` are `target`; the first missing rank, or -1.
 
@@ -59,7 +61,7 @@ def wait_for(counters, stride, mine, target, tries, first, last):  # type: ignor
     return missing
 
 
-@njit(nogil=True, cache=True)  # type: ignore[misc]
+@compiled
 def wait_for_all(counters, stride, mine, target, tries):  # type: ignore[no-untyped-def]
     """The same, for the counters of all ranks."""
     return wait_for(counters, stride, mine, target, tries, 0, len(counters) // stride)

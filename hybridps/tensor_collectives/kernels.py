@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic, overload
 
+from hybridps.compiled import compiled
 from hybridps.tensor_collectives.barrier import wait_for_all
 
 SUM, MAX, MIN = 0, 1, 2
@@ -137,7 +138,7 @@ def _after_begin_of(rows, first):  # type: ignore[no-untyped-def]
     return lambda rows, first: max(first, 1)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[misc]
+@compiled
 def accumulate_(total, row, op):  # type: ignore[no-untyped-def]
     """`total` becomes `op` of itself and `row`; what is no number wins, as in NumPy."""
     if op == SUM:
@@ -153,21 +154,21 @@ def accumulate_(total, row, op):  # type: ignore[no-untyped-def]
             total[i] = value if value < total[i] or value != value else total[i]
 
 
-@njit(nogil=True, cache=True)  # type: ignore[misc]
+@compiled
 def encode(values, row):  # type: ignore[no-untyped-def]
     """`row` becomes `values`, rounded if the row has bits."""
     for i in range(row.size):
         row[i] = _encode(values[i], row)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[misc]
+@compiled
 def decode(row, out):  # type: ignore[no-untyped-def]
     """`out` becomes the numbers of `row`."""
     for i in range(out.size):
         out[i] = _decode(row[i])
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@compiled
 def _add_rows(total, rows, start, stop):  # type: ignore[no-untyped-def]
     """Add the rows after the first one, three in one pass."""
     r = 1
@@ -181,7 +182,7 @@ def _add_rows(total, rows, start, stop):  # type: ignore[no-untyped-def]
         r += 1
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@compiled
 def _combine_block(total, rows, op, start, stop):  # type: ignore[no-untyped-def]
     """`total`, which is row 0, becomes `op` over all rows."""
     if op == SUM:
@@ -191,14 +192,14 @@ def _combine_block(total, rows, op, start, stop):  # type: ignore[no-untyped-def
             accumulate_(total, rows[r, start:stop], op)
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@compiled
 def _divide(total, divisor):  # type: ignore[no-untyped-def]
     if divisor > 1:
         for i in range(total.size):
             total[i] /= divisor
 
 
-@njit(nogil=True, cache=True)  # type: ignore[misc]
+@compiled
 def combine_(rows, op, divisor, start, stop, first, last, scratch):  # type: ignore[no-untyped-def]
     """Elements `start:stop` of rows `first:last` become `op` over all rows, over `divisor`.
 
@@ -213,7 +214,7 @@ def combine_(rows, op, divisor, start, stop, first, last, scratch):  # type: ign
             encode(total, rows[r, begin:end])
 
 
-@njit(nogil=True, cache=True)  # type: ignore[misc]
+@compiled
 def fold(rows, op, start, stop, out):  # type: ignore[no-untyped-def]
     """`out` becomes `op` over elements `start:stop` of all rows. It may be these elements of row 0."""
     for begin in range(start, stop, BLOCK):
@@ -223,7 +224,7 @@ def fold(rows, op, start, stop, out):  # type: ignore[no-untyped-def]
         _combine_block(total, rows, op, begin, end)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[misc]
+@compiled
 def spread(total, divisor, rows, start, stop, first, last):  # type: ignore[no-untyped-def]
     """Elements `start:stop` of rows `first:last` become `total` over `divisor`; `total` is divided too."""
     for begin in range(start, stop, BLOCK):
@@ -234,7 +235,7 @@ def spread(total, divisor, rows, start, stop, first, last):  # type: ignore[no-u
             encode(block, rows[r, begin:end])
 
 
-@njit(nogil=True, cache=True)  # type: ignore[misc]
+@compiled
 def meet_and_combine_(  # type: ignore[no-untyped-def]
     counters, stride, mine, met, tries, rows, op, divisor, start, stop, first, last, scratch
 ):

@@ -58,6 +58,31 @@ elif group == "0" and what in ("kill", "exit", "raise"):
 """
 
 
+DAEMONS = """
+import os, subprocess, sys, time
+from pathlib import Path
+
+folder, group = Path(sys.argv[1]), os.environ["HYBRIDPS_GROUP_INDEX"]
+starts = "import subprocess; print(subprocess.Popen(['sleep', '60'], start_new_session=True, stdout=-3, stderr=-3).pid)"
+pid = subprocess.run([sys.executable, "-c", starts], capture_output=True, text=True).stdout
+(folder / f"{group}.new").write_text(pid)
+(folder / f"{group}.new").rename(folder / group)
+
+
+def there(group):
+    return Path("/proc", (folder / group).read_text().strip()).exists()
+
+
+while not all((folder / each).exists() for each in "01"):
+    time.sleep(0.05)
+if group == "1":
+    end = time.monotonic() + 20
+    while there("0") and time.monotonic() < end:
+        time.sleep(0.05)
+    print(*(f"{each} is {'there' if there(each) else 'gone'}" for each in "01"), sep=", ", flush=True)
+"""
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "script.py"
@@ -133,6 +158,25 @@ def test_the_scripts_of_launch_say_how_they_are_used(which: str) -> None:
     assert f"launch/{which}" in done.stderr
     assert "INSECURE" in done.stderr or which == "local.sh"
     assert "set -e" not in done.stderr
+
+
+def test_a_launcher_under_nohup_outlives_its_terminal(script: Path) -> None:
+    command = ["nohup", *command_line(script, "settings", "-n", "1")]
+    with subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as launcher:
+        assert b"up 0" in launcher.stdout.readline()  # type: ignore[union-attr]
+        launcher.send_signal(signal.SIGHUP)
+        assert launcher.wait(SECONDS) == 0
+
+
+def test_a_group_that_ends_ends_what_it_left_and_nothing_of_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "daemons.py"
+    path.write_text(DAEMONS)
+    run = [sys.executable, "-m", "hybridps.cli", "run", "-n", "2", "--groups", "2", "-s", "0", "--"]
+    command = [*run, "python", "-m", "mpi4py", str(path), str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "0 is gone, 1 is there" in done.stdout
+    assert not psutil.pid_exists(int((tmp_path / "1").read_text()))
 
 
 def test_a_progress_bar_leaves_one_line_in_a_pipe_and_the_last_line_is_kept(script: Path) -> None:

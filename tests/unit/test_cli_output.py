@@ -140,6 +140,23 @@ def test_what_mpich_says_is_dropped_and_the_signal_kept() -> None:
     assert noise.feed(DASHES) == [DASHES]
 
 
+SUMMARY = ["=" * 80, "Layer (type)  Output Shape", "=" * 80, "", "=   Accuracy 3", "=" * 120, "=" * 120, "the end"]
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_what_a_script_says_between_equals_signs_comes_out_unchanged(blocks: bool) -> None:
+    noise = NoiseFilter(blocks=blocks)
+    assert [line for part in SUMMARY for line in noise.feed(part, now=0.0)] == SUMMARY
+    assert noise.feed("=" * 80, now=0.0) == []
+    assert noise.tick(now=1.1) == ["=" * 80]
+
+
+def test_what_the_terminal_cannot_write_is_written_otherwise() -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    Screen(out, io.StringIO(), ["group 0"]).line("group 0", "50%|█ \ufffd ä")
+    assert out.buffer.getvalue() == b"[group 0] 50%|\\u2588 \\ufffd \xe4\n"
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

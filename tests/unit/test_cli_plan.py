@@ -149,6 +149,14 @@ def test_keys_go_to_those_alone_who_need_them() -> None:
     assert launch.server_settings(launch.servers[0], keys="once").server_keys == "once"
 
 
+def test_servers_without_keys_are_not_met_with_keys() -> None:
+    mine = launch_of(make_settings({"groups": 2, "keys": "for-me"}))
+    group = mine.group_settings(mine.groups[0], ["tcp://127.0.0.1:5"])
+    assert (group.keys, group.credentials) == (None, None)
+    theirs = launch_of(make_settings({"groups": 2, "keys": "for-me", "servers": "tcp://127.0.0.1:5"}))
+    assert theirs.group_settings(theirs.groups[0], []).keys == "for-me"
+
+
 def test_racks_have_servers_of_their_own_and_a_parent() -> None:
     launch = launch_of(make_settings({"groups": 5, "racks": 2, "keys": "for-me", "rack_index": 1}), servers=2)
     parent, *in_racks = launch.servers

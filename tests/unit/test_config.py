@@ -57,7 +57,10 @@ def test_bad_settings_are_named(name: str, text: str, said: str) -> None:
     quiet=st.booleans(),
 )
 def test_environment_round_trip(groups, sizes, alpha, quiet) -> None:
-    settings = make_settings({"groups": groups, "group_sizes": sizes, "alpha": alpha, "quiet": quiet})
+    folder = "/two  spaces/and\ta tab"
+    settings = make_settings(
+        {"groups": groups, "group_sizes": sizes, "alpha": alpha, "quiet": quiet, "run_folder": folder}
+    )
     assert load_settings(to_environment(settings)) == settings
 
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from msgspec import Meta
 
-from hybridps.ps.rules.kernel import BLOCK, add_up_finite_, compiled, hand_out_
+from hybridps.compiled import compiled
+from hybridps.ps.rules.kernel import BLOCK, add_up_finite_, hand_out_
 from hybridps.ps.rules.sgd import SGD, NotNegative
 
 Below1 = Annotated[float, Meta(ge=0, lt=1)]
@@ -44,7 +45,7 @@ class Adam(SGD, frozen=True, tag="adam", forbid_unknown_fields=True, kw_only=Tru
         np.copyto(total, centre)
 
     @staticmethod
-    @compiled  # type: ignore[misc]
+    @compiled
     def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
         rate, rescale, decay, beta1, beta2, rest1, rest2, epsilon = numbers
         buffer = np.empty(BLOCK, centre.dtype)

@@ -9,9 +9,10 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from hybridps.compiled import compiled
 from hybridps.memory import DTYPES
 from hybridps.ps.clocks import BulkSynchronous, Clock, FreeRunning
-from hybridps.ps.rules.kernel import BLOCK, add_up_finite_, compiled, hand_out_
+from hybridps.ps.rules.kernel import BLOCK, add_up_finite_, hand_out_
 
 
 class Elastic(msgspec.Struct, frozen=True, tag="elastic", forbid_unknown_fields=True):
@@ -40,7 +41,7 @@ class Elastic(msgspec.Struct, frozen=True, tag="elastic", forbid_unknown_fields=
         np.add(centre, total, out=centre)
 
     @staticmethod
-    @compiled  # type: ignore[misc]
+    @compiled
     def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
         (alpha,) = numbers
         buffer = np.empty(BLOCK, centre.dtype)
@@ -90,7 +91,7 @@ class ElasticTogether(Elastic, frozen=True, tag="elastic-together", forbid_unkno
         np.copyto(total, before)
 
     @staticmethod
-    @compiled  # type: ignore[misc]
+    @compiled
     def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
         alpha, values = numbers
         buffer = np.empty(BLOCK, centre.dtype)

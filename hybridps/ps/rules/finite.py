@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from hybridps.compiled import compiled
 from hybridps.errors import ServerError
-from hybridps.ps.rules.kernel import compiled
 
 
 class NotFiniteError(ServerError):
@@ -38,7 +38,7 @@ def not_finite(values: np.ndarray, what: str, start: int = 0) -> str:
     )
 
 
-@compiled  # type: ignore[misc]
+@compiled
 def _largest_magnitude(bits, without_sign):  # type: ignore[no-untyped-def]
     largest = bits.dtype.type(0)
     for i in range(bits.size):

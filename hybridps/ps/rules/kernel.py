@@ -11,17 +11,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numba import carray, njit, types
+from numba import carray, types
 from numba.extending import intrinsic
+
+from hybridps.compiled import compiled
 
 BLOCK = 4096
 """Elements."""
 
 COMPILED = (np.dtype(np.float32), np.dtype(np.float64))
 """Others are computed by NumPy."""
-
-compiled = njit(nogil=True, cache=True)
-"""Without fast arithmetic: the order of operations is that of the source, and the bits are those of NumPy."""
 
 
 def addresses(arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -40,13 +39,13 @@ def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
     return kind(types.int64, like), generate
 
 
-@compiled  # type: ignore[misc]
+@compiled
 def at(address, start, block):  # type: ignore[no-untyped-def]
     """As many elements as `block` has, from element `start` of the array at `address` on."""
     return carray(_pointer(address + start * block.itemsize, block), (block.size,))
 
 
-@compiled  # type: ignore[misc]
+@compiled
 def add_up_(total, sources, start):  # type: ignore[no-untyped-def]
     """`total` becomes the sum of that part of all sources, added in their order. Up to four in one pass."""
     a = at(sources[0], start, total)
@@ -73,7 +72,7 @@ def add_up_(total, sources, start):  # type: ignore[no-untyped-def]
             total[i] += e[i]
 
 
-@compiled  # type: ignore[misc]
+@compiled
 def add_up_finite_(total, sources, start, look):  # type: ignore[no-untyped-def]
     """As `add_up_`; with `look`, whether the sum has neither NaN nor Inf: that is quick while it is in the cache."""
     add_up_(total, sources, start)
@@ -84,7 +83,7 @@ def add_up_finite_(total, sources, start, look):  # type: ignore[no-untyped-def]
     return not strange
 
 
-@compiled  # type: ignore[misc]
+@compiled
 def hand_out_(answer, targets, start):  # type: ignore[no-untyped-def]
     """Write a block of the answer to that part of all targets."""
     for target in targets:
@@ -93,7 +92,7 @@ def hand_out_(answer, targets, start):  # type: ignore[no-untyped-def]
             a[i] = answer[i]
 
 
-@compiled  # type: ignore[misc]
+@compiled
 def sum_(total, sources):  # type: ignore[no-untyped-def]
     """The whole of `total` becomes the sum of the sources, one of which it may be."""
     for start in range(0, total.size, BLOCK):

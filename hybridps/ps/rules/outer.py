@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
+from hybridps.compiled import compiled
 from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
-from hybridps.ps.rules.kernel import BLOCK, add_up_finite_, compiled, hand_out_
+from hybridps.ps.rules.kernel import BLOCK, add_up_finite_, hand_out_
 from hybridps.ps.rules.sgd import Fraction, NotNegative
 
 
@@ -42,7 +43,7 @@ class Outer(msgspec.Struct, frozen=True, tag="outer", forbid_unknown_fields=True
         np.copyto(total, centre)
 
     @staticmethod
-    @compiled  # type: ignore[misc]
+    @compiled
     def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
         rate, momentum, values = numbers
         buffer = np.empty(BLOCK, centre.dtype)

@@ -13,8 +13,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from hybridps.compiled import compiled
 from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
-from hybridps.ps.rules.kernel import BLOCK, add_up_finite_, compiled, hand_out_
+from hybridps.ps.rules.kernel import BLOCK, add_up_finite_, hand_out_
 
 Finite = Annotated[float, Meta(ge=-1e30, le=1e30)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e30)]
@@ -43,7 +44,7 @@ class SGD(msgspec.Struct, frozen=True, tag="sgd", forbid_unknown_fields=True, kw
         np.copyto(total, centre)
 
     @staticmethod
-    @compiled  # type: ignore[misc]
+    @compiled
     def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
         rate, rescale, decay = numbers
         buffer = np.empty(BLOCK, centre.dtype)
@@ -82,7 +83,7 @@ class Momentum(SGD, frozen=True, tag="momentum", forbid_unknown_fields=True, kw_
         np.copyto(total, centre)
 
     @staticmethod
-    @compiled  # type: ignore[misc]
+    @compiled
     def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
         rate, rescale, decay, momentum = numbers
         buffer = np.empty(BLOCK, centre.dtype)
@@ -115,7 +116,7 @@ class Nesterov(Momentum, frozen=True, tag="nesterov", forbid_unknown_fields=True
         np.copyto(total, centre)
 
     @staticmethod
-    @compiled  # type: ignore[misc]
+    @compiled
     def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
         rate, rescale, decay, momentum = numbers
         buffer = np.empty(BLOCK, centre.dtype)

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
+from hybridps.compiled import compiled
 from hybridps.memory import DTYPES
 from hybridps.ps.clocks import BulkSynchronous, Clock
-from hybridps.ps.rules.kernel import BLOCK, add_up_finite_, compiled, hand_out_
+from hybridps.ps.rules.kernel import BLOCK, add_up_finite_, hand_out_
 
 
 class Sum(msgspec.Struct, frozen=True, tag="sum", forbid_unknown_fields=True):
@@ -29,7 +30,7 @@ class Sum(msgspec.Struct, frozen=True, tag="sum", forbid_unknown_fields=True):
         np.copyto(centre, total)
 
     @staticmethod
-    @compiled  # type: ignore[misc]
+    @compiled
     def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
         buffer = np.empty(BLOCK, centre.dtype)
         for start in range(0, centre.size, BLOCK):
@@ -60,7 +61,7 @@ class Mean(Sum, frozen=True, tag="mean", forbid_unknown_fields=True):
         np.copyto(centre, total)
 
     @staticmethod
-    @compiled  # type: ignore[misc]
+    @compiled
     def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
         (values,) = numbers
         buffer = np.empty(BLOCK, centre.dtype)
