@@ -457,6 +457,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         check(args)
         kv = make_store(args.kvstore)
+        if kv and "elastic" in kv.type and args.dtype == "float16":
+            raise UsageError(
+                f"--dtype float16 trains float32 weights, which --kvstore {args.kvstore} does not average: use sync"
+            )
         args.run = run_folder(args, kv.num_workers if kv else 1)
         images = open_data(args)
         if not len(images.val.indices) and not (kv and kv.rank):

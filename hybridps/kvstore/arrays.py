@@ -47,7 +47,12 @@ def is_gradient_of(weight: NDArray, array: NDArray) -> bool:
     gradient = weight.grad
     if gradient is None or gradient.stype != "default" or array.stype != "default" or array.size == 0:
         return False
-    return array.context.device_type == "cpu" and _address(gradient) == _address(array)
+    return array.context.device_type == "cpu" and is_same_memory(gradient, array)
+
+
+def is_same_memory(one: NDArray, other: NDArray) -> bool:
+    """Whether two dense arrays begin at the same address."""
+    return _address(one) == _address(other)
 
 
 def is_overwritten(weight: NDArray, gradient: NDArray) -> bool:
@@ -55,10 +60,12 @@ def is_overwritten(weight: NDArray, gradient: NDArray) -> bool:
 
     MXNet does not tell, so it is tried out: waits for `gradient`, and leaves nonsense in it.
     """
+    fresh = weight._fresh_grad
     gradient[:] = 1
     with autograd.record():
         nothing = weight.reshape((-1,))[0:1] * 0
     nothing.backward()
+    weight._fresh_grad = fresh  # the Trainer refuses to update with what it takes for an old gradient
     return bool(gradient.reshape((-1,))[0].asscalar() == 0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from mxnet import autograd
@@ -15,7 +15,7 @@ from hybridps.algorithms import UNDER_WAY, Algorithm
 from hybridps.config import Settings
 from hybridps.errors import GroupError
 from hybridps.kvstore import engine
-from hybridps.kvstore.arrays import array_over, is_gradient_of, is_overwritten
+from hybridps.kvstore.arrays import array_over, is_gradient_of, is_overwritten, is_same_memory
 from hybridps.kvstore.communicator import Communicator
 from hybridps.kvstore.engine import Done
 from hybridps.kvstore.spent import Spent
@@ -89,6 +89,12 @@ class Residence:
         """Whether backward wrote to the old memory all the same. Waits for backward."""
         return bool(self.other.reshape((-1,))[0].asscalar() != UNTOUCHED)
 
+    def leave(self) -> None:
+        """Give the user's array memory of its own, with what is in it. Waits for that."""
+        self.other = self.gradient.copy()
+        self.other.wait_to_read()
+        self._swap()
+
     def undo(self) -> NDArray:
         """Give the user's array its old memory again; returns an array over the slot."""
         self._swap()
@@ -129,7 +135,6 @@ class Joint:
             name: [array_over(arena.view(name)) for arena in self._arena_of[name].arenas] for name in gradients
         }
         self._residences: dict[tuple[str, int], Residence] = {}
-        self._unchecked_steps = 0
         self._buckets = [
             bucket
             for name, table in reversed(self._tables.items())
@@ -151,6 +156,7 @@ class Joint:
         if len(values) == len(self._slots[name]) and all(value.stype == "default" for value in values):
             return True
         self._expected -= {name}
+        self._drop([name])
         self._current.skip(name)
         self._complete()
         return False
@@ -158,9 +164,12 @@ class Joint:
     def move_in(self, weights: Mapping[str, Sequence[NDArray]], gradients: Mapping[str, Sequence[NDArray]]) -> None:
         """Let backward write gradients straight into the arenas, where that is safe. Waits for them.
 
-        Call it between steps only: it looks at arrays, and those may not wait for a step that is not complete.
+        Call it before the first key of a step: it looks at arrays, and those may not wait for a step that is not
+        complete.
         """
         for name, arrays in gradients.items():
+            if name not in self._expected:
+                continue
             for device, gradient in enumerate(arrays[: len(weights.get(name, ()))]):
                 weight, slot = weights[name][device], self._slots[name][device]
                 if is_gradient_of(weight, gradient) and gradient.shape == slot.shape and gradient.dtype == slot.dtype:
@@ -170,14 +179,11 @@ class Joint:
                     if overwritten:
                         self._residences[name, device] = Residence(weight, gradient, slot)
                         self._slots[name][device] = gradient
-        self._unchecked_steps = 2 if self._residences else 0
 
     def begin(self, number: int) -> None:
         """Begin a step. If keys of the last one never came, they are not expected any more."""
         self.settle()
-        if self._unchecked_steps == 1:
-            self._move_out_what_is_written_elsewhere()
-        self._unchecked_steps -= 1
+        self._move_out_what_is_written_elsewhere()
         step = Step(number)
         self._current = step
         expected = self._expected
@@ -186,7 +192,9 @@ class Joint:
     def settle(self) -> None:
         """If keys of the step under way did not come, go on without them."""
         if self._current is not None:
-            self._expected = frozenset(self._current.pushed)
+            pushed = frozenset(self._current.pushed)
+            self._drop(self._expected - pushed)
+            self._expected = pushed
             self._current.close()
             self._current = None
 
@@ -209,14 +217,26 @@ class Joint:
 
     def _is_resident(self, name: str, device: int, gradient: NDArray) -> bool:
         residence = self._residences.get((name, device))
-        if residence is None or residence.gradient is not gradient:
-            if residence is not None:
-                self._forget(name, device)
+        if residence is None:
             return False
-        if not residence.holds:
-            self._forget(name, device)
-            return False
-        return True
+        if residence.gradient is gradient and residence.holds:
+            return True
+        # An array that the user took before the move has what was moved, and is not written to since.
+        moved = residence.other is not None and is_same_memory(residence.other, gradient)
+        if moved:
+            residence.gradient.wait_to_read()
+        self._forget(name, device)
+        return moved
+
+    def _drop(self, names: Iterable[str]) -> None:
+        """These keys will not come any more: what lies in the arenas is not theirs, and counts as zeros there."""
+        for name in names:
+            for device in range(len(self._slots[name])):
+                residence = self._residences.get((name, device))
+                if residence is not None:
+                    if residence.holds:
+                        residence.leave()
+                    self._forget(name, device)
 
     def _forget(self, name: str, device: int) -> None:
         """The user's array is no longer the slot: use an array of our own over it."""
@@ -224,12 +244,17 @@ class Joint:
         self._slots[name][device] = array_over(self._arena_of[name].arenas[device].view(name))
 
     def _move_out_what_is_written_elsewhere(self) -> None:
-        """A network hybridized with static shapes goes on writing to the memory that it saw first."""
+        """A network hybridized with static shapes goes on writing to the memory that it saw first.
+
+        What backward has not come to since the move can be told later only.
+        """
         for (name, device), residence in list(self._residences.items()):
+            if residence.other is None:
+                continue
             if residence.holds and residence.was_written_elsewhere():
                 del self._residences[name, device]
                 self._slots[name][device] = residence.undo()
-            else:
+            elif residence.weight._fresh_grad:
                 residence.other = None
 
     def _join(self) -> None:
@@ -256,6 +281,7 @@ class Joint:
         for bucket in self._buckets:
             with watch(f"step {step.number} for gradients of {bucket.table} that this worker itself has not computed"):
                 expected = _await(bucket, step, expected, arrived)
+            self._clear(bucket, arrived)
             with watch(f"step {step.number} in the allreduce of {bucket.table}"), self._spent.on("group"):
                 self._algorithm.reduce_(bucket.table, self._tables[bucket.table].tensor, bucket.start, bucket.stop)
                 under_way.append(bucket)
@@ -265,6 +291,13 @@ class Joint:
             while under_way:
                 finish()
         self._spent.end_step(step.last_arrival)
+
+    def _clear(self, bucket: Bucket, arrived: Mapping[str, Done | None]) -> None:
+        """Keys that did not come count as zeros: an old sum would be summed again, step by step."""
+        table = self._tables[bucket.table]
+        for slot in (table.layout.slot_of[name] for name in bucket.keys if arrived.get(name) is None):
+            for arena in table.arenas:
+                arena.flat[max(slot.start, bucket.start) : min(slot.stop, bucket.stop)] = 0
 
 
 def _await(bucket: Bucket, step: Step, expected: frozenset[str], arrived: dict[str, Done | None]) -> frozenset[str]:

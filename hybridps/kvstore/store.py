@@ -13,10 +13,12 @@ workers), so a script divides by `batch_size * num_workers` whatever the type. T
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any
 
 import mxnet as mx
+import numpy as np
 from mxnet.base import MXNetError
 from mxnet.kvstore import KVStore, KVStoreBase
 from mxnet.ndarray import NDArray
@@ -62,12 +64,14 @@ class HybridKVStore(KVStore):
         """Fill `out` with the first worker's `value`, on all workers, and take `out` as the weights of the key."""
         for each, values, outs in _pairs(key, value, out):
             self._training.add(str(each), values[0], outs, broadcast=True)
+        self._check_precision()
 
     def init(self, key: Any, value: Any) -> None:
         """Make a key with the first worker's `value`, to be used with `push` and `pull`."""
         for each, values, _ in _pairs(key, value):
             stored = dense(values[0]).copyto(mx.cpu())
             self._training.add(str(each), stored, [stored], broadcast=False)
+        self._check_precision()
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Sum `value` over devices and workers. The sum goes to `out` (default: `value`); after
@@ -85,6 +89,8 @@ class HybridKVStore(KVStore):
                 copy_all(summed, outs or values)
             else:
                 if outs:
+                    if not (len(outs) == len(record.weights) and all(map(operator.is_, outs, record.weights))):
+                        copy_all(record.weights[:1], outs)
                     record.weights[:] = outs
                 self._update(each, summed[0])
 
@@ -92,10 +98,13 @@ class HybridKVStore(KVStore):
         """Sum `value` over devices and workers into the key's stored value; after `set_optimizer` update it."""
         for each, values, _ in _pairs(key, value):
             summed = self._training.sum_alone(str(each), values, priority, average=self._updater is not None)
-            if self._updater is None:
-                copy_all([summed], self._training.key(str(each)).weights)
-            else:
+            record = self._training.key(str(each))
+            if self._updater is not None:
                 self._update(each, summed)
+            elif record.broadcast:
+                record.pushed = summed.copy()
+            else:
+                copy_all([summed], record.weights)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy to `out` what is stored for the key.
@@ -112,11 +121,13 @@ class HybridKVStore(KVStore):
         for each, outs, rows in _pairs(key, out, row_ids):
             stored = self._training.key(str(each)).weights[0].tostype("row_sparse")
             for target, ids in zip(outs, rows * len(outs) if len(rows) == 1 else rows, strict=True):
-                mx.nd.sparse.retain(stored, ids.as_in_context(stored.context).astype("int64")).copyto(target)
+                once = np.unique(ids.asnumpy())  # ascending: else lookups in the row-sparse array miss rows
+                mx.nd.sparse.retain(stored, mx.nd.array(once, stored.context, "int64")).copyto(target)
 
     def set_optimizer(self, optimizer: Any) -> None:
         """Update weights with `optimizer` at each `pushpull` or `push`, on every worker alike."""
         self._updater = mx.optimizer.get_updater(optimizer)
+        self._check_precision()
 
     def _set_updater(self, updater: Any) -> None:
         self._updater = updater
@@ -161,6 +172,15 @@ class HybridKVStore(KVStore):
 
     def _send_command_to_servers(self, head: int, body: str) -> None:
         raise HybridPSError(f"commands to MXNet's servers have no meaning for {self.type}")
+
+    def _check_precision(self) -> None:
+        """Raise HybridPSError if averaging would not reach the weights that the optimizer trains."""
+        precise = getattr(getattr(self._updater, "optimizer", None), "multi_precision", False)
+        if precise and self._algorithm.has_centre and self._training.has("float16"):
+            raise HybridPSError(
+                f"{self.type} averages the weights, and an optimizer with multi_precision=True has its own of float16 "
+                "keys, in float32: leave it out, or use the algorithm sync"
+            )
 
     def _update(self, key: int | str, gradient: NDArray) -> None:
         weights = self._training.key(str(key)).weights

@@ -9,6 +9,7 @@ from mxnet.ndarray import NDArray
 from hybridps.algorithms import Algorithm
 from hybridps.errors import LayoutError
 from hybridps.job import Job
+from hybridps.kvstore.arrays import dtype_of
 from hybridps.kvstore.communicator import Communicator
 from hybridps.kvstore.joint import Joint
 from hybridps.kvstore.single import Single
@@ -26,6 +27,8 @@ class Key:
         self.own_weights: Weights | None = None
         """For a key used with `push`: what averages it alone."""
         self.pushes = 0
+        self.pushed: NDArray | None = None
+        """The sum last pushed, where the weights are the user's own and nothing updates them."""
 
 
 class Training:
@@ -33,7 +36,7 @@ class Training:
 
     A step ends when a key comes for the second time. In the first step each key is summed alone, in the order of
     the program, as nobody has said yet which keys there are. From the second on, the keys that came in the
-    first are summed jointly.
+    first are summed jointly; from the third on, in memory of ours those that came in the same arrays twice.
     """
 
     def __init__(self, job: Job, algorithm: Algorithm, communicator: Communicator) -> None:
@@ -46,6 +49,8 @@ class Training:
         self._weights: list[Weights] = []
         self._step = -1
         self._pushed: dict[str, Sequence[NDArray]] = {}
+        self._before: dict[str, Sequence[NDArray]] = {}
+        """What was pushed in the step before."""
         self._joint: Joint | None = None
 
     def add(self, name: str, value: NDArray, weights: Sequence[NDArray], broadcast: bool) -> None:
@@ -57,6 +62,10 @@ class Training:
         self.keys[name] = Key(weights, single, broadcast)
         if broadcast:
             self._announced[name] = self.keys[name].weights
+
+    def has(self, dtype: str) -> bool:
+        """Whether there is a key of that dtype."""
+        return any(dtype_of(key.weights[0]) == dtype for key in self.keys.values())
 
     def key(self, name: str) -> Key:
         if name not in self.keys:
@@ -82,7 +91,7 @@ class Training:
         `average`: its weights are trained, so they are averaged with the centre when it is time.
         """
         key = self.key(name)
-        if average and self._algorithm.has_centre:
+        if average and self._algorithm.has_centre and self._weights_of(name) is None:
             if key.own_weights is None:
                 self._announced.pop(name, None)
                 key.own_weights = self._make_weights(f"weights.{name}", {name: key.weights})
@@ -94,11 +103,13 @@ class Training:
     def stored(self, name: str) -> NDArray:
         """What `pull` gives: the centre for keys of a model that has one, else the weights, or what was pushed last."""
         key = self.key(name)
-        if self._algorithm.has_centre and key.broadcast and not key.pushes:
+        if key.pushed is not None:
+            return key.pushed
+        if self._algorithm.has_centre and key.broadcast and key.own_weights is None:
             self._join_announced()
-            for weights in self._weights:
-                if name in weights:
-                    return weights.centre(name)
+            weights = self._weights_of(name)
+            if weights is not None:
+                return weights.centre(name)
         return key.weights[0]
 
     def settle(self) -> None:
@@ -111,16 +122,24 @@ class Training:
         self._join_announced()
         self._step += 1
         self._job.steps = max(self._job.steps, self._step + 1)
-        if self._algorithm.averages(self._step):
-            for weights in self._weights:
+        for weights in self._weights:
+            weights.forget_centre()
+            if self._algorithm.averages(self._step):
                 weights.average(self._step)
         if self._step == 1:
-            self._joint = self._make_joint(may_move)
+            self._joint = self._make_joint()
         if self._joint is not None:
             self._joint.begin(self._step)
-        self._pushed = {}
+            if self._step == 2 and may_move:
+                self._move_in(self._joint)
+        self._before, self._pushed = self._pushed, {}
 
-    def _make_joint(self, may_move: bool) -> Joint | None:
+    def _move_in(self, joint: Joint) -> None:
+        """Those arrays that came in both steps so far: others may be gone before the next, as `weight.grad` is."""
+        stay = {name: values for name, values in self._pushed.items() if _same(values, self._before.get(name, ()))}
+        joint.move_in({name: self.keys[name].weights for name in stay}, stay)
+
+    def _make_joint(self) -> Joint | None:
         """Of the keys of the first step: all that are dense and on as many devices as the first."""
         dense = {name: values for name, values in self._pushed.items() if _all_dense(values)}
         if not dense:
@@ -128,11 +147,13 @@ class Training:
         devices = len(next(iter(dense.values())))
         gradients = {name: values for name, values in dense.items() if len(values) == devices}
         joint = Joint("joint", gradients, self._job.session, self._algorithm, self._communicator)
-        if may_move:
-            joint.move_in({name: self.keys[name].weights for name in gradients}, gradients)
         for name in gradients:
             self.keys[name].single.release()
         return joint
+
+    def _weights_of(self, name: str) -> Weights | None:
+        """Those that a key is averaged with, if it is with others."""
+        return next((weights for weights in self._weights if name in weights), None)
 
     def _join_announced(self) -> None:
         if self._announced:
@@ -142,6 +163,11 @@ class Training:
 
     def _make_weights(self, prefix: str, weights: dict[str, Sequence[NDArray]]) -> Weights:
         return Weights(prefix, weights, self._job.session, self._algorithm, self._communicator, self._meeting)
+
+
+def _same(some: Sequence[NDArray], others: Sequence[NDArray]) -> bool:
+    """Whether these are the same objects."""
+    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
 
 
 def _all_dense(values: Sequence[NDArray]) -> bool:

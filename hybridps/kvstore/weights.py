@@ -58,7 +58,8 @@ class Weights:
     def centre(self, name: str) -> NDArray:
         """The centre of a key, in an array that the engine fills.
 
-        The centre of all keys is read at once, and anew when a key is asked for that was taken from the last reading.
+        The centre of all keys is read at once, and anew when a key is asked for that was taken from the last reading,
+        or after `forget_centre`.
         """
         if not self._centre or name in self._taken:
             arenas = {table: Arena(arena.layout) for table, arena in self._arenas.items()}
@@ -66,6 +67,10 @@ class Weights:
             self._communicator.operation(list(self._centre.values()), lambda: self._read_centre(arenas))
         self._taken.add(name)
         return self._centre[name]
+
+    def forget_centre(self) -> None:
+        """What was read is old."""
+        self._centre = {}
 
     def _each(self, work: Callable[[], None]) -> None:
         """Copy the weights into their arenas, `work` on those in program order, and copy them back."""

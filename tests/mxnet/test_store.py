@@ -25,6 +25,12 @@ RIGHT = [
     "by_hand",
     "a_pushed_gradient_stays",
     "sparse_rows",
+    "gradients_taken_anew",
+    "gradients_kept_and_taken_anew",
+    "left_out_and_back",
+    "left_out_for_long",
+    "a_branch_that_rests",
+    "where_sums_and_weights_go",
     "bad_calls",
     "module_with_fixed_parameters",
     "half_a_step",
@@ -50,8 +56,10 @@ def test_uses_alone(use: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_centre_is_read_anew(tmp_path: Path) -> None:
-    done = run(["centre_as_it_is_now"], tmp_path, groups="2", algorithm="elastic", tau="1", alpha="0.5")
+def test_the_centre(tmp_path: Path) -> None:
+    uses = ["centre_as_it_is_now", "centre_of_one_key_and_later_of_another"]
+    uses += ["sparse_gradients_and_a_centre", "precise_optimizers_and_a_centre"]
+    done = run(uses, tmp_path, groups="2", algorithm="elastic", tau="1", alpha="0.5")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -213,11 +213,140 @@ def sparse_rows():
     kv = mx.kv.create("dist_hybridps_sync")
     table = nd.arange(12).reshape((6, 2))
     kv.init("e", table.tostype("row_sparse"))
-    out = nd.sparse.zeros("row_sparse", (6, 2))
-    kv.row_sparse_pull("e", out=out, row_ids=nd.array([1, 3]))
-    want = np.zeros((6, 2))
-    want[[1, 3]] = table.asnumpy()[[1, 3]]
-    np.testing.assert_array_equal(out.asnumpy(), want)
+    for ids in ([1, 3], [4, 1, 4, 3]):
+        out = nd.sparse.zeros("row_sparse", (6, 2))
+        kv.row_sparse_pull("e", out=out, row_ids=nd.array(ids))
+        want = np.zeros((6, 2))
+        want[ids] = table.asnumpy()[ids]
+        np.testing.assert_array_equal(out.asnumpy(), want)
+        found = nd.Embedding(nd.array(ids), out, input_dim=6, output_dim=2, sparse_grad=True)
+        np.testing.assert_array_equal(found.asnumpy(), want[ids])
+
+
+def gradients_taken_anew():
+    """`weight.grad` is another object each time."""
+    for together in (False, True):
+        kv = mx.kv.create("dist_hybridps_sync")
+        weights = [nd.ones(4), nd.ones(5)]
+        for key, weight in enumerate(weights):
+            weight.attach_grad()
+            kv.broadcast(key, weight, out=weight)
+        for step in range(6):
+            for key, weight in enumerate(weights):
+                with autograd.record():
+                    (weight * (step + key + 1)).sum().backward()
+            if together:
+                kv.pushpull([0, 1], [weight.grad for weight in weights])
+            else:
+                for key, weight in enumerate(weights):
+                    kv.pushpull(key, weight.grad)
+            for key, weight in enumerate(weights):
+                assert (weight.grad.asnumpy() == (step + key + 1) * workers).all(), (together, step, key)
+
+
+def gradients_kept_and_taken_anew():
+    """The same objects until they are moved, and others then."""
+    for late in (2, 3, 4):
+        kv = mx.kv.create("dist_hybridps_sync")
+        weight = nd.ones(4)
+        weight.attach_grad()
+        kv.broadcast("w", weight, out=weight)
+        kept = weight.grad
+        for step in range(7):
+            with autograd.record():
+                (weight * (step + 1)).sum().backward()
+            gradient = weight.grad if step >= late else kept
+            kv.pushpull("w", gradient)
+            assert (gradient.asnumpy() == (step + 1) * workers).all(), (late, step)
+            assert (weight.grad.asnumpy() == (step + 1) * workers).all(), (late, step)
+
+
+def left_out_and_back():
+    kv = mx.kv.create("dist_hybridps_sync")
+    weights = [nd.ones(4), nd.ones(5)]
+    for key, weight in enumerate(weights):
+        weight.attach_grad()
+        kv.broadcast(key, weight, out=weight)
+    gradients = [weight.grad for weight in weights]
+    for step in range(12):
+        for key, weight in enumerate(weights):
+            with autograd.record():
+                (weight * (step + key + 1)).sum().backward()
+        came = (0,) if step in (4, 5) else (0, 1)
+        for key in came:
+            kv.pushpull(key, gradients[key])
+        if step == 4:
+            kv.barrier()
+        for key in came:
+            assert (gradients[key].asnumpy() == (step + key + 1) * workers).all(), (step, key)
+
+
+def left_out_for_long():
+    """What was summed last is not summed again, until it is infinite and refused."""
+    kv = mx.kv.create("dist_hybridps_sync")
+    weights = [nd.ones(4), nd.ones(5)]
+    for key, weight in enumerate(weights):
+        weight.attach_grad()
+        kv.broadcast(key, weight, out=weight)
+    gradients = [weight.grad for weight in weights]
+    for step in range(150):
+        for key in (0, 1) if step < 5 else (0,):
+            with autograd.record():
+                (weights[key] * 3).sum().backward()
+            kv.pushpull(key, gradients[key])
+        if step == 5:
+            kv.barrier()
+    assert (gradients[0].asnumpy() == 3 * workers).all()
+
+
+def a_branch_that_rests():
+    """One that does not run in some steps: its gradients are stale then, and right again when it runs."""
+
+    class Branches(gluon.Block):
+        def __init__(self, **hybridize):
+            super().__init__()
+            mx.random.seed(7)
+            self.one, self.other = gluon.nn.HybridSequential(), gluon.nn.HybridSequential()
+            for block in (self.one, self.other):
+                block.add(gluon.nn.Dense(3, in_units=6))
+                self.register_child(block)
+            self.initialize(mx.init.Xavier())
+            for block in (self.one, self.other):
+                block.hybridize(**hybridize)
+            self.rests = False
+
+        def forward(self, x):
+            return self.one(x) if self.rests else self.one(x) + self.other(x)
+
+    for rest in ((1,), (2,), (3,), (2, 3, 4)):
+
+        def change(net, step, rest=rest):
+            net.rests = step in rest
+
+        for hybridize in ({}, {"static_alloc": True, "static_shape": True}):
+            expected = train(None, net=Branches(), change=change)
+            # A store that updates cannot tell: the Trainer alone knows which gradients are stale.
+            check(expected, net=Branches(**hybridize), change=change, update_on_kvstore=False)
+
+
+def where_sums_and_weights_go():
+    kv = mx.kv.create("dist_hybridps_sync")
+    weight, out = nd.ones(3) * 5, nd.zeros(3)
+    kv.broadcast("w", weight, out=weight)
+    for _ in range(2):
+        kv.push("w", nd.ones(3))
+        kv.pull("w", out=out)
+        assert (out.asnumpy() == workers).all()
+        assert (weight.asnumpy() == 5).all()
+    for made in ("init", "broadcast"):
+        kv = mx.kv.create("dist_hybridps_sync")
+        kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0))
+        weight = nd.ones(3) * 5
+        kv.init("w", weight) if made == "init" else kv.broadcast("w", weight, out=weight)
+        for step in range(3):
+            out = nd.ones(3) * (rank + 100)
+            kv.pushpull("w", nd.ones(3), out=out)
+            assert (out.asnumpy() == 5 - (step + 1) * workers).all(), (made, step)
 
 
 def bad_calls():
@@ -300,6 +429,51 @@ def centre_as_it_is_now():
     kv.pull("w", out=out)
     assert (first > 2).all()
     assert (out.asnumpy() >= first).all()
+
+
+def centre_of_one_key_and_later_of_another():
+    kv = mx.kv.create("dist_hybridps_elastic")
+    weights, out = [nd.ones(4) * 2, nd.ones(4) * 2], nd.zeros(4)
+    for key, weight in enumerate(weights):
+        kv.broadcast(key, weight, out=weight)
+    for step in range(6):
+        for key, weight in enumerate(weights):
+            kv.pushpull(key, nd.ones(4))
+            weight += 1
+        if step == 0:
+            kv.pull(0, out=out)
+            assert (out.asnumpy() == 2).all()
+    kv.pull(1, out=out)
+    assert (out.asnumpy() > 3).all(), out
+
+
+def sparse_gradients_and_a_centre():
+    """Each key is averaged once, with others or alone."""
+    mx.random.seed(4)
+    net = gluon.nn.Sequential()
+    net.add(gluon.nn.Embedding(10, 4, sparse_grad=True), gluon.nn.Dense(3, in_units=24))
+    net.initialize(mx.init.Xavier())
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05}, kvstore="dist_hybridps_elastic")
+    for step in range(STEPS):
+        with autograd.record():
+            value = net((nd.array(images[step : step + 4]).abs() * 3).clip(0, 9).floor()).square().sum()
+        value.backward()
+        trainer.step(4 * workers)
+    training = trainer._kvstore._training
+    averaged = [(name in training._weights[0]) + (key.own_weights is not None) for name, key in training.keys.items()]
+    assert averaged == [1, 1, 1], averaged
+
+
+def precise_optimizers_and_a_centre():
+    precise, half = mx.optimizer.create("sgd", multi_precision=True), nd.ones(2, dtype="float16")
+    kv = mx.kv.create("dist_hybridps_elastic")
+    kv.set_optimizer(precise)
+    with pytest.raises(HybridPSError, match="multi_precision"):
+        kv.init("w", half)
+    kv = mx.kv.create("dist_hybridps_elastic")
+    kv.init("w", half)
+    with pytest.raises(HybridPSError, match="multi_precision"):
+        kv.set_optimizer(precise)
 
 
 for use in sys.argv[1:]:
