@@ -77,11 +77,11 @@ class Processes:
         on_line: Callable[[str], None] = lambda line: None,
     ) -> Child:
         """Start a process that gets `death_signal` when this one ends. Raises ConfigError if it cannot be started."""
-        mark = f"{_MARK}={os.getpid()}-{len(self._children)}"
+        number = f"{os.getpid()}-{len(self._children)}"
         try:
             process = subprocess.Popen(
                 command,
-                env={**environ, **dict([mark.split("=")])},
+                env={**environ, _MARK: number},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -90,7 +90,7 @@ class Processes:
             )
         except OSError as error:
             raise ConfigError(f"{command[0]} cannot be started: {error.strerror or error}") from None
-        child = Child(name, process, on_line, mark)
+        child = Child(name, process, on_line, f"{_MARK}={number}")
         self._children.append(child)
         for kind, pipe in ((OUT, process.stdout), (ERR, process.stderr)):
             if pipe is not None:

@@ -195,8 +195,8 @@ class _Summed(_RackPiece):
             add_up_(over.values, [*added_up, *rows])
         else:
             over.values[:] = 0
-        refused = over.refused = self._refused.keys()
-        done[:] = [self._end(Done(ask.ticket, self._index)) for group, ask in over.asks.items() if group in refused]
+        over.refused = {group for group in over.asks if group in self._refused}
+        done[:] = [self._end(Done(over.asks[group].ticket, self._index)) for group in sorted(over.refused)]
         if goes:
             done.append(Up(self._way, self._index, over.groups))
 

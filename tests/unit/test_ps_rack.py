@@ -9,6 +9,7 @@ from hybridps.errors import ServerError
 from hybridps.memory import Layout
 from hybridps.ps.clocks import BulkSynchronous, FreeRunning
 from hybridps.ps.rules import SGD, Elastic, Sum
+from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.shard import Shard
 from hybridps.ps.terms import Done, Joined, Terms, Ticket, Up, Work
 
@@ -112,6 +113,17 @@ def test_what_comes_again_is_told_once_and_then_again():
     assert len(tickets(ran(shard.answered(up, None)))) == 2
     (again,) = ran(table.exchange(ticket(0, 3), 0, ones(9)))
     np.testing.assert_array_equal(again.values, ones(3))
+
+
+def test_what_was_refused_stays_refused_though_the_group_goes_on():
+    shard, table = begun()
+    assert ran(table.exchange(ticket(0, 2), 0, ones(np.nan))) == []
+    refused, up = ran(table.exchange(ticket(1, 2), 0, ones(2)))
+    assert (refused.ticket, isinstance(refused.error, NotFiniteError)) == (ticket(0, 2), True)
+    assert up.way.values[0] == 2
+    ran(table.push(ticket(0, 3), 0, ones(1)))
+    ran(table.push(ticket(1, 3), 0, ones(1)))  # the next round is complete before the answer comes
+    assert tickets(ran(shard.answered(up, None))) == [(1, 2, 0)]
 
 
 def test_a_group_that_left_is_told_nothing_though_it_is_back():
