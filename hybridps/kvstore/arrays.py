@@ -33,6 +33,11 @@ def copy_all(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
             source.copyto(target)
 
 
+def same_arrays(some: Sequence[NDArray], others: Sequence[NDArray]) -> bool:
+    """Whether these are the same objects."""
+    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
+
+
 def dense(array: NDArray) -> NDArray:
     """The array itself, or a dense copy of a sparse one."""
     return array if array.stype == "default" else array.tostype("default")

@@ -13,7 +13,6 @@ workers), so a script divides by `batch_size * num_workers` whatever the type. T
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +24,7 @@ from mxnet.ndarray import NDArray
 
 from hybridps.errors import HybridPSError
 from hybridps.kvstore import process
-from hybridps.kvstore.arrays import copy_all, dense
+from hybridps.kvstore.arrays import copy_all, dense, same_arrays
 from hybridps.kvstore.training import Training
 
 
@@ -89,7 +88,7 @@ class HybridKVStore(KVStore):
                 copy_all(summed, outs or values)
             else:
                 if outs:
-                    if not (len(outs) == len(record.weights) and all(map(operator.is_, outs, record.weights))):
+                    if not same_arrays(outs, record.weights):
                         copy_all(record.weights[:1], outs)
                     record.weights[:] = outs
                 self._update(each, summed[0])

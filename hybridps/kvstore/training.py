@@ -9,7 +9,7 @@ from mxnet.ndarray import NDArray
 from hybridps.algorithms import Algorithm
 from hybridps.errors import LayoutError
 from hybridps.job import Job
-from hybridps.kvstore.arrays import dtype_of
+from hybridps.kvstore.arrays import dtype_of, same_arrays
 from hybridps.kvstore.communicator import Communicator
 from hybridps.kvstore.joint import Joint
 from hybridps.kvstore.single import Single
@@ -136,7 +136,8 @@ class Training:
 
     def _move_in(self, joint: Joint) -> None:
         """Those arrays that came in both steps so far: others may be gone before the next, as `weight.grad` is."""
-        stay = {name: values for name, values in self._pushed.items() if _same(values, self._before.get(name, ()))}
+        before = self._before
+        stay = {name: values for name, values in self._pushed.items() if same_arrays(values, before.get(name, ()))}
         joint.move_in({name: self.keys[name].weights for name in stay}, stay)
 
     def _make_joint(self) -> Joint | None:
@@ -163,11 +164,6 @@ class Training:
 
     def _make_weights(self, prefix: str, weights: dict[str, Sequence[NDArray]]) -> Weights:
         return Weights(prefix, weights, self._job.session, self._algorithm, self._communicator, self._meeting)
-
-
-def _same(some: Sequence[NDArray], others: Sequence[NDArray]) -> bool:
-    """Whether these are the same objects."""
-    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
 
 
 def _all_dense(values: Sequence[NDArray]) -> bool:

@@ -216,9 +216,8 @@ class Conversation:
     def _take_result(self, answer: wire.Registered | wire.Attached | wire.Done, payloads: Sequence[memoryview]) -> None:
         """An answer to an operation that was given up has no operation, and is dropped."""
         operation = self.under_way.get(answer.request)
-        if isinstance(operation, Registration):
-            if isinstance(answer, wire.Registered):
-                operation.initialise = answer.initialise
+        if isinstance(operation, Registration) and isinstance(answer, wire.Registered):
+            operation.initialise = answer.initialise
         elif isinstance(operation, Attachment):
             operation.done = True
         elif isinstance(operation, Transfer) and isinstance(answer, wire.Done):

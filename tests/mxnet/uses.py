@@ -223,14 +223,20 @@ def sparse_rows():
         np.testing.assert_array_equal(found.asnumpy(), want[ids])
 
 
+def two_weights():
+    """A store, and two keys of it with gradients."""
+    kv = mx.kv.create("dist_hybridps_sync")
+    weights = [nd.ones(4), nd.ones(5)]
+    for key, weight in enumerate(weights):
+        weight.attach_grad()
+        kv.broadcast(key, weight, out=weight)
+    return kv, weights
+
+
 def gradients_taken_anew():
     """`weight.grad` is another object each time."""
     for together in (False, True):
-        kv = mx.kv.create("dist_hybridps_sync")
-        weights = [nd.ones(4), nd.ones(5)]
-        for key, weight in enumerate(weights):
-            weight.attach_grad()
-            kv.broadcast(key, weight, out=weight)
+        kv, weights = two_weights()
         for step in range(6):
             for key, weight in enumerate(weights):
                 with autograd.record():
@@ -262,11 +268,7 @@ def gradients_kept_and_taken_anew():
 
 
 def left_out_and_back():
-    kv = mx.kv.create("dist_hybridps_sync")
-    weights = [nd.ones(4), nd.ones(5)]
-    for key, weight in enumerate(weights):
-        weight.attach_grad()
-        kv.broadcast(key, weight, out=weight)
+    kv, weights = two_weights()
     gradients = [weight.grad for weight in weights]
     for step in range(12):
         for key, weight in enumerate(weights):
@@ -283,11 +285,7 @@ def left_out_and_back():
 
 def left_out_for_long():
     """What was summed last is not summed again, until it is infinite and refused."""
-    kv = mx.kv.create("dist_hybridps_sync")
-    weights = [nd.ones(4), nd.ones(5)]
-    for key, weight in enumerate(weights):
-        weight.attach_grad()
-        kv.broadcast(key, weight, out=weight)
+    kv, weights = two_weights()
     gradients = [weight.grad for weight in weights]
     for step in range(150):
         for key in (0, 1) if step < 5 else (0,):
