@@ -12,10 +12,11 @@ BIN = .venv/bin
 INSTALLED = .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo check test lint bench clean
 
 help:
 	@echo 'make demo    train on the digits with two groups of two workers and a server (about a minute)'
+	@echo 'make check   after a change: lint, types, unit and contract tests (under three minutes)'
 	@echo 'make test    run all tests'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make bench   measure allreduce with 2 and 4 ranks (some minutes); runs/bench has tables and plots'
@@ -28,6 +29,9 @@ demo: $(INSTALLED)
 	rm -rf $(DEMO_FOLDER)
 	$(BIN)/hybridps run -n 4 --groups 2 --servers 1 --algorithm elastic --run $(DEMO_FOLDER) -- \
 		$(BIN)/python examples/imagenet/train.py $(DEMO_ARGS)
+
+check: lint
+	$(BIN)/python -m pytest tests/unit tests/contract -m 'not nightly and not slow' --durations=5
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest

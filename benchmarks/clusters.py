@@ -14,8 +14,8 @@ from benchmarks.ending import end_within
 from benchmarks.exchanges import Way
 from hybridps.cli.lifetime import die_with_parent
 from hybridps.config import Settings
-from hybridps.ps.process import ServerProcess
 from hybridps.ps.scheduler import Scheduler, reserved_port
+from hybridps.ps.server import ServerProcess
 
 END_SECONDS = 10
 HOST = "127.0.0.1"

@@ -63,7 +63,7 @@ def pack_and_sum(cupy: Any, group: Group, nbytes: int, count: int, rounds: int) 
     vectors = [cupy.ones(nbytes // 4, np.float32) for _ in range(count)]
     levels = Levels(group, list(range(group.size)))
     tensor = devices.DeviceTensor(vectors, levels, "staged")
-    lane, target = tensor.lanes[0], cupy.zeros(nbytes // 4, np.float32)
+    lane, target = tensor.packers[0], cupy.zeros(nbytes // 4, np.float32)
 
     def pack() -> None:
         for wait in [lane.device.pack(lane.vectors, "sum", 0, tensor.length, target) for _ in range(REPEATS)]:

@@ -33,7 +33,7 @@ from benchmarks.world import end_by_signal
 from hybridps.cli.lifetime import die_with_parent
 from hybridps.config import Settings
 from hybridps.errors import HybridPSError
-from hybridps.ps.process import ServerProcess
+from hybridps.ps.server import ServerProcess
 
 WAYS = ("flat", "hierarchy")
 RULES = ("sum", "elastic")

@@ -14,16 +14,16 @@ from mpi4py import MPI
 from benchmarks.cases import Case
 from benchmarks.ending import end_within
 from benchmarks.exchanges import MOMENTUM, RATE, Exchanges, Way
-from hybridps.algorithms import ServerSGD, reduce_all_
-from hybridps.algorithms.uplink import FollowerUplink, LeaderUplink
-from hybridps.cli.mpirun import without_rank_marks
+from hybridps.algorithms import ServerSGD, reduce_all_, server_sgd
+from hybridps.cli.run.mpirun import without_rank_marks
 from hybridps.config import Settings
 from hybridps.memory import Layout, private_memory, shared_memory
 from hybridps.mpi_groups.mpi import MPIGroup
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import BulkSynchronous
-from hybridps.ps.rules import Momentum, Rule, Sum
+from hybridps.ps.rules import Momentum, Sum
 from hybridps.tensor_collectives import Levels, Tensor
+from hybridps.tiers import FollowerTier, LeaderTier
 
 DEADLINE_SECONDS = 120.0
 END_SECONDS = 20.0
@@ -61,22 +61,20 @@ class Ours:
         layout = Layout.of("float32", {str(key): (size,) for key, size in enumerate(case.tensors)})
         self._tensor = self._memory(layout, way.shared)
         self._bucket = task.bucket_bytes // layout.itemsize or layout.length
-        uplink = self._make_uplink(way, case, task, world)
-        self._algorithm = ServerSGD(self._levels, uplink, rule_of(task.rule), BulkSynchronous())
+        self._client = self._connect(way, case, task, world) if self._group.rank == 0 else None
+        tier = LeaderTier(self._client, self._group) if self._client else FollowerTier(self._group)
+        self._algorithm = ServerSGD(self._levels, tier, server_sgd.row(rule_of(task.rule), BulkSynchronous()))
         self._algorithm.join_weights("all", layout, self._tensor)
 
-    def _make_uplink(self, way: Way, case: Case, task: Exchanges, world: MPI.Comm) -> LeaderUplink | FollowerUplink:
-        if self._group.rank > 0:
-            return FollowerUplink(self._group)
+    def _connect(self, way: Way, case: Case, task: Exchanges, world: MPI.Comm) -> Client:
         settings = Settings(chunk_bytes=way.chunk_bytes, deadline_seconds=DEADLINE_SECONDS)
-        client = Client(
+        return Client(
             way.addresses,
             job=case.name,
             group=world.rank * task.groups // task.workers,
             groups=task.groups,
             settings=settings,
         )
-        return LeaderUplink(client, self._group)
 
     def _memory(self, layout: Layout, shared: bool) -> Tensor:
         if self._group.size > 1:
@@ -96,7 +94,8 @@ class Ours:
         return float(values.min()), float(values.max())
 
     def close(self) -> None:
-        self._algorithm.close()
+        if self._client is not None:
+            self._client.close()
         self._levels.close()
         self._group.free()
 
@@ -142,5 +141,5 @@ class Theirs:
         return json.loads(line)
 
 
-def rule_of(name: str) -> Rule:
+def rule_of(name: str) -> Sum | Momentum:
     return Sum() if name == "sum" else Momentum(rate=RATE, momentum=MOMENTUM)

@@ -52,7 +52,7 @@ def rules(
     step = parse_sizes(chunk)[0] // 4
     results = []
     for name, rule in RULES.items():
-        seconds = measure(rule, 1 if rule.alone else groups, length, step, rounds)
+        seconds = measure(rule, 1 if rule.separate else groups, length, step, rounds)
         ratios = {way: taken / seconds["fused"] for way, taken in seconds.items() if way != "fused"}
         sizes = {"bytes": 4 * length, "groups": groups, "chunk_bytes": 4 * step}
         results.append(
@@ -108,7 +108,7 @@ class _Server:
         return time.perf_counter() - begin
 
     def _fused(self, values: Arrays, centre: np.ndarray, state: Arrays) -> None:
-        apply_(self._rule, values, values, centre, state, step=self._rounds, values=len(values))
+        apply_(self._rule, values, values, centre, state, step=self._rounds, contributions=len(values))
 
     def _apart(self, values: Arrays, centre: np.ndarray, state: Arrays) -> None:
         """Add up, update, hand out: one after the other, by NumPy's loops, into memory that is there."""
@@ -117,10 +117,7 @@ class _Server:
         for value in values[1:]:
             np.add(total, value, out=total)
         numbers = tuple(map(np.float32, self._rule.numbers(self._rounds, len(values))))
-        if type(self._rule) in UPDATES:
-            UPDATES[type(self._rule)](total, centre, *state, *spare, *numbers)
-        else:
-            self._rule.complete_(centre, total, state, numbers)
+        UPDATES[type(self._rule)](total, centre, *state, *spare, *numbers)
         for value in values:
             np.copyto(value, total)
 
@@ -159,12 +156,42 @@ def _adam(total, w, m, v, a, b, rate, rescale, decay, beta1, beta2, rest1, rest2
     np.copyto(total, w)
 
 
+def _sum(total, centre, a, b):  # type: ignore[no-untyped-def]
+    np.copyto(centre, total)
+
+
+def _mean(total, centre, a, b, contributions):  # type: ignore[no-untyped-def]
+    np.copyto(centre, np.divide(total, contributions, out=total))
+
+
+def _elastic(total, centre, a, b, alpha):  # type: ignore[no-untyped-def]
+    np.multiply(np.subtract(total, centre, out=total), alpha, out=total)
+    np.add(centre, total, out=centre)
+
+
+def _outer(total, centre, v, a, b, rate, momentum, contributions):  # type: ignore[no-untyped-def]
+    np.subtract(centre, np.divide(total, contributions, out=a), out=a)
+    np.add(np.multiply(v, momentum, out=v), a, out=v)
+    np.add(a, np.multiply(v, momentum, out=b), out=a)
+    np.subtract(centre, np.multiply(a, rate, out=a), out=centre)
+    np.copyto(total, centre)
+
+
 def _gradient(total, w, a, b, rescale, decay):  # type: ignore[no-untyped-def]
     np.add(np.multiply(total, rescale, out=a), np.multiply(w, decay, out=b), out=a)
 
 
-UPDATES: dict[type, Callable[..., None]] = {SGD: _sgd, Momentum: _momentum, Nesterov: _nesterov, Adam: _adam}
-"""As `complete_`, without a temporary array."""
+UPDATES: dict[type, Callable[..., None]] = {
+    Sum: _sum,
+    Mean: _mean,
+    SGD: _sgd,
+    Momentum: _momentum,
+    Nesterov: _nesterov,
+    Adam: _adam,
+    Elastic: _elastic,
+    Outer: _outer,
+}
+"""The updates in NumPy, which make no temporary array."""
 
 
 def _zeros(length: int) -> np.ndarray:

@@ -5,6 +5,7 @@ python -m benchmarks.tenants --json tenants.json
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import sys
@@ -24,13 +25,14 @@ from hybridps.errors import HybridPSError
 from hybridps.memory import Layout, shared_memory
 from hybridps.ps.client import Client
 from hybridps.ps.keys import make_tenant
-from hybridps.ps.process import ServerProcess
 from hybridps.ps.rules import Momentum
+from hybridps.ps.server import ServerProcess
 
 VICTIM = "victim"
 FLOODS = (0, 1, 3)
 UNDER_WAY = 16
-"""Messages that a flooding tenant keeps under way."""
+"""Exchanges that a flooding tenant keeps under way, each of its own part of the table."""
+CHUNK_BYTES = 1 << 20
 START_SECONDS = 60.0
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -44,7 +46,7 @@ def tenants(
     flood_bytes: Annotated[int, typer.Option(min=1024, help="Of a flooding tenant's table.")] = 16 << 20,
     json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
 ) -> None:
-    """Time the exchanges of one tenant alone, beside one that floods the server with pushes, and beside three."""
+    """Time the exchanges of one tenant alone, beside one that floods the server with exchanges, and beside three."""
     try:
         seconds: dict[int, list[float]] = {floods: [] for floods in FLOODS}
         with tempfile.TemporaryDirectory() as keys, serving(Path(keys)) as address:
@@ -98,7 +100,7 @@ def measure(address: str, folder: Path, floods: int, exchanges: int, nbytes: int
 
 @contextmanager
 def flooding(address: str, folder: Path, number: int, nbytes: int) -> Iterator[None]:
-    """A process of another tenant that pushes as fast as it can."""
+    """A process of another tenant that exchanges over the network as fast as it can."""
     processes = multiprocessing.get_context("spawn")
     begun = processes.Event()
     process = processes.Process(target=_flood, args=(address, folder, str(number), nbytes, begun), daemon=True)
@@ -114,16 +116,19 @@ def flooding(address: str, folder: Path, number: int, nbytes: int) -> Iterator[N
 
 def _flood(address: str, folder: Path, name: str, nbytes: int, begun: Any) -> None:
     with _client(address, folder, name) as store:
-        _, values = _table(store, nbytes)
-        under_way = [store.push("w", values) for _ in range(UNDER_WAY)]
+        layout, _ = _table(store, nbytes)
+        values = np.zeros(layout.length, np.float32)
+        step = max(CHUNK_BYTES // 4, layout.length // UNDER_WAY)
+        spans = [(start, min(start + step, layout.length)) for start in range(0, layout.length, step)]
+        under_way = [store.exchange("w", values, values, *span) for span in spans]
         begun.set()
-        while True:
-            under_way.pop(0).wait()
-            under_way.append(store.push("w", values))
+        for number in itertools.cycle(range(len(spans))):
+            under_way[number].wait()
+            under_way[number] = store.exchange("w", values, values, *spans[number])
 
 
 def _client(address: str, folder: Path, name: str) -> Client:
-    settings = Settings(keys=str(folder / f"for-{name}"), chunk_bytes=1 << 20, lost_seconds=2.0)
+    settings = Settings(keys=str(folder / f"for-{name}"), chunk_bytes=CHUNK_BYTES, lost_seconds=2.0)
     return Client([address], job="job", group=0, groups=1, settings=settings)
 
 

@@ -7,91 +7,97 @@ Every field of `Settings` is set by the variable `HYBRIDPS_<FIELD>`. A name that
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
+from hybridps.addresses import problem_of_metrics_host, problem_of_ps_lite, problem_of_server
 from hybridps.errors import ConfigError
 
 PREFIX = "HYBRIDPS_"
 SECRETS = ("HYBRIDPS_CREDENTIALS",)
-"""Variables that nobody else may see."""
+"""Variables whose values are never shown."""
+
+LONGEST_SECONDS = 1_000_000
+"""About 11 days. Every wait that takes a timeout in milliseconds can express it."""
 
 AtLeastOne = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
+Seconds = Annotated[float, Meta(gt=0, le=LONGEST_SECONDS)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a job is told from outside. Frozen; equal on all ranks but for `group_index`."""
+    """The settings of a job. Frozen; equal on all ranks, except for `group_index`."""
 
     algorithm: str | None = None
     """Name of the algorithm, a key of `hybridps.algorithms.ALGORITHMS`. Default: `sync`."""
 
     groups: AtLeastOne | None = None
-    """Number of groups. Default: 1, or what `group_sizes` or the algorithm says."""
+    """Number of groups. Default: 1, unless `group_sizes` or the algorithm implies more."""
 
     group_sizes: tuple[AtLeastOne, ...] | None = None
     """Workers in each group, e.g. `3,1`. Default: as equal as possible."""
 
     workers_per_group: AtLeastOne | None = None
-    """Workers in each group, the last group may have fewer. Default: as `groups` says."""
+    """Workers in each group; the last group may have fewer. Default: derived from `groups`."""
 
     group_index: NotNegative | None = None
-    """Set by the launcher when each group is an MPI world of its own: which group this one is."""
+    """Index of this group. Set by the launcher, which starts each group as an MPI world of its own."""
 
     ranks_per_node: AtLeastOne | None = None
-    """Treat every so many consecutive workers as a node. Default: the ranks that share memory."""
+    """Treat this many consecutive workers as a node. Default: the ranks that share memory."""
 
     backend: Literal["hybridps", "mxnet"] = "hybridps"
-    """Whose parameter servers: those of hybridps, or MXNet's own (ps-lite) with the rules of hybridps in them."""
+    """Parameter servers to use: those of hybridps, or MXNet's own (ps-lite), which then run the rules of hybridps."""
 
     servers: tuple[str, ...] = ()
     """Addresses of the parameter servers, e.g. `tcp://127.0.0.1:5555,tcp://127.0.0.1:5556`."""
 
     racks: AtLeastOne = 1
-    """Racks: runs of groups that have servers of their own, which `servers` lists rack by rack, as many for each.
-    For a rack server: the racks that meet at its parents."""
+    """Number of racks. A rack is a range of groups with servers of its own; `servers` lists them rack by rack, the same
+    number for each. For a rack server: the number of racks that share its parents."""
 
     rack_index: NotNegative = 0
-    """For a rack server: its rack's number, from 0 on."""
+    """For a rack server: the index of its rack, from 0."""
 
     parents: tuple[str, ...] = ()
-    """For a rack server: addresses of its parents, where the racks meet. `keys` are what it needs to talk to them."""
+    """For a rack server: addresses of its parents, which combine the racks. `keys` authenticate it to them."""
 
     server_threads: AtLeastOne | None = None
-    """Threads of a server, which share the chunks. Default: the cores of its host, 4 at most."""
+    """Threads of a server, which share the chunks. Default: the cores of its host, at most 4."""
 
     server_cores: tuple[NotNegative, ...] = ()
     """Cores that the threads of a server are pinned to, in turn. Default: none."""
 
-    check_finite: bool = True
-    """Whether servers refuse values with NaN or Inf."""
+    check_finite: Literal["warn", "refuse", "ignore"] = "warn"
+    """What happens when gradients hold NaN or Inf: one warning that names worker, key and step; the end of the job; or
+    nothing. Values that groups share (a centre, weights on servers) refuse them whatever this says."""
 
     metrics_port: Annotated[int, Meta(ge=0, le=65535)] | None = None
-    """Port on which a server tells its metrics over HTTP, in the form of Prometheus; 0 is any. Default: none."""
+    """Port on which a server exposes Prometheus metrics over HTTP; 0 is any free port. Default: no metrics."""
 
     metrics_bind: str = "127.0.0.1"
-    """Address for that port. Whoever reaches it may read the names of tenants, jobs and tables, and their figures."""
+    """Host on which metrics are exposed. Anyone who can connect reads the names of tenants, jobs and tables."""
 
     server_keys: str | None = None
-    """Folder made by `hybridps keys`: a server lets in the tenants that are named there, and nobody else."""
+    """Folder made by `hybridps keys`: a server accepts only the tenants that are listed there."""
 
     keys: str | None = None
-    """Folder `for-NAME` of a tenant, made by `hybridps keys`: what a job needs to talk to its servers."""
+    """Folder `for-NAME` of a tenant, made by `hybridps keys`: it authenticates a job to its servers."""
 
     credentials: str | None = None
-    """The same as one word, in the place of `keys`. Set by the launcher; never shown."""
+    """The contents of `keys` as one word, used instead of it. Set by the launcher; never shown."""
 
     job: Name = "job"
-    """Name of the job on its servers: jobs of different names never meet."""
+    """Name of the job on its servers. Jobs with different names share nothing."""
 
     alpha: Annotated[float, Meta(ge=0, le=1)] | None = None
     """Moving rate of Elastic SGD. Default: 0.9 / groups."""
@@ -100,47 +106,47 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Steps between two exchanges of Elastic SGD."""
 
     chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28, multiple_of=64)] = 4 << 20
-    """Size of a chunk: the unit of transfer and of the server's work."""
+    """Size of a chunk: the unit of transfer and of work on the servers."""
 
     bucket_bytes: Annotated[int, Meta(ge=1024, multiple_of=64)] = 4 << 20
-    """Gradients reduced in one collective operation, while backward still computes the others: in whole chunks."""
+    """Size of the gradients that one collective operation reduces while backward computes the rest; whole chunks."""
 
     connect_seconds: Seconds = 10.0
-    """How long a server may take to answer a first message."""
+    """Longest time that a server may take to answer the first message."""
 
     wire: Literal["exact", "float16"] = "exact"
-    """What the nodes of a group send each other for gradients of float32 and float64."""
+    """Encoding of float32 and float64 gradients between the nodes of a group."""
 
     collective: Literal["flat", "node", "library", "ring", "multi_ring", "halving_doubling"] | None = None
-    """Algorithm of the collectives in a group, whatever the table of choices says."""
+    """Algorithm of the collectives in a group. Default: chosen by the tuning table."""
 
     collective_chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28, multiple_of=64)] | None = None
-    """Size of the chunks between the nodes of a group, whatever the table of choices says."""
+    """Size of the chunks between the nodes of a group. Default: chosen by the tuning table."""
 
     tuning: str | None = None
-    """Table of choices that `hybridps tune` has measured, or `built-in`. Default: this host's, if there is one."""
+    """Tuning table that `hybridps tune` measured, or `built-in`. Default: the table of this host, if there is one."""
 
     deterministic: bool = False
-    """Only collectives whose order of summation does not depend on the MPI library or on a measured table."""
+    """Use only collectives whose order of summation does not depend on the MPI library or on a measured table."""
 
     deadline_seconds: Seconds = 600.0
-    """How long any operation may wait for other ranks or groups, which may be validating or saving."""
+    """Longest time that any operation waits for other ranks or groups, which may be validating or saving."""
 
     heartbeat_seconds: Seconds = 1.0
-    """Time between two signs of life of a leader to its servers."""
+    """Time between two heartbeats of a leader to its servers."""
 
     lost_seconds: Seconds = 10.0
-    """A leader or server that gave no sign of life for so long is taken as lost."""
+    """Time without a heartbeat after which a leader or server counts as lost."""
 
     run_folder: str | None = None
-    """Where events are written. Default: nowhere."""
+    """Folder for the events of a run. Default: events are not written."""
 
     quiet: bool = False
     """Do not print the resolved settings and notes on standard error."""
 
     @property
     def bytes_reduced_at_a_time(self) -> int:
-        """About `bucket_bytes`: as many whole chunks of the servers, one at least."""
+        """`bucket_bytes`, rounded down to whole chunks; at least one chunk."""
         return self.chunk_bytes * max(1, self.bucket_bytes // self.chunk_bytes)
 
 
@@ -155,7 +161,10 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
 
 
 def make_settings(values: Mapping[str, Any]) -> Settings:
-    """Settings from field names and values; text is converted as in environment variables."""
+    """Settings from field names and values; text is converted as in environment variables.
+
+    Raises ConfigError for an unknown name, an unusable value, or an address that cannot be one.
+    """
     converted = {}
     hints = get_type_hints(Settings, include_extras=True)
     for field, value in values.items():
@@ -166,9 +175,12 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
         try:
             converted[field] = msgspec.convert(value, hints[field], strict=False)
         except msgspec.ValidationError as error:
-            reason = str(error).split(" - at ")[0].replace("Expected", "expected", 1)
-            raise ConfigError(f"{PREFIX}{field.upper()}={_one_line(_text(value))!r} cannot be used: {reason}") from None
-    return Settings(**converted)
+            raise _unusable(field, value, _expected(hints[field]) or _reason(error)) from None
+        if isinstance(converted[field], float) and not math.isfinite(converted[field]):
+            raise _unusable(field, value, _expected(hints[field]))
+    settings = Settings(**converted)
+    _check_addresses(settings)
+    return settings
 
 
 def to_environment(settings: Settings) -> dict[str, str]:
@@ -182,14 +194,14 @@ def to_environment(settings: Settings) -> dict[str, str]:
 
 
 def tuning_file(environ: Mapping[str, str] | None = None) -> Path:
-    """Where `hybridps tune` keeps the table of this host."""
+    """File in which `hybridps tune` keeps the tuning table of this host."""
     environ = os.environ if environ is None else environ
     cache = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(cache) / "hybridps" / f"tuning-{socket.gethostname()}.json"
 
 
 def without_secrets(settings: Settings) -> Settings:
-    """What may be shown and written down."""
+    """The settings that may be shown and written to files."""
     return msgspec.structs.replace(settings, credentials=None)
 
 
@@ -201,7 +213,7 @@ def started_by_mpi(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def mxnet_engine(environ: Mapping[str, str] | None = None) -> str:
-    """The engine that MXNet was told to use; empty for its default."""
+    """The engine that MXNet is set to use; empty for its default."""
     environ = os.environ if environ is None else environ
     return environ.get("MXNET_ENGINE_TYPE", "")
 
@@ -213,7 +225,57 @@ def _field(name: str) -> str:
 def _unknown(field: str) -> str:
     fields = Settings.__struct_fields__
     near = difflib.get_close_matches(field, fields, n=1, cutoff=0.0)
-    return f"{PREFIX}{field.upper()} is no setting of hybridps; did you mean {PREFIX}{near[0].upper()}?"
+    return f"{PREFIX}{field.upper()} is not a setting of hybridps; did you mean {PREFIX}{near[0].upper()}?"
+
+
+def _unusable(field: str, value: Any, reason: str) -> ConfigError:
+    return ConfigError(f"{PREFIX}{field.upper()}={_one_line(_text(value))!r} cannot be used: {reason}")
+
+
+def _reason(error: msgspec.ValidationError) -> str:
+    return str(error).split(" - at ")[0].replace("Expected", "expected", 1)
+
+
+def _check_addresses(settings: Settings) -> None:
+    """Raise ConfigError for an address that nobody can connect to, or listen at."""
+    problem_of_theirs = problem_of_ps_lite if settings.backend == "mxnet" else problem_of_server
+    for address in settings.servers:
+        if problem := problem_of_theirs(address):
+            raise _unusable("servers", address, problem)
+    for address in settings.parents:
+        if problem := problem_of_server(address):
+            raise _unusable("parents", address, problem)
+    if problem := problem_of_metrics_host(settings.metrics_bind):
+        raise _unusable("metrics_bind", settings.metrics_bind, problem)
+
+
+def _expected(hint: Any) -> str:
+    """What a type allows, in words; empty if it has neither choices nor bounds.
+
+    >>> _expected(Seconds | None)
+    'expected a number > 0 and <= 1000000'
+    >>> _expected(Literal["warn", "refuse"])
+    'expected one of warn, refuse'
+    """
+    for part in _parts(hint):
+        if get_origin(part) is Literal:
+            return f"expected one of {', '.join(get_args(part))}"
+        if get_origin(part) is Annotated:
+            kind, meta = get_args(part)
+            signs = (">", meta.gt), (">=", meta.ge), ("<", meta.lt), ("<=", meta.le)
+            bounds = " and ".join(f"{sign} {bound}" for sign, bound in signs if bound is not None)
+            multiple = f", a multiple of {meta.multiple_of}" if meta.multiple_of else ""
+            name = {int: "an integer", float: "a number"}.get(kind)
+            return f"expected {name} {bounds}{multiple}" if name else ""
+    return ""
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    """A type, and the types that it is made of."""
+    yield hint
+    if get_origin(hint) not in (Literal, Annotated):
+        for part in get_args(hint):
+            yield from _parts(part)
 
 
 def _text(value: Any) -> str:

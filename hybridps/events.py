@@ -1,16 +1,22 @@
-"""Typed events as JSON lines: the one source that reports, plots and progress read."""
+"""Typed events as JSON lines, and the run folder that they are written to. Reports and plots read them."""
 
 from __future__ import annotations
 
+import sys
 import time
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import msgspec
 
+from hybridps.errors import ConfigError
+
 
 class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event"):
-    """Base class. A line has the class name in `event`, and `rank` and `seconds` besides the fields."""
+    """Base class. A line has the class name in `event`, then the fields, `rank`, and `seconds` since the log began."""
 
 
 class Configured(Event, frozen=True):
@@ -21,7 +27,7 @@ class Configured(Event, frozen=True):
 
 
 class Planned(Event, frozen=True):
-    """What this rank is."""
+    """The role and place of this rank."""
 
     role: str
     worker: int
@@ -34,7 +40,7 @@ class Planned(Event, frozen=True):
 
 
 class Registered(Event, frozen=True):
-    """A table of the job is on the servers. `late`: its centre was there already, and was taken over."""
+    """A table of the job is on the servers. `late`: the servers had its centre already, and the group took it over."""
 
     table: str
     rule: str
@@ -54,7 +60,7 @@ class Exchanged(Event, frozen=True):
 
 
 class Chosen(Event, frozen=True):
-    """How the group's collectives of up to `up_to_bytes` are done. `source`: built-in, measured or forced."""
+    """The algorithm of the group's collectives up to `up_to_bytes`. `source`: built-in, measured or forced."""
 
     algorithm: str
     chunk_bytes: int
@@ -65,10 +71,10 @@ class Chosen(Event, frozen=True):
 
 
 class Communicated(Event, frozen=True):
-    """What the joint sums of a store took in `steps` steps since it began; at most one a second.
+    """Time that communication took in `steps` steps, since the store began; written at most once a second.
 
-    `group_seconds`: in the group, waiting for its ranks included. `exchange_seconds`: waiting for the servers' answers
-    and spreading them. `exposed_seconds`: from a step's last gradient on, when backward has nothing left to hide it.
+    `group_seconds`: inside the group, including the wait for its ranks. `exchange_seconds`: waiting for the servers'
+    answers and distributing them. `exposed_seconds`: after a step's last gradient, when backward no longer hides it.
     """
 
     steps: int
@@ -77,14 +83,21 @@ class Communicated(Event, frozen=True):
     exposed_seconds: float
 
 
+class NotFinite(Event, frozen=True):
+    """This worker's own gradient of a key had NaN or Inf in a step. Only the first one is reported."""
+
+    key: str
+    step: int
+
+
 class Noted(Event, frozen=True):
-    """Something a user may want to know, such as a fallback."""
+    """A note for the user, for example about a fallback."""
 
     message: str
 
 
 class Closed(Event, frozen=True):
-    """The rank is done. Bytes are payload handed to the tier by this rank."""
+    """The rank has finished. Bytes count the payload that this rank passed to each tier."""
 
     steps: int
     bytes_within_group: int
@@ -92,27 +105,58 @@ class Closed(Event, frozen=True):
 
 
 class EventLog:
-    """Writes the events of one rank to `<folder>/hybridps-<rank>.jsonl`; to nowhere without a folder.
+    """Writes the events of one rank to `<folder>/hybridps-<rank>.jsonl`, or nowhere if there is no folder.
 
-    Every line is complete when `emit` returns, so the file is valid after a kill.
+    Every line is complete when `emit` returns, so the file is valid after a kill. Events never end a job: if one cannot
+    be written, say because the disk is full, the log says so once on standard error and drops all that follow.
     """
 
     def __init__(self, folder: str | Path | None, rank: int | str) -> None:
+        """`rank`: the number of a worker, or the name of a server."""
         self._rank = rank
         self._began = time.monotonic()
-        self._file = None
+        self._file: FileIO | None = None
         self._encoder = msgspec.json.Encoder()
-        if folder is not None:
+        if folder is None:
+            return
+        try:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            self._file = open(Path(folder) / f"hybridps-{rank}.jsonl", "ab", buffering=0)  # noqa: SIM115
+            self._file = FileIO(Path(folder) / f"hybridps-{rank}.jsonl", "ab")
+        except OSError as error:
+            self._give_up(error)
 
     def emit(self, event: Event) -> None:
+        """Write one event. Never raises OSError."""
         if self._file is None:
             return
         line = msgspec.to_builtins(event) | {"rank": self._rank, "seconds": round(time.monotonic() - self._began, 6)}
-        self._file.write(self._encoder.encode(line) + b"\n")
+        left = self._encoder.encode(line) + b"\n"
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            self._give_up(error)
 
     def close(self) -> None:
+        """Close the file. Later events are dropped."""
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):
+                self._file.close()
             self._file = None
+
+    def _give_up(self, error: OSError) -> None:
+        self.close()
+        who = f"worker {self._rank}" if isinstance(self._rank, int) else self._rank
+        print(f"hybridps: events of {who} can no longer be written: {error.strerror}", file=sys.stderr, flush=True)
+
+
+def check_run_folder(folder: str | None) -> None:
+    """Create a run folder if it does not exist, and raise ConfigError if no file can be created in it."""
+    if folder is None:
+        return
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"the run folder {folder!r} cannot be written: {error.strerror}") from None

@@ -104,7 +104,8 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
     def difference(self, other: Layout) -> str:
         """One line that says how `other` differs from this layout; empty if it does not."""
         if self.dtype != other.dtype:
-            return f"dtype {other.dtype} instead of {self.dtype}"
+            named = f", from key {other.slots[0].key!r} on" if other.slots else ""
+            return f"dtype {other.dtype} instead of {self.dtype}{named}"
         here, there = self.slot_of, other.slot_of
         said = [f"key {key!r} is missing" for key in here if key not in there]
         said += [f"key {key!r} is new" for key in there if key not in here]
@@ -206,6 +207,14 @@ def secret_at(name: str) -> str:
     """The secret of the shared memory whose descriptor is that file of /proc; empty if it is other memory."""
     found = re.fullmatch(r"/memfd:hybridps-([0-9a-f]{32}) \(deleted\)", os.readlink(name))
     return found[1] if found else ""
+
+
+def is_released(descriptor: int, secret: str) -> bool:
+    """Whether this process no longer has the shared memory that had this descriptor and secret."""
+    try:
+        return secret_at(f"/proc/self/fd/{descriptor}") != secret
+    except OSError:
+        return True
 
 
 def keep_freed_memory() -> None:

@@ -30,7 +30,7 @@ CHUNKS = (256 << 10, 1 << 20, 4 << 20)
 
 REPEATS = 7
 LONGEST_SECONDS = 2.0
-"""Repeats of one candidate end after so long."""
+"""Time after which the repeats of one candidate end."""
 
 
 def main(path: Path) -> None:
@@ -38,7 +38,7 @@ def main(path: Path) -> None:
     with open_job() as job:
         levels = job.algorithm().levels
         if levels.note:
-            raise LayoutError(f"there is nothing to choose from without shared memory: {levels.note}").on_all_ranks()
+            raise LayoutError(f"without shared memory there is only one algorithm: {levels.note}").on_all_ranks()
         entries = measure(levels, say=job.worker == 0)
         if job.worker == 0:
             merged(path, entries).write(path)
@@ -46,7 +46,7 @@ def main(path: Path) -> None:
 
 
 def measure(levels: Levels, sizes: Sequence[int] = SIZES, say: bool = False) -> list[Entry]:
-    """The fastest of all candidates for each size. All ranks of the group call it."""
+    """The fastest candidate for each size. All ranks of the group call this."""
     ranks, nodes = levels.group.size, len(levels.members)
     before = levels.chooser
     best = []
@@ -65,7 +65,7 @@ def measure(levels: Levels, sizes: Sequence[int] = SIZES, say: bool = False) -> 
 
 
 def candidates(nodes: int, nbytes: int) -> list[tuple[Algorithm, int]]:
-    """What is worth trying: an algorithm, and a size of chunks where that makes a difference."""
+    """The candidates: an algorithm each, with a chunk size if that makes a difference."""
     if nodes == 1:
         return [("flat", CHUNKS[0]), ("node", CHUNKS[0])]
     between: tuple[Algorithm, ...] = ("library", "ring", "halving_doubling")
@@ -75,7 +75,7 @@ def candidates(nodes: int, nbytes: int) -> list[tuple[Algorithm, int]]:
 
 
 def merged(path: Path, best: Sequence[Entry]) -> Tuning:
-    """The table at `path`, with `best` in the place of what it had for the same ranks and nodes.
+    """The table at `path`, with `best` instead of its rows for the same ranks and nodes.
 
     Sizes in a row with the same choice become one; a choice holds up to twice its size, halfway to the next one.
     """
@@ -94,7 +94,7 @@ def merged(path: Path, best: Sequence[Entry]) -> Tuning:
 
 
 def _microseconds(tensor: Tensor, levels: Levels) -> float:
-    """The median over repeats of what the slowest rank took."""
+    """Median over the repeats of the slowest rank's time."""
     group = levels.group
     allreduce_(tensor, group)
     taken: list[float] = []

@@ -1,4 +1,4 @@
-"""All measurements of a calibration, one after the other, each in processes of its own."""
+"""Runs all measurements of a calibration one after the other, each in processes of its own."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import msgspec
 from hybridps.calibrate.copies import measure_steps
 from hybridps.calibrate.speed import add_bytes_per_second, copy_bytes_per_second, matrix_flops
 from hybridps.errors import OracleError
-from hybridps.oracle.calibration import Calibration, Communication, Layers, Operation, Steps
-from hybridps.oracle.fit import fit_line
+from hybridps.oracle.machines import Calibration, Communication, Layers, Operation, Steps, fit_line
 
 MEASURE_SECONDS = 600
 
@@ -24,8 +23,8 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What to measure. `layouts`: pairs of workers and groups. `hosts`: where those are; empty for this machine."""
+class MeasurementPlan:
+    """What to measure. `layouts`: pairs of workers and groups. `hosts`: their hosts; empty for this machine."""
 
     command: tuple[str, ...]
     layouts: tuple[tuple[int, int], ...]
@@ -37,48 +36,48 @@ class Wish:
 
 
 class _Measured(msgspec.Struct):
-    """What `hybridps.calibrate.communication` writes of one operation."""
+    """What `hybridps.calibrate.communication` writes about one operation."""
 
     sizes_bytes: tuple[int, ...]
     seconds: tuple[float, ...]
     loss: float
 
 
-def calibrate(wish: Wish, report: Report) -> Calibration:
-    """Measure all that is wished for. Raises OracleError where a measurement fails."""
+def calibrate(plan: MeasurementPlan, report: Report) -> Calibration:
+    """Run all measurements that the plan asks for. Raises OracleError if a measurement fails."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         steps = []
-        for count in wish.copies:
-            report(f"steps of {count} copies, batches of {' and '.join(map(str, wish.batch_sizes))}")
-            steps.append(_steps(wish, count, folder))
+        for count in plan.copies:
+            report(f"steps of {count} copies, batches of {' and '.join(map(str, plan.batch_sizes))}")
+            steps.append(_steps(plan, count, folder))
         report("layers of the network")
-        layers = _layers(wish, folder)
+        layers = _layers(plan, folder)
         report("memory and kernels")
         speeds = copy_bytes_per_second(), add_bytes_per_second(), matrix_flops()
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return Calibration(
             len(os.sched_getaffinity(0)),
-            wish.hosts,
+            plan.hosts,
             tuple(steps),
-            communications(wish, report),
+            communications(plan, report),
             layers,
             *speeds,
             memory_bytes,
         )
 
 
-def communications(wish: Wish, report: Report) -> tuple[Communication, ...]:
-    """What each layout needs to communicate."""
+def communications(plan: MeasurementPlan, report: Report) -> tuple[Communication, ...]:
+    """Measure the communication of each layout."""
     found = []
-    for workers, groups in wish.layouts:
+    for workers, groups in plan.layouts:
         report(f"communication of {workers} workers in {groups} groups")
-        found.append(_communication(wish, workers, groups))
+        found.append(_communication(plan, workers, groups))
     return tuple(found)
 
 
-def _steps(wish: Wish, copies: int, folder: Path) -> Steps:
-    found = [measure_steps(wish.command, copies, size, wish.batches, folder) for size in wish.batch_sizes]
+def _steps(plan: MeasurementPlan, copies: int, folder: Path) -> Steps:
+    found = [measure_steps(plan.command, copies, size, plan.batches, folder) for size in plan.batch_sizes]
     sizes = [each.batch_size for each in found]
     step = fit_line(sizes, [each.step_seconds for each in found], relative=True)
     if step.seconds_per_unit <= 0:
@@ -89,19 +88,19 @@ def _steps(wish: Wish, copies: int, folder: Path) -> Steps:
     return Steps(copies, step, fit_line(sizes, [each.loader_seconds for each in found], relative=True))
 
 
-def _layers(wish: Wish, folder: Path) -> Layers:
-    batch, out = max(wish.batch_sizes), folder / "layers.json"
-    run = folder / f"{wish.copies[0]}-{wish.batch_sizes[0]}-0"
+def _layers(plan: MeasurementPlan, folder: Path) -> Layers:
+    batch, out = max(plan.batch_sizes), folder / "layers.json"
+    run = folder / f"{plan.copies[0]}-{plan.batch_sizes[0]}-0"
     module = [sys.executable, "-m", "hybridps.calibrate.layers"]
-    _run([*module, str(run), str(wish.models or ""), str(batch), str(out)])
+    _run([*module, str(run), str(plan.models or ""), str(batch), str(out)])
     return msgspec.json.decode(out.read_bytes(), type=Layers)
 
 
-def _communication(wish: Wish, workers: int, groups: int) -> Communication:
+def _communication(plan: MeasurementPlan, workers: int, groups: int) -> Communication:
     with tempfile.TemporaryDirectory() as name:
         out = Path(name) / "communication.json"
         launcher = [sys.executable, "-m", "hybridps.cli", "run", "--quiet", "-n", str(workers), "--groups", str(groups)]
-        launcher += ["--hosts", wish.hosts, "--insecure"] if wish.hosts else []
+        launcher += ["--hosts", plan.hosts, "--insecure"] if plan.hosts else []
         _run([*launcher, "--", sys.executable, "-m", "hybridps.calibrate.communication", str(out)])
         found = msgspec.json.decode(out.read_bytes(), type=dict[str, _Measured])
     operations = {

@@ -1,4 +1,4 @@
-"""What a step communicates, measured on every rank of a job of its own.
+"""Measures the communication of a step on every rank of a job of its own.
 
     hybridps run -n 4 --groups 2 -- python -m hybridps.calibrate.communication FILE
 
@@ -31,7 +31,7 @@ MATRIX = 384
 class Measured(msgspec.Struct, frozen=True):
     """Median seconds of an operation for each size.
 
-    `loss`: seconds of computation that the first worker loses, for each second that the operation takes by itself.
+    `loss`: seconds of computation that the first worker loses per second that the operation takes on its own.
     """
 
     sizes_bytes: tuple[int, ...]
@@ -40,7 +40,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def main(path: str) -> None:
-    """Measure on all ranks; the first worker of all writes to `path`."""
+    """Measure on all ranks; the first worker writes to `path`."""
     with open_job() as job:
         found = {"sum": _sum(job)}
         if job.servers:
@@ -50,7 +50,7 @@ def main(path: str) -> None:
 
 
 def _sum(job: Job) -> Measured:
-    """The gradients of a step, summed over all workers."""
+    """Sum the gradients of a step over all workers."""
     algorithm = job.algorithm("sync")
 
     def of_size(size: int) -> Callable[[], None]:
@@ -64,7 +64,7 @@ def _sum(job: Job) -> Measured:
 
 
 def _average(job: Job) -> Measured:
-    """The weights of all groups, averaged with the centre."""
+    """Average the weights of all groups with the centre."""
     algorithm = job.algorithm("elastic")
 
     def of_size(size: int) -> Callable[[], None]:
@@ -86,7 +86,7 @@ def _measure(job: Job, of_size: Callable[[int], Callable[[], None]]) -> Measured
         work = of_size(size)
         work()
         seconds.append(statistics.median(_repeat(job, work)))
-    alone, while_communicating = Products(), Products()
+    alone, while_communicating = BackgroundLoad(), BackgroundLoad()
     with alone:
         job.session.group.barrier()
         time.sleep(ROUNDS * seconds[-1] + 0.1)
@@ -97,7 +97,7 @@ def _measure(job: Job, of_size: Callable[[int], Callable[[], None]]) -> Measured
 
 
 def _repeat(job: Job, work: Callable[[], None]) -> list[float]:
-    """Seconds of some rounds that the ranks of the group begin together."""
+    """Seconds of several rounds that the ranks of the group start together."""
     seconds = []
     for _ in range(ROUNDS):
         job.session.group.barrier()
@@ -107,8 +107,8 @@ def _repeat(job: Job, work: Callable[[], None]) -> list[float]:
     return seconds
 
 
-class Products:
-    """Computation in the background: products of matrices, one after the other, on a thread of its own."""
+class BackgroundLoad:
+    """Computation in the background: a thread that multiplies matrices without a pause."""
 
     def __init__(self) -> None:
         self.per_second = 0.0

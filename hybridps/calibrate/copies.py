@@ -1,4 +1,4 @@
-"""Steps of a training script, measured on short runs without a store: one copy, or several at once on these cores."""
+"""Measures steps of a training script in short runs without a store: one copy, or several at once on these cores."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hybridps.errors import OracleError
 from hybridps.report import read_worker
 
 EPOCHS = 5
-"""The first has the start-up in it; in the last, copies that are done leave the cores to the others."""
+"""The first epoch includes the start-up; in the last one, copies that have finished leave their cores to the others."""
 
 RUN_SECONDS = 600
 
 
 class Steps(msgspec.Struct, frozen=True):
-    """Mean over the copies of the median over the epochs between the first and the last."""
+    """Mean over the copies of the median epoch, without the first and the last epoch."""
 
     batch_size: int
     step_seconds: float
@@ -28,9 +28,9 @@ class Steps(msgspec.Struct, frozen=True):
 
 
 def measure_steps(command: Sequence[str], copies: int, batch_size: int, batches: int, folder: Path) -> Steps:
-    """Run so many copies of a script with the options of examples/imagenet/train.py.
+    """Run several copies of a script that has the options of examples/imagenet/train.py.
 
-    Each has as many threads as workers of a job have. Raises OracleError if one fails.
+    Each copy has as many threads as a worker of a job. Raises OracleError if one fails.
     """
     threads = max(1, len(os.sched_getaffinity(0)) // copies)
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}

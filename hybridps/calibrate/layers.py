@@ -1,4 +1,4 @@
-"""The layers of a network under MXNet on this machine: `python -m hybridps.calibrate.layers RUN MODELS BATCH FILE`.
+"""Measures the layers of a network under MXNet: `python -m hybridps.calibrate.layers RUN MODELS BATCH FILE`.
 
 RUN is the folder of a run of the training script, whose settings name the network; MODELS is a Python file with
 `make(name, classes, width)`, such as examples/imagenet/models.py, or empty for Gluon's model zoo.
@@ -19,8 +19,8 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from hybridps.kvstore.layers import from_block
-from hybridps.oracle.calibration import Layers, Pass
-from hybridps.oracle.network import Network
+from hybridps.oracle.machines import Layers, Pass
+from hybridps.oracle.networks import Network
 
 ROUNDS = 5
 
@@ -50,7 +50,7 @@ def _make(settings: dict[str, Any], models: str) -> gluon.HybridBlock:
 
 
 def _whole(block: gluon.HybridBlock, data: mx.nd.NDArray) -> Pass:
-    """Forward, backward and update of the whole network, one after the other."""
+    """Measure forward, backward and update of the whole network, one after the other."""
     block.hybridize(static_alloc=True)
     block(data)
     trainer = gluon.Trainer(block.collect_params(), "nag", {"learning_rate": 1e-9, "momentum": 0.9}, kvstore=None)
@@ -70,7 +70,7 @@ def _whole(block: gluon.HybridBlock, data: mx.nd.NDArray) -> Pass:
 
 
 def _each(block: gluon.HybridBlock, data: mx.nd.NDArray) -> dict[str, Pass]:
-    """Forward and backward of every layer by itself, on the input that it has in the network."""
+    """Measure forward and backward of every layer on its own, with the input that it has in the network."""
     inputs: dict[gluon.Block, Any] = {}
     handles = []
 
@@ -107,7 +107,7 @@ def _one(layer: gluon.Block, given: Any) -> Pass:
 
 
 def _with_times(network: Network, times: dict[str, Pass], samples: int) -> Network:
-    """With times for one sample. A layer of the symbol has its block's name with `_fwd`; others count as nothing."""
+    """With times for one sample. A layer of the symbol has its block's name with `_fwd`; the others take no time."""
     none = Pass(0.0, 0.0, 0.0)
     timed = [
         msgspec.structs.replace(

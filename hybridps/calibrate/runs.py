@@ -1,4 +1,4 @@
-"""What the events of a run say of its steps."""
+"""Reads the configuration and the measured steps of a run from its events."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import msgspec
 from hybridps.config import Settings
 from hybridps.errors import OracleError
 from hybridps.events import Communicated, Configured, Exchanged, Planned
-from hybridps.oracle.live import Phases, Run
+from hybridps.oracle.ssgd import Phases, Run
 from hybridps.report import Worker, read_run
 
 _OF_STEPS = ("tau", "bucket_bytes", "chunk_bytes")
-"""Settings that decide when a step communicates, and how much."""
+"""Settings that determine when a step communicates, and how much."""
 
 Known = Configured | Planned | Communicated | Exchanged
 
 
 def describe(folder: Path) -> tuple[Run, dict[str, Any]]:
-    """What was run, and the training script's settings. Raises HybridPSError if the folder is none of a run."""
+    """The configuration of a run, and the settings of its training script. Raises HybridPSError for another folder."""
     found = read_run(folder)
     settings = found.workers[min(found.workers)].settings()
     events = [event for _, event in _events(folder)]
@@ -46,9 +46,9 @@ def describe(folder: Path) -> tuple[Run, dict[str, Any]]:
 
 
 def measure(folder: Path, run: Run) -> Phases:
-    """The median epoch after the first, which has the start-up in it; the mean over the workers.
+    """The median epoch without the first one, which includes the start-up; the mean over the workers.
 
-    Exposed is that of the worker that waits least: the others wait for it besides.
+    `exposed` is that of the worker that waits least, since the others also wait for that worker.
     """
     workers = list(read_run(folder).workers.values())
     step = _mean([_per_step(worker, "train_seconds", run.batch_size) for worker in workers])
@@ -62,7 +62,7 @@ def measure(folder: Path, run: Run) -> Phases:
 
 
 def _communicated(folder: Path, rank: str, first: int) -> Communicated | None:
-    """The sums of a rank over its steps after the first epoch; over all where it wrote none after it."""
+    """The sums of a rank over its steps after the first epoch, or over all steps if there are no later ones."""
     found = [event for who, event in _events(folder) if who == rank and isinstance(event, Communicated)]
     if not found:
         return None
@@ -76,7 +76,7 @@ def _communicated(folder: Path, rank: str, first: int) -> Communicated | None:
 
 
 def _averaging(folder: Path, run: Run) -> float:
-    """Mean seconds of a step for averaging with the centre, which is done every tau steps."""
+    """Seconds per step for averaging with the centre every tau steps."""
     took = [event.took_seconds for _, event in _events(folder) if isinstance(event, Exchanged)]
     return _mean(took) / run.tau
 
@@ -95,7 +95,7 @@ def _steps_an_epoch(worker: Worker, batch_size: int) -> int:
 
 
 def _events(folder: Path) -> Iterator[tuple[str, Known]]:
-    """The events that are known here, of all ranks, from their last start on."""
+    """The events of known types of all ranks, since their last start."""
     for path in sorted(folder.glob("hybridps-*.jsonl")):
         found: list[Known] = []
         for line in path.read_text(errors="replace").splitlines():

@@ -1,4 +1,4 @@
-"""What this machine's memory and cores do, one process alone."""
+"""Measures the memory bandwidth and the speed of this machine in one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_bytes_per_second() -> float:
 
 
 def matrix_flops() -> float:
-    """Operations per second of a product of two float32 matrices."""
+    """Floating-point operations per second of a product of two float32 matrices."""
     left, right = (np.ones((MATRIX, MATRIX), np.float32) for _ in range(2))
     out = np.empty_like(left)
     return 2 * MATRIX**3 / _fastest(lambda: np.dot(left, right, out=out))

@@ -1,13 +1,14 @@
-"""The command line: `hybridps run | serve | doctor | report`.
+"""The command line: `hybridps run | serve | top | keys | tune | doctor | report | oracle`.
 
-Starting it imports neither MPI, nor MXNet, nor ZeroMQ: each command imports what it needs.
+A caller uses `main`; the commands are in `app.py`. Importing the command line loads neither MPI, MXNet nor ZeroMQ:
+each command imports what it needs when it runs.
 """
 
 from __future__ import annotations
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line on these arguments (default: those of the process), and exit with its status."""
+    """Run the command line with these arguments (default: those of the process), and exit with its status."""
     from hybridps.cli.app import main as run_app
 
     run_app(argv)

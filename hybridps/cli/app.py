@@ -1,4 +1,4 @@
-"""The commands and their options: they gather what was said, and hand it on."""
+"""The commands and their options. Each command imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from hybridps import __version__
-from hybridps.cli.oracle_runs import oracle_app
+from hybridps.cli import options
+from hybridps.cli.oracle import oracle_app
 from hybridps.config import PREFIX
 from hybridps.errors import ConfigError, HybridPSError
 
@@ -48,83 +49,57 @@ def top(
     options_metavar="[OPTIONS] --",
 )
 def run_command(
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND...", help="What each worker runs, e.g. python train.py")
-    ] = None,
-    workers: Annotated[int | None, typer.Option("-n", "-np", "--workers", help="Workers in all.")] = None,
-    groups: Annotated[
-        int | None, typer.Option("--groups", help="Groups; their sizes are as equal as possible.")
-    ] = None,
-    sizes: Annotated[str | None, typer.Option("--group-sizes", help="Workers of each group, e.g. 3,1.")] = None,
-    servers: Annotated[
-        int | None, typer.Option("-s", "--servers", help="Servers to start. Default: 1 for several groups, else 0.")
-    ] = None,
-    backend: Annotated[
-        str | None, typer.Option("--backend", help="Whose servers: hybridps, or mxnet for MXNet's own.")
-    ] = None,
-    racks: Annotated[
-        int | None, typer.Option("--racks", help="Racks: each has so many servers; above them is a parent.")
-    ] = None,
-    algorithm: Annotated[str | None, typer.Option("--algorithm", help="Name of the algorithm, e.g. elastic.")] = None,
-    hosts: Annotated[str | None, typer.Option("-H", "--hosts", help="Hosts and their slots, e.g. h1:4,h2:4.")] = None,
-    hostfile: Annotated[Path | None, typer.Option("--hostfile", help="File with lines like: h1 slots=4")] = None,
-    folder: Annotated[str | None, typer.Option("--run", help="Run folder: events and the report go there.")] = None,
-    alpha: Annotated[float | None, typer.Option("--alpha", help="Moving rate of Elastic SGD.")] = None,
-    tau: Annotated[int | None, typer.Option("--tau", help="Steps between two exchanges of Elastic SGD.")] = None,
-    pairs: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting, e.g. chunk_bytes=65536.")
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Let everybody on the network use the servers, without keys.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No settings, notes and summary.")] = False,
+    command: options.CommandArgument = None,
+    *,
+    workers: options.WorkersOption = None,
+    groups: options.GroupsOption = None,
+    group_sizes: options.SizesOption = None,
+    servers: options.ServersOption = None,
+    backend: options.BackendOption = None,
+    racks: options.RacksOption = None,
+    algorithm: options.AlgorithmOption = None,
+    hosts: options.HostsOption = None,
+    hostfile: options.HostfileOption = None,
+    run_folder: options.FolderOption = None,
+    alpha: options.AlphaOption = None,
+    tau: options.TauOption = None,
+    pairs: options.PairsOption = None,
+    insecure: options.InsecureOption = False,
+    quiet: options.QuietOption = False,
 ) -> None:
-    """Start servers, and one mpirun for each group; the groups meet only on the servers."""
-    from hybridps.cli.plan import Wish, read_settings
-    from hybridps.cli.run import run
+    """Start the servers, and one mpirun for each group. Groups communicate only through the servers."""
+    from hybridps.cli.run.launcher import run
+    from hybridps.cli.run.plan import LaunchOptions, read_settings
 
-    options: dict[str, Any] = {
+    given: dict[str, Any] = {
         "groups": groups,
-        "group_sizes": sizes,
+        "group_sizes": group_sizes,
         "backend": backend,
         "racks": racks,
         "algorithm": algorithm,
-        "run_folder": folder,
+        "run_folder": run_folder,
         "alpha": alpha,
         "tau": tau,
         "quiet": quiet or None,
     }
-    settings = read_settings(options, pairs or [])
-    wish = Wish(tuple(command or ()), settings, workers, servers, _hosts(hosts, hostfile), insecure)
-    sys.exit(run(wish))
+    settings = read_settings(given, pairs or [])
+    options = LaunchOptions(tuple(command or ()), settings, workers, servers, _hosts(hosts, hostfile), insecure)
+    sys.exit(run(options))
 
 
 @app.command(name="serve")
 def serve_command(
-    bind: Annotated[
-        str, typer.Option("--bind", help="Address to listen on; * is any free port.")
-    ] = "tcp://127.0.0.1:*",
-    insecure: Annotated[bool, typer.Option("--insecure", help="Listen on the network without keys.")] = False,
-    keys: Annotated[
-        str | None, typer.Option("--keys", help="Folder made by hybridps keys: only its tenants may connect.")
-    ] = None,
-    stop_after_groups: Annotated[
-        int | None, typer.Option("--stop-after-groups", help="End when so many groups have said goodbye.")
-    ] = None,
-    lost_seconds: Annotated[
-        float | None, typer.Option("--lost-seconds", help="Silence after which a group, or the parents, are lost.")
-    ] = None,
-    metrics_port: Annotated[
-        int | None, typer.Option("--metrics-port", help="Tell metrics over HTTP on this port; 0 is any free one.")
-    ] = None,
-    metrics_bind: Annotated[
-        str | None, typer.Option("--metrics-bind", help="Address for the metrics. Default: 127.0.0.1.")
-    ] = None,
-    groups: Annotated[
-        int | None, typer.Option("--groups", min=1, help="Groups of the job, for MXNet's servers (HYBRIDPS_BACKEND).")
-    ] = None,
-    servers: Annotated[int, typer.Option("-s", "--servers", min=1, help="How many of MXNet's servers.")] = 1,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print the address only.")] = False,
+    *,
+    bind: options.BindOption = "tcp://127.0.0.1:*",
+    insecure: options.OpenOption = False,
+    keys: options.KeysOption = None,
+    stop_after_groups: options.StopAfterGroupsOption = None,
+    lost_seconds: options.LostSecondsOption = None,
+    metrics_port: options.MetricsPortOption = None,
+    metrics_bind: options.MetricsBindOption = None,
+    groups: options.MxnetGroupsOption = None,
+    servers: options.MxnetServersOption = 1,
+    quiet: options.AddressOnlyOption = False,
 ) -> None:
     """Run a parameter server."""
     from hybridps.cli.serve import serve
@@ -148,25 +123,29 @@ def serve_command(
 
 @app.command(name="top")
 def top_command(
-    address: Annotated[str, typer.Argument(metavar="URL", help="Where the metrics are: a URL, or HOST:PORT.")],
-    once: Annotated[bool, typer.Option("--once", help="Print the figures once, and end.")] = False,
+    address: Annotated[str, typer.Argument(metavar="URL", help="Address of the metrics: a URL, or HOST:PORT.")],
+    once: Annotated[bool, typer.Option("--once", help="Print the figures once, and exit.")] = False,
+    tables: Annotated[bool, typer.Option("--tables", help="Also list the tables of each job.")] = False,
 ) -> None:
-    """Watch a server that was started with --metrics-port."""
+    """Watch the jobs of a server that was started with --metrics-port."""
     from hybridps.cli.top import watch
 
-    watch(address, once)
+    watch(address, once=once, tables=tables)
 
 
 @app.command(name="keys")
 def keys_command(
-    folder: Annotated[Path, typer.Argument(help="The servers' folder; made if it is not there.")],
-    tenants: Annotated[list[str], typer.Argument(metavar="TENANT...", help="Who gets keys.")],
-    memory: Annotated[str | None, typer.Option("--memory", help="What each may use of a server, e.g. 4G.")] = None,
+    folder: Annotated[Path, typer.Argument(help="The servers' folder; created if it does not exist.")],
+    tenants: Annotated[list[str], typer.Argument(metavar="TENANT...", help="Names of the tenants that get keys.")],
+    memory: Annotated[
+        str | None, typer.Option("--memory", help="Memory that each may use on a server, e.g. 4G.")
+    ] = None,
     rate: Annotated[
-        str | None, typer.Option("--rate", help="Bytes per second of each at a server, one way, e.g. 500M.")
+        str | None,
+        typer.Option("--rate", help="Bytes per second that each may send to a server, and receive from it, e.g. 500M."),
     ] = None,
 ) -> None:
-    """Make keys for tenants of servers that listen on a network."""
+    """Create keys for the tenants of servers that listen on a network."""
     from hybridps.cli.keys import make_keys
 
     make_keys(folder, tenants, memory, rate)
@@ -176,7 +155,7 @@ def keys_command(
 def doctor_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check this machine: what works, what does not, and what to do about it."""
+    """Check this machine, and say how to fix what does not work."""
     from hybridps.cli.doctor import doctor
 
     sys.exit(doctor(as_json))
@@ -184,16 +163,20 @@ def doctor_command(
 
 @app.command(name="tune")
 def tune_command(
-    workers: Annotated[int, typer.Option("-n", "-np", "--workers", min=1, help="Ranks of the group.")] = 2,
+    workers: Annotated[int, typer.Option("-n", "-np", "--workers", min=1, help="Number of ranks in the group.")] = 2,
     ranks_per_node: Annotated[
         int | None,
-        typer.Option("--ranks-per-node", help="Take every so many ranks as a node. Default: those of a host."),
+        typer.Option(
+            "--ranks-per-node", help="Treat this many consecutive ranks as a node. Default: the ranks of a host."
+        ),
     ] = None,
-    hosts: Annotated[str | None, typer.Option("-H", "--hosts", help="Hosts and their slots, e.g. h1:4,h2:4.")] = None,
-    hostfile: Annotated[Path | None, typer.Option("--hostfile", help="File with lines like: h1 slots=4")] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="Where to keep the table. Default: in the cache.")] = None,
+    hosts: options.HostsOption = None,
+    hostfile: options.HostfileOption = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="File for the table. Default: a file in the cache folder.")
+    ] = None,
 ) -> None:
-    """Measure which collective algorithm is fastest for which size here, and use it from now on."""
+    """Measure which collective algorithm is fastest on this machine for each size, and use it from now on."""
     from hybridps.cli.tune import tune
 
     sys.exit(tune(workers, ranks_per_node, _hosts(hosts, hostfile), file))
@@ -201,17 +184,17 @@ def tune_command(
 
 @app.command(name="report")
 def report_command(folder: Annotated[str, typer.Argument(help="The run folder.")]) -> None:
-    """Make the report of a run folder, and print its summary."""
+    """Write the report of a run folder, and print its summary."""
     from hybridps.cli.summary import print_summary
 
     print_summary(folder)
 
 
 def _hosts(hosts: str | None, hostfile: Path | None) -> tuple[Any, ...]:
-    from hybridps.cli.hosts import parse_hostfile, parse_hosts
+    from hybridps.cli.run.hosts import parse_hostfile, parse_hosts
 
     if hosts is not None and hostfile is not None:
-        raise ConfigError("--hosts and --hostfile both name the hosts: drop one of the two")
+        raise ConfigError("--hosts and --hostfile both name the hosts: give only one of them")
     if hostfile is not None:
         try:
             return parse_hostfile(hostfile.read_text())

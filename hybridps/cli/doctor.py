@@ -1,6 +1,6 @@
-"""`hybridps doctor`: what works on this machine, what does not, and what to do about it.
+"""`hybridps doctor`: checks what works on this machine, and says how to fix what does not.
 
-Everything is tried, in processes of their own with deadlines; MPI and MXNet are not imported here.
+Every check tries the real thing, in a child process with a deadline. MPI and MXNet are not imported here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hybridps.cli.mpirun import find_mpirun, root_environment, without_rank_marks
+from hybridps.cli.run.mpirun import find_mpirun, root_environment, without_rank_marks
 from hybridps.errors import HybridPSError
 from hybridps.memory import SharedMemory
 
@@ -58,7 +58,7 @@ sys.exit(0 if SharedMemory.attach(sys.argv[1], 4096).bytes[4095] == 7 else 3)
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found. `advice` says what to do; empty if nothing."""
+    """The result of a check. `advice` says how to fix a problem; it is empty if there is none."""
 
     check: str
     state: str
@@ -77,7 +77,7 @@ def doctor(as_json: bool = False) -> int:
 
 
 def examine() -> Iterator[Finding]:
-    """All findings, in the order in which the parts build on each other."""
+    """All findings, ordered so that each part comes after the parts it depends on."""
     yield check_python(sys.version_info[:2])
     yield _check_import("NumPy", "import numpy; print(numpy.__version__)", "pip install 'numpy>=1.23,<3'", PROBLEM)
     yield check_mxnet()
@@ -94,7 +94,7 @@ def examine() -> Iterator[Finding]:
 
 
 def check_python(version: Sequence[int]) -> Finding:
-    """Whether MXNet 1.9.1 can run on this Python."""
+    """Check whether MXNet 1.9.1 can run on this Python."""
     found = ".".join(map(str, version))
     if tuple(version) in FITTING_PYTHONS:
         return Finding("Python", OK, found)
@@ -102,18 +102,18 @@ def check_python(version: Sequence[int]) -> Finding:
         "Python",
         PROBLEM,
         found,
-        "MXNet 1.9.1 needs NumPy < 1.24, which has wheels for Python 3.10 and 3.11: use one of these",
+        "MXNet 1.9.1 needs NumPy < 1.24, which has wheels for Python 3.10 and 3.11: use one of those",
     )
 
 
 def check_mxnet() -> Finding:
-    """Whether MXNet can be imported; without it the rest of hybridps works."""
+    """Check whether MXNet can be imported. The rest of hybridps works without it."""
     code = "import mxnet, numpy; print(mxnet.__version__, 'with NumPy', numpy.__version__)"
     return _check_import("MXNet", code, "pip install 'hybridps[mxnet]'; without it there are no KVStore types", NOTE)
 
 
 def check_mpi() -> Iterator[Finding]:
-    """Whether there is an mpirun, and whether two ranks meet."""
+    """Check whether there is an mpirun, and whether two ranks can communicate."""
     try:
         mpirun = find_mpirun()
     except HybridPSError as error:
@@ -121,13 +121,13 @@ def check_mpi() -> Iterator[Finding]:
         return
     yield Finding("mpirun", OK, f"{mpirun.path} ({mpirun.flavour})")
     command = mpirun.command(2, (), {}, (sys.executable, "-c", _HELLO))
-    said = _run(command, _MPI_SECONDS, root_environment() | {"OMPI_MCA_mpi_yield_when_idle": "1"})
-    yield judge_hello(said.status, said.out, said.err)
+    output = _run(command, _MPI_SECONDS, root_environment() | {"OMPI_MCA_mpi_yield_when_idle": "1"})
+    yield judge_hello(output.status, output.out, output.err)
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a process said. `status` is None if it did not end in time."""
+class ProcessOutput:
+    """The output of a process. `status` is None if it did not end in time."""
 
     status: int | None
     out: str
@@ -135,23 +135,23 @@ class Said:
 
     @property
     def last(self) -> str:
-        """Its error in a line: the last one that is a Python error, else the last one with a word in it."""
+        """One line that describes its error: the last Python error, or else the last line that contains a word."""
         lines = [line.strip() for line in (self.out + self.err).splitlines() if any(map(str.isalpha, line))]
         errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
-        return (errors or lines or ["it said nothing"])[-1]
+        return (errors or lines or ["it printed nothing"])[-1]
 
 
 def judge_hello(status: int | None, out: str, err: str) -> Finding:
-    """What two ranks that were started with mpirun told of themselves."""
+    """Judge what two ranks that mpirun started reported about themselves."""
     name = "two MPI ranks"
     ranks = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     if status is None:
         return Finding(
-            name, PROBLEM, f"no end within {_MPI_SECONDS:g} seconds", "look at what mpirun waits for: " + err
+            name, PROBLEM, f"did not end within {_MPI_SECONDS:g} seconds", "find out what mpirun waits for: " + err
         )
     if status != 0 or len(ranks) != 2:
         advice = "pip install 'hybridps[mpi]', or build mpi4py against the MPI library of this mpirun"
-        return Finding(name, PROBLEM, _short(Said(status, out, err)), advice)
+        return Finding(name, PROBLEM, _short(ProcessOutput(status, out, err)), advice)
     return _judge_ranks(name, ranks)
 
 
@@ -159,33 +159,33 @@ def _judge_ranks(name: str, ranks: Sequence[Mapping[str, Any]]) -> Finding:
     first = ranks[0]
     found = f"{first['library']}, THREAD_{first['level']}"
     if any(rank["size"] != 2 or rank["sum"] != 3 for rank in ranks):
-        advice = "mpi4py uses another MPI library than this mpirun: install one of them only, or reinstall mpi4py"
-        return Finding(name, PROBLEM, f"{found}: each rank is alone in its world", advice)
+        advice = "mpi4py uses a different MPI library from this mpirun: install only one, or reinstall mpi4py"
+        return Finding(name, PROBLEM, f"{found}: each rank is in a world of its own", advice)
     if first["sharing"] != 2:
-        return Finding(name, NOTE, f"{found}: the ranks do not share memory", "a node is taken as one rank each")
+        return Finding(name, NOTE, f"{found}: the ranks do not share memory", "each rank counts as a node of its own")
     if first["level"] != "MULTIPLE":
-        return Finding(name, PROBLEM, found, "hybridps needs MPI_THREAD_MULTIPLE: use an MPI library that has it")
+        return Finding(name, PROBLEM, found, "hybridps needs MPI_THREAD_MULTIPLE: use an MPI library that provides it")
     return Finding(name, OK, found)
 
 
 def check_root(user: int) -> Finding:
     if user != 0:
         return Finding("user", OK, f"not root ({user})")
-    advice = "`hybridps run` sets it by itself; plain mpirun of Open MPI wants --allow-run-as-root"
+    advice = "`hybridps run` handles this; a plain mpirun of Open MPI needs --allow-run-as-root"
     return Finding("user", NOTE, "root", advice)
 
 
 def check_cores(usable: int, all_cores: int) -> Finding:
-    """How many ranks fit. More of them work, and yield their core when they wait."""
+    """Check how many ranks have a core each. More ranks also work: they yield their core while they wait."""
     found = f"{usable} usable of {all_cores}"
     if usable >= 4:
         return Finding("cores", OK, found)
-    advice = f"more than {usable} ranks share cores: `hybridps run` lets them yield; plain mpirun wants --oversubscribe"
+    advice = f"more than {usable} ranks share cores: `hybridps run` lets them yield; mpirun needs --oversubscribe"
     return Finding("cores", NOTE, found, advice)
 
 
 def check_shared_memory() -> Finding:
-    """Whether another process can attach to memory made here."""
+    """Check whether another process can attach to shared memory of this one."""
     name = "shared memory"
     try:
         memory = SharedMemory.create(4096)
@@ -195,17 +195,17 @@ def check_shared_memory() -> Finding:
         )
     try:
         memory.bytes[4095] = 7
-        said = _run((sys.executable, "-c", _ATTACH, memory.name), _IMPORT_SECONDS)
+        output = _run((sys.executable, "-c", _ATTACH, memory.name), _IMPORT_SECONDS)
     finally:
         memory.close()
-    if said.status == 0:
+    if output.status == 0:
         return Finding(name, OK, "memfd, attached by another process")
-    advice = "processes of one user must be able to open /proc/PID/fd: look at ptrace_scope and the container's profile"
-    return Finding(name, NOTE, f"not attached: {_short(said)}", advice)
+    advice = "processes of one user must be able to open /proc/PID/fd: check ptrace_scope and the container's profile"
+    return Finding(name, NOTE, f"not attached: {_short(output)}", advice)
 
 
 def check_huge_pages(enabled: str) -> Finding:
-    """Whether buffers get huge pages; `enabled` is the kernel's text, such as `always [madvise] never`."""
+    """Check whether buffers get huge pages. `enabled` is the kernel's text, such as `always [madvise] never`."""
     chosen = enabled.partition("[")[2].partition("]")[0]
     if chosen in ("always", "madvise"):
         return Finding("huge pages", OK, chosen)
@@ -214,34 +214,34 @@ def check_huge_pages(enabled: str) -> Finding:
 
 
 def check_shm_size(nbytes: int) -> Finding:
-    """MPI libraries keep their own buffers in /dev/shm; containers make it 64 MiB."""
+    """Check the size of /dev/shm, where MPI libraries keep their buffers; in containers it is often 64 MiB."""
     found = f"{nbytes / (1 << 20):.0f} MiB"
     if nbytes >= _SMALL_SHM_BYTES:
         return Finding("/dev/shm", OK, found)
-    advice = "MPI's shared buffers may not fit: start the container with --shm-size=1g"
+    advice = "the shared buffers of MPI may not fit: start the container with --shm-size=1g"
     return Finding("/dev/shm", NOTE, found, advice)
 
 
 def check_port() -> Finding:
-    """Whether a server can listen on the loopback, and be reached there."""
+    """Check whether a server can listen on the loopback interface, and whether clients can connect to it."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]
             socket.create_connection(("127.0.0.1", port), timeout=5).close()
     except OSError as error:
-        return Finding("loopback", PROBLEM, str(error), "servers listen on 127.0.0.1: allow it")
-    return Finding("loopback", OK, f"a free port ({port}) was reached")
+        return Finding("loopback", PROBLEM, str(error), "servers listen on 127.0.0.1: allow that")
+    return Finding("loopback", OK, f"connected to port {port}")
 
 
 def _check_import(name: str, code: str, advice: str, if_missing: str) -> Finding:
-    said = _run((sys.executable, "-c", code), _IMPORT_SECONDS)
-    if said.status == 0:
-        return Finding(name, OK, said.out.strip())
-    missing = f"No module named '{name.lower()}'" in said.err or "No module named 'zmq'" in said.err
-    return Finding(name, if_missing if missing else PROBLEM, "not installed" if missing else _short(said), advice)
+    output = _run((sys.executable, "-c", code), _IMPORT_SECONDS)
+    if output.status == 0:
+        return Finding(name, OK, output.out.strip())
+    missing = f"No module named '{name.lower()}'" in output.err or "No module named 'zmq'" in output.err
+    return Finding(name, if_missing if missing else PROBLEM, "not installed" if missing else _short(output), advice)
 
 
-def _run(command: Sequence[str], seconds: float, extra: Mapping[str, str] | None = None) -> Said:
+def _run(command: Sequence[str], seconds: float, extra: Mapping[str, str] | None = None) -> ProcessOutput:
     # with DMLC_ROLE=server in the environment, `import mxnet` would never return
     environ = {name: value for name, value in without_rank_marks(os.environ).items() if not name.startswith("DMLC_")}
     try:
@@ -255,14 +255,14 @@ def _run(command: Sequence[str], seconds: float, extra: Mapping[str, str] | None
             timeout=seconds,
         )
     except subprocess.TimeoutExpired:
-        return Said(None, "", f"no end within {seconds:g} seconds")
+        return ProcessOutput(None, "", f"did not end within {seconds:g} seconds")
     except OSError as error:
-        return Said(127, "", str(error))
-    return Said(done.returncode, done.stdout, done.stderr)
+        return ProcessOutput(127, "", str(error))
+    return ProcessOutput(done.returncode, done.stdout, done.stderr)
 
 
-def _short(said: Said) -> str:
-    return said.last[:200]
+def _short(output: ProcessOutput) -> str:
+    return output.last[:200]
 
 
 def _print_table(findings: Sequence[Finding]) -> None:
@@ -275,7 +275,7 @@ def _print_table(findings: Sequence[Finding]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("", "check", "found", "what to do")
+    table = Table("", "check", "result", "what to do")
     for finding in findings:
         state = Text(finding.state, style=_STYLES[finding.state])
         table.add_row(state, finding.check, Text(finding.found), Text(finding.advice))

@@ -1,4 +1,4 @@
-"""`hybridps keys`: make the keys of a server and its tenants."""
+"""`hybridps keys`: creates the keys of a server and its tenants."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def make_keys(folder: Path, tenants: Sequence[str], memory: str | None, rate: str | None) -> None:
-    """Make them, and say what to do with them. Raises ConfigError."""
+    """Create the keys, and print how to use them. Raises ConfigError."""
     quotas = Quotas(*(None if text is None else parse_bytes(text) for text in (memory, rate)))
     for name in tenants:
         theirs = make_tenant(folder, name, quotas)
@@ -30,5 +30,5 @@ def parse_bytes(text: str) -> int:
     found = re.fullmatch(r"([0-9]*\.?[0-9]+)([kmgt]?)", text.strip().lower())
     nbytes = int(float(found[1]) * _UNITS[found[2]]) if found else 0
     if nbytes < 1:
-        raise ConfigError(f"{text!r} is no number of bytes: write it like 500M or 1.5G")
+        raise ConfigError(f"{text!r} is not a number of bytes: write it like 500M or 1.5G")
     return nbytes

@@ -1,4 +1,4 @@
-"""Nobody is left behind: processes that end with the one that started them. Standard library only, Linux only."""
+"""Processes that end together with the process that started them. Standard library only, Linux only."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _prctl = getattr(ctypes.CDLL(None), "prctl", None)
 def die_with_parent(signal_number: int = signal.SIGKILL, parent: int | None = None) -> None:
     """Have the kernel send this process the signal when its parent ends, however it ends.
 
-    It holds across exec, and not for the children of this process. `parent`: the process id that the
-    parent should have; if that parent is gone already, this process ends at once.
+    This holds across exec, but not for the children of this process. `parent` is the expected process id of the parent:
+    if that parent is gone already, this process ends at once.
 
-    The kernel counts the *thread* that started this process as its parent, so start it from a thread
-    that lives long. Call it only in a process that a launcher started: in one that was started from a
-    shell by hand, it would end a job that shall outlive the shell (`nohup`).
+    To the kernel, the parent is the *thread* that started this process, so start it from a long-lived thread. Call this
+    only in a process that a launcher started: in a process started from a shell, it would end a job that is meant to
+    outlive the shell (`nohup`).
     """
     if _prctl is None:
         return
@@ -41,8 +41,8 @@ def adopt_orphans() -> None:
 def end_orphans(mine: Collection[int], mark: str = "") -> int:
     """Kill every child of this process that is not in `mine`, and their descendants. Returns how many.
 
-    After `adopt_orphans`, these are what dead children left behind. `mark`: only those whose environment had this
-    `NAME=VALUE` when they began.
+    After `adopt_orphans`, these are the processes that dead children left behind. `mark`: kill only those that were
+    started with this `NAME=VALUE` in their environment.
     """
     ended = 0
     while orphans := [pid for pid in children() if pid not in mine and _has(pid, mark)]:
@@ -61,7 +61,7 @@ def _has(pid: int, mark: str) -> bool:
 
 
 def children() -> list[int]:
-    """Process ids of the children of this process, ended ones that were not waited for included."""
+    """Process ids of the children of this process, including ended ones that nobody waited for."""
     here = os.getpid()
     return [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _parent(folder) == here]
 

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 
+from hybridps.addresses import problem_of_bind
 from hybridps.config import Settings, load_settings, started_by_mpi
 from hybridps.errors import ConfigError
 from hybridps.memory import keep_freed_memory
@@ -21,23 +22,27 @@ def serve(
     groups: int | None = None,
     servers: int = 1,
 ) -> None:
-    """Serve until SIGTERM, SIGINT, or the last group's end. Raises HybridPSError.
+    """Serve until SIGTERM, SIGINT, or the end of the last group. Raises HybridPSError.
 
-    `groups` and `servers`: of the one job that MXNet's servers are for, with the backend mxnet.
+    `groups` and `servers` belong to the backend mxnet: MXNet's servers serve one job of that many groups.
     """
     settings = load_settings()
+    if problem := problem_of_bind(bind):
+        raise ConfigError(f"--bind {bind!r} cannot be used: {problem}")
     if settings.backend == "hybridps" and (groups is not None or servers != 1):
-        raise ConfigError("--groups and --servers are for MXNet's servers: set HYBRIDPS_BACKEND=mxnet, or drop them")
+        raise ConfigError("--groups and --servers belong to HYBRIDPS_BACKEND=mxnet: set that, or omit them")
     if world_size(os.environ) > 1:
         if stop_after_groups is not None:
-            raise ConfigError("--stop-after-groups: a server that is a rank of an MPI world ends with it; drop that")
-        from hybridps.job import serve_in_world
+            raise ConfigError(
+                "--stop-after-groups: a server that is a rank of an MPI world ends with it; omit the option"
+            )
+        from hybridps.embedded import serve_in_world
 
         serve_in_world(settings, bind, insecure)
         return
     if settings.backend == "mxnet":
         if settings.metrics_port is not None:
-            raise ConfigError("MXNet's servers tell no metrics: drop metrics_port, or use the backend hybridps")
+            raise ConfigError("MXNet's servers expose no metrics: omit --metrics-port, or use the backend hybridps")
         from hybridps.cli.serve_mxnet import serve_mxnet
 
         serve_mxnet(bind, settings, groups=groups, servers=servers, insecure=insecure)
@@ -53,8 +58,8 @@ def world_size(environ: Mapping[str, str]) -> int:
 
 
 def _serve_alone(bind: str, settings: Settings, insecure: bool, stop_after_groups: int | None) -> None:
-    from hybridps.ps.metrics import serve_metrics
     from hybridps.ps.server import Server
+    from hybridps.ps.server.metrics import serve_metrics
 
     keep_freed_memory()
     server = Server.of(settings, bind, insecure=insecure, stop_after_groups=stop_after_groups)

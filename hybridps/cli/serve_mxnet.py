@@ -10,9 +10,9 @@ from contextlib import ExitStack
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from hybridps.cli.output import Screen
-from hybridps.cli.plan import check_unsecured
-from hybridps.cli.processes import Child, Processes
+from hybridps.cli.run.output import Screen
+from hybridps.cli.run.plan import check_unsecured
+from hybridps.cli.run.processes import Child, Processes
 from hybridps.config import Settings
 from hybridps.errors import ConfigError, ServerError
 from hybridps.ps.scheduler import Scheduler, reserved_port
@@ -23,14 +23,14 @@ _PROBE_SECONDS = 1.0
 
 
 def serve_mxnet(bind: str, settings: Settings, *, groups: int | None, servers: int, insecure: bool) -> None:
-    """Serve one job of so many groups until SIGTERM or SIGINT. Raises HybridPSError, also when a process ends.
+    """Serve one job with this many groups until SIGTERM or SIGINT. Raises HybridPSError, also when a process ends.
 
     The processes end with this one, however it ends.
     """
     if groups is None:
-        raise ConfigError("MXNet's servers serve one job, whose groups they must know: give --groups G")
+        raise ConfigError("MXNet's servers serve one job and need to know its number of groups: give --groups G")
     if settings.server_keys is not None:
-        raise ConfigError("MXNet's servers know no keys: drop --keys, or use HYBRIDPS_BACKEND=hybridps")
+        raise ConfigError("MXNet's servers do not support keys: omit --keys, or use HYBRIDPS_BACKEND=hybridps")
     with ExitStack() as stack:
         _serve(_place(bind, groups, servers, insecure, stack), bind)
 
@@ -52,14 +52,16 @@ def _serve(scheduler: Scheduler, bind: str) -> None:
             print(f"hybridps: serving at {scheduler}", flush=True)
         processes.until(lambda: bool(signals or ended))
         if ended and not signals:
-            raise ServerError(f"the {ended[0].name} ended with exit status {ended[0].status}, and with it all others")
+            raise ServerError(
+                f"the {ended[0].name} ended with exit status {ended[0].status}, so the others were stopped"
+            )
     finally:
         processes.stop(processes.running, STOP_SECONDS, lambda: True)
         processes.close()
 
 
 def _place(bind: str, groups: int, servers: int, insecure: bool, stack: ExitStack) -> Scheduler:
-    """Where the scheduler shall be; the stack keeps a port that was not given. Raises ConfigError for a bad address."""
+    """Where the scheduler will listen; the stack keeps a chosen port reserved. Raises ConfigError for a bad address."""
     host, _, port = urlsplit(bind).netloc.rpartition(":")
     try:
         address = ip_address(host)

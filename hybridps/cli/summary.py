@@ -1,4 +1,4 @@
-"""The summary of a run folder, as a table on a terminal and as `key: value` lines elsewhere."""
+"""Prints the summary of a run folder: a table on a terminal, `key: value` lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hybridps.errors import HybridPSError
 
 
 def print_summary(folder: str, *, only_if_events: bool = False) -> None:
-    """Make the report of a run folder, and print its summary.
+    """Write the report of a run folder, and print its summary.
 
-    Raises HybridPSError if there is nothing to report. With `only_if_events` it is an extra at the end of
-    something else: it prints nothing if no training wrote there, and a note if the report cannot be made.
+    Raises HybridPSError if there is nothing to report. With `only_if_events`, at the end of a run, it prints nothing if
+    no training script wrote there, and a note if the report cannot be written.
     """
     if only_if_events and not any(Path(folder).glob("train-*.jsonl")):
         return
@@ -46,7 +46,7 @@ def print_mapping(summary: Mapping[str, Any], title: str) -> None:
 
 
 def text_of(value: Any) -> str:
-    """A value in a few characters: numbers with four digits, lists with commas.
+    """A short text for a value: numbers with four digits, lists with commas.
 
     >>> text_of([1, 0.123456])
     '1, 0.1235'

@@ -1,4 +1,4 @@
-"""`hybridps tune`: measure the collectives of this machine, and keep the table."""
+"""`hybridps tune`: measures the collectives of this machine, and keeps the table."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from hybridps.cli.hosts import Host
-from hybridps.cli.plan import Wish
-from hybridps.cli.run import run
+from hybridps.cli.run.hosts import Host
+from hybridps.cli.run.launcher import run
+from hybridps.cli.run.plan import LaunchOptions
 from hybridps.config import load_settings
 
 
@@ -29,6 +29,6 @@ def tune(workers: int, ranks_per_node: int | None, hosts: tuple[Host, ...], path
         wire="exact",
         ranks_per_node=ranks_per_node or load_settings().ranks_per_node,
     )
-    # Without a path the first worker decides: it may be on another host.
+    # Without a path, the first worker chooses the file, since it may be on another host.
     table = (str(path.absolute()),) if path else ()
-    return run(Wish(("python", "-m", "hybridps.tune", *table), settings, workers, 0, hosts))
+    return run(LaunchOptions(("python", "-m", "hybridps.tune", *table), settings, workers, 0, hosts))

@@ -11,7 +11,7 @@ from typing import Any
 import mxnet as mx
 
 from hybridps.errors import OracleError
-from hybridps.oracle.network import OTHER, Layer, Network, checked, fed_by
+from hybridps.oracle.networks import OTHER, Layer, Network, checked, fed_by
 
 Shape = tuple[int, ...]
 

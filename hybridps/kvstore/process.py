@@ -5,74 +5,107 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable
+import time
+import weakref
 from types import TracebackType
+from typing import Protocol
 
 import mxnet as mx
 
 from hybridps.config import mxnet_engine
-from hybridps.errors import ConfigError
+from hybridps.errors import ConfigError, LayoutError, ServerError
 from hybridps.job import Job, open_job
-from hybridps.kvstore.communicator import Communicator
 from hybridps.kvstore.ps_lite import MXNetStores
+from hybridps.kvstore.waiting import waits_for_mxnet
 from hybridps.mpi_groups import end_group
+from hybridps.step import DisagreementError, JobContext, Schedule
+from hybridps.tensor_collectives import Levels
+
+OF_ALL_RANKS = (DisagreementError, LayoutError, ServerError)
+"""Errors that all ranks of a group raise on their communication threads."""
+
+REPORT_SECONDS = 5.0
+"""How long the other ranks of a group wait for its leader to report an error that all of them have."""
 
 
-class Held:
-    """What the process holds once a store was created."""
+class HasSteps(Protocol):
+    """What has steps that may be under way."""
+
+    def settle(self) -> None:
+        """Go on without what has not come."""
+
+
+class SharedJob:
+    """The job and the schedule that all stores of the process share."""
 
     def __init__(self) -> None:
         self.job = open_job(stores={"mxnet": MXNetStores()})
-        self.communicator = Communicator()
-        self.before_waiting: list[Callable[[], None]] = []
-        """Called before all operations under way are waited for."""
+        self.trainings: weakref.WeakSet[HasSteps] = weakref.WeakSet()
         self.pid = os.getpid()
+        self._schedule: Schedule | None = None
+
+    def schedule(self, levels: Levels) -> Schedule:
+        """The schedule of all stores. `levels`: of the first store, for the votes of its group."""
+        if self._schedule is None:
+            self._schedule = Schedule(levels, JobContext.of(self.job.session), waits_for_mxnet, self._end)
+        return self._schedule
 
     def finish(self) -> None:
         """Wait for all operations under way."""
-        for call in self.before_waiting:
-            call()
+        for training in list(self.trainings):
+            training.settle()
         mx.nd.waitall()
 
+    def close(self) -> None:
+        """Finish, and leave the job."""
+        self.finish()
+        if self._schedule is not None:
+            self._schedule.close()
+        self.job.close()
 
-_held: Held | None = None
+    def _end(self, error: BaseException) -> None:
+        """The main thread may wait in the engine for what will never be done, and cannot be told."""
+        if isinstance(error, OF_ALL_RANKS) and not self.job.session.place.is_leader:
+            time.sleep(REPORT_SECONDS)
+        end_group(error)
 
 
-def hold() -> Held:
-    """The job of this process, joined at the first call, and its communicator.
+_shared: SharedJob | None = None
+
+
+def hold() -> SharedJob:
+    """The job of this process, joined at the first call.
 
     From then on an exception that nobody handles ends the group, and the end of the process ends its
     part in the job. Raises ConfigError where MXNet's engine cannot run operations beside the program.
     """
-    global _held
-    if _held is None:
+    global _shared
+    if _shared is None:
         if mxnet_engine() == "NaiveEngine":
             raise ConfigError(
                 "MXNET_ENGINE_TYPE=NaiveEngine runs one operation after the other, and so would wait for ever: unset it"
             )
-        _held = Held()
+        _shared = SharedJob()
         sys.excepthook = _on_uncaught
         atexit.register(release)
-        # MXNet waits for its engine at a fork while Python is held, and the engine may wait for Python.
+        # MXNet waits for its engine at a fork with Python's lock held, and the engine may wait for Python.
         os.register_at_fork(before=_before_fork)
-    return _held
+    return _shared
 
 
 def _before_fork() -> None:
-    if _held is not None and _held.pid == os.getpid():
-        _held.finish()
+    if _shared is not None and _shared.pid == os.getpid():
+        _shared.finish()
 
 
 def release() -> Job | None:
     """End this process's part in the job: finish what is under way, and leave. The job, if there was one."""
-    global _held
-    if _held is None or _held.pid != os.getpid():
+    global _shared
+    if _shared is None or _shared.pid != os.getpid():
         return None
-    held, _held = _held, None
-    held.finish()
-    held.communicator.stop()
-    held.job.close()
-    return held.job
+    shared, _shared = _shared, None
+    shared.close()
+    return shared.job
 
 
 def _on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -52,12 +52,21 @@ class HybridKVStore(KVStore):
         held = process.hold()
         self._job = held.job
         self._algorithm = held.job.algorithm(self.algorithm_name)
-        self._training = Training(held.job, self._algorithm, held.communicator)
+        self._schedule = held.schedule(self._algorithm.levels)
+        self._training = Training(held.job, self._algorithm, self._schedule)
+        self._closed = False
         self._updater: Any = None
-        held.before_waiting.append(self._training.settle)
+        held.trainings.add(self._training)
+
+    def close(self) -> None:
+        """Free what the store holds, here and at the servers. Not a collective. A second time does nothing."""
+        if not getattr(self, "_closed", True):
+            self._closed = True
+            self._training.close()
 
     def __del__(self) -> None:
-        """There is no native handle to free."""
+        """A store that is garbage is closed. There is no native handle to free."""
+        self.close()
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Fill `out` with the first worker's `value`, on all workers, and take `out` as the weights of the key."""
@@ -158,10 +167,10 @@ class HybridKVStore(KVStore):
         return self._job.workers
 
     def barrier(self) -> None:
-        """Return when all workers of this MPI world have called it, and what they pushed is done."""
+        """Return when all workers of all groups have called it, and what they pushed is done."""
         self._training.settle()
         mx.nd.waitall()
-        self._job.session.workers.barrier()
+        self._schedule.call("a barrier", self._algorithm.barrier)
 
     _barrier = barrier
 

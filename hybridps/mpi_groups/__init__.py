@@ -1,4 +1,7 @@
-"""Sessions, plans and groups of ranks. Importing it does not start MPI; opening a session does."""
+"""Sessions, plans and groups of ranks. Opening a session starts MPI; importing this package does not.
+
+A caller opens a `Session` and works with its `Group`. Tests use `ThreadGroup`, `SoloGroup` and `FaultyGroup`.
+"""
 
 from hybridps.mpi_groups.faulty import FaultyGroup
 from hybridps.mpi_groups.group import Group

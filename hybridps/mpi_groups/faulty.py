@@ -1,4 +1,4 @@
-"""A group that fails on purpose: to test what the code above does when a collective breaks."""
+"""A group that fails on purpose, to test code that uses collectives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hybridps.mpi_groups.group import Group, Transfer
 
 
 class FaultyGroup:
-    """Passes every operation to `inner` until `operations` of them were called; then each raises GroupError."""
+    """Passes the first `operations` operations to `inner`; every later one raises GroupError."""
 
     def __init__(self, inner: Group, operations: int) -> None:
         self.inner = inner
@@ -58,6 +58,6 @@ class FaultyGroup:
 
     def _next(self) -> Group:
         if self.left == 0:
-            raise GroupError(f"rank {self.rank}: the injected fault has come")
+            raise GroupError(f"rank {self.rank}: injected fault")
         self.left -= 1
         return self.inner

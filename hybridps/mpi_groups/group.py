@@ -1,21 +1,24 @@
-"""What a group of ranks offers: the contract of every implementation."""
+"""The operations of a group of ranks: the contract of every implementation."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import numpy as np
+
+from hybridps.errors import LayoutError
 
 Operation = Literal["sum", "max", "min"]
 
 
 class Transfer(Protocol):
-    """A message under way to or from rank `peer`. The array belongs to it until it is done."""
+    """A message in transfer to or from rank `peer`. The array belongs to it until it is done."""
 
     peer: int
 
     def done(self) -> bool:
-        """Whether it is; to ask lets messages go on."""
+        """Whether the transfer is complete. Calling it lets the library make progress."""
 
 
 class Group(Protocol):
@@ -23,6 +26,10 @@ class Group(Protocol):
 
     Arrays are one-dimensional, contiguous, of float32, float64, int32, int64 or uint8. One thread of a
     rank uses a group at a time. In-place functions end in an underscore.
+
+    Arrays that differ between ranks raise LayoutError on all ranks. Over MPI this check covers arrays of more than
+    32 KB. For smaller ones it would take as long as the operation; what then happens is up to the MPI library. Tensors
+    made by `Levels.tensor` are compared when they are made, whatever their size.
     """
 
     rank: int
@@ -38,7 +45,7 @@ class Group(Protocol):
         """Replace `array` by the one of rank `root`."""
 
     def allgather_bytes(self, data: bytes) -> list[bytes]:
-        """The bytes of every rank, in rank order; lengths may differ. For agreement, not for the hot path."""
+        """The bytes of every rank, in rank order. Lengths may differ. For agreement, not for the hot path."""
 
     def reduce_scatter(self, array: np.ndarray, out: np.ndarray, counts: list[int]) -> None:
         """Sum `array` over all ranks; rank r receives its part, `counts[r]` elements, in `out`."""
@@ -47,19 +54,33 @@ class Group(Protocol):
         """Concatenate the `counts[r]` elements of every rank r into `out`."""
 
     def send(self, array: np.ndarray, to: int, tag: int) -> Transfer:
-        """Begin to send to rank `to`. Messages between two ranks with the same `tag` (0 to 32767) stay in order."""
+        """Start to send to rank `to`. Messages between two ranks with the same `tag` (0 to 32767) stay in order."""
 
     def receive(self, array: np.ndarray, source: int, tag: int) -> Transfer:
-        """Begin to receive a message of the array's length from rank `source`."""
+        """Start to receive a message of the array's length from rank `source`."""
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
 
     def farewell(self) -> None:
-        """A barrier without a deadline: the last that the ranks of a job do together."""
+        """A barrier without a deadline, for the end of a job."""
 
     def split(self, colour: int) -> Group:
-        """The group of the ranks with the same `colour`, in the order of this group. Own conversation."""
+        """The group of the ranks with the same `colour`, in the order of this group, with a conversation of its own."""
 
     def free(self) -> None:
-        """Release what is held. The group cannot be used afterwards."""
+        """Release the group's resources. It cannot be used afterwards."""
+
+
+def describe(array: np.ndarray) -> str:
+    """What must be equal on all ranks of a collective."""
+    return f"{array.size} elements of {array.dtype}"
+
+
+def arrays_differ(what: str, forms: Sequence[str]) -> LayoutError:
+    """The error for ranks whose arrays, as told by `describe`, differ in the collective `what`."""
+    rank = next(rank for rank, form in enumerate(forms) if form != forms[0])
+    return LayoutError(
+        f"rank {rank} has {forms[rank]} in {what}, and rank 0 has {forms[0]}: all ranks must have arrays of the same "
+        "length and dtype"
+    )

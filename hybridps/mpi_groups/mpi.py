@@ -1,4 +1,4 @@
-"""Groups over MPI. With `session.py` the only place that knows mpi4py."""
+"""Groups over MPI. Only this file and `session.py` use mpi4py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hybridps.errors import DeadlineError
-from hybridps.mpi_groups.group import Operation
+from hybridps.mpi_groups.group import Operation, arrays_differ, describe
 
 OPERATION = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
 
@@ -26,19 +26,19 @@ def _letting_nan_win(combine: np.ufunc) -> MPI.Op:
 
 LETS_NAN_WIN = {"max": _letting_nan_win(np.maximum), "min": _letting_nan_win(np.minimum)}
 
-# Pieces of this size stay in the library's scratch memory and in cache; a whole large buffer makes it
-# map scratch memory anew in each call, which costs more than the reduction.
+# For a large buffer the library would map new scratch memory in each call, which costs more than the reduction.
+# Pieces of this size fit its scratch memory and the cache.
 PIECE_BYTES = 2 << 20
 
 SMALL_BYTES = 32 << 10
-"""Up to this size an operation is waited for by looking. Larger ones block, when all ranks have come."""
+"""Up to this size the group polls an operation. Larger operations block, once all ranks have come."""
 
 LOOKS = 500
-"""Looks before a wait begins to sleep."""
+"""How often a wait polls before it sleeps."""
 
 
 class MPITransfer:
-    """A message under way, over MPI."""
+    """A message in transfer over MPI."""
 
     __slots__ = ("_request", "peer")
 
@@ -51,9 +51,9 @@ class MPITransfer:
 
 
 class MPIGroup:
-    """The Group of an MPI communicator, which it owns: `free` frees it.
+    """The Group of an MPI communicator. It owns the communicator: `free` frees it.
 
-    Agreement and barriers wait at most `deadline_seconds`, and leave the core to others meanwhile.
+    Every wait for other ranks ends after `deadline_seconds`, and sleeps after a short spin.
     """
 
     def __init__(self, communicator: MPI.Comm, deadline_seconds: float) -> None:
@@ -71,7 +71,7 @@ class MPIGroup:
         if array.nbytes <= SMALL_BYTES:
             self._wait(self.communicator.Iallreduce(MPI.IN_PLACE, array, operation), "an allreduce of all ranks")
             return
-        self._all_come("an allreduce")
+        self._all_come("an allreduce", array)
         for piece in _pieces(array):
             self.communicator.Allreduce(MPI.IN_PLACE, piece, operation)
 
@@ -82,7 +82,7 @@ class MPIGroup:
         if array.nbytes <= SMALL_BYTES:
             self._wait(self.communicator.Ibcast(array.view(np.uint8), root), "a broadcast to all ranks")
             return
-        self._all_come("a broadcast")
+        self._all_come("a broadcast", array)
         for piece in _pieces(array):
             self.communicator.Bcast(piece.view(np.uint8), root)
 
@@ -97,12 +97,12 @@ class MPIGroup:
 
     def reduce_scatter(self, array: np.ndarray, out: np.ndarray, counts: list[int]) -> None:
         self._count(array)
-        self._all_come("a reduce-scatter")
+        self._all_come("a reduce-scatter", array)
         self.communicator.Reduce_scatter(array, out, counts, MPI.SUM)
 
     def allgather(self, array: np.ndarray, out: np.ndarray, counts: list[int]) -> None:
         self._count(array)
-        self._all_come("an allgather")
+        self._all_come("an allgather", out)
         self.communicator.Allgatherv(array, [out, counts])
 
     def send(self, array: np.ndarray, to: int, tag: int) -> MPITransfer:
@@ -116,7 +116,7 @@ class MPIGroup:
         self._wait(self.communicator.Ibarrier(), "a barrier of all ranks")
 
     def farewell(self) -> None:
-        """A barrier without a deadline: the last that the ranks of a job do together."""
+        """A barrier without a deadline, for the end of a job."""
         self.deadline_seconds = math.inf
         self.barrier()
 
@@ -127,10 +127,19 @@ class MPIGroup:
         if self.communicator != MPI.COMM_NULL:
             self.communicator.Free()
 
-    def _all_come(self, what: str) -> None:
-        """Return when all ranks are there: the library itself would wait for ever for one that never comes."""
-        if self.size > 1:
-            self._wait(self.communicator.Ibarrier(), f"{what} of all ranks")
+    def _all_come(self, what: str, array: np.ndarray) -> None:
+        """Return when all ranks have come. The library itself would wait for ever for a missing rank.
+
+        Raises LayoutError, on all ranks, if their arrays differ in size or dtype.
+        """
+        if self.size == 1:
+            return
+        form = array.nbytes << 8 | array.dtype.num
+        extremes = np.array([form, -form], np.int64)
+        self._wait(self.communicator.Iallreduce(MPI.IN_PLACE, extremes, MPI.MAX), f"{what} of all ranks")
+        if extremes[0] != -extremes[1]:
+            forms = self.allgather_bytes(describe(array).encode())
+            raise arrays_differ(what, [form.decode() for form in forms])
 
     def _wait(self, request: MPI.Request, what: str) -> None:
         for _ in range(LOOKS):
@@ -151,7 +160,7 @@ class MPIGroup:
 
 
 def _operation(op: Operation, dtype: np.dtype) -> MPI.Op:
-    """The library's own, but for the maximum and minimum of floats: those let a NaN win, as NumPy's do."""
+    """The library's operation, except for the maximum and minimum of floats, where NaN wins as in NumPy."""
     return LETS_NAN_WIN[op] if dtype.kind == "f" and op in LETS_NAN_WIN else OPERATION[op]
 
 

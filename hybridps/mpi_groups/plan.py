@@ -1,4 +1,4 @@
-"""Who does what: a pure function from the ranks at hand and the settings to the place of every rank."""
+"""The plan: a pure function from the ranks and the settings to the place of every rank."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SERVER = "server"
 
 
 class Place(msgspec.Struct, frozen=True):
-    """What one rank of the MPI world is. For a server all numbers but `world_rank` are -1."""
+    """The role and position of one rank of the MPI world. For a server all numbers but `world_rank` are -1."""
 
     world_rank: int
     role: str
     worker: int = -1
-    """Number of the worker in the whole job, over all MPI worlds of it."""
+    """The number of the worker in the whole job, over all of its MPI worlds."""
     group: int = -1
     group_rank: int = -1
     """Rank in the group; 0 is the leader."""
@@ -51,10 +51,10 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def make_plan(roles: Sequence[str], hosts: Sequence[str], settings: Settings) -> Plan:
-    """Places for the ranks of a world, whose roles and hosts are given in rank order.
+    """The places of the ranks of a world. `roles` and `hosts` are given in rank order.
 
-    Consecutive workers form a group, and consecutive workers of a host a node. Raises PlanError, with
-    the numbers, if the workers cannot be arranged as the settings ask.
+    Consecutive workers form a group, and the workers of a host form a node. Raises PlanError, with the numbers, if
+    the workers cannot be arranged as the settings ask.
     """
     workers = [rank for rank, role in enumerate(roles) if role == WORKER]
     if not workers:
@@ -102,7 +102,7 @@ def _group_sizes(workers: int, settings: Settings) -> tuple[int, ...]:
 
 
 def _sizes_of_each(workers: int, each: int, settings: Settings) -> tuple[int, ...]:
-    """Groups of `each` workers. Raises PlanError if another setting contradicts."""
+    """Sizes of groups of `each` workers. Raises PlanError if another setting contradicts it."""
     if settings.group_sizes is not None:
         if any(size != each for size in settings.group_sizes):
             raise PlanError(
@@ -116,7 +116,7 @@ def _sizes_of_each(workers: int, each: int, settings: Settings) -> tuple[int, ..
 
 
 def _one_group(workers: int, sizes: tuple[int, ...], index: int) -> tuple[tuple[int, ...], int, list[int]]:
-    """This world is group `index` alone: its size, the number of its first worker, its index."""
+    """Where this world is group `index` alone: its size, the number of its first worker, and its index."""
     if index >= len(sizes):
         raise PlanError(f"group index {index} does not exist: there are {len(sizes)} groups, 0 to {len(sizes) - 1}")
     if sizes[index] != workers:

@@ -1,4 +1,4 @@
-"""The session: this process's part in the MPI world of a job, from agreement to the end."""
+"""The session: the part of this process in the MPI world of a job, from start to end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 
 from hybridps.config import PREFIX, Settings, load_settings, started_by_mpi, to_environment, without_secrets
 from hybridps.errors import FAILED, ConfigError, DeadlineError, GroupError, HybridPSError
-from hybridps.events import Configured, EventLog, Noted, Planned
+from hybridps.events import Configured, EventLog, Noted, Planned, check_run_folder
 from hybridps.mpi_groups.group import Group
 from hybridps.mpi_groups.plan import WORKER, Place, Plan, make_plan
 from hybridps.mpi_groups.solo import SoloGroup
@@ -22,7 +22,7 @@ from hybridps.mpi_groups.watchdog import Watchdog
 
 
 class _Hello(msgspec.Struct, forbid_unknown_fields=True):
-    """What each rank of the world tells all others at the start."""
+    """What each rank tells all others at the start."""
 
     role: str
     host: str
@@ -31,7 +31,7 @@ class _Hello(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Session:
-    """What a rank has at hand while the job runs. Made by `open_session`; a context manager.
+    """The plan, groups, events and watchdog of a rank. Made by `open_session`; a context manager.
 
     Leaving the context with an exception ends the group on all of its ranks.
     """
@@ -39,11 +39,11 @@ class Session:
     def __init__(self, settings: Settings, plan: Plan, place: Place, world: Group, hosts: int) -> None:
         self.settings = settings
         self.hosts = hosts
-        """Hosts that the ranks of this MPI world are on (more exactly: sets of ranks that share memory)."""
+        """The number of hosts of this MPI world; more exactly, of sets of ranks that share memory."""
         self.plan = plan
         self.place = place
         self.world = world
-        """All ranks of this MPI world, servers too."""
+        """All ranks of this MPI world, including servers."""
         self.workers = world.split(0 if place.role == WORKER else 1)
         """The workers of this MPI world (for a server: the servers)."""
         self.group = self.workers.split(max(place.group, 0))
@@ -54,7 +54,7 @@ class Session:
         self.events.emit(Configured(time.time(), msgspec.to_builtins(without_secrets(settings))))
 
     def announce(self, servers: list[str]) -> None:
-        """Write down the plan, now that the servers are known; the first worker tells the user."""
+        """Write the plan to the events, now that the servers are known. The first worker also prints it."""
         place, plan = self.place, self.plan
         self.events.emit(
             Planned(
@@ -73,13 +73,13 @@ class Session:
             )
 
     def note(self, message: str) -> None:
-        """Write something down that a user may want to know; the leader of the group says it too."""
+        """Write a message for the user to the events. The leader of the group also prints it."""
         self.events.emit(Noted(message))
         if self.place.is_leader and not self.settings.quiet:
             print(f"hybridps: {message}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """End this rank's part in the job in good order. Later calls do nothing."""
+        """Stop the watchdog, close the events and free the groups. Later calls do nothing."""
         if not self.watchdog.stopped:
             self.watchdog.stop()
             self.events.close()
@@ -112,6 +112,7 @@ def open_session(read_settings: Callable[[], Settings] = load_settings, role: st
     error = ""
     try:
         settings = read_settings()
+        check_run_folder(settings.run_folder)
     except HybridPSError as wrong:
         settings, error = Settings(), str(wrong)
     world, host = _join_world(settings.deadline_seconds)
@@ -129,7 +130,7 @@ def open_session(read_settings: Callable[[], Settings] = load_settings, role: st
 
 
 def agree(group: Group, error: HybridPSError | None) -> None:
-    """Raise on all ranks of the group, or on none: the error of the first rank that has one."""
+    """Raise the error of the first rank that has one, on all ranks of the group, or on none."""
     for rank, text in enumerate(group.allgather_bytes(str(error or "").encode())):
         if text:
             found = error if error is not None and rank == group.rank else GroupError(text.decode())
@@ -137,7 +138,7 @@ def agree(group: Group, error: HybridPSError | None) -> None:
 
 
 def end_group(error: BaseException) -> NoReturn:
-    """Report an error that nobody handled, once, and end all ranks of this MPI world."""
+    """Report an unhandled error once, and end all ranks of this MPI world."""
     everywhere = isinstance(error, HybridPSError) and error.everywhere
     status = _exit_status(error)
     communicator = _world_communicator()
@@ -149,7 +150,7 @@ def end_group(error: BaseException) -> NoReturn:
     if communicator is None:
         os._exit(status)
     if everywhere:
-        # All ranks come here: let the one that reports do so before the first exit ends them all.
+        # All ranks get here. The first exit ends them all, so wait until the rank that reports has done so.
         _meet(communicator)
         os._exit(status)
     communicator.Abort(status)
@@ -163,7 +164,7 @@ def _exit_status(error: BaseException) -> int:
 
 
 def _report(error: BaseException, rank: int | None) -> None:
-    """Print what happened; `rank` is None where no MPI runs and so nobody else ends."""
+    """Print the error. `rank` is None where MPI does not run, so that no other rank ends."""
     if isinstance(error, HybridPSError):
         text = f"hybridps: error: {error}"
     elif isinstance(error, SystemExit):
@@ -176,7 +177,7 @@ def _report(error: BaseException, rank: int | None) -> None:
 
 
 def _join_world(deadline_seconds: float) -> tuple[Group, str]:
-    """A duplicate of the world, and a name for the memory that this rank shares with others."""
+    """A duplicate of the world, and a name for the host, equal on ranks that share memory."""
     if not started_by_mpi():
         return SoloGroup(), "here"
     from mpi4py import MPI

@@ -1,4 +1,4 @@
-"""A group of one rank: nothing is communicated, and MPI is not needed."""
+"""A group of one rank, which communicates nothing and does not need MPI."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hybridps.mpi_groups.group import Operation, Transfer
 
 
 class SoloGroup:
-    """The Group of a process that is alone."""
+    """The Group of a single process."""
 
     rank = 0
     size = 1

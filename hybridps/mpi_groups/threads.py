@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: to test algorithms without MPI, and to debug a job in one process."""
+"""Ranks as threads of one process, to test algorithms without MPI and to debug a job in one process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hybridps.errors import GroupError
-from hybridps.mpi_groups.group import Operation
+from hybridps.mpi_groups.group import Operation, arrays_differ, describe
 
 Result = TypeVar("Result")
 
@@ -20,7 +20,7 @@ UFUNC: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimu
 
 
 class _Room:
-    """Where the threads of one group meet: a slot for each rank, and a barrier."""
+    """What the threads of one group share: a slot for each rank, a barrier, and mail."""
 
     def __init__(self, size: int, deadline_seconds: float) -> None:
         self.slots: list[Any] = [None] * size
@@ -32,7 +32,7 @@ class _Room:
 
 
 class _Sent:
-    """A message that was copied into the receiver's mail."""
+    """A sent message, which is in the receiver's mail."""
 
     def __init__(self, peer: int) -> None:
         self.peer = peer
@@ -42,7 +42,7 @@ class _Sent:
 
 
 class _Awaited:
-    """A message that may come."""
+    """A message to receive."""
 
     def __init__(self, array: np.ndarray, peer: int, mail: queue.SimpleQueue[np.ndarray]) -> None:
         self.peer = peer
@@ -61,7 +61,7 @@ class _Awaited:
 
 
 class ThreadGroup:
-    """The Group of one thread. `run` starts a function on several of them."""
+    """The Group of one thread. `run` calls a function on several threads."""
 
     def __init__(self, room: _Room, rank: int) -> None:
         self._room = room
@@ -97,15 +97,15 @@ class ThreadGroup:
 
     def allreduce_(self, array: np.ndarray, op: Operation = "sum") -> None:
         self._count(array)
-        self._meet(array)
-        # Every rank folds in rank order, so all get the same bits.
+        self._meet_with("an allreduce", array)
+        # Every rank combines in rank order, so that all get the same bits.
         total = reduce(UFUNC[op], self._room.slots[1:], self._room.slots[0].copy())
         self._wait()
         array[...] = total
 
     def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
         self._count(array)
-        self._meet(array)
+        self._meet_with("a broadcast", array)
         if self.rank != root:
             array[...] = self._room.slots[root]
         self._wait()
@@ -118,7 +118,7 @@ class ThreadGroup:
 
     def reduce_scatter(self, array: np.ndarray, out: np.ndarray, counts: list[int]) -> None:
         self._count(array)
-        self._meet(array)
+        self._meet_with("a reduce-scatter", array)
         start = sum(counts[: self.rank])
         parts = [other[start : start + counts[self.rank]] for other in self._room.slots]
         total = reduce(np.add, parts[1:], parts[0].copy())
@@ -163,6 +163,14 @@ class ThreadGroup:
     def _meet(self, thing: Any) -> None:
         self._room.slots[self.rank] = thing
         self._wait()
+
+    def _meet_with(self, what: str, array: np.ndarray) -> None:
+        """Meet, each with an array. Raises LayoutError, on all ranks, if the arrays differ in size or dtype."""
+        self._meet(array)
+        if any(other.shape != array.shape or other.dtype != array.dtype for other in self._room.slots):
+            forms = [describe(other) for other in self._room.slots]
+            self._wait()
+            raise arrays_differ(what, forms)
 
     def _wait(self) -> None:
         try:

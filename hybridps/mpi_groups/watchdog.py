@@ -1,4 +1,4 @@
-"""Notices when a wait takes too long, also inside of a call that has no deadline of its own."""
+"""Reports a wait that takes too long, even inside a call that has no deadline of its own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from contextlib import contextmanager
 
 
 class Watchdog:
-    """One thread that looks at the wait under way.
+    """A thread that watches the current wait.
 
-    `late(what, seconds, final)` is called on that thread after a tenth of `deadline_seconds`, and again
-    with `final` when they are over.
+    It calls `late(what, seconds, final)` after a tenth of `deadline_seconds`, and again, with `final`, at the deadline.
     """
 
     def __init__(self, deadline_seconds: float, late: Callable[[str, float, bool], None]) -> None:

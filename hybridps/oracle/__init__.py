@@ -1,1 +1,8 @@
-"""The oracle: what a network gains from a machine with a strategy, and what stops it, before anything is run."""
+"""The oracle predicts what training costs before it runs: time, memory, communication, and the bottleneck.
+
+Its rooms build on each other: `networks` and `machines` describe the question, `paradl`, `ssgd` and `hybrid` answer it
+with three models, and `output` prints and draws the answers. Callers use the faces of these rooms.
+"""
+
+CALIBRATION_FOLDER = "calibration"
+"""Default folder of a calibration."""

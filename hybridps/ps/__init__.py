@@ -1,1 +1,5 @@
-"""The parameter-server tier: `client.Client` and `local.LocalStore` are stores, `server.Server` serves them."""
+"""The parameter service: tables that the groups of a job share, and the servers that hold them.
+
+A caller opens a `client.Client`, which is a `store.ParameterStore`. `server.Server` serves in this process, and
+`server.ServerProcess` starts one as a child. `rules`, `clocks` and `model` have the records that both sides agree on.
+"""

@@ -9,6 +9,7 @@ import numpy as np
 
 from hybridps.memory import Layout
 from hybridps.ps.clocks import Clock
+from hybridps.ps.model import CodecName, Joining
 from hybridps.ps.rules import Rule
 
 
@@ -30,21 +31,29 @@ class ParameterStore(Protocol):
     """Payload bytes sent so far."""
 
     def register(
-        self, table: str, layout: Layout, initial: np.ndarray | None, rule: Rule, clock: Clock | None = None
-    ) -> bool:
-        """Join a table; returns whether its centre was there already.
+        self,
+        table: str,
+        layout: Layout,
+        initial: np.ndarray | None,
+        rule: Rule,
+        clock: Clock | None = None,
+        codec: CodecName = "exact",
+    ) -> Joining:
+        """Join a table.
 
         The first group initialises the centre with `initial` (zeros if None), whichever comes first: the others
         wait for it, but not for one that does not come at all. They leave the centre as it is. At servers with parents
-        the first group initialises too, but what counts is the parents' centre: it was there already. Raises
-        LayoutError with the difference if the table has another layout, ServerError if it has another rule or clock,
-        or if they have no meaning together. Without a `clock` it is the rule's usual one.
+        the first group initialises too, but the parents' centre counts: the table is `LATE`. Raises LayoutError with
+        the first keys that differ if the table has another layout, ServerError if it has another rule, clock or codec,
+        or if they have no meaning together. Without a `clock` it is the rule's usual one. With a `codec` that is not
+        exact, values and answers are rounded by it, for all groups alike.
         """
 
     def exchange(self, table: str, values: np.ndarray, answer: np.ndarray, start: int, stop: int) -> Pending:
-        """Push elements `start:stop` of `values`, and receive the rule's answer into those of `answer`.
+        """Contribute elements `start:stop` of `values`, and receive the rule's answer into those of `answer`.
 
-        `start` and `stop` are multiples of the chunk or the end of the buffer. `values` may not change,
+        With a bulk-synchronous clock the round of an element is complete when all groups have contributed it: their
+        spans need not be the same. Of an element a group has one exchange under way at a time. `values` may not change,
         nor `answer` be read, until the operation is done. They may be the same array.
         """
 
@@ -54,11 +63,11 @@ class ParameterStore(Protocol):
         None, and nothing is begun, if a server does not reach the memory of them all.
         """
 
-    def push(self, table: str, values: np.ndarray) -> Pending:
-        """Hand the whole of `values` to the rule; done when the servers have applied or counted it."""
-
     def pull(self, table: str, out: np.ndarray) -> Pending:
         """Receive the whole centre into `out`, as it is now."""
+
+    def drop(self, table: str) -> None:
+        """This group is done with a table. The servers free it when all groups have dropped it."""
 
     def close(self) -> None:
         """Leave all tables and release what is held. The other groups go on without this one."""

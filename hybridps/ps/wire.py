@@ -1,33 +1,33 @@
 """The messages between groups and servers.
 
-A message is a control frame (msgpack of one of these structs) and, where said, payload frames: the raw bytes of
-one chunk each. Decoding checks types, bounds and names; nothing is unpickled.
+A message is a control frame (msgpack of one of these structs) and, where said, payload frames: each has what a chunk
+has of the message's elements. The table's codec encodes those of an exchange; the centre travels exact. Decoding checks
+types, bounds and names; nothing is unpickled. What a message costs is known from its control frame and the number of
+its frames.
 """
 
 from __future__ import annotations
 
 import enum
-import math
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
-from hybridps.memory import DTYPES
-from hybridps.ps.members import UnknownClientError
+from hybridps.ps.model import GroupTakenError, TableSpec, UnknownClientError
 from hybridps.ps.rules.finite import NotFiniteError
-from hybridps.ps.shard import GroupTakenError
-from hybridps.ps.terms import Terms
 
-VERSION = 5
+VERSION = 6
 """Of the protocol: both sides must have the same."""
 
 LARGEST_CHUNK_BYTES = 1 << 28
 LARGEST_CONTROL_BYTES = 1 << 22
-MOST_ELEMENTS = 1 << 48
 MOST_ROWS = 1024
 """Vectors of one group."""
+
+MOST_CHUNKS = 1024
+"""Chunks of one message, and so its payload frames."""
 
 Number = Annotated[int, Meta(ge=0, le=1 << 62)]
 Count = Annotated[int, Meta(ge=1, le=4096)]
@@ -67,12 +67,12 @@ class Register(Message, frozen=True):
 
     request: Number
     table: TableName
-    terms: Terms
+    spec: TableSpec
     initialise: bool
 
 
-class OfChunks(Message, frozen=True):
-    """Base class: concerns those of the chunks `start` to `stop` that are on this server."""
+class OfSpan(Message, frozen=True):
+    """Base class: concerns what this server owns of elements `start:stop`, in `MOST_CHUNKS` chunks at most."""
 
     request: Number
     table: TableName
@@ -80,22 +80,25 @@ class OfChunks(Message, frozen=True):
     stop: Number
 
 
-class Initial(OfChunks, frozen=True):
-    """Initial values. Payload: those of each chunk, or none for zeros. Answer: Done."""
+class Initial(OfSpan, frozen=True):
+    """Initial values of whole chunks. Payload: those of each chunk, or none for zeros. Answer: Done."""
 
 
-class Exchange(OfChunks, frozen=True):
-    """Payload: the group's values of each chunk. Answer: Done with the answers of the rounds as payload."""
+class Exchange(OfSpan, frozen=True):
+    """Payload: the group's values. Answer: Done with the answers of the rounds as payload."""
 
     groups: Represented = 1
 
 
-class Push(OfChunks, frozen=True):
-    """Payload: the group's values of each chunk. Answer: Done."""
+class Pull(OfSpan, frozen=True):
+    """Answer: Done with the centre of whole chunks as payload."""
 
 
-class Pull(OfChunks, frozen=True):
-    """Answer: Done with the centre of the chunks as payload."""
+class Drop(Message, frozen=True):
+    """The group is done with a table. Answer: Done without chunks."""
+
+    request: Number
+    table: TableName
 
 
 class Attach(Message, frozen=True):
@@ -112,6 +115,13 @@ class Attach(Message, frozen=True):
     nbytes: Annotated[int, Meta(ge=1, le=1 << 48)]
 
 
+class Detach(Message, frozen=True):
+    """The client has released a region: the server is to release it too. Answer: Done without chunks."""
+
+    request: Number
+    region: Number
+
+
 class Spot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a flat buffer begins: so many bytes into an attached region."""
 
@@ -122,7 +132,7 @@ class Spot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Spots = Annotated[tuple[Spot, ...], Meta(min_length=1, max_length=MOST_ROWS)]
 
 
-class ExchangeInPlace(OfChunks, frozen=True):
+class ExchangeInPlace(OfSpan, frozen=True):
     """As Exchange, without payload: the sum of `values` counts, and the answers are written to all of `answers`."""
 
     values: Spots
@@ -141,7 +151,10 @@ class Heartbeat(Message, frozen=True):
     settled: Number
 
 
-Request = Hello | Register | Initial | Exchange | Push | Pull | Attach | ExchangeInPlace | Leave | Heartbeat
+Request = Hello | Register | Initial | Exchange | Pull | Attach | Detach | ExchangeInPlace | Drop | Leave | Heartbeat
+
+Requested = Register | OfSpan | Attach | Detach | Drop
+"""Requests that have a number."""
 
 
 class Welcome(Message, frozen=True):
@@ -152,10 +165,11 @@ class Welcome(Message, frozen=True):
 
 
 class Registered(Message, frozen=True):
-    """The table is joined. With `initialise` the group is to send the initial values."""
+    """The table is joined. With `initialise` the group is to send the initial values; `dropped` as in `Joining`."""
 
     request: Number
     initialise: bool
+    dropped: bool = False
 
 
 class Attached(Message, frozen=True):
@@ -220,15 +234,13 @@ def encode(message: Message) -> bytes:
 
 
 def decode_request(frame: bytes | memoryview) -> Request:
-    """A message to a server. Raises ProtocolError, or LayoutError for an unusable layout."""
+    """A message to a server. Raises ProtocolError. The layout of a table is not looked at."""
     request: Request = _decode(_requests, frame)
     if isinstance(request, Hello) and request.version != VERSION:
         raise ProtocolError(
             f"the group speaks version {request.version} of the protocol, the server version {VERSION}: "
             "install the same hybridps everywhere"
         )
-    if isinstance(request, Register):
-        check_terms(request.terms)
     return request
 
 
@@ -247,25 +259,6 @@ def refusal(error: HybridPSError, request: int | None) -> Refused:
 def error_of(refused: Refused, address: str) -> HybridPSError:
     """The error that a refusal tells."""
     return _ERRORS[refused.code](f"{address}: {refused.message}")
-
-
-def check_terms(terms: Terms) -> None:
-    """Raise LayoutError or ProtocolError unless the terms can be used as they are."""
-    layout = terms.layout
-    if layout.dtype not in DTYPES:
-        raise LayoutError(f"dtype {layout.dtype[:32]!r} cannot be used: use one of {', '.join(DTYPES)}")
-    if terms.server >= terms.servers:
-        raise ProtocolError(f"server {terms.server} is none of {terms.servers} servers: they count from 0")
-    elements = 0
-    for slot in layout.slots:
-        if len(slot.shape) > 32 or any(not 0 <= extent <= MOST_ELEMENTS for extent in slot.shape):
-            raise LayoutError(
-                f"key {slot.key[:64]!r} has a shape that cannot be used: 32 dimensions of 0 or more at most"
-            )
-        elements += math.prod(slot.shape)
-    if elements > MOST_ELEMENTS:
-        raise LayoutError(f"the layout has {elements} elements: {MOST_ELEMENTS} at most")
-    layout.check()
 
 
 def _decode(decoder: Any, frame: bytes | memoryview) -> Any:

@@ -1,4 +1,7 @@
-"""Collective operations that treat all the vectors of a worker's devices as one object."""
+"""Collective operations that treat the vectors of all devices of a worker as one object.
+
+A caller makes `Levels` for a group, asks it for a `Tensor`, and calls the operations on that.
+"""
 
 from hybridps.tensor_collectives import devices
 from hybridps.tensor_collectives.allgather import allgather_

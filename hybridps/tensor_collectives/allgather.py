@@ -1,4 +1,4 @@
-"""Allgather: every vector of every rank becomes the parts of all ranks, one after the other."""
+"""Allgather: every vector of every rank becomes the concatenation of the parts of all ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hybridps.tensor_collectives.tensor import Rows, Tensor, part_sizes, part_st
 
 
 def allgather_(tensor: Tensor, group: Group, part: np.ndarray) -> None:
-    """Fill all vectors with the parts of all ranks; the inverse of the scatter in `reduce_scatter`.
+    """Fill all vectors with the parts of all ranks: the inverse of the scatter in `reduce_scatter`.
 
     `part`: flat, of the tensor's dtype, with `part_sizes(length, group.size)[group.rank]` elements (else
     LayoutError).
@@ -26,7 +26,7 @@ def allgather_(tensor: Tensor, group: Group, part: np.ndarray) -> None:
     rows = tensor.rows_in(group)
     if rows is not None:
         choice = rows.levels.choose(tensor.length * rows.itemsize)
-        if choice.algorithm != "flat" and rows.levels.even:
+        if choice.algorithm != "flat" and rows.levels.topology.even:
             _over_levels(rows, choice, part, tensor.length)
             return
     whole = tensor.vectors[0]
@@ -35,7 +35,7 @@ def allgather_(tensor: Tensor, group: Group, part: np.ndarray) -> None:
 
 
 def _over_levels(rows: Rows, choice: Choice, part: np.ndarray, length: int) -> None:
-    """The parts of a lane go round a ring between nodes, and into all rows of each."""
+    """The parts of a lane travel along a ring of nodes; each node writes them to all of its rows."""
     levels, array = rows.levels, rows.array
     levels.count(part.nbytes)
     counts = part_sizes(length, levels.group.size)
@@ -44,7 +44,8 @@ def _over_levels(rows: Rows, choice: Choice, part: np.ndarray, length: int) -> N
 
     def steps_of(talk: Talk, begin: int, end: int) -> Steps:
         spans = [
-            (starts[peer] + min(begin, counts[peer]), starts[peer] + min(end, counts[peer])) for peer in levels.peers
+            (starts[peer] + min(begin, counts[peer]), starts[peer] + min(end, counts[peer]))
+            for peer in levels.lane.peers
         ]
         blocks = [array[0, first:last] for first, last in spans]
         np.copyto(blocks[talk.rank], mine[begin:end])
@@ -52,6 +53,4 @@ def _over_levels(rows: Rows, choice: Choice, part: np.ndarray, length: int) -> N
         for (first, last), block in zip(spans, blocks, strict=True):
             spread(block, [row[first:last] for row in array[1:]])
 
-    levels.meet()
-    levels.run(choice, None, rows, 0, max(counts), steps_of, blocks=len(levels.peers))
-    levels.meet(last=True)
+    levels.run(choice, None, rows, (0, max(counts)), steps_of, blocks=len(levels.lane.peers))

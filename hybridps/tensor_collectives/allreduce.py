@@ -6,9 +6,8 @@ import numpy as np
 
 from hybridps.mpi_groups.group import Group
 from hybridps.tensor_collectives import kernels
-from hybridps.tensor_collectives.between_nodes.talk import Steps, Talk
+from hybridps.tensor_collectives.between_nodes import ALLREDUCE, Steps, Talk
 from hybridps.tensor_collectives.choice import Choice
-from hybridps.tensor_collectives.levels import BETWEEN_NODES
 from hybridps.tensor_collectives.tensor import GROUP_OPERATION, OPERATIONS, Rows, Tensor, check_operation, spread
 
 
@@ -16,8 +15,9 @@ def allreduce_(tensor: Tensor, group: Group, op: str = "sum", start: int = 0, st
     """Reduce elements `start:stop` of all vectors over all ranks of `group`, in place.
 
     `op`: 'sum', 'max', 'min', or 'mean' over all vectors of all ranks (not of integers). float16 and bfloat16 are
-    combined in float32. A tensor of `Levels` of this group is reduced in the nodes' memory first, then between nodes;
-    any other one piece by piece: vectors of the worker -> ranks of the group -> vectors of the worker.
+    combined in float32. A tensor made by `Levels` of this group is reduced in the memory of each node, then between
+    nodes. Any other tensor is reduced piece by piece: the vectors of the worker, then the ranks of the group. Such
+    tensors must have equal lengths and dtypes on all ranks; `Group` says what is checked.
     """
     check_operation(op, tensor.dtype)
     start, stop = tensor.span(start, stop)
@@ -44,16 +44,14 @@ def _over_levels(rows: Rows, choice: Choice, op: str, start: int, stop: int) -> 
     if levels.one_node:
         levels.combine_(rows, op, divisor, start, stop)
         return
-    code, algorithm = kernels.CODE[op], BETWEEN_NODES[choice.algorithm]
+    code, algorithm = kernels.CODE[op], ALLREDUCE[choice.algorithm]
 
     def steps_of(talk: Talk, begin: int, end: int) -> Steps:
         total = array[0, begin:end] if array.dtype == rows.exact else talk.scratch.view(rows.exact)[: end - begin]
         kernels.fold(array, code, begin, end, total)
-        left = talk.shared_out_(total, divisor)
+        left = talk.divided_(total, divisor)
         yield from algorithm(talk, total)
         kernels.spread(total, left, array, begin, end, 0, len(array))
 
-    # Each lane has a part of its own: the ranks of a node meet only before the first chunk and after the last.
-    levels.meet()
-    levels.run(choice, op, rows, *levels.part(start, stop, rows.itemsize), steps_of)
-    levels.meet(last=True)
+    # Each lane has a part of its own, so that the ranks of a node need not meet between chunks.
+    levels.run(choice, op, rows, levels.part(start, stop, rows.itemsize), steps_of)

@@ -1,4 +1,4 @@
-"""Collectives that go on while the caller does something else."""
+"""Collectives that run while the caller does something else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Arguments = ParamSpec("Arguments")
 
 
 class Pending(Generic[Result]):
-    """An operation under way. Its arrays belong to it until `wait` has returned."""
+    """An operation in progress. Its arrays belong to it until `wait` has returned."""
 
     def __init__(self, future: Future[Result], failed: Callable[[], None]) -> None:
         self._future = future
@@ -26,9 +26,9 @@ class Pending(Generic[Result]):
         return self._future.done()
 
     def wait(self) -> Result:
-        """Return when it is done; raises what it raised. GroupError if it was waited for already."""
+        """Return the result once the operation is done. Raises its exception, or GroupError at the second call."""
         if self._waited:
-            raise GroupError("this collective was waited for already: wait once for each")
+            raise GroupError("this collective was already waited for: call `wait` once for each")
         self._waited = True
         try:
             return self._future.result()
@@ -40,8 +40,8 @@ class Pending(Generic[Result]):
 class Background:
     """A thread that runs the collectives of a group one after the other, in the order of `start`.
 
-    All ranks must start the same in the same order, and use the group only here while something is pending. A context
-    manager; leaving it waits for what was started.
+    All ranks must start the same operations in the same order, and must not use the group elsewhere while an operation
+    is pending. A context manager: leaving it waits for the operations that were started.
 
         with Background() as background:
             pending = background.start(allreduce_, tensor, group, "mean")
@@ -52,35 +52,35 @@ class Background:
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="hybridps-collectives")
         self._error: BaseException | None = None
-        self._told = False
+        self._error_was_raised = False
 
     def start(
         self, operation: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
     ) -> Pending[Result]:
-        """Begin `operation(*arguments, **options)` when what was started before is done.
+        """Run `operation(*arguments, **options)` after the operations that were started before.
 
-        After one that failed no other begins: it would meet another one of the other ranks.
+        After a failure no other operation runs: it would be matched with a different one of the other ranks.
         """
 
         def run() -> Result:
             if self._error is not None:
-                raise GroupError(f"not begun, as a collective before it failed: {self._error}")
+                raise GroupError(f"not started, because an earlier collective failed: {self._error}")
             try:
                 return operation(*arguments, **options)
             except BaseException as error:
                 self._error = error
                 raise
 
-        return Pending(self._executor.submit(run), self._was_told)
+        return Pending(self._executor.submit(run), self._mark_error_raised)
 
     def close(self) -> None:
-        """Wait for what was started. Raises what went wrong, if nobody has waited for it."""
+        """Wait for all operations. Raises the error of a failed one if no caller of `wait` has received it."""
         self._executor.shutdown()
-        if self._error is not None and not self._told:
+        if self._error is not None and not self._error_was_raised:
             raise self._error
 
-    def _was_told(self) -> None:
-        self._told = True
+    def _mark_error_raised(self) -> None:
+        self._error_was_raised = True
 
     def __enter__(self) -> Background:
         return self

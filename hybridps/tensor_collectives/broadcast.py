@@ -25,19 +25,17 @@ def broadcast_(tensor: Tensor, group: Group, root: int = 0, start: int = 0, stop
 
 
 def _over_levels(rows: Rows, choice: Choice, root: int, start: int, stop: int) -> None:
-    """Each lane brings its part of the root's vector to the other nodes, and all rows of a node get it there."""
+    """Each lane carries its part of the root's vector to the other nodes, which copy it to all of their rows."""
     levels, array = rows.levels, rows.array
     levels.count((stop - start) * rows.itemsize)
-    home, local = levels.place_of(root)
-    # The root's row where it is; elsewhere row 0 is where the part arrives.
-    source = rows.of_rank(local)[0] if home == levels.number else 0
-    lane_root = levels.in_lane(home)
+    home, local = levels.topology.place_of(root)
+    # On the root's node the part is read from the root's row; on other nodes it arrives in row 0.
+    source = rows.of_rank(local)[0] if home == levels.topology.node else 0
+    lane_root = levels.topology.in_lane(home)
 
     def steps_of(talk: Talk, begin: int, end: int) -> Steps:
         part = array[source, begin:end]
         yield from chain.broadcast(talk, part, lane_root)
         spread(part, [row[begin:end] for number, row in enumerate(array) if number != source])
 
-    levels.meet()
-    levels.run(choice, None, rows, *levels.part(start, stop, rows.itemsize), steps_of)
-    levels.meet(last=True)
+    levels.run(choice, None, rows, levels.part(start, stop, rows.itemsize), steps_of)

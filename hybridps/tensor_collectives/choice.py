@@ -1,25 +1,27 @@
-"""Which algorithm and chunks for how many bytes, ranks and nodes: a table, measured or built in."""
+"""Which algorithm and chunk size to use for a size in bytes: a table, measured or built in."""
 
 from __future__ import annotations
 
 import bisect
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from hybridps.errors import ConfigError
+from hybridps.errors import ConfigError, GroupError
 
 Algorithm = Literal["flat", "node", "library", "ring", "multi_ring", "halving_doubling"]
-"""`flat`: the MPI library over all ranks at once. The others combine in the memory of each node (`node`: there is only
-one); between nodes come the MPI library, or a ring, rings in both directions, recursive halving-doubling."""
+"""`flat`: the MPI library, over all ranks at once. The others combine in the memory of each node first. `node` is for
+one node. The rest name what combines between nodes: the MPI library, a ring, rings in both directions, or recursive
+halving-doubling."""
 
 ALGORITHMS: tuple[Algorithm, ...] = ("flat", "node", "library", "ring", "multi_ring", "halving_doubling")
 OWN: tuple[Algorithm, ...] = ("node", "ring", "multi_ring", "halving_doubling")
-"""Those whose order of summation is ours, and the same in every run."""
+"""The algorithms of this package, whose order of summation is the same in every run."""
 
 VERSION = 1
 ANY_SIZE = 1 << 62
@@ -28,7 +30,7 @@ Positive = Annotated[int, Meta(ge=1)]
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The algorithm for up to so many bytes, with so many ranks on so many nodes."""
+    """The algorithm for sizes of up to `up_to_bytes`, for a group of `ranks` ranks on `nodes` nodes."""
 
     ranks: Positive
     nodes: Positive
@@ -37,7 +39,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28, multiple_of=64)] = 512 << 10
     """Size of a chunk between nodes."""
     microseconds: float | None = None
-    """What it took for the largest size that was measured."""
+    """The measured time for the largest size."""
 
 
 class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,7 +52,7 @@ class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def read(path: Path) -> Tuning:
-        """Raises ConfigError if the file is no such table, or of another version."""
+        """Raises ConfigError if the file is not such a table, or has another version."""
         try:
             tuning = msgspec.json.decode(path.read_bytes(), type=Tuning)
         except (OSError, msgspec.MsgspecError) as error:
@@ -61,7 +63,7 @@ class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         for entry in tuning.entries:
             if entry.algorithm == "node" and entry.nodes > 1:
-                raise ConfigError(f"the table {path} has 'node', which is for one node, for {entry.nodes} nodes")
+                raise ConfigError(f"the table {path} has 'node', an algorithm for one node, for {entry.nodes} nodes")
         return tuning
 
     def write(self, path: Path) -> None:
@@ -81,11 +83,11 @@ BUILT_IN = Tuning(
         Entry(4, 2, ANY_SIZE, "ring"),
     ),
 )
-"""docs/benchmarks.md has what was measured for it."""
+"""docs/benchmarks.md has the measurements behind it."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What is used for up to `up_to_bytes`, and who says so: `built-in`, `measured` or `forced`."""
+    """The algorithm for sizes of up to `up_to_bytes`. `source`: `built-in`, `measured` or `forced`."""
 
     algorithm: Algorithm
     chunk_bytes: int
@@ -96,8 +98,8 @@ class Choice(msgspec.Struct, frozen=True):
 class Chooser:
     """The choices for one group: looked up by size.
 
-    `forced` and `chunk_bytes` are taken whatever the table says; `only_own`: a reason to leave out
-    what is done by the MPI library; empty for none. Raises ConfigError for what cannot be had.
+    `forced` and `chunk_bytes` take precedence over the table. `only_own`: the reason not to use the algorithms of the
+    MPI library; empty if there is none. Raises ConfigError if the settings contradict each other.
     """
 
     def __init__(
@@ -135,18 +137,54 @@ class Chooser:
         self._limits = [choice.up_to_bytes for choice in self._choices]
 
     def of(self, nbytes: int) -> Choice:
-        """The choice for so many bytes; beyond the table, that for its largest ones."""
+        """The choice for a size; beyond the table, the choice for its largest size."""
         return self._choices[min(bisect.bisect_left(self._limits, nbytes), len(self._choices) - 1)]
 
 
+class Choices(dict[int, Choice]):
+    """The choices for the sizes in use, in bytes: looked up with a `Chooser` once for each size.
+
+    `on_choice` hears of each choice when it is used for the first time.
+    """
+
+    def __init__(self, chooser: Chooser, on_choice: Callable[[Choice], None]) -> None:
+        super().__init__()
+        self.chooser = chooser
+        self.closed = False
+        self._on_choice = on_choice
+        self._used: set[Choice] = set()
+
+    def __missing__(self, nbytes: int) -> Choice:
+        self.check_open()
+        choice = self[nbytes] = self.chooser.of(nbytes)
+        if choice not in self._used:
+            self._used.add(choice)
+            self._on_choice(choice)
+        return choice
+
+    def choose_by(self, chooser: Chooser) -> None:
+        self.chooser = chooser
+        self.clear()
+
+    def close(self) -> None:
+        """Refuse every later look-up."""
+        self.closed = True
+        self.clear()
+
+    def check_open(self) -> None:
+        """Raises GroupError after `close`."""
+        if self.closed:
+            raise GroupError("a collective of these Levels was given up, and others may have gone on: make new ones")
+
+
 def _possible(algorithm: Algorithm, nodes: int, only_own: bool) -> Algorithm:
-    """What is done if `algorithm` is wanted: on one node there is nothing between nodes."""
+    """The algorithm to use where the table or the caller asks for `algorithm`."""
     if nodes == 1:
         return "flat" if algorithm == "flat" and not only_own else "node"
     return "ring" if only_own and algorithm not in OWN else algorithm
 
 
 def _distance(entry: Entry, ranks: int, nodes: int) -> tuple[float, int, int]:
-    """How far the entry's machine is from this one, in doublings; of two that are equally far the larger is nearer."""
+    """How far the entry's numbers of nodes and ranks are from these, in doublings. Ties go to the larger group."""
     far = abs(math.log2(entry.nodes / nodes)) + abs(math.log2(entry.ranks / ranks))
     return far, -entry.nodes, -entry.ranks

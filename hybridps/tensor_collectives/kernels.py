@@ -1,8 +1,8 @@
-"""Compiled loops over rows of memory, block by block, so that what is read once is still in cache when it is written.
+"""Compiled loops over rows of memory. They work block by block, so that a block is still in cache when it is written.
 
 `rows` are C-contiguous, of shape (rows, elements), of float32, float64, int32, int64, or of bits: uint16 holds
-float16 and int16 holds bfloat16, which are combined in float32 and rounded once. Rows are combined in their order, so
-the result does not depend on who combines them. Nothing here holds the interpreter lock.
+float16 and int16 holds bfloat16, which are combined in float32 and rounded once. Rows are combined in order, so that
+the result does not depend on which rank combines them. These functions release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -14,42 +14,20 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
+from hybridps.codecs import from_half, to_half
 from hybridps.compiled import compiled
-from hybridps.tensor_collectives.barrier import wait_for_all
 
 SUM, MAX, MIN = 0, 1, 2
 CODE = {"sum": SUM, "mean": SUM, "max": MAX, "min": MIN}
-"""Of each operation; a mean is a sum with a divisor."""
+"""The code of each operation. A mean is a sum with a divisor."""
 
 BLOCK = 2048
-"""Elements combined at a time: a block of several rows fits into the first cache."""
+"""Elements combined at a time: a block of several rows fits into the first-level cache."""
 
 BITS_OF = {"float16": "uint16", "bfloat16": "int16"}
 """The dtype of rows of bits for each dtype that is combined in float32."""
 
-DONE, NOT_ALL_CAME, NOT_ALL_DONE = 0, 1, 2
-
 _WORD = ir.IntType(32)
-
-
-@intrinsic  # type: ignore[misc]
-def _from_half(typing_context: Any, bits: Any) -> Any:
-    """The float32 of the bits of a float16."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
-
-    return types.float32(types.uint16), generate
-
-
-@intrinsic  # type: ignore[misc]
-def _to_half(typing_context: Any, value: Any) -> Any:
-    """The bits of the float16 nearest to a float32; ties go to even."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
-
-    return types.uint16(types.float32), generate
 
 
 @intrinsic  # type: ignore[misc]
@@ -64,7 +42,7 @@ def _from_brain(typing_context: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[misc]
 def _to_brain(typing_context: Any, value: Any) -> Any:
-    """The bits of the bfloat16 nearest to a float32; ties go to even, what is no number stays none."""
+    """The bits of the bfloat16 nearest to a float32. Ties go to even; NaN stays NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         bits = builder.bitcast(arguments[0], _WORD)
@@ -77,29 +55,29 @@ def _to_brain(typing_context: Any, value: Any) -> Any:
 
 
 def _decode(stored: Any) -> Any:
-    """The number that an element of a row stands for."""
+    """The value of an element of a row."""
     raise NotImplementedError("compiled code only")
 
 
 def _encode(value: Any, row: Any) -> Any:
-    """The element of `row` that stands for a number."""
+    """The element of `row` that represents a value."""
     raise NotImplementedError("compiled code only")
 
 
 def _begin(rows: Any, first: Any, start: Any, stop: Any, scratch: Any) -> Any:
-    """Where a block is combined, with the numbers of row 0 in it: row 0 itself where that is a target, else scratch."""
+    """The array in which a block is combined, filled with row 0: row 0 itself where it is a target, else scratch."""
     raise NotImplementedError("compiled code only")
 
 
 def _after_begin(rows: Any, first: Any) -> Any:
-    """The first of the rows from `first` on that does not have the result yet, where `_begin` has said where."""
+    """The first row, from `first` on, that does not hold the result yet after a block was combined."""
     raise NotImplementedError("compiled code only")
 
 
 @overload(_decode, inline="always")  # type: ignore[misc]
 def _decode_of(stored):  # type: ignore[no-untyped-def]
     if stored == types.uint16:
-        return lambda stored: _from_half(stored)
+        return lambda stored: from_half(stored)
     if stored == types.int16:
         return lambda stored: _from_brain(stored)
     return lambda stored: stored
@@ -108,7 +86,7 @@ def _decode_of(stored):  # type: ignore[no-untyped-def]
 @overload(_encode, inline="always")  # type: ignore[misc]
 def _encode_of(value, row):  # type: ignore[no-untyped-def]
     if row.dtype == types.uint16:
-        return lambda value, row: _to_half(value)
+        return lambda value, row: to_half(value)
     if row.dtype == types.int16:
         return lambda value, row: _to_brain(value)
     return lambda value, row: value
@@ -140,7 +118,7 @@ def _after_begin_of(rows, first):  # type: ignore[no-untyped-def]
 
 @compiled
 def accumulate_(total, row, op):  # type: ignore[no-untyped-def]
-    """`total` becomes `op` of itself and `row`; what is no number wins, as in NumPy."""
+    """`total` becomes `op` of itself and `row`. NaN wins, as in NumPy."""
     if op == SUM:
         for i in range(total.size):
             total[i] += _decode(row[i])
@@ -156,14 +134,14 @@ def accumulate_(total, row, op):  # type: ignore[no-untyped-def]
 
 @compiled
 def encode(values, row):  # type: ignore[no-untyped-def]
-    """`row` becomes `values`, rounded if the row has bits."""
+    """`row` becomes `values`, rounded if the row holds bits."""
     for i in range(row.size):
         row[i] = _encode(values[i], row)
 
 
 @compiled
 def decode(row, out):  # type: ignore[no-untyped-def]
-    """`out` becomes the numbers of `row`."""
+    """`out` becomes the values of `row`."""
     for i in range(out.size):
         out[i] = _decode(row[i])
 
@@ -235,36 +213,14 @@ def spread(total, divisor, rows, start, stop, first, last):  # type: ignore[no-u
             encode(block, rows[r, begin:end])
 
 
-@compiled
-def meet_and_combine_(  # type: ignore[no-untyped-def]
-    counters, stride, mine, met, tries, rows, op, divisor, start, stop, first, last, scratch
-):
-    """Meet the other ranks of the node, do `combine_`, meet again. One call: small ones take a microsecond.
-
-    `met`: the count of the first meeting. Returns `DONE`, `NOT_ALL_CAME` (nothing is done yet but to count in), or
-    `NOT_ALL_DONE` (of the others).
-    """
-    if wait_for_all(counters, stride, mine, met, tries) >= 0:
-        return NOT_ALL_CAME
-    combine_(rows, op, divisor, start, stop, first, last, scratch)
-    if wait_for_all(counters, stride, mine, met + 1, tries) >= 0:
-        return NOT_ALL_DONE
-    return DONE
-
-
 def prepare(rows: np.ndarray, scratch: np.ndarray) -> None:
-    """Compile for rows of this dtype now, while nobody waits: the first time it takes seconds."""
-    counters = np.zeros(8, np.int64)
-    meet_and_combine_(counters, 8, 0, 0, 1, rows, SUM, 1, 0, 0, 0, 0, scratch)
+    """Compile for rows of this dtype now, while no rank waits: the first compilation takes seconds."""
     combine_(rows, SUM, 1, 0, 0, 0, 0, scratch)
     fold(rows, SUM, 0, 0, scratch)
     spread(scratch, 1, rows, 0, 0, 0, 0)
-    for bits in (scratch[:0], np.zeros(0, np.uint16)):  # as it is, and as float16 on the wire
-        accumulate_(scratch[:0], bits, SUM)
-        encode(scratch[:0], bits)
-        decode(bits, scratch[:0])
+    accumulate_(scratch[:0], scratch[:0], SUM)
 
 
 def exact_dtype(rows: np.ndarray) -> np.dtype:
-    """What rows are combined in: float32 if they hold bits."""
+    """The dtype in which rows are combined: float32 if they hold bits."""
     return np.dtype(np.float32) if rows.dtype.name in BITS_OF.values() else rows.dtype

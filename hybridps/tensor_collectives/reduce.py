@@ -25,7 +25,7 @@ def reduce_(
 ) -> None:
     """Elements `start:stop` of the vectors of rank `root` become `op` over all vectors of all ranks.
 
-    The vectors of the other ranks stay as they are. `op` and dtypes as in `allreduce_`.
+    The vectors of the other ranks are not changed. `op` and dtypes as in `allreduce_`.
     """
     check_operation(op, tensor.dtype)
     check_root(root, group.size)
@@ -51,20 +51,18 @@ def _over_levels(rows: Rows, choice: Choice, root: int, op: str, start: int, sto
     levels, array = rows.levels, rows.array
     divisor = rows.total if op == "mean" else 1
     levels.count((stop - start) * rows.nbytes_of_element)
-    home, local = levels.place_of(root)
+    home, local = levels.topology.place_of(root)
     if levels.one_node:
         levels.combine_(rows, op, divisor, start, stop, of_rank=local)
         return
-    code, lane_root = kernels.CODE[op], levels.in_lane(home)
+    code, lane_root = kernels.CODE[op], levels.topology.in_lane(home)
 
     def steps_of(talk: Talk, begin: int, end: int) -> Steps:
         total = talk.scratch.view(rows.exact)[: end - begin]
         kernels.fold(array, code, begin, end, total)
-        left = talk.shared_out_(total, divisor)
+        left = talk.divided_(total, divisor)
         yield from chain.reduce(talk, total, lane_root)
-        if home == levels.number:
+        if home == levels.topology.node:
             kernels.spread(total, left, array, begin, end, *rows.of_rank(local))
 
-    levels.meet()
-    levels.run(choice, op, rows, *levels.part(start, stop, rows.itemsize), steps_of)
-    levels.meet(last=True)
+    levels.run(choice, op, rows, levels.part(start, stop, rows.itemsize), steps_of)

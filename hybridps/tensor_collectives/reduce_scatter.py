@@ -23,7 +23,7 @@ from hybridps.tensor_collectives.tensor import (
 
 
 def reduce_scatter(tensor: Tensor, group: Group, out: np.ndarray, op: str = "sum") -> None:
-    """Reduce all vectors over all ranks; rank r receives part r in `out`. The tensor stays as it is.
+    """Reduce all vectors over all ranks; rank r receives part r in `out`. The tensor is not changed.
 
     `out`: flat, of the tensor's dtype, with `part_sizes(length, group.size)[group.rank]` elements (else
     LayoutError). `op` and dtypes as in `allreduce_`.
@@ -37,7 +37,7 @@ def reduce_scatter(tensor: Tensor, group: Group, out: np.ndarray, op: str = "sum
     rows = tensor.rows_in(group)
     if rows is not None:
         choice = rows.levels.choose(tensor.length * rows.itemsize)
-        if choice.algorithm != "flat" and rows.levels.even:
+        if choice.algorithm != "flat" and rows.levels.topology.even:
             _over_levels(rows, choice, out, op, tensor.length)
             return
     mine = part_starts(counts)[group.rank]
@@ -56,7 +56,7 @@ def reduce_scatter(tensor: Tensor, group: Group, out: np.ndarray, op: str = "sum
 
 
 def _over_levels(rows: Rows, choice: Choice, out: np.ndarray, op: str, length: int) -> None:
-    """The lane's ranks are the receivers of as many parts: each node folds all of them, and they go round a ring."""
+    """Each rank of a lane receives one part: every node combines all of these parts, which then travel along a ring."""
     levels, array = rows.levels, rows.array
     divisor = rows.total if op == "mean" else 1
     levels.count(length * rows.nbytes_of_element)
@@ -65,18 +65,16 @@ def _over_levels(rows: Rows, choice: Choice, out: np.ndarray, op: str, length: i
     code, row = kernels.CODE[op], out.view(array.dtype).reshape(1, -1)
 
     def steps_of(talk: Talk, begin: int, end: int) -> Steps:
-        scratch = talk.scratch.view(rows.exact).reshape(len(levels.peers), -1)
+        scratch = talk.scratch.view(rows.exact).reshape(len(levels.lane.peers), -1)
         blocks, left = [], divisor
-        for peer, memory in zip(levels.peers, scratch, strict=True):
+        for peer, memory in zip(levels.lane.peers, scratch, strict=True):
             block = memory[: max(0, min(end, counts[peer]) - begin)]
             first = starts[peer] + begin
             kernels.fold(array, code, first, first + len(block), block)
-            left = talk.shared_out_(block, divisor)
+            left = talk.divided_(block, divisor)
             blocks.append(block)
         yield from ring.reduce_scatter(talk, blocks)
         mine = blocks[talk.rank]
         kernels.spread(mine, left, row, begin, begin + len(mine), 0, 1)
 
-    levels.meet()
-    levels.run(choice, op, rows, 0, max(counts), steps_of, blocks=len(levels.peers))
-    levels.meet(last=True)
+    levels.run(choice, op, rows, (0, max(counts)), steps_of, blocks=len(levels.lane.peers))

@@ -1,4 +1,4 @@
-"""The object that tensor collectives work on."""
+"""The tensor: the object that collectives work on."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 OPERATIONS: dict[str, np.ufunc] = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 
 GROUP_OPERATION: dict[str, Operation] = {"sum": "sum", "mean": "sum", "max": "max", "min": "min"}
-"""What a Group does for an operation; a mean is divided here."""
+"""The operation of a Group for each operation; collectives divide for a mean."""
 
 TENSOR_DTYPES = (*DTYPES, "bfloat16", "int32", "int64")
-"""bfloat16 is that of the package ml_dtypes."""
+"""bfloat16 is the one of the package ml_dtypes."""
 
 PIECE_BYTES = 2 << 20
-"""Work is done in pieces of about this size, which stay in cache between the levels."""
+"""Collectives work in pieces of about this size, which stay in cache between the levels."""
 
 
 class Rows:
-    """All vectors of the ranks of a node, as rows of memory that they share: of one of `TENSOR_DTYPES`, or as bits.
+    """All vectors of the ranks of a node, as rows of shared memory: of one of `TENSOR_DTYPES`, or as bits.
 
-    `array`: of shape (all vectors, at least length), C-contiguous. `vectors`: of each rank of the node; `total`: of all
-    ranks of the group.
+    `array`: of shape (all vectors, at least length), C-contiguous. `vectors`: the number of vectors of each rank of the
+    node; `total`: the number of vectors of all ranks of the group.
     """
 
     def __init__(self, array: np.ndarray, vectors: Sequence[int], total: int, levels: Levels) -> None:
@@ -41,15 +41,15 @@ class Rows:
         self.levels = levels
         self._starts = [0, *itertools.accumulate(vectors)]
         self.nbytes_of_element = vectors[levels.node.rank] * array.itemsize
-        """Of this rank's vectors."""
+        """Bytes of one element in all of this rank's vectors."""
         self.itemsize = array.itemsize
         self.exact = exact_dtype(array)
-        """What is combined."""
+        """The dtype in which rows are combined."""
         self.scratch = np.empty(BLOCK, self.exact)
         prepare(array, self.scratch)
 
     def of_rank(self, rank: int) -> tuple[int, int]:
-        """The numbers of a rank's rows: the first, and the one after the last."""
+        """A rank's rows: the first, and the last + 1."""
         return self._starts[rank], self._starts[rank + 1]
 
 
@@ -57,7 +57,7 @@ class Tensor:
     """The vectors of one worker's devices, taken as one object (MXNET-MPI, 2018).
 
     `vectors`: at least one flat, contiguous array each, all of the same length and dtype (one of
-    `TENSOR_DTYPES`). The arrays are used in place and never replaced.
+    `TENSOR_DTYPES`). The arrays are used in place and not replaced.
     """
 
     def __init__(self, vectors: Sequence[np.ndarray], rows: Rows | None = None) -> None:
@@ -78,25 +78,25 @@ class Tensor:
                 )
         self.vectors = tuple(vectors)
         self.rows = rows
-        """All vectors of the node, where they lie in memory that its ranks share."""
+        """All vectors of the node, if its ranks share their memory."""
         self.length = first.size
         self.dtype = first.dtype
         self.exact = np.dtype(np.float32) if first.dtype.name in BITS_OF else first.dtype
-        """What is combined: float32 for the half precisions, which are rounded once."""
+        """The dtype in which vectors are combined: float32 for half precisions, which are rounded once."""
         self.piece_length = max(1, PIECE_BYTES // self.exact.itemsize)
         self._scratch = np.empty(0, self.exact)
 
     def rows_in(self, group: Group) -> Rows | None:
-        """The rows, if they are shared by ranks of `group`."""
+        """The rows, if the tensor was made by Levels of `group`."""
         return self.rows if self.rows is not None and self.rows.levels.group is group else None
 
     def total_in(self, group: Group) -> int:
-        """The vectors of all ranks. Where no levels know them, every rank must have as many as this one."""
+        """The number of vectors of all ranks. Without Levels, every rank must have as many as this one."""
         rows = self.rows_in(group)
         return rows.total if rows is not None else group.size * len(self.vectors)
 
     def span(self, start: int, stop: int | None) -> tuple[int, int]:
-        """`start:stop`, to the end if `stop` is None. Raises LayoutError if it is not within the vectors."""
+        """`start:stop`, to the end if `stop` is None. Raises LayoutError if the span exceeds the vectors."""
         stop = self.length if stop is None else stop
         if not 0 <= start <= stop <= self.length:
             raise LayoutError(f"elements {start}:{stop} are not within the {self.length} of the tensor")
@@ -105,7 +105,7 @@ class Tensor:
     def pieces(self, start: int, stop: int, in_place: bool = True) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         """For each piece of elements `start:stop`: an array of dtype `exact` to work in, and the vectors.
 
-        The working array is vector 0 itself where the dtypes agree and it may change; else a scratch with its values.
+        The array is vector 0 itself where it has that dtype and `in_place` is true; else scratch with its values.
         """
         for begin in range(start, stop, self.piece_length):
             end = min(begin + self.piece_length, stop)
@@ -131,7 +131,7 @@ def spread(work: np.ndarray, vectors: Sequence[np.ndarray]) -> None:
 
 
 def part_sizes(length: int, size: int) -> list[int]:
-    """Elements of each rank's part of a vector: as equal as possible, the larger ones first."""
+    """The number of elements of each rank's part of a vector: as equal as possible, the larger parts first."""
     return [length // size + (rank < length % size) for rank in range(size)]
 
 
@@ -144,9 +144,9 @@ def check_operation(op: str, dtype: np.dtype) -> None:
     if op not in OPERATIONS:
         raise LayoutError(f"operation {op!r} is unknown: use one of {', '.join(OPERATIONS)}")
     if op == "mean" and dtype.kind == "i":
-        raise LayoutError(f"the mean of {dtype} is no {dtype}: use 'sum'")
+        raise LayoutError(f"the mean of {dtype} is not an integer: use 'sum'")
 
 
 def check_root(root: int, size: int) -> None:
     if not 0 <= root < size:
-        raise LayoutError(f"rank {root} is none of the group's {size}: they count from 0")
+        raise LayoutError(f"rank {root} is not in the group: its ranks are 0 to {size - 1}")

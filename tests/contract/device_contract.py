@@ -219,7 +219,7 @@ def check_bad_input(group: Group, kind: Kind, transport: str) -> None:
     tensor = devices.DeviceTensor([two], levels, transport)
     with pytest.raises(LayoutError, match="'product' is unknown"):
         devices.allreduce_(tensor, group, "product")
-    with pytest.raises(LayoutError, match="rank 99 is none"):
+    with pytest.raises(LayoutError, match="rank 99 is not in the group"):
         devices.broadcast_(tensor, group, 99)
     with pytest.raises(LayoutError, match="out has"):
         devices.reduce_scatter(tensor, group, kind.array(np.zeros(9, np.float32)))

@@ -311,6 +311,48 @@ def check_half_on_the_wire(group: Group) -> None:
             levels.close()
 
 
+def check_arrays_that_differ(group: Group) -> None:
+    """All ranks raise the same error that names the rank; the group can be used afterwards."""
+    if group.size == 1:
+        return
+    odd = group.size - 1
+    longer = np.zeros(20_000 + (group.rank == odd), np.float32)
+    other_dtype = np.zeros(20_000, np.int32 if group.rank == odd else np.float32)
+    for array, form in ((longer, "20001 elements of float32"), (other_dtype, "20000 elements of int32")):
+        for operation in (
+            partial(group.allreduce_, array),
+            partial(group.broadcast_, array),
+            partial(group.reduce_scatter, array, array[:1].copy(), [1] * group.size),
+        ):
+            with pytest.raises(LayoutError, match=f"rank {odd} has {form} in .*, and rank 0 has 20000 elements of f"):
+                operation()
+    array = np.ones(20_000)
+    group.allreduce_(array)
+    assert (array == group.size).all()
+
+
+def check_votes(group: Group) -> None:
+    """The same extremes on every rank, however votes and collectives follow each other."""
+    random = np.random.default_rng(5)
+    for nodes in dict.fromkeys(tuple(node_of(rank) for rank in range(group.size)) for node_of in NODES.values()):
+        levels = Levels(group, nodes, 60)
+        tensor = levels.tensor(300, "float32")
+        for vote in range(1000):
+            values = random.integers(-(1 << 62), 1 << 62, group.size).tolist()
+            if vote < 4:  # the ends of int64, and a vote on which all agree
+                values = [[-(1 << 63), (1 << 63) - 1, 0, -1][vote]] * group.size
+            elif vote == 4:
+                values = [(-(1 << 63), (1 << 63) - 1)[rank % 2] for rank in range(group.size)]
+            assert levels.vote(values[group.rank]) == (min(values), max(values))
+            if vote % 10 == 0:
+                tensor.vectors[0][:] = 1
+                levels.vote(vote)  # all ranks have written
+                allreduce_(tensor, group)
+                assert (tensor.vectors[0] == group.size).all()
+        group.barrier()
+        levels.close()
+
+
 def check_tensor_reduce(group: Group) -> None:
     for dtype in ALL_DTYPES:
         for length in LENGTHS:
@@ -335,7 +377,7 @@ def check_bad_input(group: Group) -> None:
         allreduce_(Tensor([np.zeros(2, np.int32)]), group, "mean")
     with pytest.raises(LayoutError, match="part"):
         reduce_scatter(Tensor([np.zeros(2)]), group, np.zeros(9))
-    with pytest.raises(LayoutError, match=f"rank {group.size} is none of the group's {group.size}"):
+    with pytest.raises(LayoutError, match=f"rank {group.size} is not in the group"):
         broadcast_(Tensor([np.zeros(2)]), group, group.size)
 
 

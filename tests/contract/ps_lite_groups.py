@@ -9,7 +9,7 @@ import numpy as np
 
 from hybridps.config import Settings
 from hybridps.errors import HybridPSError
-from hybridps.ps.process import ServerProcess
+from hybridps.ps.server import ServerProcess
 
 SECONDS = 60
 
@@ -61,21 +61,21 @@ class RemoteStore:
         self._job = job
         self._connection = None
 
-    def register(self, table, layout, initial, rule, clock=None):
+    def register(self, table, layout, initial, rule, clock=None, codec="exact"):
         if self._connection is None:
             kind = type(clock or rule.clocks[0]())
             self._connection = self._tiers.connection(*self._place, kind)
             self._call("open", self._job)
-        return self._call("register", table, layout, initial, rule, clock)
+        return self._call("register", table, layout, initial, rule, clock, codec)
 
     def exchange(self, table, values, answer, start, stop):
         return RemotePending(self, self._call("exchange", table, values, start, stop), answer, start, stop)
 
-    def push(self, table, values):
-        return RemotePending(self, self._call("push", table, values), None, 0, 0)
-
     def pull(self, table, out):
         return RemotePending(self, self._call("pull", table, out), out, 0, len(out))
+
+    def drop(self, table):
+        self._call("drop", table)
 
     def close(self):
         if self._connection is not None:
@@ -126,11 +126,11 @@ class Group:
         np.testing.assert_array_equal(values, given)
         return self.begun(pending, answer)
 
-    def push(self, table, values):
-        return self.begun(self.store.push(table, values), values)
-
     def pull(self, table, out):
         return self.begun(self.store.pull(table, out), out)
+
+    def drop(self, table):
+        self.store.drop(table)
 
     def begun(self, pending, answer):
         self.pending.append((pending, answer))

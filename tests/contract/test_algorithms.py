@@ -1,27 +1,73 @@
-"""The algorithms over threads and an in-process server: their limits and what they conserve."""
+"""The algorithms over ranks that are threads and a real server: their limits and what they conserve."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from in_thread import in_thread
 
-from hybridps.algorithms import MpiESGD, MpiSGD, ServerSGD, make_algorithm
-from hybridps.algorithms.algorithm import Algorithm
-from hybridps.algorithms.uplink import FollowerUplink, LeaderUplink, NoUplink
+from hybridps.algorithms import Algorithm, MpiESGD, MpiSGD, ServerSGD, choose_row, make_algorithm
 from hybridps.config import Settings
-from hybridps.errors import ConfigError, ServerError
+from hybridps.errors import ConfigError, LayoutError, ServerError
 from hybridps.memory import Arena, Layout
-from hybridps.mpi_groups import SoloGroup, ThreadGroup
-from hybridps.ps.clocks import BoundedStale, Clock, FreeRunning
-from hybridps.ps.local import LocalServer, LocalStore
-from hybridps.ps.rules import SGD, ElasticTogether, Momentum, Outer, Rule
+from hybridps.mpi_groups import ThreadGroup
+from hybridps.ps.client import Client
+from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
+from hybridps.ps.rules import SGD, Elastic, ElasticTogether, Mean, Momentum, Outer, Rule, Sum
+from hybridps.ps.server import Server
 from hybridps.tensor_collectives import Levels, Tensor
+from hybridps.tiers import FollowerTier, LeaderTier, NoTier, Tier
 
+pytestmark = pytest.mark.timeout(60)
+
+SETTINGS_GIVEN = {"chunk_bytes": 1024, "connect_seconds": 5.0, "deadline_seconds": 10.0, "lost_seconds": 5.0}
 LAYOUT = Layout.of("float32", {"a": (37, 5), "b": (300,)})
 ETA = np.float32(0.25)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[Server]:
+    """One server for all jobs of this module."""
+    with in_thread(Server("tcp://127.0.0.1:*", threads=2)) as running:
+        Groups.server = running
+        yield running
+
+
+class Groups:
+    """The groups of one job, whose ranks are threads; a server if there are several groups or one is asked for."""
+
+    server: Server
+    jobs = 0
+
+    def __init__(self, sizes: tuple[int, ...], has_servers: bool, settings: Settings, nodes: int = 4) -> None:
+        self.addresses = [Groups.server.address]
+        self.sizes = sizes
+        self.settings = settings
+        self.has_servers = has_servers or len(sizes) > 1
+        self.nodes = nodes
+        Groups.jobs += 1
+        self.job = f"job-{Groups.jobs}"
+
+    def index_of(self, worker: int) -> int:
+        return next(g for g in range(len(self.sizes)) if worker < sum(self.sizes[: g + 1]))
+
+    def open(self, world: ThreadGroup) -> tuple[Levels, Client | None]:
+        """A rank's levels, and the leader's connection."""
+        index = self.index_of(world.rank)
+        group = world.split(index)
+        levels = Levels(group, [rank // self.nodes for rank in range(group.size)])
+        return levels, self.connect(index) if self.has_servers and group.rank == 0 else None
+
+    def connect(self, index: int) -> Client:
+        return Client(self.addresses, job=self.job, group=index, groups=len(self.sizes), settings=self.settings)
+
+    def tier(self, levels: Levels, store: Client | None, prefix: str = "") -> Tier:
+        if store is not None:
+            return LeaderTier(store, levels.group, prefix)
+        return FollowerTier(levels.group) if self.has_servers else NoTier(levels.group)
 
 
 def run(
@@ -33,34 +79,19 @@ def run(
     clock: Clock | None = None,
     **settings,
 ) -> list:
-    """Call `work(algorithm, worker)` on every worker of groups of these sizes; a server if there are several."""
-    server = LocalServer()
-    given = Settings(chunk_bytes=1024, **settings)
+    """Call `work(algorithm, worker)` on every worker of groups of these sizes; a server unless one group needs none."""
+    groups = Groups(sizes, not (name == "sync" and rule is None), Settings(**{**SETTINGS_GIVEN, **settings}), nodes)
+    row = choose_row(name, groups.settings, len(sizes), groups.has_servers, rule, clock)
 
     def body(world: ThreadGroup) -> object:
-        index = next(g for g in range(len(sizes)) if world.rank < sum(sizes[: g + 1]))
-        group = world.split(index)
-        if len(sizes) == 1 and name == "sync" and rule is None:
-            uplink = NoUplink(group)
-        elif group.rank == 0:
-            uplink = LeaderUplink(LocalStore(server, job="job", group=index, groups=len(sizes), settings=given), group)
-        else:
-            uplink = FollowerUplink(group)
-        levels = Levels(group, [rank // nodes for rank in range(group.size)])
-        algorithm = make_algorithm(
-            name,
-            levels,
-            uplink,
-            given,
-            workers=sum(sizes),
-            groups=len(sizes),
-            has_servers=not isinstance(uplink, NoUplink),
-            rule=rule,
-            clock=clock,
-        )
+        levels, store = groups.open(world)
+        tier = groups.tier(levels, store)
+        algorithm = make_algorithm(row, levels, tier, workers=sum(sizes), has_servers=groups.has_servers)
         result = work(algorithm, world.rank)
         world.barrier()
         algorithm.close()
+        if store is not None:
+            store.close()
         return result
 
     return ThreadGroup.run(sum(sizes), body)
@@ -213,45 +244,45 @@ def test_distance_is_the_relative_one() -> None:
 
 def test_alpha_is_0_9_over_the_groups_by_default() -> None:
     def alpha(algorithm: MpiESGD, worker: int) -> float:
-        return algorithm.rule.alpha
+        return algorithm.row.rule.alpha
 
     assert run((1, 1, 1), "elastic", alpha) == [pytest.approx(0.3)] * 3
 
 
 @pytest.mark.parametrize("lost", ["one group", "all"])
 def test_with_sync_a_group_that_comes_back_is_refused_on_all_its_ranks(lost: str) -> None:
-    server, given = LocalServer(), Settings(chunk_bytes=1024)
+    groups = Groups((2, 2), True, Settings(**SETTINGS_GIVEN, heartbeat_seconds=0.1))
 
-    def joined(index: int, group: ThreadGroup) -> tuple[MpiSGD, LocalStore | None]:
-        store = None
-        if group.rank == 0:
-            store = LocalStore(server, job="job", group=index, groups=2, settings=given)
-        algorithm = MpiSGD(
-            Levels(group, [0] * group.size), LeaderUplink(store, group) if store else FollowerUplink(group)
-        )
+    def joined(levels: Levels, store: Client | None) -> None:
+        algorithm = MpiSGD(levels, groups.tier(levels, store))
         arena = Arena(LAYOUT)
         algorithm.initialise("t", LAYOUT, Tensor([arena.flat]))
         algorithm.join_gradients("t", LAYOUT)
-        return algorithm, store
+        reduced(algorithm, gradient(0, 0))
 
     def body(world: ThreadGroup) -> str:
-        index, group = world.rank // 2, world.split(world.rank // 2)
-        algorithm, store = joined(index, group)
-        reduced(algorithm, gradient(world.rank, 0))
+        levels, store = groups.open(world)
+        joined(levels, store)
         world.barrier()
-        if store is not None and (lost == "all" or index == 1):
+        again = lost == "all" or groups.index_of(world.rank) == 1
+        if store is not None and again:
             store.lose()
         world.barrier()
         said = "went on"
-        if lost == "all" or index == 1:
+        if again:
+            store = groups.connect(groups.index_of(world.rank)) if store is not None else None
             with pytest.raises(ServerError) as refused:
-                joined(index, group)
+                joined(levels, store)
             said = str(refused.value)
         world.barrier()  # if the last group left before that, it would take the tables with it
-        algorithm.close()
+        if store is not None:
+            store.close()
         return said
 
-    said = ThreadGroup.run(4, body)
+    # A group can come back when the server has missed it for `lost_seconds`.
+    with in_thread(Server("tcp://127.0.0.1:*", threads=2, lost_seconds=1.0)) as server:
+        groups.addresses = [server.address]
+        said = ThreadGroup.run(4, body)
     assert [*said[:2]] == ["went on"] * 2 or lost == "all"
     assert all("HYBRIDPS_JOB" in text for text in said[2:])
     assert len(set(said[2:])) == 1
@@ -341,15 +372,207 @@ def test_weights_meet_in_step(rule) -> None:
 def test_an_update_at_the_servers_needs_a_rule_and_a_server() -> None:
     with pytest.raises(ConfigError, match="no rule"):
         run((1, 1), "async", train_at_servers(1))
-    group = SoloGroup()
     with pytest.raises(ConfigError, match="no server"):
-        make_algorithm(
-            "async",
-            Levels(group, [0]),
-            NoUplink(group),
-            Settings(),
-            workers=1,
-            groups=1,
-            has_servers=False,
-            rule=SGD(rate=1.0),
-        )
+        choose_row("async", Settings(), 1, False, SGD(rate=1.0), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "clock", "said"),
+    [
+        ("elastic", None, BulkSynchronous(), "clock BulkSynchronous.* no meaning with the rule Elastic.*FreeRunning"),
+        ("elastic", None, BoundedStale(2), "clock BoundedStale.* no meaning with the rule Elastic"),
+        ("elastic", ElasticTogether(0.3), FreeRunning(), "no meaning with the rule ElasticTogether"),
+        ("elastic", SGD(rate=1.0), None, "rule SGD has no meaning with the algorithm 'elastic': use one of Elastic"),
+        ("sync", None, FreeRunning(), "no meaning with the rule Sum of the algorithm 'sync': use BulkSynchronous"),
+        ("async", Elastic(0.5), None, "rule Elastic has no meaning with the algorithm 'async': use one of SGD"),
+        ("async", SGD(rate=float("nan")), None, "SGD has rate=nan"),
+        ("async", SGD(rate=-1.0), None, r"SGD\(rate=-1.0.* >= 0.0"),
+        ("async", SGD(rate=1.0), BoundedStale(-1), r"BoundedStale\(bound=-1\) cannot be used"),
+        ("elastic", Elastic(2.0), None, "Elastic.* <= 1.0"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_by_name(name: str, rule: Rule | None, clock: Clock | None, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        choose_row(name, Settings(), 2, True, rule, clock)
+
+
+def test_a_clock_is_honoured() -> None:
+    for name, rule, clock in (
+        ("elastic", Outer(), BoundedStale(3)),
+        ("elastic", Mean(), BulkSynchronous()),
+        ("async", SGD(rate=1.0), BoundedStale(1)),
+        ("sync", SGD(rate=1.0), FreeRunning()),
+        ("sync", None, BulkSynchronous()),
+    ):
+        row = choose_row(name, Settings(), 2, True, rule, clock)
+        assert (row.rule, row.clock) == (rule or Sum(), clock)
+
+
+def two_tensors(levels: Levels, worker: int) -> list[Tensor]:
+    """Gradients in memories of their own, filled with the worker's number plus 1, and 10 times that."""
+    tensors = [levels.tensor(LAYOUT.length, "float32") for _ in range(2)]
+    for tensor, factor in zip(tensors, (1, 10), strict=True):
+        tensor.vectors[0][:] = factor * (worker + 1)
+    return tensors
+
+
+def test_memory_that_a_server_refuses_is_summed_in_the_group_on_all_ranks(monkeypatch) -> None:
+    """The servers work in the first memory of a group only: the ranks agree on that for each memory."""
+    monkeypatch.setattr("hybridps.ps.server.requests.MOST_REGIONS", 1)
+
+    def work(algorithm: Algorithm, worker: int) -> list[float]:
+        first, second = two_tensors(algorithm.levels, worker)
+        algorithm.join_gradients("t", LAYOUT)
+        sums = []
+        for tensor in (first, second, first, second):
+            before = tensor.vectors[0][0]
+            algorithm.reduce_("t", tensor, 0, LAYOUT.length)
+            algorithm.finish_()
+            sums.append((before, set(tensor.vectors[0])))
+        assert list(algorithm.tier._reached.values()) == [True, False]
+        return sums
+
+    # 1 + 2 + 3 + 4 = 10; what came of that goes in again, as 10 of each of the 4 workers.
+    for worker, sums in enumerate(run((2, 2), "sync", work)):
+        assert sums == [(worker + 1, {10}), (10 * (worker + 1), {100}), (10, {40}), (100, {400})]
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (2, 2, 1)])
+@pytest.mark.parametrize("rule", [None, SGD(rate=1.0)], ids=["sums", "weights"])
+def test_groups_reduce_spans_of_their_own(sizes, rule: Rule | None) -> None:
+    """One group reduces key by key, another one in runs of chunks, the last one everything at once."""
+    length = LAYOUT.length
+    edges = ((0, 185, 492, length), (0, 256, length), (0, length))
+
+    def work(algorithm: Algorithm, worker: int) -> np.ndarray:
+        group = next(g for g in range(len(sizes)) if worker < sum(sizes[: g + 1]))
+        weights, gradients = (algorithm.levels.tensor(length, "float32") for _ in range(2))
+        algorithm.join_gradients("t", LAYOUT)
+        algorithm.join_weights("t", LAYOUT, weights)
+        for step in range(3):
+            gradients.vectors[0][:] = gradient(worker, step)
+            spans = list(zip(edges[group], edges[group][1:], strict=False))
+            for start, stop in spans[::-1] if step else spans:
+                algorithm.reduce_("t", gradients, start, stop)
+                algorithm.reduce_("t", gradients, stop, stop)
+            for _ in range(2 * len(spans)):
+                algorithm.finish_()
+        return gradients.vectors[0].copy()
+
+    workers, steps = range(sum(sizes)), (0, 1, 2) if rule else (2,)
+    total = sum(gradient(worker, step) for worker in workers for step in steps)
+    for found in run(sizes, "sync", work, rule=rule):
+        np.testing.assert_array_equal(found, -total if rule else total)
+
+
+def test_a_group_gets_the_initial_values_though_the_first_one_has_dropped_them() -> None:
+    groups = Groups((1, 1), True, Settings(**SETTINGS_GIVEN))
+
+    def body(world: ThreadGroup) -> float:
+        group = world.split(world.rank)
+        levels = Levels(group, [0])
+        if world.rank == 1:
+            world.barrier()
+        store = groups.connect(world.rank)
+        algorithm = MpiSGD(levels, groups.tier(levels, store))
+        values = Tensor([Arena(LAYOUT).flat])
+        values.vectors[0][:] = world.rank + 1
+        algorithm.initialise("t", LAYOUT, values)
+        if world.rank == 0:
+            world.barrier()
+        world.barrier()
+        store.close()
+        return values.vectors[0][-1]
+
+    assert ThreadGroup.run(2, body) == [1, 1]
+
+
+def test_algorithms_on_one_connection_have_tables_of_their_own() -> None:
+    groups = Groups((2, 1), True, Settings(**SETTINGS_GIVEN))
+
+    def body(world: ThreadGroup) -> list[np.ndarray]:
+        levels, store = groups.open(world)
+        one, other = (MpiSGD(levels, groups.tier(levels, store, prefix)) for prefix in ("0/", "1/"))
+        tensors = two_tensors(levels, world.rank)
+        for algorithm in (one, other):
+            algorithm.join_gradients("t", LAYOUT)
+        for algorithm, tensor in zip((one, other), tensors, strict=True):
+            algorithm.reduce_("t", tensor, 0, LAYOUT.length)
+        other.finish_()  # not what `one` has begun before it
+        one.finish_()
+        one.close()
+        other.reduce_("t", tensors[1], 0, LAYOUT.length)
+        other.finish_()
+        world.barrier()
+        if store is not None:
+            store.close()
+        return [set(tensor.vectors[0]) for tensor in tensors]
+
+    assert ThreadGroup.run(3, body) == [[{6}, {180}]] * 3
+
+
+@pytest.mark.parametrize("name", ["sync", "elastic"])
+@pytest.mark.parametrize("sizes", [(2,), (2, 1)])
+def test_layouts_that_differ_inside_a_group_are_refused_on_all_its_ranks(sizes, name: str) -> None:
+    def work(algorithm: Algorithm, worker: int) -> str:
+        if worker > 1:
+            return ""
+        layout = Layout.of("float32", {"a": (37, 5), "b": (300 + worker,)})
+        with pytest.raises(LayoutError, match=r"key 'b' has the shape \(301,\) instead of \(300,\)") as refused:
+            algorithm.join_gradients("t", layout)
+        with pytest.raises(LayoutError, match="key 'b'"):
+            algorithm.initialise("t", layout, Tensor([Arena(layout).flat]))
+        return str(refused.value)
+
+    first, second, *_ = run(sizes, name, work)
+    assert first == second
+
+
+@pytest.mark.parametrize("sizes", [(1,), (2,), (2, 1), (1, 1, 1)])
+@pytest.mark.parametrize("name", ["sync", "elastic"])
+def test_a_barrier_returns_when_all_workers_of_all_groups_have_come(sizes, name: str) -> None:
+    lock, came = threading.Lock(), []
+
+    def work(algorithm: Algorithm, worker: int) -> None:
+        for meeting in range(3):
+            with lock:
+                came.append((meeting, worker))
+            algorithm.barrier()
+            with lock:
+                assert sum(each == meeting for each, _ in came) == sum(sizes)
+
+    run(sizes, name, work)
+
+
+def test_a_group_that_comes_after_all_have_the_initial_values_keeps_its_own() -> None:
+    """Then it takes the centre. All groups have dropped the initial values, and so the servers have freed them."""
+    groups = Groups((1, 1), True, Settings(**SETTINGS_GIVEN, heartbeat_seconds=0.1))
+
+    def joined(levels: Levels, store: Client, value: float) -> tuple[float, float, bool]:
+        """The weights once they are initialised, those once they are registered, and whether the group was late."""
+        row = choose_row("elastic", Settings(), 2, True, None, None)
+        algorithm = make_algorithm(row, levels, groups.tier(levels, store), workers=2, has_servers=True)
+        weights = Tensor([Arena(LAYOUT).flat])
+        weights.vectors[0][:] = value
+        algorithm.initialise("t", LAYOUT, weights)
+        initial = weights.vectors[0][0]
+        late = algorithm.join_weights("t", LAYOUT, weights)
+        return initial, weights.vectors[0][0], late
+
+    def body(world: ThreadGroup) -> list[tuple[float, float, bool]]:
+        levels, store = groups.open(world)
+        seen = [joined(levels, store, world.rank)]
+        world.barrier()
+        if world.rank == 1:
+            store.lose()
+            store = groups.connect(1)
+            seen.append(joined(levels, store, 11))
+        world.barrier()
+        store.close()
+        return seen
+
+    with in_thread(Server("tcp://127.0.0.1:*", threads=2, lost_seconds=1.0)) as server:
+        groups.addresses = [server.address]
+        ((first, taken, _),), ((second, also, _), again) = ThreadGroup.run(2, body)
+    assert first == second == taken == also
+    assert again == (11, first, True)

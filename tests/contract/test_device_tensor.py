@@ -19,6 +19,8 @@ from hybridps.tensor_collectives import Levels, devices
 from hybridps.tensor_collectives.devices.device import HostDevice
 from hybridps.tensor_collectives.devices.transport import Direct, Staged
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 class TestHost:
@@ -113,7 +115,7 @@ def test_devices_that_do_not_reach_each_other(op: str, monkeypatch: pytest.Monke
     def work(group: ThreadGroup) -> None:
         vectors = [np.full(50_003, 10 * group.rank + number, np.float32) for number in range(3)]
         tensor = devices.DeviceTensor(vectors, Levels(group, [0] * group.size))
-        assert len(tensor.lanes) == 3
+        assert len(tensor.packers) == 3
         devices.allreduce_(tensor, group, op)
         everything = [10 * rank + number for rank in range(group.size) for number in range(3)]
         expected = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}[op](everything)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,14 +17,17 @@ from hypothesis import strategies as st
 from hybridps.config import Settings
 from hybridps.errors import ConfigError, LayoutError, PlanError, ServerError
 from hybridps.memory import Layout, shared_memory
+from hybridps.mpi_groups import SoloGroup
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import BoundedStale, FreeRunning
 from hybridps.ps.keys import AllowList, make_tenant
-from hybridps.ps.parents import Parents
-from hybridps.ps.process import ServerProcess
+from hybridps.ps.model import Joining
 from hybridps.ps.racks import place_in_rack
 from hybridps.ps.rules import SGD, Adam, Elastic, ElasticTogether, Mean, Momentum, Outer, Sum
 from hybridps.ps.rules.finite import NotFiniteError
+from hybridps.ps.server import ServerProcess
+from hybridps.ps.server.upstream import Parents
+from hybridps.tiers import LeaderTier
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -63,8 +67,8 @@ def empty():
 
 def train(store, group, rule, steps, initial, in_place=False):
     """The answers that a group sees, and the centre after each."""
-    late = store.register("w", LAYOUT, initial, rule)
-    assert late == (store.has_parent or group > 0)
+    joining = store.register("w", LAYOUT, initial, rule)
+    assert joining is (Joining.LATE if store.has_parent or group > 0 else Joining.NEW)
     make = (lambda: shared_memory(LAYOUT.nbytes).view(LAYOUT.dtype)) if in_place else empty
     values, answer, seen = make(), make(), []
     for step in range(steps):
@@ -150,14 +154,18 @@ def until(condition):
 
 
 def test_rounds_follow_each_other_though_nobody_waits():
-    """Pushes are answered before the parents have the round: rounds of a rack queue, and a pull comes after them."""
+    """A rack may be ahead of the other one, and a pull comes after the group's own rounds."""
     groups, steps = 11, 5
     with hierarchy(racks=2) as tree:
         stores = joined(tree, groups, SGD(rate=1))
-        for rack in (range(6), range(6, groups)):
-            for step in range(steps):
-                for group in rack:
-                    stores[group].push("w", numbers(100 * step + group)).wait()
+        values = [empty() for _ in stores]
+        for step in range(steps):
+            under_way = []
+            for group, store in enumerate(stores):
+                values[group][:] = numbers(100 * step + group)
+                under_way.append(store.exchange("w", values[group], values[group], 0, LAYOUT.length))
+            for pending in under_way:
+                pending.wait()
         expected = -sum(numbers(100 * step + group) for step in range(steps) for group in range(groups))
         for out in together(*(lambda s=s: centre(s) for s in stores)):
             np.testing.assert_array_equal(out, expected)
@@ -174,7 +182,7 @@ def test_a_rack_that_waits_for_a_registration_goes_on_with_its_rounds():
             pending.wait()
 
         def second():
-            until(lambda: any("v" in job.tables for job in tree.parents[0]._shard._jobs.values()))
+            until(lambda: any(table.name == "v" for _, table in tree.parents[0]._jobs.tables()))
             swap(stores[3], arrays[3])
 
         def of_first_rack(group):
@@ -186,10 +194,26 @@ def test_a_rack_that_waits_for_a_registration_goes_on_with_its_rounds():
             np.testing.assert_array_equal(array, sum(numbers(group) for group in range(4)))
 
 
+def test_a_barrier_meets_the_groups_of_all_racks():
+    came, lock = [], threading.Lock()
+
+    def meet(tier, group):
+        for meeting in range(3):
+            with lock:
+                came.append(meeting)
+            tier.barrier()
+            with lock:
+                assert came.count(meeting) == 3, group
+
+    with hierarchy(racks=2) as tree:
+        tiers = [LeaderTier(tree.open(group, 3), SoloGroup(), "0/") for group in range(3)]
+        together(*(lambda g=g, t=t: meet(t, g) for g, t in enumerate(tiers)))
+
+
 @pytest.mark.parametrize("bad", [(1,), (0, 1), (2,)])
 def test_values_that_are_no_numbers_do_not_count(bad):
     """Racks of 2 and 1 groups: a rack without usable values counts for none."""
-    with hierarchy(racks=2) as tree:
+    with hierarchy(racks=2, check_finite=True) as tree:
         stores = joined(tree, 3, Mean())
 
         def step(group):
@@ -213,7 +237,7 @@ def test_values_that_are_no_numbers_do_not_count(bad):
 
 
 def test_a_sum_that_is_no_number_is_refused_by_the_parents_and_the_others_go_on():
-    with hierarchy(racks=2) as tree:
+    with hierarchy(racks=2, check_finite=True) as tree:
         stores = joined(tree, 3, Sum())
 
         def step(group):
@@ -242,12 +266,12 @@ def test_elastic_contracts_to_one_point_and_conserves_the_total():
 
         def train(group):
             for _ in range(30):
-                rule.absorb_(weights[group], swap(stores[group], weights[group].copy()))
+                rule.apply_answer_(weights[group], swap(stores[group], weights[group].copy()))
 
         together(*(lambda g=g: train(g) for g in range(groups)))
         for _ in range(60):
             for group in range(groups):
-                rule.absorb_(weights[group], swap(stores[group], weights[group].copy()))
+                rule.apply_answer_(weights[group], swap(stores[group], weights[group].copy()))
         for weight in weights:
             np.testing.assert_allclose(weight, point, rtol=0, atol=2e-2)
 
@@ -287,7 +311,7 @@ def test_groups_leave_a_rack_and_a_rack_is_left():
         np.testing.assert_array_equal(swap(stores[0], numbers(9)), numbers(9))
         # The second rack comes back, with the centre that is there.
         again = tree.open(2, 4)
-        assert again.register("w", LAYOUT, numbers(1), Mean()) is True
+        assert again.register("w", LAYOUT, numbers(1), Mean()) is Joining.LATE
         np.testing.assert_array_equal(centre(again), numbers(9))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from functools import partial
 
@@ -60,6 +61,53 @@ def test_levels_that_gave_up_do_no_more(nodes: list[int]) -> None:
     assert "was given up" in early[1]
     assert len(late) == 2
     assert "was given up" in late[1]
+
+
+@pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 0, 1], [0, 1, 1], [0, 1, 2]])
+def test_a_rank_that_does_not_vote_is_named(nodes: list[int]) -> None:
+    def work(group: ThreadGroup) -> str:
+        levels = Levels(group, nodes, deadline_seconds=0.4)
+        levels.vote(1)
+        try:
+            if group.rank != 2:
+                levels.vote(2)
+        except (DeadlineError, GroupError) as error:
+            with pytest.raises(GroupError, match="was given up"):
+                levels.vote(3)
+            return str(error)
+        return ""
+
+    said = ThreadGroup.run(3, work)
+    assert all(said[:2])
+    assert any(re.match("rank 2 did not come to a", text) for text in said), said
+
+
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]])
+def test_a_vote_waits_asleep(nodes: list[int]) -> None:
+    def work(group: ThreadGroup) -> float:
+        levels = Levels(group, nodes, deadline_seconds=30)
+        levels.vote(0)
+        begin = time.thread_time()
+        if group.rank == 1:
+            time.sleep(1)
+        levels.vote(1)
+        return time.thread_time() - begin
+
+    assert max(ThreadGroup.run(2, work)) < 0.3
+
+
+def test_votes_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(nbytes: int) -> SharedMemory:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(SharedMemory, "create", refuse)
+
+    def work(group: ThreadGroup) -> tuple[int, int]:
+        levels = Levels(group, [0, 0, 1])
+        assert levels.note
+        return levels.vote([-(1 << 63), 5, (1 << 63) - 1][group.rank])
+
+    assert ThreadGroup.run(3, work) == [(-(1 << 63), (1 << 63) - 1)] * 3
 
 
 def test_ranks_may_have_different_numbers_of_vectors() -> None:
@@ -140,12 +188,12 @@ def test_after_a_failure_in_the_background_nothing_begins() -> None:
         background = Background()
         background.start(broadcast_, tensor, SoloGroup(), 9)
         later = background.start(allreduce_, tensor, SoloGroup())
-        with pytest.raises(GroupError, match="not begun, as a collective before it failed: rank 9"):
+        with pytest.raises(GroupError, match="not started, because an earlier collective failed: rank 9"):
             later.wait()
         background.close()
 
     work()
-    with pytest.raises(LayoutError, match="rank 9 is none"), Background() as background:
+    with pytest.raises(LayoutError, match="rank 9 is not in the group"), Background() as background:
         background.start(broadcast_, Tensor([np.ones(4)]), SoloGroup(), 9)
 
 
@@ -162,9 +210,9 @@ def test_pending() -> None:
             third = background.start(broadcast_, tensor, group, 9)
             first.wait()
             second.wait()
-            with pytest.raises(LayoutError, match="rank 9 is none"):
+            with pytest.raises(LayoutError, match="rank 9 is not in the group"):
                 third.wait()
-            with pytest.raises(GroupError, match="waited for already"):
+            with pytest.raises(GroupError, match="already waited for"):
                 first.wait()
         assert first.done
         return tensor.vectors[0]

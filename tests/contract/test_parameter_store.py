@@ -1,5 +1,5 @@
-"""What every parameter store does: the in-process one, and clients of 1, 2 and 3 servers over TCP and IPC, also of
-servers that have parents.
+"""What every parameter store does: clients of 1, 2 and 3 servers inside a process, over TCP, IPC and shared memory, and
+clients of servers that have parents.
 
 MXNet's own servers do what is asked of `every_tier` and `flat`.
 """
@@ -10,26 +10,30 @@ import importlib.util
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import pairwise
 
 import msgspec
 import numpy as np
 import pytest
+import zmq
 from hierarchy import Hierarchy
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from in_thread import in_thread
 from ps_lite_groups import MXNetTiers, RemoteStore
 
 from hybridps.config import Settings
-from hybridps.errors import DeadlineError, HybridPSError, LayoutError, ServerError
+from hybridps.errors import DeadlineError, HybridPSError, LayoutError, ProtocolError, ServerError
 from hybridps.memory import Layout, shared_memory
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import BulkSynchronous, FreeRunning
-from hybridps.ps.local import LocalServer, LocalStore
+from hybridps.ps.model import Joining
 from hybridps.ps.rules import Adam, Elastic, ElasticTogether, Mean, Momentum, Nesterov, Outer, Sum, apply_
 from hybridps.ps.server import Server
 
 pytestmark = pytest.mark.timeout(30)
 
-KINDS = ("local", "tcp-1", "tcp-2", "tcp-3", "ipc-1", "ipc-2", "shm-1", "shm-3", "rack-2")
+KINDS = ("inproc-1", "inproc-2", "tcp-1", "tcp-2", "tcp-3", "ipc-1", "ipc-2", "shm-1", "shm-3", "rack-2")
 CHUNK_BYTES = 1024
 SETTINGS = Settings(chunk_bytes=CHUNK_BYTES, connect_seconds=5.0, deadline_seconds=10.0, lost_seconds=5.0)
 DTYPES = ("float16", "float32", "float64")
@@ -59,29 +63,32 @@ class Tier:
 
     def __init__(self, kind, folder):
         self._stack = ExitStack()
-        self._local = LocalServer() if kind == "local" else None
+        self._context = zmq.Context() if kind.startswith("inproc") else None
         self._client = InPlace if kind.startswith("shm") else Client
         self.has_parent = "rack" in kind
         if self.has_parent:
             rack = Hierarchy(racks=1, servers=int(kind[-1]), parents=int(kind[-1]), settings=SETTINGS)
             self._stack.callback(rack.close)
             self.addresses = [server.address for server in rack.servers]
-        elif kind != "local":
+        else:
             transport, count = kind.split("-")
             self.addresses = [self._serve(transport, folder, number) for number in range(int(count))]
 
     def _serve(self, transport, folder, number):
-        server = Server(f"ipc://{folder}/{number}" if transport == "ipc" else "tcp://127.0.0.1:*", threads=number + 1)
+        addresses = {"ipc": f"ipc://{folder}/{number}", "inproc": f"inproc://{number}"}
+        address = addresses.get(transport, "tcp://127.0.0.1:*")
+        server = Server(address, threads=number + 1, context=self._context)
         return self._stack.enter_context(in_thread(server)).address
 
     def open(self, group=0, groups=1, job="job", **changes):
-        settings = msgspec.structs.replace(SETTINGS, **changes)
-        options = {"job": job, "group": group, "groups": groups, "settings": settings}
-        store = LocalStore(self._local, **options) if self._local else self._client(self.addresses, **options)
-        return self._stack.enter_context(store)
+        changed = msgspec.structs.replace(SETTINGS, **changes)
+        options = {"job": job, "group": group, "groups": groups, "settings": changed, "context": self._context}
+        return self._stack.enter_context(self._client(self.addresses, **options))
 
     def close(self):
         self._stack.close()
+        if self._context is not None:
+            self._context.term()
 
 
 @pytest.fixture(params=KINDS)
@@ -136,6 +143,14 @@ def every_tier(request, tmp_path):
     tier.close()
 
 
+@pytest.fixture(params=[kind for kind in KINDS if "rack" not in kind])
+def flat_of_ours(request, tmp_path):
+    """Servers of hybridps without parents."""
+    tier = Tier(request.param, tmp_path)
+    yield tier
+    tier.close()
+
+
 @pytest.fixture(params=[*(kind for kind in KINDS if "rack" not in kind), MXNET])
 def flat(request, tmp_path):
     """Without parents: elastic averaging has one centre."""
@@ -171,6 +186,11 @@ def swap(store, values):
     return values
 
 
+def joining(tier):
+    """What the group finds that initialises a table: with parents their centre counts."""
+    return Joining.LATE if tier.has_parent else Joining.NEW
+
+
 def centre(store, layout):
     out = np.full(layout.length, np.nan, layout.dtype)
     store.pull("w", out).wait()
@@ -182,8 +202,8 @@ def centre(store, layout):
 def test_the_first_group_initialises(tier, size, dtype):
     layout = layout_of(size, dtype)
     first, second = tier.open(0, 2), tier.open(1, 2)
-    assert first.register("w", layout, numbers(layout, 0), Sum()) is tier.has_parent
-    assert second.register("w", layout, numbers(layout, 1), Sum()) is True
+    assert first.register("w", layout, numbers(layout, 0), Sum()) is joining(tier)
+    assert second.register("w", layout, numbers(layout, 1), Sum()) is Joining.LATE
     for store in (first, second):
         np.testing.assert_array_equal(centre(store, layout), numbers(layout, 0))
 
@@ -197,13 +217,13 @@ def test_of_groups_that_register_together_the_first_initialises(every_tier):
     layout = layout_of(3000)
     stores = [every_tier.open(group, 3) for group in range(3)]
     initials = [np.full(layout.length, group, np.float32) for group in range(3)]
-    late = together(
+    joinings = together(
         *(
             lambda s=store, i=initial: s.register("w", layout, i, Elastic(0.5))
             for store, initial in zip(stores, initials, strict=True)
         )
     )
-    assert list(late) == [every_tier.has_parent, True, True]
+    assert joinings == [joining(every_tier), Joining.LATE, Joining.LATE]
     for store in stores:
         np.testing.assert_array_equal(centre(store, layout), initials[0])
 
@@ -216,7 +236,10 @@ def test_the_first_group_initialises_though_it_comes_last(tier):
         time.sleep(0.1)
         return stores[0].register("w", layout, numbers(layout, 0), Sum())
 
-    assert together(last, lambda: stores[1].register("w", layout, numbers(layout, 1), Sum())) == [tier.has_parent, True]
+    assert together(last, lambda: stores[1].register("w", layout, numbers(layout, 1), Sum())) == [
+        joining(tier),
+        Joining.LATE,
+    ]
     for store in stores:
         np.testing.assert_array_equal(centre(store, layout), numbers(layout, 0))
 
@@ -264,9 +287,10 @@ def test_unusable_arguments_are_refused(tier):
     with pytest.raises(ServerError, match="'w' is registered already"):
         store.register("w", layout, None, Sum())
     with pytest.raises(LayoutError, match="contiguous"):
-        store.push("w", np.zeros(2 * layout.length, np.float32)[::2])
-    with pytest.raises(LayoutError, match="multiples of 256"):
-        store.exchange("w", numbers(layout, 0), numbers(layout, 0), 0, 255)
+        store.pull("w", np.zeros(2 * layout.length, np.float32)[::2])
+    for start, stop in ((-1, 5), (5, 4), (0, layout.length + 1)):
+        with pytest.raises(LayoutError, match="not within"):
+            store.exchange("w", numbers(layout, 0), numbers(layout, 0), start, stop)
     with pytest.raises(ServerError, match="rule"):
         store.register("v", layout, None, object())
 
@@ -295,7 +319,7 @@ def test_rules_have_the_bits_of_their_kernels(every_tier, rule):
     state = [np.zeros_like(expected) for _ in range(rule.states)]
     for step in (1, 2, 3):
         values, answer = [numbers(layout, 10 * step + group) for group in range(2)], np.empty_like(expected)
-        apply_(rule, values, [answer], expected, state, step=step, values=2)
+        apply_(rule, values, [answer], expected, state, step=step, contributions=2)
         for found in together(*(lambda s=s, v=v: swap(s, v.copy()) for s, v in zip(stores, values, strict=True))):
             np.testing.assert_array_equal(found, answer)
         np.testing.assert_array_equal(centre(stores[0], layout), expected)
@@ -364,40 +388,182 @@ def test_rows_that_a_server_does_not_reach_are_left_alone(tier):
     layout = layout_of()
     (store,) = joined(tier, 1, layout, Sum())
     rows = [shared_memory(layout.nbytes).view(np.float32), np.ones(layout.length, np.float32)]
-    pending = store.exchange_rows("w", rows, 0, layout.length)
-    if pending is not None:
-        pending.wait()
-    reached = pending is not None
-    assert reached == isinstance(store, LocalStore)
-    assert (rows[0] == reached).all()
-    assert centre(store, layout).any() == reached
+    assert store.exchange_rows("w", rows, 0, layout.length) is None
+    assert not rows[0].any()
+    assert not centre(store, layout).any()
 
 
 def test_tables_and_jobs_do_not_meet(tier):
     layout = layout_of()
     one, other = tier.open(job="one"), tier.open(job="other")
     one.register("w", layout, numbers(layout, 1), Sum())
-    assert other.register("w", layout, numbers(layout, 2), Sum()) is tier.has_parent
-    assert one.register("v", layout, numbers(layout, 3), Sum()) is tier.has_parent
+    assert other.register("w", layout, numbers(layout, 2), Sum()) is joining(tier)
+    assert one.register("v", layout, numbers(layout, 3), Sum()) is joining(tier)
     np.testing.assert_array_equal(centre(one, layout), numbers(layout, 1))
     np.testing.assert_array_equal(centre(other, layout), numbers(layout, 2))
 
 
-def test_push_then_pull(tier):
+def test_the_centre_is_complete_when_an_exchange_is(tier):
     layout = layout_of()
     first, second = joined(tier, 2, layout, Sum())
-    first.push("w", numbers(layout, 0)).wait()
+    values = numbers(layout, 0)
+    pending = first.exchange("w", values, values, 0, layout.length)
     assert not centre(first, layout).any()
-    second.push("w", numbers(layout, 1)).wait()
-    np.testing.assert_array_equal(centre(first, layout), numbers(layout, 0) + numbers(layout, 1))
+    swap(second, numbers(layout, 1))
+    np.testing.assert_array_equal(centre(second, layout), numbers(layout, 0) + numbers(layout, 1))
+    pending.wait()
 
 
-def test_pushing_twice_in_a_round_is_refused(tier):
+def test_of_an_element_a_group_has_one_exchange_under_way(tier):
     layout = layout_of()
-    first, _ = joined(tier, 2, layout, Sum())
-    first.push("w", numbers(layout, 0)).wait()
-    with pytest.raises(ServerError, match="group 0 pushes chunk . twice in one round"):
-        first.push("w", numbers(layout, 0)).wait()
+    first, second = joined(tier, 2, layout, Sum())
+    values = numbers(layout, 0)
+    pending = first.exchange("w", values, np.empty_like(values), 0, 300)
+    with pytest.raises(ProtocolError, match="elements 299:500 of table 'w' are exchanged while elements 0:300"):
+        first.exchange("w", values, np.empty_like(values), 299, 500)
+    others = first.exchange("w", values, np.empty_like(values), 300, layout.length)
+    swap(second, numbers(layout, 1))
+    pending.wait()
+    others.wait()
+
+
+def exchange_spans(store, values, edges, order=None):
+    """One round of a whole buffer in spans between the edges, begun in that order; returns the answer."""
+    spans = [*pairwise(edges)]
+    answer = np.full_like(values, np.nan)
+    operations = [store.exchange("w", values, answer, *spans[place]) for place in order or range(len(spans))]
+    for operation in operations:
+        operation.wait()
+    return answer
+
+
+def test_one_group_sends_the_whole_buffer_another_key_by_key(tier):
+    layout = Layout.of("float32", {f"w{size}": (size,) for size in (0, 1, 1000, 16, 300, 257, 3)})
+    keys = [0, *(slot.start for slot in layout.slots), layout.length]
+    stores = joined(tier, 3, layout, Sum())
+    for step in range(3):
+        values = [numbers(layout, 10 * step + group) for group in range(3)]
+        answers = together(
+            lambda v=values: swap(stores[0], v[0].copy()),
+            lambda v=values: exchange_spans(stores[1], v[1], keys),
+            lambda v=values: exchange_spans(stores[2], v[2], keys, [*reversed(range(len(keys) - 1))]),
+        )
+        for answer in answers:
+            np.testing.assert_array_equal(answer, np.sum(values, axis=0))
+        np.testing.assert_array_equal(centre(stores[0], layout), np.sum(values, axis=0))
+
+
+@pytest.mark.parametrize("rule", [Momentum(rate=0.1, rescale=0.5), Adam(weight_decay=0.1)], ids=["momentum", "adam"])
+def test_spans_change_no_bit_of_a_rule(tier, rule):
+    layout, expected = layout_of(1100), None
+    for table in (0, 1):
+        stores = joined(tier, 2, layout, rule, numbers(layout, 9))
+        for step in range(1, 4):
+            values = [numbers(layout, 10 * step + group) for group in range(2)]
+            edges = [0, 100 * step, 512, 700, layout.length] if table else [0, layout.length]
+            answers = together(
+                lambda s=stores, v=values, e=edges: exchange_spans(s[0], v[0], e),
+                lambda s=stores, v=values: swap(s[1], v[1].copy()),
+            )
+            np.testing.assert_array_equal(*answers)
+        expected = answers[0] if expected is None else expected
+        for store in stores:
+            store.close()
+    np.testing.assert_array_equal(answers[0], expected)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Two groups with one table at two servers."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(in_thread(Server(threads=2))) for _ in range(2)]
+        addresses = [server.address for server in servers]
+        options = {"job": "job", "groups": 2, "settings": SETTINGS}
+        stores = [stack.enter_context(Client(addresses, group=group, **options)) for group in range(2)]
+        together(*(lambda s=store: s.register("w", layout_of(1600), None, Sum()) for store in stores))
+        yield stores
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_spans_of_two_groups_meet(pair, data):
+    layout, parts = layout_of(1600), []
+    for _ in range(2):
+        cuts = data.draw(st.lists(st.integers(0, 1600), max_size=12))
+        edges = [0, *sorted(cuts), 1600]
+        parts.append((edges, data.draw(st.permutations(range(len(edges) - 1)))))
+    values = [numbers(layout, data.draw(st.integers(0, 1000))) for _ in range(2)]
+    answers = together(*(lambda g=g: exchange_spans(pair[g], values[g], *parts[g]) for g in range(2)))
+    for answer in answers:
+        np.testing.assert_array_equal(answer, values[0] + values[1])
+
+
+def test_a_table_that_all_groups_dropped_is_gone(tier):
+    layout = layout_of()
+    first, second = joined(tier, 2, layout, Sum(), numbers(layout, 0))
+    first.drop("w")
+    with pytest.raises(ServerError, match="'w' is not registered"):
+        swap(first, numbers(layout, 1))
+    np.testing.assert_array_equal(swap(second, numbers(layout, 1)), numbers(layout, 1))
+    second.drop("w")
+    for store in (first, second):
+        assert store.register("w", layout, numbers(layout, 2), Sum()) is Joining.DROPPED
+        with pytest.raises(ServerError, match="'w' is not registered"):
+            centre(store, layout)
+
+
+def test_a_group_that_dropped_a_table_alone_may_have_it_again(tier):
+    layout = layout_of()
+    first, second = joined(tier, 2, layout, Sum(), numbers(layout, 0))
+    first.drop("w")
+    assert first.register("w", layout, None, Sum()) is Joining.LATE
+    answers = together(*(lambda s=s, g=g: swap(s, numbers(layout, g)) for g, s in enumerate((first, second))))
+    for answer in answers:
+        np.testing.assert_array_equal(answer, numbers(layout, 0) + numbers(layout, 1))
+
+
+def test_a_drop_fails_the_exchanges_under_way(tier):
+    layout = layout_of()
+    first, second = joined(tier, 2, layout, Sum())
+    pending = first.exchange("w", numbers(layout, 0), np.empty(layout.length, np.float32), 0, layout.length)
+    first.drop("w")
+    with pytest.raises(ServerError, match="was dropped"):
+        pending.wait()
+    swap(second, numbers(layout, 1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rule", [Sum(), Momentum(rate=0.1)], ids=lambda rule: type(rule).__name__)
+def test_a_codec_rounds_what_travels(flat_of_ours, dtype, rule):
+    """Values and answers are rounded, the centre is not; also where memory could be shared."""
+    layout = layout_of(1100, dtype)
+    rng = np.random.default_rng(0)
+    stores = [flat_of_ours.open(group, 2) for group in range(2)]
+    expected = rng.standard_normal(layout.length).astype(dtype)
+    initial = expected.copy()
+    together(*(lambda s=store: s.register("w", layout, initial, rule, codec="float16") for store in stores))
+    np.testing.assert_array_equal(centre(stores[0], layout), initial)
+    state = [np.zeros(layout.length, dtype) for _ in range(rule.states)]
+    for step in (1, 2):
+        values = [rng.standard_normal(layout.length).astype(dtype) for _ in range(2)]
+        sent, answer = [each.astype(np.float16).astype(dtype) for each in values], np.empty(layout.length, dtype)
+        apply_(rule, sent, [answer], expected, state, step=step, contributions=2)
+        found = together(
+            lambda v=values: swap(stores[0], v[0].copy()),
+            lambda v=values: exchange_spans(stores[1], v[1], [0, 100, 700, layout.length]),
+        )
+        for each in found:
+            np.testing.assert_array_equal(each, answer.astype(np.float16).astype(dtype))
+        np.testing.assert_array_equal(centre(stores[1], layout), expected)
+    rows = [shared_memory(layout.nbytes).view(dtype)]
+    assert stores[0].exchange_rows("w", rows, 0, layout.length) is None
+
+
+def test_another_codec_is_refused_with_both(tier):
+    first, second = tier.open(0, 2), tier.open(1, 2)
+    first.register("w", layout_of(), None, Sum())
+    with pytest.raises(ServerError, match="codec=exact.*float16"):
+        second.register("w", layout_of(), None, Sum(), codec="float16")
 
 
 @pytest.mark.parametrize(("dtype", "eps"), [("float16", 2e-3), ("float32", 1e-6), ("float64", 1e-14)])
@@ -411,7 +577,7 @@ def test_elastic_is_its_equation_and_conserves(flat, dtype, eps, alpha):
     answer = np.empty_like(values)
     store.exchange("w", values, answer, 0, layout.length).wait()
     after = values.copy()
-    rule.absorb_(after, answer)
+    rule.apply_answer_(after, answer)
     w, c = values.astype(np.float64), initial.astype(np.float64)
     new = centre(store, layout).astype(np.float64)
     scale = 4 * eps * (np.abs(w) + np.abs(c)).max()
@@ -428,7 +594,7 @@ def test_elastic_with_alpha_1_swaps(flat):
     rule = Elastic(1.0)
     store, *_ = joined(flat, 3, layout, rule, numbers(layout, 0))
     values = numbers(layout, 1)
-    rule.absorb_(values, swap(store, values.copy()))
+    rule.apply_answer_(values, swap(store, values.copy()))
     np.testing.assert_array_equal(values, numbers(layout, 0))
     np.testing.assert_array_equal(centre(store, layout), numbers(layout, 1))
 
@@ -445,13 +611,13 @@ def test_elastic_contracts_to_one_point_and_conserves_the_total(flat):
         for _ in range(40):
             answer = np.empty_like(weights[group])
             stores[group].exchange("w", weights[group], answer, 0, layout.length).wait()
-            rule.absorb_(weights[group], answer)
+            rule.apply_answer_(weights[group], answer)
 
     together(*(lambda g=g: train(g) for g in range(groups)))
     train(0)
     for _ in range(30):
         for group, store in enumerate(stores):
-            rule.absorb_(weights[group], swap(store, weights[group].copy()))
+            rule.apply_answer_(weights[group], swap(store, weights[group].copy()))
     point = centre(stores[0], layout)
     np.testing.assert_allclose(point + np.sum(weights, axis=0), total, rtol=0, atol=2e-3)
     for weight in weights:
@@ -488,7 +654,7 @@ def test_a_group_that_left_may_come_back(tier):
     second.close()
     swap(first, numbers(layout, 0))
     second = tier.open(1, 2)
-    assert second.register("w", layout, None, Sum()) is True
+    assert second.register("w", layout, None, Sum()) is Joining.LATE
     np.testing.assert_array_equal(centre(second, layout), numbers(layout, 0))
     answers = together(*(lambda s=s, g=g: swap(s, numbers(layout, g)) for g, s in enumerate((first, second))))
     for answer in answers:
@@ -500,10 +666,10 @@ def test_the_centre_outlives_its_initialiser_but_not_its_last_group(tier):
     first, second = tier.open(0, 2), tier.open(1, 2)
     first.register("w", layout, numbers(layout, 0), Sum())
     first.close()
-    assert second.register("w", layout, numbers(layout, 1), Sum()) is True
+    assert second.register("w", layout, numbers(layout, 1), Sum()) is Joining.LATE
     second.close()
     third = tier.open(0, 2)
-    assert third.register("w", layout, numbers(layout, 2), Sum()) is tier.has_parent
+    assert third.register("w", layout, numbers(layout, 2), Sum()) is joining(tier)
     np.testing.assert_array_equal(centre(third, layout), numbers(layout, 2))
 
 
@@ -512,7 +678,6 @@ def test_waiting_twice_raises(every_tier):
     store, *_ = joined(every_tier, 3, layout, Elastic(0.5))
     for pending in (
         store.exchange("w", numbers(layout, 0), numbers(layout, 0), 0, layout.length),
-        store.push("w", numbers(layout, 0)),
         store.pull("w", numbers(layout, 0)),
     ):
         pending.wait()

@@ -1,4 +1,4 @@
-"""What every rule does: its compiled form is its NumPy form bit for bit, whatever the groups and the length."""
+"""What every rule does: its bits are those of its equation in NumPy, for any number of groups and any length."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hybridps.errors import HybridPSError
 from hybridps.memory import Layout
 from hybridps.ps import wire
 from hybridps.ps.clocks import BoundedStale, BulkSynchronous, FreeRunning
+from hybridps.ps.model import TableSpec
 from hybridps.ps.rules import (
     SGD,
     Adam,
@@ -24,7 +25,6 @@ from hybridps.ps.rules import (
     add_up_,
     apply_,
 )
-from hybridps.ps.terms import Terms
 
 RULES = [
     Sum(),
@@ -37,6 +37,83 @@ RULES = [
     ElasticTogether(0.3),
     Outer(),
 ]
+
+
+def sum_(total, centre, state):
+    centre[:] = total
+    return centre
+
+
+def mean(total, centre, state, contributions):
+    centre[:] = total / contributions
+    return centre
+
+
+def sgd(g, w, state, rate, rescale, decay):
+    w -= rate * (rescale * g + decay * w)
+    return w
+
+
+def momentum(g, w, state, rate, rescale, decay, momentum):
+    state[0][:] = momentum * state[0] - rate * (rescale * g + decay * w)
+    w += state[0]
+    return w
+
+
+def nesterov(g, w, state, rate, rescale, decay, momentum):
+    kept, down = momentum * state[0], rate * (rescale * g + decay * w)
+    w += momentum * (kept - down) - down
+    state[0][:] = kept - rate * (rescale * g + decay * w)
+    return w
+
+
+def adam(g, w, state, rate, rescale, decay, beta1, beta2, rest1, rest2, epsilon):
+    m, v = state
+    h = rescale * g + decay * w
+    m[:] = beta1 * m + rest1 * h
+    v[:] = beta2 * v + rest2 * h * h
+    w -= rate * m / (np.sqrt(v) + epsilon)
+    return w
+
+
+def elastic(total, centre, state, alpha):
+    d = times(total - centre, alpha)
+    centre += d
+    return d
+
+
+def elastic_together(total, centre, state, alpha, contributions):
+    before = centre.copy()
+    wide = np.result_type(centre.dtype, np.float32)
+    change = (total - before * np.full(1, contributions, wide)) * np.full(1, alpha, wide)
+    centre[:] = (before + change).astype(centre.dtype)
+    state[0][:] = before
+    return before
+
+
+def outer(total, centre, state, rate, momentum, contributions):
+    d = centre - total / contributions
+    state[0][:] = momentum * state[0] + d
+    centre -= rate * (d + momentum * state[0])
+    return centre
+
+
+def times(array, number):
+    """The product in at least float32, rounded to the array's dtype."""
+    return (array * np.full(1, number, np.result_type(array.dtype, np.float32))).astype(array.dtype)
+
+
+EQUATIONS = {
+    Sum: sum_,
+    Mean: mean,
+    SGD: sgd,
+    Momentum: momentum,
+    Nesterov: nesterov,
+    Adam: adam,
+    Elastic: elastic,
+    ElasticTogether: elastic_together,
+    Outer: outer,
+}
 LENGTHS = (0, 1, 7, 4095, 4096, 4097, 12_301)
 ROUNDS = 4
 
@@ -46,17 +123,16 @@ def test_every_rule_is_here():
 
 
 def groups_of(rule):
-    return (1,) if rule.alone else (1, 2, 3, 4, 5, 7)
+    return (1,) if rule.separate else (1, 2, 3, 4, 5, 7)
 
 
 def numpy_round(rule, sources, centre, state, step):
-    """The round by the rule's NumPy form; returns the answer."""
+    """The round by the rule's equation; returns the answer."""
     total = sources[0].copy()
     for source in sources[1:]:
         total += source
     wide = np.result_type(centre.dtype, np.float32).type
-    rule.complete_(centre, total, state, tuple(map(wide, rule.numbers(step, len(sources)))))
-    return total
+    return EQUATIONS[type(rule)](total, centre, state, *map(wide, rule.numbers(step, len(sources)))).copy()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
@@ -75,7 +151,7 @@ def test_compiled_and_numpy_have_the_same_bits(rule, dtype):
                 answer = numpy_round(rule, sources, expected, memory, step)
                 apart = np.empty(length, dtype)
                 # Each group's values are overwritten by the answer, as in shared memory.
-                apply_(rule, sources, [*sources, apart], centre, state, step=step, values=groups)
+                apply_(rule, sources, [*sources, apart], centre, state, step=step, contributions=groups)
                 for found in (*sources, apart):
                     np.testing.assert_array_equal(found, answer)
                 np.testing.assert_array_equal(centre, expected)
@@ -89,7 +165,7 @@ def test_nothing_but_the_chunk_is_touched(rule):
     arrays = [np.full(length + 2 * guard, 3, np.float32) for _ in range(3 + rule.states)]
     chunk = [array[guard:-guard] for array in arrays]
     source, target, centre, *state = chunk
-    apply_(rule, [source], [target], centre, state, step=1, values=1)
+    apply_(rule, [source], [target], centre, state, step=1, contributions=1)
     for array in arrays:
         assert (array[:guard] == 3).all()
         assert (array[-guard:] == 3).all()
@@ -99,7 +175,7 @@ def test_nothing_but_the_chunk_is_touched(rule):
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 def test_sums_made_before_change_no_bit(rule):
     """Values that are streamed are added up four at a time, and the rest at the end."""
-    if rule.alone:
+    if rule.separate:
         pytest.skip("every value is a round of its own")
     rng = np.random.default_rng(1)
     sources = [rng.standard_normal(999).astype(np.float32) for _ in range(9)]
@@ -111,7 +187,7 @@ def test_sums_made_before_change_no_bit(rule):
             add_up_(total, [total] * bool(begin) + sources[begin : begin + 4])
             left = [total, *sources[begin + 4 :]]
         centre, state = np.ones(999, np.float32), [np.ones(999, np.float32) for _ in range(rule.states)]
-        apply_(rule, left, [], centre, state, step=3, values=9)
+        apply_(rule, left, [], centre, state, step=3, contributions=9)
         results.append((centre, state))
     for centre, state in results[1:]:
         np.testing.assert_array_equal(centre, results[0][0])
@@ -122,19 +198,19 @@ def test_sums_made_before_change_no_bit(rule):
 def test_a_replacing_answer_is_absorbed_as_it_is(rule):
     values, answer = np.arange(5, dtype=np.float32), np.full(5, 2, np.float32)
     expected = answer.copy()
-    rule.absorb_(values, answer)
-    assert np.array_equal(values, expected) == rule.replaces
+    rule.apply_answer_(values, answer)
+    assert np.array_equal(values, expected) == rule.answer_is_new_value
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 @pytest.mark.parametrize("clock", [BulkSynchronous(), BoundedStale(2), FreeRunning()], ids=lambda c: type(c).__name__)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_terms_travel_or_are_refused(rule, clock, dtype):
-    terms = Terms(Layout.of(dtype, {"w": (5,)}), rule, clock, 1024, 0, 1)
+    spec = TableSpec(Layout.of(dtype, {"w": (5,)}), rule, clock, 1024, 0, 1)
     if isinstance(clock, rule.clocks) and dtype in rule.dtypes:
-        terms.check()
+        spec.check()
     else:
         with pytest.raises(HybridPSError, match=type(rule).__name__):
-            terms.check()
-    request = wire.Register(1, "w", terms, False)
+            spec.check()
+    request = wire.Register(1, "w", spec, False)
     assert msgspec.msgpack.decode(wire.encode(request), type=wire.Request) == request

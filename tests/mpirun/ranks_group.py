@@ -90,7 +90,7 @@ def test_the_library_does_not_wait_for_ever(group, algorithm, length) -> None:
     tensor = levels.tensor(length, "float32")
     group.barrier()
     if group.rank != 0:
-        impatient.deadline_seconds = levels._lane.deadline_seconds = 0.2
+        impatient.deadline_seconds = levels.lane.group.deadline_seconds = 0.2
         with pytest.raises(DeadlineError, match="waited 0.2 s for an allreduce"):
             allreduce_(tensor, impatient)
     group.barrier()

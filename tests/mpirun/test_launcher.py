@@ -208,7 +208,7 @@ def test_a_group_fails_with_one_message_and_the_other_goes_on(script: Path, what
 def test_at_mxnet_s_servers_a_group_that_fails_ends_the_others(script: Path) -> None:
     done = launch(script, "kill", *TWO_GROUPS, "--backend", "mxnet")
     assert done.returncode == 137
-    assert "exit status 137 (rank 1 killed by signal 9); so do the others" in done.stderr
+    assert "exit status 137 (rank 1 killed by signal 9); stopping the others" in done.stderr
     assert "finished" not in done.stdout
 
 

@@ -13,8 +13,11 @@ from mxnet.gluon.model_zoo import vision  # noqa: E402
 
 from hybridps.errors import OracleError  # noqa: E402
 from hybridps.kvstore.layers import from_block, from_file, from_symbol, from_zoo  # noqa: E402
-from hybridps.oracle.files import read_network, write_network  # noqa: E402
-from hybridps.oracle.zoo import built_in  # noqa: E402
+from hybridps.oracle.networks import (  # noqa: E402
+    built_in,  # noqa: E402
+    read_network,
+    write_network,
+)
 
 pytestmark = pytest.mark.mxnet
 IMAGE = (3, 224, 224)

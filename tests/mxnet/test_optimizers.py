@@ -32,7 +32,7 @@ def test_equals_the_optimizer_of_mxnet(rule, make):
         gradients = [rng.standard_normal(LENGTH).astype(np.float32) for _ in range(GROUPS)]
         before = weight.asnumpy()
         optimizer.update(0, weight, mx.nd.array(gradients[0] + gradients[1] + gradients[2]), memory)
-        apply_(rule, gradients, [], centre, state, step=step, values=GROUPS)
+        apply_(rule, gradients, [], centre, state, step=step, contributions=GROUPS)
         # float32 rounding of the weights, and of the steps that led here
         scale = np.abs(before).max() + np.abs(weight.asnumpy() - before).max()
         np.testing.assert_allclose(centre, weight.asnumpy(), rtol=0, atol=4 * step * np.finfo(np.float32).eps * scale)

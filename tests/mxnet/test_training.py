@@ -106,7 +106,7 @@ def test_a_store_by_its_name_communicates_with_one_device_per_process(tmp_path) 
     [
         ({"group_sizes": "3,3"}, "2 workers cannot form groups of 3 + 3 = 6 workers"),
         ({"algorithm": "elastik"}, "algorithm 'elastik' is unknown; did you mean 'elastic'"),
-        ({"grups": "2"}, "HYBRIDPS_GRUPS is no setting of hybridps; did you mean HYBRIDPS_GROUPS"),
+        ({"grups": "2"}, "HYBRIDPS_GRUPS is not a setting of hybridps; did you mean HYBRIDPS_GROUPS"),
         ({"algorithm": "elastic"}, "the script asks for the algorithm 'sync', and HYBRIDPS_ALGORITHM says 'elastic'"),
         ({"groups": "2", "servers": "tcp://127.0.0.1:9", "connect_seconds": "2"}, "tcp://127.0.0.1:9"),
     ],

@@ -441,6 +441,7 @@ def centre_of_one_key_and_later_of_another():
         if step == 0:
             kv.pull(0, out=out)
             assert (out.asnumpy() == 2).all()
+            kv.barrier()  # the other group has looked too
     kv.pull(1, out=out)
     assert (out.asnumpy() > 3).all(), out
 
@@ -458,7 +459,7 @@ def sparse_gradients_and_a_centre():
         value.backward()
         trainer.step(4 * workers)
     training = trainer._kvstore._training
-    averaged = [(name in training._weights[0]) + (key.own_weights is not None) for name, key in training.keys.items()]
+    averaged = [(name in training._averaged[0]) + (key.own_weights is not None) for name, key in training.keys.items()]
     assert averaged == [1, 1, 1], averaged
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hybridps.oracle.files import write_network
-from hybridps.oracle.machine import ABCI
-from hybridps.oracle.zoo import built_in
+from hybridps.oracle.machines import ABCI
+from hybridps.oracle.networks import built_in, write_network
 
 SECONDS = 60
 QUESTION = ["--network", "alexnet", "--machine", "abci", "--batch", "2048"]

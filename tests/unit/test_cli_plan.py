@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hybridps.cli import commands
-from hybridps.cli.hosts import Host, most_on_a_host, parse_hostfile, parse_hosts, split_hosts
-from hybridps.cli.mpirun import MPICH, OPEN_MPI, Mpirun, flavour_of, rank_environment, without_rank_marks
-from hybridps.cli.plan import ServerLaunch, Wish, child_environment, make_launch, read_settings
+from hybridps.cli.run import user_command
+from hybridps.cli.run.hosts import Host, most_on_a_host, parse_hostfile, parse_hosts, split_hosts
+from hybridps.cli.run.mpirun import MPICH, OPEN_MPI, Mpirun, flavour_of, rank_environment, without_rank_marks
+from hybridps.cli.run.plan import LaunchOptions, ServerLaunch, child_environment, make_launch, read_settings
 from hybridps.config import Settings, load_settings, make_settings
 from hybridps.errors import ConfigError, PlanError
 
@@ -37,7 +37,7 @@ PYTHON = "/venv/bin/python"
     ],
 )
 def test_the_runner_is_put_before_the_script(command: str, wrapped: str) -> None:
-    assert " ".join(commands.wrap(command.split(), PYTHON)) == wrapped
+    assert " ".join(user_command.wrap(command.split(), PYTHON)) == wrapped
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_the_runner_is_put_before_the_script(command: str, wrapped: str) -> None
 )
 def test_a_command_that_cannot_run_is_refused(command: list[str], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        commands.check(command)
+        user_command.check(command)
 
 
 def test_hosts_and_hostfiles_say_the_same() -> None:
@@ -62,7 +62,7 @@ def test_hosts_and_hostfiles_say_the_same() -> None:
 
 @pytest.mark.parametrize("text", ["a:0", "a:x", "a:-1", ":4", "a:", "-x:1"])
 def test_a_host_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no host"):
+    with pytest.raises(ConfigError, match="is not a host"):
         parse_hosts(text)
 
 
@@ -77,8 +77,8 @@ def test_too_few_slots_are_refused_with_the_numbers() -> None:
         split_hosts(parse_hosts("a:2,b:2"), (3, 2))
 
 
-def launch_of(settings: Settings | None = None, **wish: object):  # type: ignore[no-untyped-def]
-    return make_launch(Wish(("true",), settings or Settings(), **wish))  # type: ignore[arg-type]
+def launch_of(settings: Settings | None = None, **options: object):  # type: ignore[no-untyped-def]
+    return make_launch(LaunchOptions(("true",), settings or Settings(), **options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_secrets_are_on_no_command_line() -> None:
 def test_new_and_running_servers_exclude_each_other() -> None:
     running = make_settings({"groups": 2, "servers": "tcp://127.0.0.1:1"})
     assert launch_of(running, workers=2).servers == ()
-    with pytest.raises(ConfigError, match="drop one of the two"):
+    with pytest.raises(ConfigError, match="give only one of them"):
         launch_of(running, workers=2, servers=1)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import get_args, get_type_hints
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +35,7 @@ def test_values_are_converted() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("HYBRIDPS_GRUPS", "2", "HYBRIDPS_GRUPS is no setting of hybridps; did you mean HYBRIDPS_GROUPS"),
+        ("HYBRIDPS_GRUPS", "2", "HYBRIDPS_GRUPS is not a setting of hybridps; did you mean HYBRIDPS_GROUPS"),
         ("HYBRIDPS_GROUPS", "x", "HYBRIDPS_GROUPS='x' cannot be used"),
         ("HYBRIDPS_GROUPS", "0", ">= 1"),
         ("HYBRIDPS_GROUP_SIZES", "2,-1", "HYBRIDPS_GROUP_SIZES"),
@@ -42,12 +44,43 @@ def test_values_are_converted() -> None:
         ("HYBRIDPS_CHUNK_BYTES", "1000", "HYBRIDPS_CHUNK_BYTES"),
         ("HYBRIDPS_JOB", "a job", "HYBRIDPS_JOB='a job'"),
         ("HYBRIDPS_DEADLINE_SECONDS", "0", "HYBRIDPS_DEADLINE_SECONDS"),
+        ("HYBRIDPS_CHECK_FINITE", "true", "'true' cannot be used: expected one of warn, refuse, ignore"),
+        ("HYBRIDPS_CHECK_FINITE", "false", "'false' cannot be used: expected one of warn, refuse, ignore"),
+        ("HYBRIDPS_SERVERS", "nonsense", "HYBRIDPS_SERVERS='nonsense' cannot be used: it must have the form tcp://"),
+        ("HYBRIDPS_SERVERS", "tcp://a:1,tcp://b:22x", "'tcp://b:22x' cannot be used: the port '22x' must be a number"),
+        ("HYBRIDPS_SERVERS", "ps-lite://a:1?groups=1&servers=1", "it must have the form tcp://HOST:PORT"),
+        ("HYBRIDPS_PARENTS", "tcp://127.0.0.1:*", "HYBRIDPS_PARENTS='tcp://127.0.0.1:*' cannot be used: the port '*'"),
+        ("HYBRIDPS_METRICS_BIND", "127.0.0.1:9100", "HYBRIDPS_METRICS_BIND='127.0.0.1:9100' cannot be used"),
     ],
 )
 def test_bad_settings_are_named(name: str, text: str, said: str) -> None:
     with pytest.raises(ConfigError) as error:
         load_settings({name: text})
     assert said in str(error.value)
+
+
+FLOATS = [name for name, hint in get_type_hints(Settings).items() if float in (hint, *get_args(hint))]
+
+
+@pytest.mark.parametrize("text", ["inf", "-inf", "nan", "1e400", "Infinity"])
+@pytest.mark.parametrize("field", FLOATS)
+def test_no_number_is_infinite_and_none_is_nan(field: str, text: str) -> None:
+    said = f"HYBRIDPS_{field.upper()}='{text}' cannot be used: expected a number >=? 0 and <= [0-9]+"
+    with pytest.raises(ConfigError, match=said):
+        load_settings({f"HYBRIDPS_{field.upper()}": text})
+    with pytest.raises(ConfigError, match="expected a number"):
+        make_settings({field: float(text)})
+
+
+def test_all_float_settings_are_covered() -> None:
+    assert set(FLOATS) == {"alpha", "connect_seconds", "deadline_seconds", "heartbeat_seconds", "lost_seconds"}
+
+
+def test_addresses_of_servers_fit_the_backend() -> None:
+    scheduler = "ps-lite://127.0.0.1:9000?groups=2&servers=1"
+    assert make_settings({"backend": "mxnet", "servers": scheduler}).servers == (scheduler,)
+    with pytest.raises(ConfigError, match="HYBRIDPS_SERVERS='tcp://a:1' cannot be used: the backend mxnet needs"):
+        make_settings({"backend": "mxnet", "servers": "tcp://a:1"})
 
 
 @given(

@@ -35,7 +35,8 @@ def test_slots_are_aligned_and_apart(shapes, dtype: str) -> None:
 def test_difference_says_what() -> None:
     layout = Layout.of("float32", {"a": (2, 3), "b": (4,)})
     assert layout.difference(layout) == ""
-    assert layout.difference(Layout.of("float64", {"a": (2, 3), "b": (4,)})) == "dtype float64 instead of float32"
+    difference = "dtype float64 instead of float32, from key 'a' on"
+    assert layout.difference(Layout.of("float64", {"a": (2, 3), "b": (4,)})) == difference
     assert (
         layout.difference(Layout.of("float32", {"a": (3, 3), "c": (4,)}))
         == "key 'b' is missing; key 'c' is new; key 'a' has the shape (3, 3) instead of (2, 3)"

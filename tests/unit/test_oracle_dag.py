@@ -11,7 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hybridps.errors import OracleError
-from hybridps.oracle.dag import (
+from hybridps.oracle.machines import Line, fit_line
+from hybridps.oracle.output import chrome_trace, plot_schedules
+from hybridps.oracle.ssgd.dag import (
     COMMUNICATION,
     COMPUTE,
     VARIANTS,
@@ -21,10 +23,8 @@ from hybridps.oracle.dag import (
     iteration_seconds,
     place,
 )
-from hybridps.oracle.fit import Line, fit_line
-from hybridps.oracle.merge import Message, all_in_one, buckets, each_alone, merge_gradients
-from hybridps.oracle.schedule import Task, end_seconds, exposed_seconds, schedule
-from hybridps.oracle.timeline import chrome_trace, plot_schedules
+from hybridps.oracle.ssgd.merge import Message, all_in_one, buckets, each_alone, merge_gradients
+from hybridps.oracle.ssgd.schedule import Task, end_seconds, exposed_seconds, schedule
 
 NEAR = 1e-9
 # Multiples of powers of two: their sums are exact, so that in any order of adding a tie stays a tie.

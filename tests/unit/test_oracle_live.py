@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from hybridps.calibrate.runs import describe, measure
 from hybridps.errors import OracleError
 from hybridps.events import Communicated, Configured, EventLog, Exchanged, Planned
-from hybridps.oracle.calibration import (
+from hybridps.oracle.hybrid.comparison import accuracy, compare
+from hybridps.oracle.machines import Line, allreduce_seconds, machine_of
+from hybridps.oracle.machines.calibration import (
     Calibration,
     Communication,
     Layers,
@@ -24,12 +26,8 @@ from hybridps.oracle.calibration import (
     read_calibration,
     write_calibration,
 )
-from hybridps.oracle.collectives import allreduce_seconds
-from hybridps.oracle.compare import accuracy, compare
-from hybridps.oracle.fit import Line
-from hybridps.oracle.live import Phases, Run, messages, predict, stretched_layers
-from hybridps.oracle.machine import machine_of
-from hybridps.oracle.network import Layer, Network
+from hybridps.oracle.networks import Layer, Network
+from hybridps.oracle.ssgd.live import Phases, Run, messages, predict, stretched_layers
 
 LAYER = Layer(name="one", kind="FC", input=(8,), output=(8,), weight=(8, 8), forward_seconds=1.0, backward_seconds=3.0)
 NETWORK = Network(

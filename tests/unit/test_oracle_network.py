@@ -8,9 +8,17 @@ import msgspec
 import pytest
 
 from hybridps.errors import OracleError
-from hybridps.oracle.files import read_mask, read_network, read_table, write_network
-from hybridps.oracle.network import Layer, Network, checked
-from hybridps.oracle.zoo import NETWORKS, built_in
+from hybridps.oracle.networks import (
+    NETWORKS,
+    Layer,
+    Network,
+    built_in,
+    checked,
+    read_mask,
+    read_network,
+    read_table,
+    write_network,
+)
 
 TABLE = """Dataset|Toy
 Input|100x3x8x8

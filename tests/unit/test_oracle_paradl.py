@@ -8,13 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridps.errors import OracleError
-from hybridps.oracle.collectives import allgather_seconds, allreduce_seconds
-from hybridps.oracle.machine import ABCI, Level, Link, Machine
-from hybridps.oracle.network import Layer, Network
+from hybridps.oracle.machines import ABCI, Level, Link, Machine, allgather_seconds, allreduce_seconds
+from hybridps.oracle.networks import NETWORKS, Layer, Network, built_in
 from hybridps.oracle.paradl import PAPER, PUBLISHED, predict
-from hybridps.oracle.pipeline import largest_of_parts
-from hybridps.oracle.work import Work, halo_items
-from hybridps.oracle.zoo import NETWORKS, built_in
+from hybridps.oracle.paradl.pipeline import largest_of_parts
+from hybridps.oracle.paradl.work import Work, halo_items
 
 HUGE = msgspec.structs.replace(ABCI, memory_bytes=1e18, max_pes=None)
 WORKS = {name: Work(built_in(name), HUGE) for name in NETWORKS}
@@ -169,7 +167,7 @@ def test_memory_and_the_size_of_the_machine_are_limits() -> None:
 
 
 def test_a_hybrid_needs_whole_nodes() -> None:
-    assert "no multiple of the 4" in predict(toy(), "data+filter", 6, 10).prediction.limits[0]
+    assert "not a multiple of the 4" in predict(toy(), "data+filter", 6, 10).prediction.limits[0]
 
 
 def test_contention_is_congestion() -> None:

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from hybridps.cli.app import app
 from hybridps.errors import OracleError
-from hybridps.oracle.fit import Line
-from hybridps.oracle.replay import fit_link, read_trace, replay
+from hybridps.oracle.machines import Line
+from hybridps.oracle.ssgd import fit_link, read_trace, replay
 
 HEADING = "layer,parameters,backward_us,allreduce_us\n"
 

@@ -11,12 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridps.errors import OracleError
-from hybridps.oracle.hybrid import ALGORITHMS, Scheme, broadcast_seconds, predict_scheme, server_bytes_per_step, step
-from hybridps.oracle.machine import ABCI, Link
-from hybridps.oracle.paradl import predict
-from hybridps.oracle.plan import Constraints, constraints_of, plan
-from hybridps.oracle.plots import plot
-from hybridps.oracle.ps_tier import (
+from hybridps.oracle.hybrid import Constraints, constraints_of, plan
+from hybridps.oracle.hybrid.ps_tier import (
     PHUB_MODEL_BYTES_PER_COMPUTE_SECOND,
     PLACEMENTS,
     Tier,
@@ -24,9 +20,18 @@ from hybridps.oracle.ps_tier import (
     placement_bytes_per_second,
     server_busy_seconds,
 )
-from hybridps.oracle.tables import plan_json, plan_table, predictions_json, predictions_table
-from hybridps.oracle.work import Work
-from hybridps.oracle.zoo import built_in
+from hybridps.oracle.hybrid.schemes import (
+    ALGORITHMS,
+    Scheme,
+    broadcast_seconds,
+    predict_scheme,
+    server_bytes_per_step,
+    step,
+)
+from hybridps.oracle.machines import ABCI, Link
+from hybridps.oracle.networks import built_in
+from hybridps.oracle.output import plan_json, plan_table, plot, predictions_json, predictions_table
+from hybridps.oracle.paradl import Work, predict
 
 HUGE = msgspec.structs.replace(ABCI, memory_bytes=1e18, max_pes=None)
 WORK = Work(built_in("resnet50"), HUGE)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import heapq
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,94 +9,150 @@ from hypothesis import strategies as st
 
 from hybridps.errors import LayoutError
 from hybridps.memory import Layout
-from hybridps.ps.chunk_map import MOST_CHUNKS, Chunk, ChunkMap, assign, chunks_of
+from hybridps.ps.chunk_map import MOST_CHUNKS, ChunkMap, Span
+
+
+def layout_of(length, dtype="float32"):
+    """A layout with one key; its buffer ends at a multiple of 64 bytes."""
+    return Layout.of(dtype, {"w": (length,)})
+
+
+def spans_of(chunk_map):
+    return [chunk_map.whole(chunk) for chunk in range(chunk_map.count)]
+
+
+def assign(spans, servers):
+    """Longest-processing-time-first balance, as it is defined: the longest to the server with the least so far."""
+    loads = [(0, server) for server in range(servers)]
+    owner = [0] * len(spans)
+    for span in sorted(spans, key=lambda span: (-span.length, span.chunk)):
+        load, server = heapq.heappop(loads)
+        owner[span.chunk] = server
+        heapq.heappush(loads, (load + span.length, server))
+    return owner
 
 
 @pytest.mark.parametrize(
-    ("length", "itemsize", "chunk_bytes", "edges"),
+    ("length", "dtype", "edges"),
     [
-        (0, 4, 64, []),
-        (1, 4, 64, [(0, 1)]),
-        (16, 4, 64, [(0, 16)]),
-        (17, 4, 64, [(0, 16), (16, 17)]),
-        (20, 8, 64, [(0, 8), (8, 16), (16, 20)]),
+        (0, "float32", []),
+        (1, "float32", [(0, 16)]),
+        (16, "float32", [(0, 16)]),
+        (17, "float32", [(0, 16), (16, 32)]),
+        (20, "float64", [(0, 8), (8, 16), (16, 24)]),
     ],
 )
-def test_cuts_at_multiples(length, itemsize, chunk_bytes, edges):
-    chunks = chunks_of(length, itemsize, chunk_bytes)
-    assert [(chunk.start, chunk.stop) for chunk in chunks] == edges
-    assert [chunk.index for chunk in chunks] == list(range(len(edges)))
+def test_cuts_at_multiples(length, dtype, edges):
+    chunk_map = ChunkMap(layout_of(length, dtype), 64, 1)
+    assert spans_of(chunk_map) == [Span(chunk, *edge) for chunk, edge in enumerate(edges)]
 
 
-@given(st.integers(0, 5000), st.sampled_from([2, 4, 8]), st.integers(1, 40))
-def test_chunks_cover_the_buffer_once(length, itemsize, elements):
-    chunks = chunks_of(length, itemsize, elements * itemsize)
-    assert [i for chunk in chunks for i in range(chunk.start, chunk.stop)] == list(range(length))
-    assert all(chunk.length == elements for chunk in chunks[:-1])
+@given(st.integers(0, 5000), st.sampled_from(["float16", "float32", "float64"]), st.integers(1, 40))
+def test_chunks_cover_the_buffer_once(length, dtype, elements):
+    layout = layout_of(length, dtype)
+    spans = spans_of(ChunkMap(layout, elements * layout.itemsize, 3))
+    assert [i for span in spans for i in range(span.start, span.stop)] == list(range(layout.length))
+    assert all(span.length == elements for span in spans[:-1])
 
 
 @pytest.mark.parametrize(
-    ("length", "itemsize", "chunk_bytes", "named"),
+    ("length", "chunk_bytes", "named"),
     [
-        (-1, 4, 64, "-1 elements"),
-        (1, 0, 64, "of 0 bytes"),
-        (1, 4, 0, "chunk_bytes=0"),
-        (1, 4, 63, "chunk_bytes=63"),
-        ((MOST_CHUNKS + 1) * 16, 4, 64, "larger chunk_bytes"),
+        (1, 0, "chunk_bytes=0"),
+        (1, -64, "chunk_bytes=-64"),
+        (1, 63, "chunk_bytes=63"),
+        ((MOST_CHUNKS + 1) * 16, 64, "larger chunk_bytes"),
     ],
 )
-def test_refuses_what_cannot_be_cut(length, itemsize, chunk_bytes, named):
+def test_refuses_what_cannot_be_cut(length, chunk_bytes, named):
     with pytest.raises(LayoutError, match=named):
-        chunks_of(length, itemsize, chunk_bytes)
-
-
-@given(st.lists(st.integers(1, 1000), max_size=60), st.integers(1, 9))
-def test_loads_are_within_the_longest_chunk(lengths, servers):
-    edges = np.cumsum([0, *lengths]).tolist()
-    chunks = [Chunk(i, edges[i], edges[i + 1]) for i in range(len(lengths))]
-    owner = assign(chunks, servers)
-    assert owner == assign(list(chunks), servers)
-    loads = [sum(c.length for c, o in zip(chunks, owner, strict=True) if o == s) for s in range(servers)]
-    assert sum(loads) == sum(lengths)
-    # What any greedy assignment in decreasing order keeps: no server exceeds another by more than one chunk.
-    assert max(loads) - min(loads) <= max(lengths, default=0)
-
-
-def test_longest_goes_first():
-    chunks = [Chunk(0, 0, 2), Chunk(1, 2, 5), Chunk(2, 5, 7), Chunk(3, 7, 10)]
-    assert assign(chunks, 2) == (0, 0, 1, 1)
-
-
-def test_the_first_server_owns_a_chunk_if_any_does():
-    assert assign(chunks_of(5, 4, 64), 3) == (0,)
+        ChunkMap(layout_of(length), chunk_bytes, 1)
 
 
 def test_refuses_no_server():
     with pytest.raises(LayoutError, match="0 servers"):
-        assign([], 0)
+        ChunkMap(layout_of(1), 64, 0)
+
+
+@given(st.integers(0, 3000), st.integers(1, 40), st.integers(1, 9), st.integers(1, 5))
+def test_owners_are_those_of_longest_first(length, elements, servers, threads):
+    """Round robin is what that balance comes to, for servers and for the threads of each; nothing is sorted for it."""
+    chunk_map = ChunkMap(layout_of(length), 4 * elements, servers)
+    spans = spans_of(chunk_map)
+    owned = [chunk_map.owned_by(server) for server in range(servers)]
+    owner = assign(spans, servers)
+    assert [[*chunks] for chunks in owned] == [
+        [chunk for chunk in range(chunk_map.count) if owner[chunk] == server] for server in range(servers)
+    ]
+    for chunks in owned:
+        mine = [spans[chunk]._replace(chunk=place) for place, chunk in enumerate(chunks)]
+        assert assign(mine, threads) == [chunk // servers % threads for chunk in chunks]
+
+
+@given(st.integers(1, 3000), st.integers(1, 40), st.integers(1, 9))
+def test_loads_are_within_the_longest_chunk(length, elements, servers):
+    chunk_map = ChunkMap(layout_of(length), 4 * elements, servers)
+    loads = [sum(chunk_map.whole(chunk).length for chunk in chunk_map.owned_by(server)) for server in range(servers)]
+    assert sum(loads) == chunk_map.layout.length
+    assert max(loads) - min(loads) <= elements
+
+
+@given(st.data(), st.integers(0, 600), st.integers(1, 40), st.integers(1, 5))
+def test_spans_of_all_servers_are_the_elements_once(data, length, elements, servers):
+    chunk_map = ChunkMap(layout_of(length), 4 * elements, servers)
+    start, stop = sorted(data.draw(st.tuples(*[st.integers(0, chunk_map.layout.length)] * 2)))
+    spans = [[*chunk_map.spans(server, start, stop)] for server in range(servers)]
+    assert sorted(i for own in spans for span in own for i in range(span.start, span.stop)) == [*range(start, stop)]
+    for server, own in enumerate(spans):
+        assert [span.chunk for span in own] == [*chunk_map.owned_between(server, start, stop)]
+        for span in own:
+            whole = chunk_map.whole(span.chunk)
+            assert span.chunk in chunk_map.owned_by(server)
+            assert whole.start <= span.start < span.stop <= whole.stop
+
+
+def test_the_first_server_owns_a_chunk_if_any_does():
+    chunk_map = ChunkMap(layout_of(5), 64, 3)
+    assert [len(chunk_map.owned_by(server)) for server in range(3)] == [1, 0, 0]
 
 
 @pytest.fixture
 def chunk_map():
-    return ChunkMap(Layout.of("float32", {"w": (40,)}), 64, 2)
+    return ChunkMap(layout_of(40), 64, 2)
 
 
 def test_map_shares_out_all_chunks(chunk_map):
     assert chunk_map.layout.length == 48
-    assert sorted((*chunk_map.owned_by(0), *chunk_map.owned_by(1)), key=lambda c: c.index) == list(chunk_map.chunks)
+    assert sorted((*chunk_map.owned_by(0), *chunk_map.owned_by(1))) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
-    ("start", "stop", "indices"), [(0, 48, [0, 1, 2]), (16, 32, [1]), (16, 48, [1, 2]), (0, 0, []), (48, 48, [])]
+    ("start", "stop", "chunks"),
+    [
+        (0, 48, [0, 1, 2]),
+        (16, 32, [1]),
+        (16, 48, [1, 2]),
+        (0, 0, []),
+        (48, 48, []),
+        (20, 20, []),
+        (15, 17, [0, 1]),
+        (17, 18, [1]),
+    ],
 )
-def test_between(chunk_map, start, stop, indices):
-    assert [chunk.index for chunk in chunk_map.between(start, stop)] == indices
+def test_between(chunk_map, start, stop, chunks):
+    owned = [chunk for server in range(2) for chunk in chunk_map.owned_between(server, start, stop)]
+    assert sorted(owned) == chunks
 
 
-@pytest.mark.parametrize(("start", "stop"), [(1, 16), (0, 17), (-16, 16), (32, 16), (0, 64)])
-def test_between_refuses(chunk_map, start, stop):
-    with pytest.raises(LayoutError, match=f"{start}:{stop}.*multiples of 16"):
-        chunk_map.between(start, stop)
+@pytest.mark.parametrize(("start", "stop"), [(-16, 16), (32, 16), (0, 64), (49, 49)])
+def test_elements_that_do_not_exist_are_refused(chunk_map, start, stop):
+    with pytest.raises(LayoutError, match=f"{start}:{stop} are not within the 48"):
+        chunk_map.check_span(start, stop)
+
+
+def test_any_elements_of_the_buffer_are_a_span(chunk_map):
+    for start, stop in ((1, 16), (0, 17), (48, 48), (0, 48)):
+        chunk_map.check_span(start, stop)
 
 
 @pytest.mark.parametrize(
@@ -108,3 +166,11 @@ def test_check_array_refuses(chunk_map, array):
 
 def test_check_array_accepts(chunk_map):
     chunk_map.check_array(np.zeros(48, np.float32))
+
+
+def test_nothing_grows_with_the_buffer():
+    """The map of the largest table is made in no time, and has no object for each chunk."""
+    chunk_map = ChunkMap(layout_of(MOST_CHUNKS), 4, 4096)
+    assert chunk_map.count == MOST_CHUNKS
+    assert isinstance(chunk_map.owned_by(0), range)
+    assert not any(hasattr(value, "__len__") and len(value) > 100 for value in vars(chunk_map).values())

@@ -1,3 +1,5 @@
+"""The clocks as state machines: whole chunks as ever, and parts of chunks."""
+
 from __future__ import annotations
 
 import pytest
@@ -6,60 +8,71 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hybridps.errors import ProtocolError
-from hybridps.ps.clocks import BoundedStale, BulkSynchronous, FreeRunning, Verdict
+from hybridps.ps.clocks import BoundedStale, BulkSynchronous, FreeRunning, Part, Verdict
+from hybridps.ps.server.tables.progress import Lag, Progress
 
-NOTHING = Verdict()
+LENGTH = 8
+"""Of a chunk."""
+
+
+def whole(group):
+    return Part(group, 0, LENGTH)
+
+
+def parts(*groups):
+    return tuple(whole(group) for group in groups)
 
 
 def round_of(*groups):
-    """These groups make a round, and are answered."""
-    return Verdict(groups, groups)
+    """These groups make a round of a whole chunk, and are answered."""
+    return Verdict(0, LENGTH, parts(*groups), parts(*groups))
 
 
 def test_a_round_is_complete_with_the_last_group():
     clock = BulkSynchronous().start(3)
-    assert clock.arrive(1, 0) == NOTHING
-    assert clock.arrive(0, 0) == NOTHING
-    assert clock.arrive(0, 7) == NOTHING
-    assert clock.arrive(2, 0) == round_of(0, 1, 2)
-    assert clock.arrive(2, 0) == NOTHING
+    assert clock.arrive(whole(1), 0) == []
+    assert clock.arrive(whole(0), 0) == []
+    assert clock.arrive(whole(0), 7) == []
+    assert clock.arrive(whole(2), 0) == [round_of(0, 1, 2)]
+    assert clock.arrive(whole(2), 0) == []
 
 
 def test_one_group_completes_at_once():
-    assert BulkSynchronous().start(1).arrive(0, 5) == round_of(0)
+    assert BulkSynchronous().start(1).arrive(whole(0), 5) == [round_of(0)]
 
 
-def test_pushing_twice_names_the_group_and_who_is_missing():
+def test_contributing_twice_names_the_group_and_who_is_missing():
     clock = BulkSynchronous().start(3)
-    clock.arrive(1, 4)
-    with pytest.raises(ProtocolError, match="group 1 pushes chunk 4 twice.*0, 2"):
-        clock.arrive(1, 4)
-    clock.arrive(0, 4)
-    assert clock.arrive(2, 4) == round_of(0, 1, 2)
+    clock.arrive(whole(1), 4)
+    for again in (whole(1), Part(1, 3, 5)):
+        with pytest.raises(ProtocolError, match="group 1 contributes to chunk 4 twice.*0, 2"):
+            clock.arrive(again, 4)
+    clock.arrive(whole(0), 4)
+    assert clock.arrive(whole(2), 4) == [round_of(0, 1, 2)]
 
 
 def test_a_stranger_is_refused():
-    for clock in BulkSynchronous().start(2), FreeRunning().start(2):
+    for clock in BulkSynchronous().start(2), BoundedStale().start(2), FreeRunning().start(2):
         with pytest.raises(ProtocolError, match="group 2 takes no part"):
-            clock.arrive(2, 0)
+            clock.arrive(whole(2), 0)
 
 
 def test_leaving_completes_the_rounds_that_waited_for_it():
     clock = BulkSynchronous().start(3)
     for chunk in (5, 3, 4):
-        clock.arrive(0, chunk)
-    clock.arrive(1, 5)
-    clock.arrive(1, 3)
-    assert clock.leave(2) == ((3, round_of(0, 1)), (5, round_of(0, 1)))
-    assert clock.leave(1) == ((4, round_of(0)),)
-    assert clock.arrive(0, 0) == round_of(0)
+        clock.arrive(whole(0), chunk)
+    clock.arrive(whole(1), 5)
+    clock.arrive(whole(1), 3)
+    assert clock.leave(2) == [(3, round_of(0, 1)), (5, round_of(0, 1))]
+    assert clock.leave(1) == [(4, round_of(0))]
+    assert clock.arrive(whole(0), 0) == [round_of(0)]
 
 
 def test_what_the_leaving_group_brought_stays():
     clock = BulkSynchronous().start(2)
-    clock.arrive(1, 0)
-    assert clock.leave(1) == ()
-    assert clock.arrive(0, 0) == round_of(0, 1)
+    clock.arrive(whole(1), 0)
+    assert clock.leave(1) == []
+    assert clock.arrive(whole(0), 0) == [round_of(0, 1)]
 
 
 def test_a_late_group_joins_between_rounds():
@@ -67,7 +80,7 @@ def test_a_late_group_joins_between_rounds():
     clock.leave(1)
     clock.join(1)
     assert clock.members == {0, 1}
-    clock.arrive(0, 0)
+    clock.arrive(whole(0), 0)
     clock.leave(1)
     clock.join(2)
     assert clock.members == {0, 2}
@@ -75,68 +88,130 @@ def test_a_late_group_joins_between_rounds():
 
 def test_joining_waits_for_the_rounds_under_way():
     clock = BulkSynchronous().start(3)
-    clock.arrive(2, 0)
+    clock.arrive(whole(2), 0)
     clock.leave(2)
     clock.join(2)
     assert clock.members == {0, 1}
     with pytest.raises(ProtocolError, match="group 2 takes no part"):
-        clock.arrive(2, 0)
-    clock.arrive(0, 0)
-    assert clock.arrive(1, 0) == round_of(0, 1, 2)
+        clock.arrive(whole(2), 0)
+    clock.arrive(whole(0), 0)
+    assert clock.arrive(whole(1), 0) == [round_of(0, 1, 2)]
     assert clock.members == {0, 1, 2}
 
 
 def test_rounds_are_void_when_everybody_left():
     clock = BulkSynchronous().start(2)
-    clock.arrive(0, 0)
+    clock.arrive(whole(0), 0)
     clock.leave(1)
-    clock.arrive(0, 1)
-    assert clock.leave(0) == ()
+    clock.arrive(whole(0), 1)
+    assert clock.leave(0) == []
     clock.join(0)
-    assert clock.arrive(0, 0) == round_of(0)
+    assert clock.arrive(whole(0), 0) == [round_of(0)]
 
 
 def test_free_running_completes_each_arrival():
     clock = FreeRunning().start(2)
-    assert [clock.arrive(group, 0) for group in (0, 0, 1)] == [round_of(0), round_of(0), round_of(1)]
-    assert clock.leave(1) == ()
+    assert [clock.arrive(whole(group), 0) for group in (0, 0, 1)] == [[round_of(0)], [round_of(0)], [round_of(1)]]
+    assert clock.leave(1) == []
     with pytest.raises(ProtocolError, match="group 1"):
-        clock.arrive(1, 0)
+        clock.arrive(whole(1), 0)
     clock.join(1)
-    assert clock.arrive(1, 0) == round_of(1)
+    assert clock.arrive(whole(1), 0) == [round_of(1)]
+
+
+def test_one_group_may_send_in_pieces_what_another_sends_as_a_whole():
+    clock = BulkSynchronous().start(2)
+    first, second = Part(1, 0, 3), Part(1, 3, 8)
+    assert clock.arrive(whole(0), 0) == []
+    assert clock.arrive(second, 0) == [Verdict(3, 8, (whole(0), second), (second,))]
+    assert clock.arrive(first, 0) == [Verdict(0, 3, (whole(0), first), (whole(0), first))]
+
+
+def test_an_element_has_one_contribution_of_a_group_until_that_is_answered():
+    """Also where its round is computed already: the rest of the contribution is still under way."""
+    clock = BulkSynchronous().start(2)
+    clock.arrive(whole(0), 0)
+    clock.arrive(Part(1, 0, 4), 0)
+    with pytest.raises(ProtocolError, match="group 0 contributes to chunk 0 twice"):
+        clock.arrive(Part(0, 0, 4), 0)
+    assert clock.arrive(Part(1, 4, 8), 0)[0].answer == (whole(0), Part(1, 4, 8))
+    assert clock.arrive(Part(0, 0, 4), 0) == []
+
+
+def test_a_part_that_was_half_computed_stays_when_its_group_leaves():
+    clock = BulkSynchronous().start(3)
+    clock.arrive(whole(2), 0)
+    for group in (0, 1):
+        clock.arrive(Part(group, 0, 4), 0)
+    assert clock.leave(2) == []
+    clock.arrive(Part(0, 4, 8), 0)
+    (verdict,) = clock.arrive(Part(1, 4, 8), 0)
+    assert verdict == Verdict(4, 8, (Part(0, 4, 8), Part(1, 4, 8), whole(2)), (Part(0, 4, 8), Part(1, 4, 8), whole(2)))
 
 
 class BulkSynchronousMachine(RuleBasedStateMachine):
-    """Against a model: per chunk, which groups came; a round ends when no member is missing."""
+    """Against a model that knows elements only: of each, who has brought a value to its round, and which part it was.
 
-    chunks = st.integers(0, 2)
+    Groups cut chunks into random disjoint parts, leave and join. Each element's i-th round has exactly one value of
+    every member, and those of groups that left meanwhile; a part is answered once, when all of its elements are done.
+    """
+
+    chunks = st.integers(0, 1)
     groups = st.integers(0, 3)
 
     def __init__(self):
         super().__init__()
         self.clock = BulkSynchronous().start(3)
         self.members, self.joining = {0, 1, 2}, set()
-        self.came: dict[int, set[int]] = {}
+        self.came = {(chunk, element): {} for chunk in range(2) for element in range(LENGTH)}
+        """Of each element, the parts by group whose values wait for its round."""
+        self.undone = {}
+        """Of each part that is not answered, by chunk, the elements whose rounds are not computed."""
 
-    def ended(self, chunk):
-        if chunk in self.came and self.members <= self.came[chunk]:
-            return round_of(*sorted(self.came.pop(chunk)))
-        return NOTHING
+    def expected(self, chunk):
+        """Elements of the chunk whose rounds are complete now, with the parts that make them."""
+        rounds = {}
+        for element in range(LENGTH):
+            came = self.came[chunk, element]
+            if came and self.members and self.members <= came.keys():
+                rounds[element] = tuple(sorted(came.values()))
+        return rounds
+
+    def check(self, chunk, verdicts):
+        """The verdicts are the rounds that the model expects, each element once; parts are answered when done."""
+        expected = self.expected(chunk)
+        for verdict in verdicts:
+            for element in range(verdict.start, verdict.stop):
+                assert expected.pop(element) == verdict.apply
+                self.came[chunk, element].clear()
+                for part in verdict.apply:
+                    self.undone[chunk, part].remove(element)
+            done = tuple(part for part in verdict.apply if not self.undone[chunk, part])
+            assert verdict.answer == done
+            for part in done:
+                del self.undone[chunk, part]
+        assert not expected
+        self.admit()
 
     def admit(self):
-        if not self.came:
+        if not any(self.came.values()):
             self.members |= self.joining
             self.joining = set()
 
-    @rule(group=groups, chunk=chunks)
-    def arrive(self, group, chunk):
-        if group not in self.members or group in self.came.get(chunk, ()):
+    @rule(group=groups, chunk=chunks, edges=st.sets(st.integers(0, LENGTH), min_size=2, max_size=2))
+    def arrive(self, group, chunk, edges):
+        part = Part(group, *sorted(edges))
+        elements = range(part.start, part.stop)
+        own = [other for where, other in self.undone if (where, other.group) == (chunk, group)]
+        if group not in self.members or any(other.start < part.stop and part.start < other.stop for other in own):
             with pytest.raises(ProtocolError, match=f"group {group}"):
-                self.clock.arrive(group, chunk)
+                self.clock.arrive(part, chunk)
             return
-        self.came.setdefault(chunk, set()).add(group)
-        assert self.clock.arrive(group, chunk) == self.ended(chunk)
-        self.admit()
+        self.undone[chunk, part] = set(elements)
+        for element in elements:
+            assert group not in self.came[chunk, element]
+            self.came[chunk, element][group] = part
+        self.check(chunk, self.clock.arrive(part, chunk))
 
     @rule(group=groups)
     def join(self, group):
@@ -150,10 +225,13 @@ class BulkSynchronousMachine(RuleBasedStateMachine):
         self.members.discard(group)
         self.joining.discard(group)
         if not self.members:
-            self.came.clear()
-        verdicts = [(chunk, self.ended(chunk)) for chunk in sorted(self.came)]
-        assert self.clock.leave(group) == tuple(pair for pair in verdicts if pair[1] != NOTHING)
-        self.admit()
+            for came in self.came.values():
+                came.clear()
+            self.undone.clear()
+        verdicts = self.clock.leave(group)
+        assert [chunk for chunk, _ in verdicts] == sorted(chunk for chunk, _ in verdicts)
+        for chunk in range(2):
+            self.check(chunk, [verdict for where, verdict in verdicts if where == chunk])
 
     @invariant()
     def members_agree(self):
@@ -161,48 +239,52 @@ class BulkSynchronousMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_open_round_waits_for_a_member(self):
-        assert all(self.members - came for came in self.came.values())
+        assert all(self.members - came.keys() for came in self.came.values() if came)
 
 
 TestBulkSynchronousMachine = BulkSynchronousMachine.TestCase
-TestBulkSynchronousMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestBulkSynchronousMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+
+
+def computed(group, *answered):
+    return [Verdict(0, LENGTH, parts(group), parts(*answered))]
 
 
 def test_a_group_is_answered_while_nobody_is_too_far_behind():
     clock = BoundedStale(1).start(2)
-    assert clock.arrive(0, 0) == Verdict((0,), (0,))
-    assert clock.arrive(0, 0) == Verdict((0,), ())
-    with pytest.raises(ProtocolError, match="group 0 pushes chunk 0 twice.*to come: 1"):
-        clock.arrive(0, 0)
-    assert clock.arrive(0, 3) == Verdict((0,), (0,))
-    assert clock.arrive(1, 0) == Verdict((1,), (0, 1))
+    assert clock.arrive(whole(0), 0) == computed(0, 0)
+    assert clock.arrive(whole(0), 0) == computed(0)
+    with pytest.raises(ProtocolError, match="group 0 contributes to chunk 0 twice.*to come: 1"):
+        clock.arrive(whole(0), 0)
+    assert clock.arrive(whole(0), 3) == computed(0, 0)
+    assert clock.arrive(whole(1), 0) == computed(1, 0, 1)
 
 
 def test_with_no_bound_all_are_answered_together():
     clock = BoundedStale(0).start(3)
-    assert clock.arrive(2, 0) == Verdict((2,), ())
-    assert clock.arrive(0, 0) == Verdict((0,), ())
-    assert clock.arrive(1, 0) == Verdict((1,), (0, 1, 2))
+    assert clock.arrive(whole(2), 0) == computed(2)
+    assert clock.arrive(whole(0), 0) == computed(0)
+    assert clock.arrive(whole(1), 0) == computed(1, 0, 1, 2)
 
 
 def test_leaving_releases_those_that_waited_for_it():
     clock = BoundedStale(0).start(3)
-    clock.arrive(0, 4)
-    clock.arrive(1, 4)
-    clock.arrive(1, 2)
-    assert clock.leave(2) == ((4, Verdict((), (0, 1))),)
-    assert clock.leave(0) == ((2, Verdict((), (1,))),)
+    clock.arrive(whole(0), 4)
+    clock.arrive(whole(1), 4)
+    clock.arrive(whole(1), 2)
+    assert clock.leave(2) == [(4, Verdict(0, 0, (), parts(0, 1)))]
+    assert clock.leave(0) == [(2, Verdict(0, 0, (), parts(1)))]
 
 
 def test_a_late_group_begins_where_the_slowest_is():
     clock = BoundedStale(1).start(2)
     clock.leave(1)
     for _ in range(5):
-        assert clock.arrive(0, 0) == Verdict((0,), (0,))
+        assert clock.arrive(whole(0), 0) == computed(0, 0)
     clock.join(1)
-    assert clock.arrive(0, 0) == Verdict((0,), (0,))
-    assert clock.arrive(0, 0) == Verdict((0,), ())
-    assert clock.arrive(1, 0) == Verdict((1,), (0, 1))
+    assert clock.arrive(whole(0), 0) == computed(0, 0)
+    assert clock.arrive(whole(0), 0) == computed(0)
+    assert clock.arrive(whole(1), 0) == computed(1, 0, 1)
 
 
 class BoundedStaleMachine(RuleBasedStateMachine):
@@ -226,17 +308,17 @@ class BoundedStaleMachine(RuleBasedStateMachine):
             if all(self.count[chunk][group] - self.count[chunk][other] <= self.bound for other in self.members)
         }
         self.waiting[chunk] -= free
-        return tuple(sorted(free))
+        return sorted(free)
 
     @rule(group=groups, chunk=chunks)
     def arrive(self, group, chunk):
         if group not in self.members or group in self.waiting[chunk]:
             with pytest.raises(ProtocolError, match=f"group {group}"):
-                self.clock.arrive(group, chunk)
+                self.clock.arrive(whole(group), chunk)
             return
         self.count[chunk][group] += 1
         self.waiting[chunk].add(group)
-        assert self.clock.arrive(group, chunk) == Verdict((group,), self.released(chunk))
+        assert self.clock.arrive(whole(group), chunk) == computed(group, *self.released(chunk))
 
     @rule(group=groups)
     def join(self, group):
@@ -251,8 +333,9 @@ class BoundedStaleMachine(RuleBasedStateMachine):
         self.members.discard(group)
         for waiting in self.waiting.values():
             waiting.discard(group)
-        verdicts = [(chunk, self.released(chunk)) for chunk in range(2)]
-        assert self.clock.leave(group) == tuple((chunk, Verdict((), free)) for chunk, free in verdicts if free)
+        released = [(chunk, self.released(chunk)) for chunk in range(2)]
+        expected = [(chunk, Verdict(0, 0, (), parts(*free))) for chunk, free in released if free]
+        assert self.clock.leave(group) == expected
 
     @invariant()
     def the_slowest_never_waits(self):
@@ -264,3 +347,39 @@ class BoundedStaleMachine(RuleBasedStateMachine):
 
 TestBoundedStaleMachine = BoundedStaleMachine.TestCase
 TestBoundedStaleMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_progress_counts_values_and_rounds():
+    progress = Progress(BulkSynchronous().start(3), 2 * LENGTH)
+    for chunk in range(2):
+        progress.arrive(whole(0), chunk)
+    progress.arrive(whole(2), 0)
+    assert (progress.completed, progress.lag) == (0, Lag(1, 1.0))
+    progress.arrive(whole(1), 0)
+    assert (progress.completed, progress.lag) == (0.5, Lag(1, 0.5))
+    progress.leave(1)
+    assert progress.lag == Lag(2, 0.5)
+    progress.leave(2)
+    assert (progress.completed, progress.lag) == (1, Lag(0, 0.0))
+    progress.join(1)
+    assert progress.lag == Lag(0, 0.0)
+    progress.leave(0)
+    progress.leave(1)
+    assert progress.lag == Lag(None, 0.0)
+
+
+def test_progress_counts_parts_of_chunks_as_parts_of_values():
+    progress = Progress(BulkSynchronous().start(2), LENGTH)
+    progress.arrive(whole(0), 0)
+    progress.arrive(Part(1, 0, 2), 0)
+    assert (progress.completed, progress.lag) == (0.25, Lag(1, 0.75))
+    progress.arrive(Part(1, 2, 8), 0)
+    assert (progress.completed, progress.lag) == (1, Lag(0, 0.0))
+
+
+@pytest.mark.parametrize("clock", [BoundedStale(3), FreeRunning()])
+def test_every_value_is_a_round_without_synchrony(clock):
+    progress = Progress(clock.start(2), LENGTH)
+    for _ in range(3):
+        progress.arrive(whole(1), 0)
+    assert (progress.completed, progress.lag) == (3, Lag(0, 3.0))

@@ -22,6 +22,7 @@ from hybridps.errors import ConfigError, ServerError
 from hybridps.memory import Layout
 from hybridps.ps.client import Client
 from hybridps.ps.keys import AllowList, Credentials, Quotas, make_tenant
+from hybridps.ps.model import Joining
 from hybridps.ps.rules import Sum
 from hybridps.ps.server import Server
 
@@ -112,7 +113,7 @@ def test_others_are_told_in_one_line_on_both_sides(folder, caplog, what, heard, 
         with pytest.raises(ServerError, match=heard) as refused:
             Client([address], job="job", group=0, groups=1, settings=given)
         with client(address, folder / "for-bob") as store:
-            assert store.register("w", LAYOUT, None, Sum()) is False
+            assert store.register("w", LAYOUT, None, Sum()) is Joining.NEW
     assert "\n" not in str(refused.value)
     lines = [line for line in said_by(caplog) if "refused" in line]
     assert len(lines) == 1

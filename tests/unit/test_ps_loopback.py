@@ -9,10 +9,9 @@ import pytest
 from in_thread import in_thread
 
 from hybridps.config import Settings
-from hybridps.ps import links, zap
-from hybridps.ps.client import Client
+from hybridps.ps.client import Client, sockets
 from hybridps.ps.loopback import send_unpaced
-from hybridps.ps.server import Server
+from hybridps.ps.server import Server, door
 
 pytestmark = [
     pytest.mark.timeout(30),
@@ -34,7 +33,7 @@ def test_only_connections_of_the_loopback_change() -> None:
         assert congestion(anywhere) == usual
 
 
-def test_what_is_no_tcp_socket_is_left_alone(tmp_path) -> None:
+def test_other_descriptors_are_not_changed(tmp_path) -> None:
     inner, outer = os.pipe()
     with socket.socket(socket.AF_UNIX) as local, socket.socket(socket.AF_UNIX) as unnamed:
         local.bind(str(tmp_path / "socket"))
@@ -53,7 +52,7 @@ def test_both_ends_of_a_client_and_its_server(monkeypatch) -> None:
         with socket.socket(fileno=os.dup(descriptor)) as tcp:
             seen.append((tcp.getsockname(), tcp.getpeername(), congestion(tcp)))
 
-    for module in (links, zap):
+    for module in (sockets, door):
         monkeypatch.setattr(module, "send_unpaced", look)
     with (
         in_thread(Server(threads=1)) as server,

@@ -2,189 +2,263 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
+from synchronous_jobs import SynchronousJobs, errors, origin, ran
 
-from hybridps.errors import ServerError
+from hybridps.errors import ProtocolError, ServerError
 from hybridps.memory import Layout
 from hybridps.ps.clocks import BulkSynchronous, FreeRunning
-from hybridps.ps.rules import SGD, Elastic, Sum
+from hybridps.ps.model import Admitted, Answer, TableSpec, Upward
+from hybridps.ps.rules import SGD, Elastic, Momentum, Sum
 from hybridps.ps.rules.finite import NotFiniteError
-from hybridps.ps.shard import Shard
-from hybridps.ps.terms import Done, Joined, Terms, Ticket, Up, Work
+from hybridps.ps.server.tables.rack import MORE_ARRAYS, RackTable
 
-TERMS = Terms(Layout.of("float32", {"w": (32,)}), Sum(), BulkSynchronous(), 64, 0, 1)
-
-
-def ran(outcomes):
-    """What is to be told or sent up, the work done."""
-    told = []
-    for outcome in outcomes:
-        if isinstance(outcome, Work):
-            outcome.run()
-            told += outcome.done
-        else:
-            told.append(outcome)
-    return told
+SPEC = TableSpec(Layout.of("float32", {"w": (32,)}), Sum(), BulkSynchronous(), 64, 0, 1)
 
 
 def ups(told):
-    return [up for up in told if isinstance(up, Up)]
+    return [up for up in told if isinstance(up, Upward)]
 
 
-def tickets(told):
-    return [(end.ticket.group, end.ticket.request, end.chunk) for end in told if isinstance(end, Done)]
+def done(told):
+    return [(end.origin.group, end.origin.request, end.chunk) for end in told if isinstance(end, Answer)]
+
+
+def in_rack(**options):
+    return SynchronousJobs(make_table=RackTable, more_arrays=MORE_ARRAYS, **options)
+
+
+def brought(up):
+    """What goes up: that part of the buffer."""
+    return up.table.values[up.place]
 
 
 def ones(number=1.0):
     return np.full(16, number, np.float32)
 
 
-def ticket(group, request=0):
-    return Ticket("job", group, request)
-
-
-def entered(groups=2, terms=TERMS):
+def entered(groups=2, spec=SPEC):
     """All groups have registered, and group 0 is to initialise."""
-    shard = Shard(in_rack=True)
+    jobs = in_rack()
     for group in range(groups):
-        shard.enter("job", group, groups)
-        told = ran(shard.register(ticket(group), "w", terms))
-        assert told == ([Joined(ticket(0), True)] if group == 0 else [])
-    return shard, shard.table(ticket(0), "w")
+        jobs.enter("job", group, groups)
+        told = jobs.register(origin(group), "w", spec)
+        assert told == ([Admitted(origin(0), True)] if group == 0 else [])
+    return jobs
 
 
-def begun(groups=2, terms=TERMS, centre=5.0):
+def begun(groups=2, spec=SPEC, centre=5.0):
     """The parents have answered with their centre."""
-    shard, table = entered(groups, terms)
-    assert ran(table.initialise(ticket(0, 1), 0, ones())) == []
-    (up,) = ran(table.initialise(ticket(0, 1), 1, ones()))
-    assert (up.chunk, up.way.table, up.way.layout.length) == (None, "w", 32)
-    assert (up.way.values == 1).all()
-    up.way.values[:] = centre
-    told = ran(shard.answered(up, None))
-    assert tickets(told) == [(0, 1, 0), (0, 1, 1)]
-    assert [end.ticket.group for end in told if isinstance(end, Joined)] == list(range(1, groups))
-    return shard, table
+    jobs = entered(groups, spec)
+    assert jobs.initialise(origin(0, 1), "w", 0, ones()) == []
+    (up,) = jobs.initialise(origin(0, 1), "w", 1, ones())
+    assert (up.action, up.table.table, up.table.layout.length) == ("register", "w", 32)
+    assert (up.table.values == 1).all()
+    up.table.values[:] = centre
+    told = ran(up.then(None))
+    assert done(told) == [(0, 1, 0), (0, 1, 1)]
+    assert [end.origin.group for end in told if isinstance(end, Admitted)] == list(range(1, groups))
+    return jobs
 
 
-def round_of(table, request, chunk=0):
+def round_of(jobs, request, chunk=0):
     """Both groups exchange a chunk: what goes up."""
-    assert ran(table.exchange(ticket(0, request), chunk, ones(1))) == []
-    (up,) = ran(table.exchange(ticket(1, request), chunk, ones(2)))
+    assert jobs.contribute(origin(0, request), "w", chunk, ones(1)) == []
+    (up,) = jobs.contribute(origin(1, request), "w", chunk, ones(2))
     return up
 
 
 def test_the_parents_centre_is_the_rack_s():
-    _, table = begun()
-    (done,) = ran(table.pull(ticket(0, 2), 1))
-    np.testing.assert_array_equal(done.values, ones(5))
+    jobs = begun()
+    (answer,) = jobs.pull(origin(0, 2), "w", 1)
+    np.testing.assert_array_equal(answer.values, ones(5))
 
 
 def test_a_round_goes_up_as_one_value_and_its_answer_to_all():
-    shard, table = begun()
-    up = round_of(table, 3)
-    assert (up.chunk, up.groups) == (0, 2)
-    np.testing.assert_array_equal(up.way.values[up.way.places[0]], ones(3))
-    assert ran(table.pull(ticket(1, 4), 0)) == []
-    up.way.values[up.way.places[0]] = 7
-    told = ran(shard.answered(up, None))
-    assert tickets(told) == [(0, 3, 0), (1, 3, 0), (1, 4, 0)]
-    for done in told:
-        np.testing.assert_array_equal(done.values, ones(7))
+    jobs = begun()
+    up = round_of(jobs, 3)
+    assert (up.action, up.place, up.groups) == ("exchange", slice(0, 16), 2)
+    np.testing.assert_array_equal(brought(up), ones(3))
+    brought(up)[:] = 7
+    told = ran(up.then(None))
+    assert done(told) == [(0, 3, 0), (1, 3, 0)]
+    for answer in told:
+        np.testing.assert_array_equal(answer.values, ones(7))
+    (centre,) = jobs.pull(origin(1, 4), "w", 0)
+    np.testing.assert_array_equal(centre.values, ones(7))
 
 
-def test_a_round_waits_for_the_one_before():
-    shard, table = begun()
-    first = round_of(table, 3)
-    assert ran(table.exchange(ticket(0, 4), 0, ones(10))) == []
-    assert ran(table.exchange(ticket(1, 4), 0, ones(20))) == []
-    np.testing.assert_array_equal(first.way.values[:16], ones(3))
-    *told, second = ran(shard.answered(first, None))
-    assert tickets(told) == [(0, 3, 0), (1, 3, 0)]
-    np.testing.assert_array_equal(second.way.values[:16], ones(30))
-    assert tickets(ran(shard.answered(second, None))) == [(0, 4, 0), (1, 4, 0)]
+def test_a_round_is_refused_before_the_answer_of_the_one_before():
+    jobs = begun()
+    up = round_of(jobs, 3)
+    with pytest.raises(ProtocolError, match="group 0 contributes to chunk 0 .* before it has the answer of the round"):
+        jobs.contribute(origin(0, 4), "w", 0, ones(10))
+    assert done(ran(up.then(None))) == [(0, 3, 0), (1, 3, 0)]
+    assert brought(round_of(jobs, 4))[0] == 3
+
+
+def numbers(start, stop, factor=1.0):
+    return np.arange(start, stop, dtype=np.float32) * np.float32(factor)
+
+
+@pytest.mark.parametrize("parts", [[(0, 6), (6, 16)], [(6, 16), (0, 6)], [(3, 5), (8, 16), (0, 3), (5, 8)]])
+def test_one_group_sends_parts_of_what_another_sends_as_a_whole(parts):
+    """The parts go up as they are complete, each as the sum of its own elements."""
+    jobs = begun()
+    assert jobs.contribute(origin(0, 3), "w", 0, numbers(0, 16)) == []
+    away = []
+    for request, (start, stop) in enumerate(parts):
+        away += ups(jobs.contribute(origin(1, 10 + request), "w", 0, numbers(start, stop, 10), start, stop))
+    told = []
+    for up, (start, stop) in zip(away, parts, strict=True):
+        assert up.place == slice(start, stop)
+        np.testing.assert_array_equal(brought(up), numbers(start, stop, 11))
+        brought(up)[:] = numbers(start, stop, 100)
+        told += ran(up.then(None))
+    assert sorted(done(told)) == [(0, 3, 0), *((1, 10 + request, 0) for request in range(len(parts)))]
+    for answer in told:
+        if isinstance(answer, Answer):
+            start, stop = (0, 16) if answer.origin.group == 0 else parts[answer.origin.request - 10]
+            np.testing.assert_array_equal(answer.values, numbers(start, stop, 100))
+
+
+def test_what_was_added_up_early_enters_the_rounds_of_all_parts():
+    jobs = begun(groups=5)
+    for group in range(4):
+        assert jobs.contribute(origin(group, 3), "w", 0, numbers(0, 16, group + 1)) == []
+    told = []
+    for request, (start, stop) in enumerate(((8, 16), (0, 8))):
+        (up,) = jobs.contribute(origin(4, 10 + request), "w", 0, numbers(start, stop, 90), start, stop)
+        assert up.groups == 5
+        np.testing.assert_array_equal(brought(up), numbers(start, stop, 100))
+        told += ran(up.then(None))
+    assert len(done(told)) == 6
 
 
 def test_what_comes_again_is_told_once_and_then_again():
-    shard, table = begun()
-    up = round_of(table, 3)
-    assert ran(table.exchange(ticket(0, 3), 0, ones(9))) == []
-    assert len(tickets(ran(shard.answered(up, None)))) == 2
-    (again,) = ran(table.exchange(ticket(0, 3), 0, ones(9)))
+    jobs = begun()
+    up = round_of(jobs, 3)
+    assert jobs.contribute(origin(0, 3), "w", 0, ones(9)) == []
+    assert len(done(ran(up.then(None)))) == 2
+    (again,) = jobs.contribute(origin(0, 3), "w", 0, ones(9))
     np.testing.assert_array_equal(again.values, ones(3))
 
 
-def test_what_was_refused_stays_refused_though_the_group_goes_on():
-    shard, table = begun()
-    assert ran(table.exchange(ticket(0, 2), 0, ones(np.nan))) == []
-    refused, up = ran(table.exchange(ticket(1, 2), 0, ones(2)))
-    assert (refused.ticket, isinstance(refused.error, NotFiniteError)) == (ticket(0, 2), True)
-    assert up.way.values[0] == 2
-    ran(table.push(ticket(0, 3), 0, ones(1)))
-    ran(table.push(ticket(1, 3), 0, ones(1)))  # the next round is complete before the answer comes
-    assert tickets(ran(shard.answered(up, None))) == [(1, 2, 0)]
+def test_what_was_refused_is_told_when_the_parents_have_answered():
+    jobs = begun(spec=msgspec.structs.replace(SPEC, rule=Momentum(rate=1)))
+    assert jobs.contribute(origin(0, 2), "w", 0, ones(np.nan)) == []
+    (up,) = jobs.contribute(origin(1, 2), "w", 0, ones(2))
+    assert (up.table.values[0], up.groups) == (2, 1)
+    told = ran(up.then(None))
+    assert errors(told) == [(0, NotFiniteError)]
+    assert done([each for each in told if each.error is None]) == [(1, 2, 0)]
+    assert brought(round_of(jobs, 3))[0] == 3
+
+
+def test_initial_values_that_are_no_numbers_do_not_go_up():
+    jobs = entered(spec=msgspec.structs.replace(SPEC, rule=Momentum(rate=1)))
+    assert errors(jobs.initialise(origin(0, 1), "w", 0, ones(np.nan))) == [(0, NotFiniteError)]
+    assert ups(jobs.initialise(origin(0, 1), "w", 1, ones())) == []
 
 
 def test_a_group_that_left_is_told_nothing_though_it_is_back():
-    shard, table = begun()
-    up = round_of(table, 3)
-    assert ran(shard.leave("job", 1)) == []
-    shard.enter("job", 1, 2)
-    assert ran(shard.register(ticket(1), "w", TERMS)) == [Joined(ticket(1), False)]
-    assert tickets(ran(shard.answered(up, None))) == [(0, 3, 0)]
+    jobs = begun()
+    up = round_of(jobs, 3)
+    assert jobs.leave("job", 1) == []
+    jobs.enter("job", 1, 2)
+    assert jobs.register(origin(1), "w", SPEC) == [Admitted(origin(1), False)]
+    assert done(ran(up.then(None))) == [(0, 3, 0)]
+
+
+def test_what_a_group_brings_that_is_back_counts_in_its_own_round():
+    """Though the round that it left is still at the parents."""
+    jobs = begun()
+    up = round_of(jobs, 3)
+    jobs.leave("job", 1)
+    jobs.enter("job", 1, 2)
+    back = origin(1, 1, epoch=1)
+    jobs.register(back, "w", SPEC)
+    assert jobs.contribute(back._replace(request=2), "w", 0, ones(20)) == []
+    assert done(ran(up.then(None))) == [(0, 3, 0)]
+    (up,) = jobs.contribute(origin(0, 4), "w", 0, ones(10))
+    np.testing.assert_array_equal(brought(up), ones(30))
+    assert done(ran(up.then(None))) == [(0, 4, 0), (1, 2, 0)]
+
+
+def test_nothing_is_written_to_the_memory_of_a_group_that_left():
+    """Its memory may be used for something else by then."""
+    jobs = begun()
+    ours, theirs = ones(1), ones(2)
+    jobs.contribute_in_place(origin(0, 3), "w", 0, ours)
+    (up,) = jobs.contribute_in_place(origin(1, 3), "w", 0, theirs)
+    jobs.leave("job", 1)
+    brought(up)[:] = 7
+    assert done(ran(up.then(None))) == [(0, 3, 0)]
+    np.testing.assert_array_equal(ours, ones(7))
+    np.testing.assert_array_equal(theirs, ones(2))
+
+
+def test_a_table_that_all_groups_dropped_is_dropped_at_the_parents():
+    jobs = begun()
+    assert ups(jobs.drop(origin(0, 3), "w")) == []
+    (up,) = ups(jobs.drop(origin(1, 3), "w"))
+    assert (up.action, up.table.table) == ("drop", "w")
+    assert jobs.budget.used_bytes == 0
 
 
 def test_the_initialiser_goes_while_the_parents_are_asked():
-    shard, table = entered()
-    ran(table.initialise(ticket(0, 1), 0, ones()))
-    (up,) = ran(table.initialise(ticket(0, 1), 1, ones()))
-    assert ran(table.initialise(ticket(0, 1), 1, ones())) == []
-    assert ran(shard.leave("job", 0)) == []
-    assert ran(shard.answered(up, None)) == [Joined(ticket(1), False)]
+    jobs = entered()
+    jobs.initialise(origin(0, 1), "w", 0, ones())
+    (up,) = jobs.initialise(origin(0, 1), "w", 1, ones())
+    assert jobs.initialise(origin(0, 1), "w", 1, ones()) == []
+    assert jobs.leave("job", 0) == []
+    assert ran(up.then(None)) == [Admitted(origin(1), False)]
 
 
 def test_the_initialiser_goes_before_its_values_are_there():
-    shard, table = entered()
-    ran(table.initialise(ticket(0, 1), 0, ones()))
-    assert ran(shard.leave("job", 0)) == [Joined(ticket(1), True)]
-    ran(table.initialise(ticket(1, 1), 0, ones(3)))
-    (up,) = ran(table.initialise(ticket(1, 1), 1, ones(3)))
-    assert (up.way.values == 3).all()
+    jobs = entered()
+    jobs.initialise(origin(0, 1), "w", 0, ones())
+    assert jobs.leave("job", 0) == [Admitted(origin(1), True)]
+    jobs.initialise(origin(1, 1), "w", 0, ones(3))
+    (up,) = jobs.initialise(origin(1, 1), "w", 1, ones(3))
+    assert (up.table.values == 3).all()
 
 
 def test_the_last_group_takes_the_table_with_it_and_its_memory():
-    shard, table = begun()
-    up = round_of(table, 3)
+    jobs = begun()
+    up = round_of(jobs, 3)
     for group in (0, 1):
-        ran(shard.leave("job", group, lost=True))
-    assert shard.budget.used_bytes == 0
-    assert shard.answered(up, None) == []
+        jobs.leave("job", group, lost=True)
+    assert ran(up.then(None)) == []
+    del up
+    assert jobs.budget.used_bytes == 0
 
 
 def test_elastic_goes_up_when_as_many_values_came_as_there_are_groups():
-    terms = Terms(TERMS.layout, Elastic(0.5), FreeRunning(), 64, 0, 1)
-    shard, table = begun(terms=terms, centre=0.0)
-    assert ups(ran(table.exchange(ticket(0, 3), 0, ones(8)))) == []
-    told = ran(table.exchange(ticket(0, 4), 0, ones(8)))
+    spec = TableSpec(SPEC.layout, Elastic(0.5), FreeRunning(), 64, 0, 1)
+    jobs = begun(spec=spec, centre=0.0)
+    assert ups(jobs.contribute(origin(0, 3), "w", 0, ones(8))) == []
+    told = jobs.contribute(origin(0, 4), "w", 0, ones(8))
     (up,) = ups(told)
-    centre = up.way.values[:16].copy()
+    centre = up.table.values[:16].copy()
     np.testing.assert_array_equal(centre, ones(6))
     # While it is under way values go on to come; what the parents moved is taken from the centre of then.
-    ran(table.exchange(ticket(1, 3), 0, ones(10)))
-    assert ups(ran(table.exchange(ticket(1, 4), 0, ones(10)))) == []
-    up.way.values[:16] = 2
-    (again,) = ups(ran(shard.answered(up, None)))
-    np.testing.assert_array_equal(again.way.values[:16], ones(9 - 2))
+    jobs.contribute(origin(1, 3), "w", 0, ones(10))
+    assert ups(jobs.contribute(origin(1, 4), "w", 0, ones(10))) == []
+    up.table.values[:16] = 2
+    (again,) = ups(ran(up.then(None)))
+    np.testing.assert_array_equal(again.table.values[:16], ones(9 - 2))
 
 
 def test_what_cannot_be_computed_in_racks_leaves_no_trace():
-    shard = Shard(in_rack=True)
-    shard.enter("job", 0, 1)
-    for terms in (
-        Terms(TERMS.layout, SGD(rate=1), FreeRunning(), 64, 0, 1),
-        Terms(TERMS.layout, Sum(), BulkSynchronous(), 60, 0, 1),
+    jobs = in_rack()
+    jobs.enter("job", 0, 1)
+    for spec in (
+        TableSpec(SPEC.layout, SGD(rate=1), FreeRunning(), 64, 0, 1),
+        TableSpec(SPEC.layout, Sum(), BulkSynchronous(), 60, 0, 1),
     ):
         with pytest.raises(ServerError, match="in racks"):
-            shard.register(ticket(0), "w", terms)
-    assert shard.budget.used_bytes == 0
+            jobs.register(origin(0), "w", spec)
+    assert jobs.budget.used_bytes == 0

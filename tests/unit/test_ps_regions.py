@@ -13,7 +13,7 @@ import pytest
 
 from hybridps.errors import LayoutError
 from hybridps.memory import place_of, private_memory, secret_at, shared_memory
-from hybridps.ps.regions import attach
+from hybridps.ps.shared_memory import attach
 
 SECRET = 16 * "ab"
 

@@ -7,6 +7,7 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,11 +17,11 @@ from hybridps.config import Settings
 from hybridps.errors import ServerError
 from hybridps.memory import Layout
 from hybridps.ps.client import Client
-from hybridps.ps.parents import Parents
 from hybridps.ps.rules import Elastic, Momentum, Sum
 from hybridps.ps.server import Server
+from hybridps.ps.server.upstream import Parents
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = [pytest.mark.timeout(100), pytest.mark.slow]
 
 LAYOUT = Layout.of("float32", {"w": (40_000,)})
 SETTINGS = Settings(chunk_bytes=16384, connect_seconds=20.0, deadline_seconds=60.0, lost_seconds=30.0)
@@ -86,19 +87,21 @@ def _end(connection):
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def train(addresses, rule, groups, rounds=25):
-    """What each group holds after some rounds, which all push other numbers."""
+def train(addresses, rule, groups, rounds=25, codec="exact", parts=1):
+    """What each group holds after some rounds, in which all contribute other numbers; with `parts` in several spans."""
 
     def group_of(index):
         rng = np.random.default_rng(index)
         with Client(addresses, job="job", group=index, groups=groups, settings=SETTINGS) as store:
             values = rng.standard_normal(LAYOUT.length, np.float32)
-            store.register("w", LAYOUT, values, rule)
+            store.register("w", LAYOUT, values, rule, codec=codec)
+            edges = [*np.linspace(0, LAYOUT.length, index * parts + 2 if parts > 1 else 2, dtype=int).tolist()]
             answers = []
             for _ in range(rounds):
                 values = rng.standard_normal(LAYOUT.length, np.float32)
                 # The answers take the place of the values: what is sent again must not be needed.
-                store.exchange("w", values, values, 0, LAYOUT.length).wait()
+                for operation in [store.exchange("w", values, values, *span) for span in pairwise(edges)]:
+                    operation.wait()
                 answers.append(values)
             return answers
 
@@ -114,6 +117,19 @@ def test_broken_connections_change_no_bit(rule, groups, seed):
     with serving() as server:
         network = Cutting(server, cuts=12, seed=seed)
         cut = train([network.address], rule, groups)
+        network.close()
+    assert network.cut > 3
+    for here, there in zip(quiet, cut, strict=True):
+        np.testing.assert_array_equal(here, there)
+
+
+@pytest.mark.parametrize("codec", ["exact", "float16"])
+def test_broken_connections_change_no_bit_of_spans(codec):
+    with serving() as server:
+        quiet = train([server.address], Momentum(rate=0.1), 3, codec=codec)
+    with serving() as server:
+        network = Cutting(server, cuts=12, seed=3)
+        cut = train([network.address], Momentum(rate=0.1), 3, codec=codec, parts=7)
         network.close()
     assert network.cut > 3
     for here, there in zip(quiet, cut, strict=True):

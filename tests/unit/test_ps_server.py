@@ -23,17 +23,16 @@ from hybridps.ps import wire
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import BulkSynchronous
 from hybridps.ps.keys import AllowList, Quotas, make_tenant
-from hybridps.ps.process import ServerProcess
+from hybridps.ps.model import Joining, TableSpec
 from hybridps.ps.rules import Momentum, Sum, warm_up
-from hybridps.ps.server import Server
-from hybridps.ps.terms import Terms
+from hybridps.ps.server import Server, ServerProcess
 
 pytestmark = pytest.mark.timeout(30)
 
 LAYOUT = Layout.of("float32", {"w": (600,)})
 LENGTH = LAYOUT.length
-TERMS = Terms(LAYOUT, Sum(), BulkSynchronous(), 1024, 0, 1)
-HUGE = Terms(Layout.of("float64", {"w": (1 << 35,)}), Sum(), BulkSynchronous(), 1024, 0, 1)
+SPEC = TableSpec(LAYOUT, Sum(), BulkSynchronous(), 1024, 0, 1)
+HUGE = TableSpec(Layout.of("float64", {"w": (1 << 35,)}), Sum(), BulkSynchronous(), 1024, 0, 1)
 SETTINGS = Settings(chunk_bytes=1024, connect_seconds=10.0, deadline_seconds=10.0, lost_seconds=10.0)
 
 
@@ -90,11 +89,13 @@ class Raw:
         session = 1000 + group if session is None else session
         assert self.ask(wire.Hello(wire.VERSION, session, job, group, groups)) == wire.Welcome(wire.VERSION)
 
-    def register(self, table="w", terms=TERMS):
-        answer = self.ask(wire.Register(1, table, terms, False))
+    def register(self, table="w", spec=SPEC):
+        answer = self.ask(wire.Register(1, table, spec, False))
         if answer.initialise:
-            for chunk in range(3):
-                assert self.ask(wire.Initial(2, table, chunk, chunk + 1)) == wire.Done(2, (chunk,))
+            step = spec.chunk_bytes // spec.layout.itemsize
+            for chunk, start in enumerate(range(0, spec.layout.length, step)):
+                stop = min(start + step, spec.layout.length)
+                assert self.ask(wire.Initial(2, table, start, stop)) == wire.Done(2, (chunk,))
 
 
 def works(server, job="works"):
@@ -135,16 +136,17 @@ def test_strange_messages_are_refused_and_the_server_goes_on(server, frames, nam
 @pytest.mark.parametrize(
     ("frames", "named"),
     [
-        ([wire.Exchange(7, "w", 0, 1)], "without their values"),
-        ([wire.Exchange(7, "w", 0, 1), bytes(1023)], "1024 bytes, 1023 came"),
-        ([wire.Exchange(7, "w", 0, 1), b""], "1024 bytes, 0 came"),
-        ([wire.Exchange(7, "w", 2, 3), bytes(1024)], "came"),
-        ([wire.Exchange(7, "w", 3, 4), bytes(1024)], "no chunk from 3 to 4"),
-        ([wire.Push(7, "unknown", 0, 1), bytes(1024)], "no table 'unknown'"),
-        ([wire.Pull(7, "w", 1 << 40, (1 << 40) + 1)], "no chunk from 1099511627776"),
-        ([wire.Initial(7, "w", 0, 1), bytes(1024)], "not the one to initialise"),
-        ([wire.Register(7, "v", msgspec.structs.replace(TERMS, layout=Layout("object", ())), False)], "object"),
-        ([wire.Register(7, "v", HUGE, False)], "are free"),
+        ([wire.Exchange(7, "w", 0, 256)], "without their values"),
+        ([wire.Exchange(7, "w", 0, 256), bytes(1023)], "1024 bytes here, 1023 came"),
+        ([wire.Exchange(7, "w", 0, 256), b""], "1024 bytes here, 0 came"),
+        ([wire.Exchange(7, "w", 512, LENGTH), bytes(1024)], "came"),
+        ([wire.Exchange(7, "w", 768, 1024), bytes(1024)], "elements 768:1024 of table 'w' are in 0 chunks"),
+        ([wire.Exchange(7, "unknown", 0, 256), bytes(1024)], "no table 'unknown'"),
+        ([wire.Pull(7, "w", 1 << 40, (1 << 40) + 1)], "elements 1099511627776:1099511627777 of table"),
+        ([wire.Pull(7, "w", 0, 100)], "elements 0:100 of table 'w' are no whole chunk"),
+        ([wire.Initial(7, "w", 0, 256), bytes(1024)], "not the one to initialise"),
+        ([wire.Register(7, "v", msgspec.structs.replace(SPEC, layout=Layout("object", ())), False)], "object"),
+        ([wire.Register(7, "v", msgspec.structs.replace(HUGE, chunk_bytes=1 << 28), False)], "are free"),
         ([wire.Register(7, "v", msgspec.structs.replace(HUGE, servers=4096), False)], "larger chunk_bytes"),
     ],
 )
@@ -155,7 +157,7 @@ def test_bad_requests_of_a_member_are_refused(server, frames, named):
         answer = raw.ask(*frames)
         assert isinstance(answer, wire.Refused)
         assert named in answer.message
-        ok = raw.ask(wire.Exchange(8, "w", 0, 1), bytes(1024))
+        ok = raw.ask(wire.Exchange(8, "w", 0, 256), bytes(1024))
         assert ok == wire.Done(8, (0,))
         assert works(server)
 
@@ -163,24 +165,24 @@ def test_bad_requests_of_a_member_are_refused(server, frames, named):
 def test_an_oversized_message_is_not_read():
     with in_thread(Server(largest_message_bytes=4096)) as server, Raw(server) as raw:
         raw.enter()
-        raw.say(wire.Exchange(1, "w", 0, 1), bytes(8192))
+        raw.say(wire.Exchange(1, "w", 0, 256), bytes(8192))
         # The connection is dropped, and what was sent on it; the peer comes back as one that is not known.
         while not raw.socket.poll(50):
-            raw.say(wire.Pull(2, "w", 0, 1))
+            raw.say(wire.Pull(2, "w", 0, 256))
         answer = raw.hear()
         assert isinstance(answer, wire.Refused)
         assert "not known here" in answer.message
         assert works(server)
 
 
-def test_pushing_twice_in_a_round_is_refused_and_names_the_group(server):
+def test_contributing_twice_in_a_round_is_refused_and_names_the_group(server):
     with Raw(server) as raw:
         raw.enter(0, 2)
         raw.register()
-        raw.say(wire.Exchange(3, "w", 0, 1), bytes(1024))
-        answer = raw.ask(wire.Exchange(4, "w", 0, 1), bytes(1024))
+        raw.say(wire.Exchange(3, "w", 0, 256), bytes(1024))
+        answer = raw.ask(wire.Exchange(4, "w", 0, 256), bytes(1024))
         assert answer.request == 4
-        assert "group 0 pushes chunk 0 twice" in answer.message
+        assert "group 0 contributes to chunk 0 twice" in answer.message
 
 
 def test_a_client_says_hello_once(server):
@@ -278,7 +280,7 @@ def test_a_lost_group_is_left_out_and_told(lossy, caplog):
             values = np.ones(LENGTH, np.float32)
             store.exchange("w", values, values, 0, LENGTH).wait()
             assert (values == 1).all()
-            answer = raw.ask(wire.Exchange(9, "w", 0, 1), bytes(1024))
+            answer = raw.ask(wire.Exchange(9, "w", 0, 256), bytes(1024))
             assert "taken as lost" in answer.message
             assert "taken as lost" in raw.ask(wire.Heartbeat(1000, 0)).message
             raw.enter(0, 2, session=77)
@@ -306,11 +308,11 @@ def test_a_heartbeat_keeps_a_group(lossy):
 def test_a_dropped_initialiser_is_replaced(lossy):
     with Raw(lossy) as raw:
         raw.enter(0, 2)
-        raw.say(wire.Register(1, "w", TERMS, False))
+        raw.say(wire.Register(1, "w", SPEC, False))
         assert raw.hear() == wire.Registered(1, True)
         with client(lossy, 1, 2, lost_seconds=0.4) as store:
             initial = np.full(LENGTH, 4, np.float32)
-            assert store.register("w", LAYOUT, initial, Sum()) is False
+            assert store.register("w", LAYOUT, initial, Sum()) is Joining.NEW
             out = np.zeros(LENGTH, np.float32)
             store.pull("w", out).wait()
             assert (out == 4).all()
@@ -320,16 +322,16 @@ def test_a_first_group_that_never_comes_is_replaced():
     quick = {"lost_seconds": 0.4, "heartbeat_seconds": 0.05}
     with in_thread(Server(lost_seconds=0.4)) as server, client(server, 1, 2, **quick) as store:
         initial = np.full(LENGTH, 4, np.float32)
-        assert store.register("w", LAYOUT, initial, Sum()) is False
+        assert store.register("w", LAYOUT, initial, Sum()) is Joining.NEW
         with client(server, 0, 2, **quick) as late:
-            assert late.register("w", LAYOUT, None, Sum()) is True
+            assert late.register("w", LAYOUT, None, Sum()) is Joining.LATE
 
 
 def test_a_group_comes_back_while_its_last_process_is_not_yet_lost(lossy):
     with Raw(lossy) as raw:
         raw.enter(0, 1)
         with client(lossy, 0, 1, lost_seconds=0.4) as store:
-            assert store.register("w", LAYOUT, None, Sum()) is False
+            assert store.register("w", LAYOUT, None, Sum()) is Joining.NEW
 
 
 def test_a_group_that_stays_is_not_replaced(lossy):
@@ -388,14 +390,14 @@ def test_a_tenant_that_rests_is_slow_and_not_lost(tmp_path, caplog):
             store.exchange("v", values, values, 0, layout.length).wait()  # and so does this: the goodbye comes after it
         time.sleep(1.5)
         with client(server, keys=str(tenant)) as store:
-            assert store.register("w", LAYOUT, None, Sum()) is False, "the tables went with the last group"
+            assert store.register("w", LAYOUT, None, Sum()) is Joining.NEW, "the tables went with the last group"
     assert "lost" not in caplog.text
 
 
 def test_waiting_for_the_initialiser_has_the_long_deadline(server):
     with Raw(server) as raw:
         raw.enter(0, 2)
-        raw.say(wire.Register(1, "w", TERMS, False))
+        raw.say(wire.Register(1, "w", SPEC, False))
         assert raw.hear() == wire.Registered(1, True)
         with (
             client(server, 1, 2, connect_seconds=0.1, deadline_seconds=0.4) as store,
@@ -447,9 +449,8 @@ def test_bytes_are_counted(server):
         assert store.bytes_to_servers == 0
         values = np.zeros(LENGTH, np.float32)
         store.exchange("w", values, values, 0, LENGTH).wait()
-        store.push("w", values).wait()
         store.pull("w", values).wait()
-        assert store.bytes_to_servers == 2 * LAYOUT.nbytes
+        assert store.bytes_to_servers == LAYOUT.nbytes
 
 
 def test_nothing_is_left_behind(server):
@@ -468,14 +469,14 @@ def test_nothing_is_left_behind(server):
 def test_a_slow_group_gets_the_answers_of_its_rounds(server):
     """Answers that a group has not read stay as they were, though the others begin new rounds."""
     layout, rounds = Layout.of("float32", {"w": (1 << 20,)}), 8
-    terms = Terms(layout, Sum(), BulkSynchronous(), layout.nbytes, 0, 1)
+    spec = TableSpec(layout, Sum(), BulkSynchronous(), layout.nbytes, 0, 1)
     with client(server, 0, 2, chunk_bytes=layout.nbytes) as fast, Raw(server, rcvhwm=1) as slow:
         fast.register("w", layout, None, Sum())
         slow.enter(1, 2)
-        slow.register(terms=terms)
+        slow.register(spec=spec)
         for number in range(rounds):
             values = np.full(layout.length, number, np.float32)
-            slow.say(wire.Exchange(number, "w", 0, 1), values.tobytes())
+            slow.say(wire.Exchange(number, "w", 0, layout.length), values.tobytes())
             fast.exchange("w", values, values, 0, layout.length).wait()
             assert (values == 2 * number).all()
         for number in range(rounds):
@@ -502,7 +503,7 @@ def test_an_exchange_in_place_sends_nothing():
         raw.register()
         numbers = attached(raw).view(np.float32)
         numbers[:LENGTH] = np.arange(LENGTH)
-        raw.say(wire.ExchangeInPlace(3, "w", 0, 3, (wire.Spot(0, 0),), (wire.Spot(0, 8192),)))
+        raw.say(wire.ExchangeInPlace(3, "w", 0, LENGTH, (wire.Spot(0, 0),), (wire.Spot(0, 8192),)))
         chunks = set()
         while len(chunks) < 3:
             assert raw.socket.poll(5000)
@@ -526,7 +527,7 @@ def test_places_outside_of_the_memory_are_refused(server, values, answer):
         raw.enter()
         raw.register()
         attached(raw)
-        refused = raw.ask(wire.ExchangeInPlace(3, "w", 0, 3, (values,), (answer,)))
+        refused = raw.ask(wire.ExchangeInPlace(3, "w", 0, LENGTH, (values,), (answer,)))
         assert isinstance(refused, wire.Refused)
         assert "is no place for the" in refused.message
         assert works(server)
@@ -559,7 +560,7 @@ def test_exchanges_in_place_with_a_server_in_another_process():
 
 
 def test_a_server_that_cannot_reach_the_memory_gets_the_values_sent(server, monkeypatch):
-    monkeypatch.setattr("hybridps.ps.offers.place_of", lambda array: place_of(array)._replace(secret=16 * "ab"))
+    monkeypatch.setattr("hybridps.ps.client.regions.place_of", lambda array: place_of(array)._replace(secret=16 * "ab"))
     with client(server) as store:
         store.register("w", LAYOUT, None, Sum())
         array = shared_memory(LAYOUT.nbytes).view(np.float32)
@@ -573,13 +574,15 @@ def test_a_server_that_cannot_reach_the_memory_gets_the_values_sent(server, monk
 def test_threads_are_pinned():
     allowed = sorted(os.sched_getaffinity(0))
     seen = []
-    with Server(threads=2, cores=[allowed[-1]]) as server:
-        thread = threading.Thread(
-            target=server.run, args=(lambda: seen.append(os.sched_getaffinity(0)) or len(seen) == 1,)
-        )
-        thread.start()
-        thread.join(10)
-    assert seen == [{allowed[-1]}]
+
+    def look():
+        workers = [thread for thread in threading.enumerate() if thread.name == "hybridps-worker"]
+        seen.append([os.sched_getaffinity(worker.native_id) for worker in workers])
+        return seen[-1] == [{allowed[-1]}] * 2 or len(seen) > 100
+
+    with Server(threads=2, cores=[allowed[-1]], lost_seconds=0.1) as server:
+        server.run(look)
+    assert seen[-1] == [{allowed[-1]}] * 2
     assert os.sched_getaffinity(0) == set(allowed)
     with pytest.raises(ServerError, match="pinned to the cores .*may use"):
         Server(cores=[10_000])
@@ -589,9 +592,9 @@ def test_a_chunk_that_cannot_be_worked_on_is_told(server, monkeypatch):
     def broken(*arguments, **options):
         raise MemoryError("none left")
 
-    with client(server) as store:
+    with client(server, chunk_bytes=LAYOUT.nbytes) as store:
         store.register("w", LAYOUT, None, Sum())
-        monkeypatch.setattr("hybridps.ps.piece.apply_", broken)
+        monkeypatch.setattr("hybridps.ps.server.tables.chunk_memory.apply_", broken)
         values = np.ones(LENGTH, np.float32)
         with pytest.raises(ServerError, match="the server failed: MemoryError: none left"):
             store.exchange("w", values, values, 0, LENGTH).wait()
@@ -648,7 +651,7 @@ def test_process_ends_with_its_parent():
     parent = f"""
 import os, signal
 from hybridps.config import Settings
-from hybridps.ps.process import ServerProcess
+from hybridps.ps.server import ServerProcess
 inner = ServerProcess(Settings(), command={command(SERVE)!r})
 print("hybridps: serving at", inner.address, flush=True)
 signal.pause()

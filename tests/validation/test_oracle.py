@@ -11,12 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hybridps.oracle.files import read_mask, read_network
-from hybridps.oracle.machine import ABCI, machine_of, with_settings
-from hybridps.oracle.network import Network
-from hybridps.oracle.paradl import Prediction, predict
-from hybridps.oracle.work import Work
-from hybridps.oracle.zoo import built_in
+from hybridps.oracle.machines import ABCI, machine_of, with_settings
+from hybridps.oracle.networks import Network, built_in, read_mask, read_network
+from hybridps.oracle.paradl import Prediction, Work, predict
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "paradl"
 GOLDEN = DATA / "golden.csv"

@@ -160,6 +160,33 @@ class Native:
             raise self._failure
 
 
+class Operation:
+    """Something under way. Implements `Pending`."""
+
+    def __init__(self, what: str, native: Native, arrays: Sequence[NDArray]) -> None:
+        self._what = what
+        self._native = native
+        self._arrays = arrays
+        self._future: Future[None] = native.when_done(arrays)
+        self._waited = False
+
+    def await_end(self) -> None:
+        """Return when it is done, whether somebody waits for it or not."""
+        self._native.await_(self._what, self._future)
+
+    def wait(self) -> None:
+        """As `Pending.wait`."""
+        if self._waited:
+            raise ServerError(f"the {self._what} was waited for already: wait once for each operation")
+        self._waited = True
+        self.await_end()
+        try:
+            for array in self._arrays:
+                array.wait_to_read()
+        except MXNetError as error:
+            raise ServerError(f"the {self._what} has failed: {error}") from None
+
+
 def _end_at_once() -> None:
     sys.stdout.flush()
     sys.stderr.flush()

@@ -83,7 +83,7 @@ class HybridPSRules(mx.optimizer.Optimizer):
         assignment = self._assignment_of(chunk)
         step = self._steps[chunk] = self._steps.get(chunk, 0) + 1
         _, centre = self._centres[chunk]
-        apply_(assignment.rule, [pushed], [stored], centre, state, step=step, values=assignment.values)
+        apply_(assignment.rule, [pushed], [stored], centre, state, step=step, contributions=assignment.values)
 
     def _assignment_of(self, chunk: int) -> Assignment:
         return next(one for one in self._assignments if one.first <= chunk < one.last)

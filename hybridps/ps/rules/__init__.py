@@ -1,4 +1,8 @@
-"""The rules that servers know. A new one is a struct with a tag beside these, and a line here."""
+"""The rules: what a server does with the contributions of a round, one rule a file.
+
+Callers use the rules by name, `apply_` for one round on a chunk, and `warm_up` to compile a rule before its first use.
+A new rule is a struct with a tag, an update and a line here; `kernel` makes the compiled loop.
+"""
 
 from __future__ import annotations
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from msgspec import Meta
 
 from hybridps.compiled import compiled
-from hybridps.ps.rules.kernel import BLOCK, add_up_finite_, hand_out_
 from hybridps.ps.rules.sgd import SGD, NotNegative
 
 Below1 = Annotated[float, Meta(ge=0, lt=1)]
@@ -30,36 +28,19 @@ class Adam(SGD, frozen=True, tag="adam", forbid_unknown_fields=True, kw_only=Tru
     beta2: Below1 = 0.999
     epsilon: NotNegative = 1e-8
 
-    def numbers(self, step: int, values: int) -> tuple[float, ...]:
+    def numbers(self, step: int, contributions: int) -> tuple[float, ...]:
         corrected = self.rate * math.sqrt(1 - self.beta2**step) / (1 - self.beta1**step)
         rests = 1 - self.beta1, 1 - self.beta2
         return corrected, self.rescale, self.weight_decay, self.beta1, self.beta2, *rests, self.epsilon
 
-    def complete_(self, centre: np.ndarray, total: np.ndarray, state: Sequence[np.ndarray], numbers: Any) -> None:
-        rate, rescale, decay, beta1, beta2, rest1, rest2, epsilon = numbers
-        m, v = state
-        h = rescale * total + decay * centre
-        np.add(beta1 * m, rest1 * h, out=m)
-        np.add(beta2 * v, rest2 * h * h, out=v)
-        centre -= rate * m / (np.sqrt(v) + epsilon)
-        np.copyto(total, centre)
-
     @staticmethod
     @compiled
-    def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
+    def update_(total, w, state, numbers):  # type: ignore[no-untyped-def]
         rate, rescale, decay, beta1, beta2, rest1, rest2, epsilon = numbers
-        buffer = np.empty(BLOCK, centre.dtype)
-        for start in range(0, centre.size, BLOCK):
-            w = centre[start : start + BLOCK]
-            m = state[0][start : start + BLOCK]
-            v = state[1][start : start + BLOCK]
-            total = buffer[: w.size]
-            if not add_up_finite_(total, sources, start, look):
-                return start
-            for i in range(w.size):
-                h = rescale * total[i] + decay * w[i]
-                m[i] = beta1 * m[i] + rest1 * h
-                v[i] = beta2 * v[i] + rest2 * h * h
-                w[i] -= rate * m[i] / (np.sqrt(v[i]) + epsilon)
-            hand_out_(w, targets, start)
-        return centre.size
+        m, v = state
+        for i in range(len(w)):
+            h = rescale * total[i] + decay * w[i]
+            m[i] = beta1 * m[i] + rest1 * h
+            v[i] = beta2 * v[i] + rest2 * h * h
+            w[i] -= rate * m[i] / (np.sqrt(v[i]) + epsilon)
+        return w

@@ -1,4 +1,4 @@
-"""Whether values are numbers: one NaN or Inf in a push would be in the centre for ever."""
+"""Refusal of NaN and Inf: a contribution that has one would spoil the centre for good."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hybridps.errors import ServerError
 
 
 class NotFiniteError(ServerError):
-    """Values that a group brought have NaN or Inf; the server did not use them."""
+    """A group's contribution has NaN or Inf, and the server did not use it."""
 
 
 def is_finite(values: np.ndarray) -> bool:
     """Whether a flat array of float16, float32 or float64 has neither NaN nor Inf.
 
-    Their exponent is all ones, so that without the sign their bits are not below those of Inf, read as an integer. The
-    largest of integers is found with vector instructions; a sum of floats may not be reordered, and may overflow.
+    The bits of NaN and Inf without the sign, read as an integer, are not below those of Inf. The largest integer is
+    found with vector instructions; a sum of floats may not be reordered, and it may overflow.
     """
     bits = values.view(f"i{values.itemsize}")
     infinite = np.array(np.inf, values.dtype).view(bits.dtype)
@@ -24,17 +24,16 @@ def is_finite(values: np.ndarray) -> bool:
 
 
 def check_finite(values: np.ndarray, what: str) -> None:
-    """Raise NotFiniteError, with the first element that is none."""
+    """Raise NotFiniteError, which names the first element that is NaN or Inf."""
     if not is_finite(values):
         raise NotFiniteError(not_finite(values, what))
 
 
-def not_finite(values: np.ndarray, what: str, start: int = 0) -> str:
-    """What to tell the group that brought such values, the first of them at `start` or behind it."""
-    first = start + int(np.argmin(np.isfinite(values[start:])))
+def not_finite(values: np.ndarray, what: str, begins: int = 0) -> str:
+    """The message for a group that brought such `values` to `what`: they begin with its element number `begins`."""
+    first = int(np.argmin(np.isfinite(values)))
     return (
-        f"the values brought to {what} were refused: element {first} of it is {values[first]}; "
-        "look for a loss that diverges, or let servers take such values with HYBRIDPS_CHECK_FINITE=false"
+        f"the values brought to {what} were refused: element {begins + first} is {values[first]}; the loss may diverge"
     )
 
 

@@ -1,13 +1,15 @@
-"""What the compiled rules are made of: they add up the values of a round and update block by block.
+"""The compiled form of all rules: one loop over the blocks of a chunk, which calls the rule's update on each block.
 
-A block of every array fits into the second cache together, so that what was read once from memory is still there
-when it is written. Values and answers are given by their addresses: one compiled rule serves any number of groups.
-What works with addresses is here for other compiled code too.
+A block of every array fits into the second-level cache together: what was read once from memory is still there when it
+is written. Contributions and answers are given by their addresses, so that one compiled loop serves any number of
+groups. `addresses` and `at` serve other compiled code too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -20,17 +22,17 @@ BLOCK = 4096
 """Elements."""
 
 COMPILED = (np.dtype(np.float32), np.dtype(np.float64))
-"""Others are computed by NumPy."""
+"""The other dtypes are computed by NumPy."""
 
 
 def addresses(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Where the arrays lie; whoever uses the addresses must hold the arrays."""
+    """The addresses of the arrays (int64). The caller must hold the arrays while it uses the addresses."""
     return np.array([array.__array_interface__["data"][0] for array in arrays], np.int64)
 
 
 @intrinsic  # type: ignore[misc]
 def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
-    """`address` as a pointer to what the array `like` has."""
+    """`address` as a pointer to the dtype of the array `like`."""
     kind = types.CPointer(like.dtype)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -41,7 +43,7 @@ def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
 
 @compiled
 def at(address, start, block):  # type: ignore[no-untyped-def]
-    """As many elements as `block` has, from element `start` of the array at `address` on."""
+    """The array at `address` from element `start` on, as long as `block` and of its dtype. Nothing is copied."""
     return carray(_pointer(address + start * block.itemsize, block), (block.size,))
 
 
@@ -73,18 +75,16 @@ def add_up_(total, sources, start):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def add_up_finite_(total, sources, start, look):  # type: ignore[no-untyped-def]
-    """As `add_up_`; with `look`, whether the sum has neither NaN nor Inf: that is quick while it is in the cache."""
-    add_up_(total, sources, start)
-    strange = False
-    if look:
-        for i in range(total.size):
-            strange |= total[i] - total[i] != 0
-    return not strange
+def _is_finite(values):  # type: ignore[no-untyped-def]
+    """Whether the values have neither NaN nor Inf. Fast while they are in the cache."""
+    found = False
+    for i in range(values.size):
+        found |= values[i] - values[i] != 0
+    return not found
 
 
 @compiled
-def hand_out_(answer, targets, start):  # type: ignore[no-untyped-def]
+def _write_(targets, answer, start):  # type: ignore[no-untyped-def]
     """Write a block of the answer to that part of all targets."""
     for target in targets:
         a = at(target, start, answer)
@@ -97,3 +97,56 @@ def sum_(total, sources):  # type: ignore[no-untyped-def]
     """The whole of `total` becomes the sum of the sources, one of which it may be."""
     for start in range(0, total.size, BLOCK):
         add_up_(total[start : start + BLOCK], sources, start)
+
+
+@compiled
+def _no_state(state, start, stop):  # type: ignore[no-untyped-def]
+    return ()
+
+
+@compiled
+def _one_state(state, start, stop):  # type: ignore[no-untyped-def]
+    return (state[0][start:stop],)
+
+
+@compiled
+def _two_states(state, start, stop):  # type: ignore[no-untyped-def]
+    return state[0][start:stop], state[1][start:stop]
+
+
+_STATES = (_no_state, _one_state, _two_states)
+"""Compiled code makes tuples of a fixed length only: one function for each number of states."""
+
+
+def _blocks_(sources, targets, centre, state, numbers, check_finite):  # type: ignore[no-untyped-def]
+    """Sum the sources, update and write the answer, block by block. Returns as `apply_` does.
+
+    `update_` and `state_blocks` are global names that `block_loop` binds.
+    """
+    buffer = np.empty(BLOCK, centre.dtype)
+    for start in range(0, centre.size, BLOCK):
+        block = centre[start : start + BLOCK]
+        total = buffer[: block.size]
+        add_up_(total, sources, start)
+        if check_finite and not _is_finite(total):
+            return start
+        states = state_blocks(state, start, start + BLOCK)  # type: ignore[name-defined]  # noqa: F821
+        _write_(targets, update_(total, block, states, numbers), start)  # type: ignore[name-defined]  # noqa: F821
+    return centre.size
+
+
+@cache
+def block_loop(update_: Any, states: int) -> Callable[..., int]:
+    """`_blocks_` compiled for one rule.
+
+    numba keeps no compiled closure over other compiled functions between processes, but it keeps functions with such
+    global names, by file, line and name: each rule's loop is a function of its own, which stands where its update does.
+    """
+    place = update_.py_func
+    name = f"{place.__qualname__}.blocks"
+    code = _blocks_.__code__.replace(
+        co_filename=place.__code__.co_filename, co_firstlineno=place.__code__.co_firstlineno
+    )
+    loop = FunctionType(code, globals() | {"update_": update_, "state_blocks": _STATES[states]}, _blocks_.__name__)
+    loop.__qualname__, loop.__module__ = name, place.__module__
+    return compiled(loop)  # type: ignore[no-any-return]

@@ -2,75 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
-import numpy as np
 
 from hybridps.compiled import compiled
 from hybridps.memory import DTYPES
 from hybridps.ps.clocks import BulkSynchronous, Clock
-from hybridps.ps.rules.kernel import BLOCK, add_up_finite_, hand_out_
+from hybridps.ps.rules.rule import NewValue
 
 
-class Sum(msgspec.Struct, frozen=True, tag="sum", forbid_unknown_fields=True):
-    """The sum of one value from each group; the centre is the last sum."""
+class Sum(NewValue, msgspec.Struct, frozen=True, tag="sum", forbid_unknown_fields=True):
+    """The sum of one contribution from each group; the centre is the last sum."""
 
     states: ClassVar[int] = 0
     dtypes: ClassVar[tuple[str, ...]] = DTYPES
     clocks: ClassVar[tuple[type[Clock], ...]] = (BulkSynchronous,)
-    alone: ClassVar[bool] = False
-    replaces: ClassVar[bool] = True
+    separate: ClassVar[bool] = False
+    transparent: ClassVar[bool] = True
 
-    def numbers(self, step: int, values: int) -> tuple[float, ...]:
+    def numbers(self, step: int, contributions: int) -> tuple[float, ...]:
         return ()
-
-    def complete_(self, centre: np.ndarray, total: np.ndarray, state: Sequence[np.ndarray], numbers: Any) -> None:
-        np.copyto(centre, total)
 
     @staticmethod
     @compiled
-    def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
-        buffer = np.empty(BLOCK, centre.dtype)
-        for start in range(0, centre.size, BLOCK):
-            c = centre[start : start + BLOCK]
-            total = buffer[: c.size]
-            if not add_up_finite_(total, sources, start, look):
-                return start
-            for i in range(c.size):
-                c[i] = total[i]
-            hand_out_(total, targets, start)
-        return centre.size
-
-    def absorb_(self, values: np.ndarray, answer: np.ndarray) -> None:
-        np.copyto(values, answer)
-
-    def distance(self, values: np.ndarray, answer: np.ndarray) -> float:
-        return float("nan")
+    def update_(total, centre, state, numbers):  # type: ignore[no-untyped-def]
+        for i in range(len(total)):
+            centre[i] = total[i]
+        return total
 
 
 class Mean(Sum, frozen=True, tag="mean", forbid_unknown_fields=True):
-    """The mean of the values of a round: of those groups that take part in it."""
+    """The mean of the contributions of a round: of those groups that take part in it."""
 
-    def numbers(self, step: int, values: int) -> tuple[float, ...]:
-        return (values,)
-
-    def complete_(self, centre: np.ndarray, total: np.ndarray, state: Sequence[np.ndarray], numbers: Any) -> None:
-        np.divide(total, numbers[0], out=total)
-        np.copyto(centre, total)
+    def numbers(self, step: int, contributions: int) -> tuple[float, ...]:
+        return (contributions,)
 
     @staticmethod
     @compiled
-    def kernel_(sources, targets, centre, state, numbers, look):  # type: ignore[no-untyped-def]
-        (values,) = numbers
-        buffer = np.empty(BLOCK, centre.dtype)
-        for start in range(0, centre.size, BLOCK):
-            c = centre[start : start + BLOCK]
-            total = buffer[: c.size]
-            if not add_up_finite_(total, sources, start, look):
-                return start
-            for i in range(c.size):
-                c[i] = total[i] / values
-            hand_out_(c, targets, start)
-        return centre.size
+    def update_(total, centre, state, numbers):  # type: ignore[no-untyped-def]
+        for i in range(len(total)):
+            centre[i] = total[i] / numbers[0]
+        return centre

@@ -1,1 +1,31 @@
-"""What the nodes of a group tell each other: the algorithms, chunk by chunk, and the loop that drives them."""
+"""How the nodes of a group exchange data, chunk by chunk: the lane that runs an operation, and the algorithms.
+
+A caller uses `Lane`, and `ALLREDUCE` for what combines a chunk over the ranks of a lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from hybridps.tensor_collectives.between_nodes import halving_doubling, ring
+from hybridps.tensor_collectives.between_nodes.lane import PATIENCE_SECONDS, Lane
+from hybridps.tensor_collectives.between_nodes.talk import Steps, Talk
+
+__all__ = ["ALLREDUCE", "PATIENCE_SECONDS", "Lane", "Steps", "Talk"]
+
+
+def _library(talk: Talk, part: np.ndarray) -> Steps:
+    """The MPI library's own allreduce. It blocks, so that chunks follow one after the other."""
+    talk.lane.allreduce_(part, talk.op)
+    yield from ()
+
+
+ALLREDUCE: dict[str, Callable[[Talk, np.ndarray], Steps]] = {
+    "library": _library,
+    "ring": ring.allreduce,
+    "multi_ring": ring.multi_ring,
+    "halving_doubling": halving_doubling.halving_doubling,
+}
+"""By the name of the algorithm: an operation that combines a chunk over the ranks of a lane."""

@@ -1,6 +1,6 @@
-"""Broadcast and reduction along a chain of ranks: while one chunk goes on, the next one follows it.
+"""Broadcast and reduction along a chain of ranks: several chunks are on their way at a time.
 
-Each rank receives and sends every byte once; for many chunks the time is that of one link.
+Each rank receives and sends every byte once. For many chunks the time is that of one link.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def broadcast(talk: Talk, part: np.ndarray, root: int) -> Steps:
 
 
 def reduce(talk: Talk, part: np.ndarray, root: int) -> Steps:
-    """`part` of rank `root` becomes the combination of all ranks' parts; those of the others are used up."""
+    """`part` of rank `root` becomes the combination of all ranks' parts; the parts of the others are overwritten."""
     place, nothing = (talk.rank - root) % talk.size, part[:0]
     if place < talk.size - 1:
         after = (talk.rank + 1) % talk.size

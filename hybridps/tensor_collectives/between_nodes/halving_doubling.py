@@ -1,6 +1,6 @@
-"""Recursive halving and doubling: as few bytes as a ring, in `2 log2 p` steps instead of `2 (p - 1)`.
+"""Recursive halving and doubling: it sends as few bytes as a ring, in `2 log2 p` steps instead of `2 (p - 1)`.
 
-With p no power of two, the ranks beyond it hand their part to a neighbour first, and get the result from it in the end
+If p is not a power of two, the ranks beyond one hand their part to a neighbour first, and receive the result from it
 (Rabenseifner, 2004).
 """
 
@@ -29,7 +29,7 @@ def halving_doubling(talk: Talk, part: np.ndarray) -> Steps:
 
 
 def _among_power_of_two(talk: Talk, part: np.ndarray, power: int, extra: int) -> Steps:
-    """Among `power` ranks: of the first `2 * extra` the odd ones, and all others."""
+    """The exchange of `power` ranks: the odd ones of the first `2 * extra` ranks, and all later ones."""
     me = talk.rank // 2 if talk.rank < 2 * extra else talk.rank - extra
     mine, halves = part, []
     distance = power // 2

@@ -1,4 +1,4 @@
-"""Reduction in a ring: each rank sends to the next one only, and all links are used all the time.
+"""Reduction in a ring: each rank sends only to the next one, and all links are in use all the time.
 
 For n bytes and p ranks each rank sends `2 (p - 1) / p n` bytes in `2 (p - 1)` messages (Patarasuk and Yuan, 2009).
 """
@@ -20,19 +20,19 @@ def allreduce(talk: Talk, part: np.ndarray) -> Steps:
 
 
 def multi_ring(talk: Talk, part: np.ndarray) -> Steps:
-    """As `allreduce`, every other chunk the other way round: two rings at a time, on other links."""
+    """As `allreduce`, with every other chunk in the opposite direction, so that two rings use different links."""
     yield from allreduce(talk.reversed() if talk.tag % 2 else talk, part)
 
 
 def reduce_scatter(talk: Talk, blocks: list[np.ndarray]) -> Steps:
-    """Block `talk.rank` becomes the combination of all ranks' blocks of that number; the others are used up."""
+    """Block `talk.rank` becomes the combination of all ranks' blocks of that number; others are overwritten."""
     p, me = talk.size, talk.rank
     for step in range(1, p):
         yield from talk.swap(blocks[(me - step) % p], (me + 1) % p, blocks[(me - step - 1) % p], (me - 1) % p, True)
 
 
 def allgather(talk: Talk, blocks: list[np.ndarray]) -> Steps:
-    """Every rank has block `talk.rank`; all blocks become those of their ranks."""
+    """Block r becomes that of rank r, on all ranks."""
     p, me = talk.size, talk.rank
     for step in range(p - 1):
         yield from talk.swap(blocks[(me - step) % p], (me + 1) % p, blocks[(me - step - 1) % p], (me - 1) % p, False)

@@ -1,4 +1,4 @@
-"""How the nodes exchange chunks: one conversation for each chunk, several of them at a time."""
+"""The transfers of a chunk between nodes, and the loop that runs several chunks at a time."""
 
 from __future__ import annotations
 
@@ -8,24 +8,28 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 
 import numpy as np
 
+from hybridps.codecs import CODECS
 from hybridps.memory import private_memory
 from hybridps.mpi_groups.group import Group, Operation, Transfer
 from hybridps.tensor_collectives import kernels
 
 HELLO = (1 << 15) - 1
-"""The tag of a last sign of life."""
+"""The tag of a sign of life after a deadline."""
 
 TAGS = HELLO
 
+SPIN_SECONDS = 50e-6
+"""How long a nap does not sleep yet."""
+
 Steps = Generator[tuple[Transfer, ...], None, None]
-"""An operation on one chunk: it goes on when the transfers that it yields are done."""
+"""An operation on one chunk: it is resumed when the transfers that it yields are done."""
 
 
 class Talk:
-    """The conversation of the ranks of a lane about one chunk at a time, of at most `nbytes` in exact dtype.
+    """The conversation of the ranks of a lane about one chunk at a time, of at most `nbytes` before it is encoded.
 
-    A lane joins ranks of different nodes; `rank` and `size` are those in it. What is combined is exact; on the wire
-    it may be float16.
+    `rank` and `size` are those in the lane. Chunks are combined exactly; `codec` says how they travel. A lossy codec
+    goes only with the operation 'sum'.
     """
 
     def __init__(self, lane: Group, nbytes: int) -> None:
@@ -34,16 +38,15 @@ class Talk:
         self.size = lane.size
         self.tag = 0
         self.op: Operation = "sum"
-        self.half = False
-        """Whether chunks are float16 on the wire."""
+        self.codec = CODECS["exact"]
         self.scratch = private_memory(nbytes)
-        """Memory for a chunk, for who needs it."""
+        """Memory for a chunk, for operations that need some."""
         self._landing = private_memory(nbytes)
-        self._packed = private_memory(nbytes // 2)
+        self._encoded = private_memory(nbytes)
         self._backwards = False
 
     def reversed(self) -> Talk:
-        """The same with the ranks in reverse order, and the same memory."""
+        """The same conversation and memory, with the ranks in reverse order."""
         other = object.__new__(Talk)
         other.__dict__.update(self.__dict__)
         other.rank = self.size - 1 - self.rank
@@ -51,42 +54,66 @@ class Talk:
         return other
 
     def swap(self, give: np.ndarray, to: int, take: np.ndarray, source: int, combine: bool) -> Steps:
-        """Send `give`, and receive as much as `take`, to be combined with it or to replace it."""
+        """Send `give` to rank `to`, and receive as many elements as `take` has from rank `source`.
+
+        `combine`: whether what is received is combined with `take`, or replaces it. Nothing is sent or received for an
+        array without elements.
+        """
         transfers = []
-        direct = not combine and not self.half
-        landing = take if direct else self._landing.view(np.uint16 if self.half else take.dtype)[: len(take)]
+        landing = self._landing_for(take, combine)
         if len(take):
             transfers.append(self.lane.receive(landing, self._peer(source), self.tag))
         if len(give):
-            transfers.append(self.lane.send(self._packed_of(give), self._peer(to), self.tag))
+            transfers.append(self.lane.send(self._on_the_wire(give), self._peer(to), self.tag))
         if transfers:
             yield tuple(transfers)
-        if combine:
+        if combine and self.codec.exact:
             kernels.accumulate_(take, landing, kernels.CODE[self.op])
-        elif not direct:
-            kernels.decode(landing, take)
+        elif combine:
+            self.codec.add(landing, take)
+        elif not self.codec.exact:
+            self.codec.decode(landing, take)
 
-    def shared_out_(self, part: np.ndarray, divisor: int) -> int:
-        """What is left to divide by in the end. For a half wire each node divides first, as a sum may be too large."""
-        if not self.half or divisor == 1:
+    def divided_(self, part: np.ndarray, divisor: int) -> int:
+        """Divide `part` before a lossy codec, whose range a sum may exceed, encodes it. Returns the divisor left."""
+        if self.codec.exact or divisor == 1:
             return divisor
         np.divide(part, divisor, out=part)
         return 1
 
     def round_(self, part: np.ndarray) -> None:
-        """Round what is complete to what the other nodes will receive, so that all have the same bits."""
-        if self.half:
-            kernels.decode(self._packed_of(part), part)
+        """Replace complete values by what the other nodes decode, so that all nodes have the same bits."""
+        if not self.codec.exact:
+            self.codec.decode(self._on_the_wire(part), part)
 
-    def _packed_of(self, part: np.ndarray) -> np.ndarray:
-        if not self.half:
+    def _landing_for(self, take: np.ndarray, combine: bool) -> np.ndarray:
+        """Memory in which a message arrives: `take` itself where it needs no work afterwards."""
+        if not self.codec.exact:
+            return self._landing[: self.codec.nbytes(len(take), take.dtype)]
+        return self._landing.view(take.dtype)[: len(take)] if combine else take
+
+    def _on_the_wire(self, part: np.ndarray) -> np.ndarray:
+        if self.codec.exact:
             return part
-        packed = self._packed.view(np.uint16)[: len(part)]
-        kernels.encode(part, packed)
-        return packed
+        encoded = self._encoded[: self.codec.nbytes(len(part), part.dtype)]
+        self.codec.encode(part, encoded)
+        return encoded
 
     def _peer(self, rank: int) -> int:
         return self.size - 1 - rank if self._backwards else rank
+
+
+def spin(waited_seconds: float) -> None:
+    """Look again at once, after the other threads that want this core."""
+    os.sched_yield()
+
+
+def nap(waited_seconds: float) -> None:
+    """Spin shortly, then sleep for a tenth of the time waited so far, at most a millisecond."""
+    if waited_seconds < SPIN_SECONDS:
+        os.sched_yield()
+    else:
+        time.sleep(min(waited_seconds / 10, 0.001))
 
 
 def run(
@@ -95,11 +122,12 @@ def run(
     steps_of: Callable[[Talk, int, int], Steps],
     moved: Callable[[], None],
     deadline_seconds: float,
+    pause: Callable[[float], None] = spin,
 ) -> bool:
     """Do `steps_of(talk, start, stop)` for each chunk, as many at a time as there are talks.
 
-    While the transfers of one chunk are under way, others go on. Calls `moved` whenever one gets on; returns False when
-    nothing has moved for `deadline_seconds`.
+    While the transfers of one chunk are under way, other chunks proceed. The loop calls `moved` whenever one does, and
+    otherwise `pause` with the seconds since then. Returns False when none has proceeded for `deadline_seconds`.
     """
     idle, coming = list(talks), enumerate(chunks)
     active: list[tuple[Talk, Steps, tuple[Transfer, ...]]] = []
@@ -132,15 +160,15 @@ def run(
         if progress:
             last = time.monotonic()
             moved()
-        elif time.monotonic() - last > deadline_seconds:
+        elif (waited := time.monotonic() - last) > deadline_seconds:
             return False
         else:
-            os.sched_yield()
+            pause(waited)
     return True
 
 
 def silent_ranks(lane: Group, patience_seconds: float) -> list[int]:
-    """After a deadline: the ranks of the lane that do not say in this time that they are waiting too."""
+    """After a deadline: the ranks of the lane that send no sign of life within `patience_seconds`."""
     others = [rank for rank in range(lane.size) if rank != lane.rank]
     told, heard = np.zeros(1, np.uint8), np.zeros(lane.size, np.uint8)
     listening = {rank: lane.receive(heard[rank : rank + 1], rank, HELLO) for rank in others}

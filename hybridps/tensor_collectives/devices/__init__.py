@@ -1,4 +1,7 @@
-"""The tensor collectives for vectors on a worker's devices: packed and summed there, combined, and unpacked."""
+"""The tensor collectives for vectors in device memory: packed and summed there, combined, and unpacked.
+
+A caller makes a `DeviceTensor` and calls the operations of this room on it.
+"""
 
 from hybridps.tensor_collectives.devices.device_tensor import DeviceTensor
 from hybridps.tensor_collectives.devices.operations import allgather_, allreduce_, broadcast_, reduce_, reduce_scatter

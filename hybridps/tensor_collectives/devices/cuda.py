@@ -1,4 +1,4 @@
-"""A GPU as a device. The only place, with `nccl.py`, that knows CuPy; imported when a vector is a CuPy array."""
+"""A GPU as a device. Only this file and `nccl.py` import CuPy; both are loaded when a vector is a CuPy array."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _module(dtype: str) -> cupy.RawModule:
 
 
 class _Slot:
-    """A stream, and the buffer that a piece passes through; one piece after the other."""
+    """A stream, and the buffer that its pieces pass through one after the other."""
 
     def __init__(self) -> None:
         self.stream = cupy.cuda.Stream(non_blocking=True)
@@ -40,7 +40,7 @@ class _Slot:
 
 
 class _Table:
-    """Vectors as the kernels take them."""
+    """Vectors in the form that the kernels take."""
 
     def __init__(self, vectors: Vectors) -> None:
         segments = zip(*vectors.arrays, strict=True)
@@ -54,9 +54,9 @@ class _Table:
 
 
 class CudaDevice:
-    """GPU `number`, and those whose memory it reaches. Two pieces are on their way in each direction.
+    """GPU `number`, with the memory of the GPUs that it can access. Two pieces are in transfer in each direction.
 
-    What it starts comes after all that the caller's current streams of CuPy were told before.
+    Its work starts after everything that the caller has queued on CuPy's current streams.
     """
 
     def __init__(self, number: int) -> None:
@@ -118,7 +118,7 @@ class CudaDevice:
         self._pinned.clear()
 
     def _enter(self, vectors: Vectors, slot: _Slot) -> _Table:
-        """The table of the vectors. The slot goes on when the caller's streams are where they are now."""
+        """The table of the vectors. The slot's stream waits for the work now queued on the caller's streams."""
         table = self._tables.get(vectors)
         if table is None:
             with cupy.cuda.Device(self.number):
@@ -129,7 +129,7 @@ class CudaDevice:
         return table
 
     def _enable(self, other: int) -> bool:
-        """Reach the memory of GPU `other`, if the two are connected so."""
+        """Enable access to the memory of GPU `other`. Returns whether the hardware allows it."""
         if not runtime.deviceCanAccessPeer(self.number, other):
             return False
         try:
@@ -155,7 +155,7 @@ def _copy(target: int, source: int, nbytes: int, kind: int, slot: _Slot) -> None
 
 
 def _done(slot: _Slot) -> Wait:
-    """Waits, and leaves the core to others, until the slot has done what it was told so far."""
+    """A wait, which frees the core, for the work queued on the slot so far."""
     return slot.stream.record(cupy.cuda.Event(block=True, disable_timing=True)).synchronize
 
 

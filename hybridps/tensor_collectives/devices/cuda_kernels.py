@@ -1,4 +1,4 @@
-"""What is compiled out of `pack.cu`, and under which names."""
+"""The kernels in `pack.cu`, and the names under which they are compiled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TYPES = {
     "int32": ("int", "int"),
     "int64": ("long long", "long long"),
 }
-"""For a dtype the types T, of the arrays, and E, that they are combined in."""
+"""For each dtype the type of the arrays (T), and the type in which they are combined (E)."""
 
 
 def kernel_names(dtype: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What collectives need of a device: it packs its vectors into one buffer, and unpacks it, beside other work."""
+"""What collectives need of a device: it packs its vectors into one buffer and unpacks it, in the background."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ EXACT = {
     "int32": "int32",
     "int64": "int64",
 }
-"""dtypes of vectors, and the one that each is combined in, and packed as: rounded once, at the end."""
+"""For each dtype of vectors, the dtype in which they are packed and combined. They are rounded once, at the end."""
 
 PIECE_BYTES = 4 << 20
-"""Packed vectors go to the processor's memory and back in pieces of this size."""
+"""Packed vectors are copied to host memory and back in pieces of this size."""
 
 Wait = Callable[[], object]
-"""Returns when what was started is done; raises what went wrong with it."""
+"""Returns when the operation is done; raises its error."""
 
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """Vectors of equal length and dtype, each one or several arrays, as if these lay one after the other.
+    """Vectors of equal length and dtype. Each is the concatenation of one or several arrays.
 
-    `arrays[v][s]` is array s of vector v, flat; all vectors are cut alike. `starts[s]` is the element of the vector
-    that array s begins with, and `starts[-1]` the vector's length.
+    `arrays[v][s]` is array s of vector v, flat. The arrays of all vectors have the same lengths. `starts[s]` is the
+    position of the first element of array s in its vector, and `starts[-1]` the vector's length.
     """
 
     arrays: tuple[tuple[Any, ...], ...]
@@ -89,23 +89,23 @@ class Vectors:
 
 
 class Device(Protocol):
-    """A device, with the memory that it reaches. What it starts may run at the same time as what it started before.
+    """A device, with the memory that it can access. Its operations may run concurrently.
 
     A packed buffer is an array of dtype `vectors.exact`, of the device (`empty`) or NumPy's, and holds elements
     `start:stop` of the vectors: at most `PIECE_BYTES`, if it is NumPy's.
     """
 
     gpu: str
-    """Host and bus address of the GPU; empty for the processor."""
+    """Host and bus address of the GPU; empty for the CPU."""
 
     def reaches(self, array: Any) -> bool:
-        """Whether `array` can be one of the device's vectors, or a packed buffer other than NumPy's."""
+        """Whether the device can access `array`, as a vector or a packed buffer."""
 
     def empty(self, length: int, dtype: np.dtype) -> Any:
-        """An array in the device's memory, of any values."""
+        """An uninitialised array in the device's memory."""
 
     def pin(self, buffers: Sequence[np.ndarray]) -> str:
-        """Prepare packed buffers of one mapping, in order of address, for fast copies; returns why not."""
+        """Page-lock packed buffers of one mapping, in order of address. Returns why that failed, or an empty text."""
 
     def pack(self, vectors: Vectors, op: str, start: int, stop: int, packed: Any) -> Wait:
         """Start: `packed` becomes `op` ('sum', 'max', 'min') over elements `start:stop` of the vectors."""
@@ -114,11 +114,11 @@ class Device(Protocol):
         """Start: elements `start:stop` of all vectors become `packed` over `divisor`."""
 
     def close(self) -> None:
-        """Release what is held."""
+        """Release threads, streams and page-locked memory."""
 
 
 class HostDevice:
-    """The processor as a device, for vectors that are NumPy arrays: a thread works beside the caller's."""
+    """The CPU as a device, for vectors that are NumPy arrays. A thread of its own does the work."""
 
     gpu = ""
 
@@ -132,7 +132,7 @@ class HostDevice:
         return np.empty(length, dtype)
 
     def pin(self, buffers: Sequence[np.ndarray]) -> str:
-        return ""  # the processor copies by itself: no page has to stay where it is
+        return ""  # nothing to do: the CPU copies, so pages need not be locked
 
     def pack(self, vectors: Vectors, op: str, start: int, stop: int, packed: np.ndarray) -> Wait:
         return self._thread.submit(_pack, vectors, op, start, stop, packed).result
@@ -161,7 +161,7 @@ def _unpack(packed: np.ndarray, divisor: int, vectors: Vectors, start: int, stop
 
 
 def _segments(vectors: Vectors, start: int, stop: int) -> Iterator[tuple[slice, list[np.ndarray]]]:
-    """Where elements `start:stop` lie: a part of the packed buffer, and for each vector the piece of its array."""
+    """For each array in `start:stop`: its part of the packed buffer, and for each vector its elements of the array."""
     for number, (begin, end) in enumerate(zip(vectors.starts, vectors.starts[1:], strict=False)):
         first, last = max(begin, start), min(end, stop)
         if first < last:

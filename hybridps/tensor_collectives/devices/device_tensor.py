@@ -1,4 +1,4 @@
-"""The vectors of a worker's devices as one object: which device packs which, and how ranks combine them."""
+"""The vectors of a worker's devices as one object: which device packs which vectors, and how ranks combine them."""
 
 from __future__ import annotations
 
@@ -18,64 +18,65 @@ from hybridps.tensor_collectives.devices.transport import Collectives, Direct, S
 from hybridps.tensor_collectives.levels import Levels
 
 TRANSPORTS = ("nccl", "direct", "staged")
-"""In the order of preference: NCCL; the group's own collectives on the device's memory (CUDA-aware MPI); through the
-processor's memory."""
+"""In order of preference: NCCL; the group's collectives on device memory (CUDA-aware MPI); staged in host memory."""
 
 
 @dataclass(frozen=True)
-class Lane:
-    """A device, and the vectors that it packs into one buffer: its own, and those of devices that it reaches."""
+class Packer:
+    """A device, and the vectors that it packs into one buffer: its own, and those in memory that it can access."""
 
     device: Device
     vectors: Vectors
     first: Vectors
-    """Vector 0 of them alone."""
+    """Its first vector alone."""
 
 
 class _Facts(msgspec.Struct, forbid_unknown_fields=True):
-    """What a rank tells the others of its tensor."""
+    """What a rank tells the others about its tensor."""
 
     form: str
     """Must be equal on all ranks."""
     gpu: str
     missing: dict[str, str]
-    """For each transport why it cannot be used; empty if it can."""
+    """For each transport why it cannot be used; empty where it can."""
 
 
 class DeviceTensor:
     """The vectors of a worker's devices, for the operations of this package: arrays of CuPy, or of NumPy.
 
     A vector is one array or a sequence of arrays (of any shape, contiguous) that count as one; see `Vectors.of`. They
-    are used in place. Combined are their sums in `exact`, which needs a buffer of the tensor's length in the
-    processor's memory, or in the device's.
+    are used in place. Their sums are combined in the dtype `exact`, in a buffer of the tensor's length in host or
+    device memory.
 
-    `transport`: one of `TRANSPORTS`, or 'auto', the first that all ranks can use; `note` says why it is no earlier one.
-    All ranks of `levels.group` make the tensor, and need equal numbers of devices and vectors. What a rank gives its
-    arrays before, on CuPy's current streams, is seen; each operation has ended when it returns.
+    `transport`: one of `TRANSPORTS`, or 'auto', the first that all ranks can use; `note` says why not an earlier one.
+    All ranks of `levels.group` make the tensor, with equal numbers of devices and vectors. Operations see the work that
+    was queued before on CuPy's current streams, and are complete when they return.
     """
 
     def __init__(self, vectors: Sequence[Any], levels: Levels, transport: str = "auto") -> None:
-        """Raises LayoutError if the vectors do not fit together; on all ranks, if those of the ranks do not, or some
-        rank cannot use `transport`.
+        """Raises LayoutError if the vectors do not match each other. Raises it on all ranks if the tensors of the ranks
+        differ, or if a rank cannot use `transport`.
         """
         everything = Vectors.of(vectors)
         self.group = levels.group
         self.length = everything.length
         self.dtype = everything.dtype
         self.count = len(vectors)
-        self.lanes = _lanes(everything)
+        self.packers = _packers(everything)
         self._held = ExitStack()
-        for lane in self.lanes:
-            self._held.callback(lane.device.close)
-        form = f"{self.count} vectors of {self.length} {self.dtype}, {len(self.lanes)} buffers, transport {transport!r}"
-        name, self.note = _choose(transport, form, self.lanes, self.group)
+        for packer in self.packers:
+            self._held.callback(packer.device.close)
+        form = (
+            f"{self.count} vectors of {self.length} {self.dtype}, {len(self.packers)} buffers, transport {transport!r}"
+        )
+        name, self.note = _choose(transport, form, self.packers, self.group)
         self.transport: Transport
         if name == "staged":
-            self.transport = Staged(levels, self.length, everything.exact, [lane.device for lane in self.lanes])
+            self.transport = Staged(levels, self.length, everything.exact, [packer.device for packer in self.packers])
             self.note = "; ".join(filter(None, (self.note, self.transport.note)))
         else:
             group = self._nccl_group(levels.deadline_seconds) if name == "nccl" else self.group
-            device = self.lanes[0].device
+            device = self.packers[0].device
             self.transport = Direct(name, group, self.length, lambda length: device.empty(length, everything.exact))
 
     def check_group(self, group: Group) -> None:
@@ -84,43 +85,43 @@ class DeviceTensor:
             raise LayoutError("this tensor was made for another group: give the group of its Levels")
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Elements `start:stop` in the pieces of the transport."""
-        step = max(1, self.transport.piece_bytes // self.lanes[0].vectors.exact.itemsize)
+        """The spans of the transport's pieces in elements `start:stop`."""
+        step = max(1, self.transport.piece_bytes // self.packers[0].vectors.exact.itemsize)
         return [(begin, min(begin + step, stop)) for begin in range(start, stop, step)]
 
     def fetch(self, op: str, start: int, stop: int) -> Wait:
         """Start: the buffers become `op` over the vectors."""
         return _all(
-            lane.device.pack(lane.vectors, op, start, stop, buffer[start:stop])
-            for lane, buffer in zip(self.lanes, self.transport.buffers, strict=True)
+            packer.device.pack(packer.vectors, op, start, stop, buffer[start:stop])
+            for packer, buffer in zip(self.packers, self.transport.buffers, strict=True)
         )
 
     def fetch_first(self, start: int, stop: int) -> Wait:
         """Start: the first buffer becomes vector 0."""
-        lane = self.lanes[0]
-        return lane.device.pack(lane.first, "sum", start, stop, self.transport.buffers[0][start:stop])
+        packer = self.packers[0]
+        return packer.device.pack(packer.first, "sum", start, stop, self.transport.buffers[0][start:stop])
 
     def store(self, divisor: int, start: int, stop: int) -> Wait:
-        """Start: all vectors become what is in the buffers, over `divisor`."""
+        """Start: all vectors become the buffers divided by `divisor`."""
         return _all(
-            lane.device.unpack(buffer[start:stop], divisor, lane.vectors, start, stop)
-            for lane, buffer in zip(self.lanes, self.transport.buffers, strict=True)
+            packer.device.unpack(buffer[start:stop], divisor, packer.vectors, start, stop)
+            for packer, buffer in zip(self.packers, self.transport.buffers, strict=True)
         )
 
     def close(self) -> None:
-        """Release what the devices and NCCL hold; the vectors stay as they are."""
+        """Release the resources of devices and NCCL. The vectors are not changed."""
         self._held.close()
 
     def _nccl_group(self, deadline_seconds: float) -> Collectives:
         from hybridps.tensor_collectives.devices.nccl import NcclGroup
 
-        group = NcclGroup(self.group, self.lanes[0].vectors.arrays[0][0].device.id, deadline_seconds)
+        group = NcclGroup(self.group, self.packers[0].vectors.arrays[0][0].device.id, deadline_seconds)
         self._held.callback(group.free)
         return group
 
 
-def _lanes(everything: Vectors) -> tuple[Lane, ...]:
-    """Each vector goes to the first device that reaches it; where none does, its own device is one more."""
+def _packers(everything: Vectors) -> tuple[Packer, ...]:
+    """Assign each vector to the first device that can access it; where none can, add the vector's own device."""
     found: list[tuple[Device, list[tuple[Any, ...]]]] = []
     for number, arrays in enumerate(everything.arrays):
         members = next((theirs for device, theirs in found if all(map(device.reaches, arrays))), None)
@@ -131,7 +132,7 @@ def _lanes(everything: Vectors) -> tuple[Lane, ...]:
             found.append((device, members))
         members.append(arrays)
     return tuple(
-        Lane(device, Vectors(tuple(members), everything.starts), Vectors(tuple(members[:1]), everything.starts))
+        Packer(device, Vectors(tuple(members), everything.starts), Vectors(tuple(members[:1]), everything.starts))
         for device, members in found
     )
 
@@ -145,11 +146,11 @@ def _device_of(array: Any) -> Device:
     return CudaDevice(array.device.id)
 
 
-def _choose(wanted: str, form: str, lanes: Sequence[Lane], group: Group) -> tuple[str, str]:
-    """The transport, equal on all ranks, and why it is none that comes earlier in TRANSPORTS."""
+def _choose(wanted: str, form: str, packers: Sequence[Packer], group: Group) -> tuple[str, str]:
+    """The transport, equal on all ranks, and why it is not an earlier one of TRANSPORTS."""
     if wanted not in ("auto", *TRANSPORTS):
         raise LayoutError(f"transport {wanted!r} is unknown: use one of auto, {', '.join(TRANSPORTS)}")
-    own = _Facts(form, lanes[0].device.gpu, _missing(lanes, group))
+    own = _Facts(form, packers[0].device.gpu, _missing(packers, group))
     everyone = [msgspec.json.decode(data, type=_Facts) for data in group.allgather_bytes(msgspec.json.encode(own))]
     for rank, facts in enumerate(everyone):
         if facts.form != everyone[0].form:
@@ -168,17 +169,17 @@ def _choose(wanted: str, form: str, lanes: Sequence[Lane], group: Group) -> tupl
             raise LayoutError(f"transport {wanted!r} cannot be used: {missing[wanted]}; use 'auto'")
         return wanted, ""
     if not any(gpus):
-        return "staged", ""  # the processor's memory is all there is, and Levels are made for it
+        return "staged", ""  # all vectors are in host memory, for which Levels are made
     chosen = next(name for name in TRANSPORTS if not missing[name])
     return chosen, "; ".join(f"no {name}: {missing[name]}" for name in TRANSPORTS[: TRANSPORTS.index(chosen)])
 
 
-def _missing(lanes: Sequence[Lane], group: Group) -> dict[str, str]:
+def _missing(packers: Sequence[Packer], group: Group) -> dict[str, str]:
     """For each transport why this rank cannot use it."""
-    if len(lanes) > 1:
-        several = f"{len(lanes)} devices that do not reach each other's memory"
+    if len(packers) > 1:
+        several = f"{len(packers)} devices that do not reach each other's memory"
         return {"nccl": several, "direct": several, "staged": ""}
-    if not lanes[0].device.gpu:
+    if not packers[0].device.gpu:
         return {"nccl": "the vectors are not on a GPU", "direct": "", "staged": ""}
     from hybridps.tensor_collectives.devices import nccl
 

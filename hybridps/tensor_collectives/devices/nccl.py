@@ -26,8 +26,8 @@ def missing() -> str:
 class NcclGroup:
     """The collectives of a Group on CuPy arrays of GPU `number`, which no other rank uses.
 
-    Made from a `Group`, over which its ranks agree. Raises DeadlineError where a rank does not come to a collective
-    in time, and GroupError for what NCCL reports; it cannot be used after that.
+    The ranks of `group` agree on it. Raises DeadlineError where a rank does not come to a collective in time, and
+    GroupError for an error of NCCL; it cannot be used after that.
     """
 
     def __init__(self, group: Group, number: int, deadline_seconds: float) -> None:
@@ -50,7 +50,7 @@ class NcclGroup:
         self._start(array, "broadcast", array, array, array.size, _type(array), root)
 
     def reduce_scatter(self, array: cupy.ndarray, out: cupy.ndarray, counts: list[int]) -> None:
-        """NCCL's own knows equal parts only: a reduction for each part, all at once."""
+        """NCCL's own operation needs equal parts: this is one reduction for each part, in one NCCL group."""
         start = 0
         nccl.groupStart()
         for rank, count in enumerate(counts):
@@ -61,7 +61,7 @@ class NcclGroup:
         self._wait(array)
 
     def allgather(self, array: cupy.ndarray, out: cupy.ndarray, counts: list[int]) -> None:
-        """NCCL's own knows equal parts only: a broadcast for each part, all at once."""
+        """NCCL's own operation needs equal parts: this is one broadcast for each part, in one NCCL group."""
         start = 0
         nccl.groupStart()
         for rank, count in enumerate(counts):
@@ -83,7 +83,7 @@ class NcclGroup:
             getattr(self._communicator, name)(source.data.ptr, target.data.ptr, *rest, self._stream.ptr)
 
     def _wait(self, array: cupy.ndarray) -> None:
-        """Until the stream has done all. NCCL itself waits for ever for a rank that is gone."""
+        """Wait for the stream. NCCL itself would wait for ever for a rank that is gone."""
         self.bytes_moved += array.nbytes
         end = time.monotonic() + self.deadline_seconds
         pause = 1e-5

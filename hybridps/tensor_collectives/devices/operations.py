@@ -1,7 +1,7 @@
-"""The tensor collectives for a `DeviceTensor`, as those for a `Tensor`; pieces move from and to devices meanwhile.
+"""The tensor collectives for a `DeviceTensor`. They work piece by piece.
 
-While a piece is combined with those of other ranks, the next ones are packed, summed and fetched from the devices, and
-earlier ones stored.
+While one piece is combined with those of other ranks, later pieces are packed, summed and copied from the devices, and
+earlier pieces are copied back.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def allreduce_(tensor: DeviceTensor, group: Group, op: str = "sum", start: int =
 def reduce_(
     tensor: DeviceTensor, group: Group, root: int = 0, op: str = "sum", start: int = 0, stop: int | None = None
 ) -> None:
-    """Reduce elements `start:stop` of all vectors over all ranks, into the vectors of rank `root`; others stay."""
+    """Reduce elements `start:stop` of all vectors over all ranks, into the vectors of rank `root` only."""
     check_operation(op, tensor.dtype)
     check_root(root, group.size)
     tensor.check_group(group)
@@ -59,9 +59,9 @@ def broadcast_(tensor: DeviceTensor, group: Group, root: int = 0, start: int = 0
 
 
 def reduce_scatter(tensor: DeviceTensor, group: Group, out: Any, op: str = "sum") -> None:
-    """Reduce all vectors over all ranks; rank r receives part r in `out`. The tensor stays as it is.
+    """Reduce all vectors over all ranks; rank r receives part r in `out`. The tensor is not changed.
 
-    `out`: an array as the tensor's, where the device of vector 0 reaches it, with
+    `out`: an array of the tensor's kind in memory that the device of vector 0 can access, with
     `part_sizes(length, group.size)[group.rank]` elements (else LayoutError). `op` as in `allreduce_`.
     """
     check_operation(op, tensor.dtype)
@@ -91,7 +91,7 @@ def _pipeline(
     combine: Callable[[int, int], None],
     store: Callable[[int, int], Wait],
 ) -> None:
-    """Fetch, combine and store each piece in turn. Fetches and stores go on while this thread combines."""
+    """Fetch, combine and store each piece in turn. Fetches and stores run while this thread combines."""
     fetched = [fetch(*piece) for piece in pieces]
     stored = []
     for piece, wait in zip(pieces, fetched, strict=True):
@@ -104,7 +104,7 @@ def _pipeline(
 def _part(tensor: DeviceTensor, group: Group, array: Any, name: str) -> tuple[Device, Vectors]:
     """The device of vector 0, and `array` as a vector for it. Raises LayoutError if it is not this rank's part."""
     count = part_sizes(tensor.length, group.size)[group.rank]
-    device = tensor.lanes[0].device
+    device = tensor.packers[0].device
     if array.shape != (count,) or array.dtype != tensor.dtype:
         raise LayoutError(
             f"{name} has {array.shape} of {array.dtype}, part {group.rank} is ({count},) of {tensor.dtype}"

@@ -1,8 +1,7 @@
-"""The ways to combine packed vectors with those of other ranks: through the processor's memory, or directly.
+"""The ways to combine packed vectors with those of other ranks: through host memory, or directly.
 
-Both have the packed `buffers`, one for each device that packs, of the tensor's length; `part`, this rank's of
-`part_sizes`, which `allgather_` reads; and collectives that work on these in place, in
-pieces of `piece_bytes`.
+Both have `buffers`, one of the tensor's length for each packing device; `part`, this rank's part (`part_sizes`), which
+`allgather_` reads; and collectives that work on these in place, in pieces of `piece_bytes`.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from hybridps.tensor_collectives.reduce_scatter import reduce_scatter
 from hybridps.tensor_collectives.tensor import Tensor, part_sizes
 
 DIRECT_PIECE_BYTES = 32 << 20
-"""Nothing is copied that a transfer could overlap with but packing, and long messages are faster."""
+"""Only packing could overlap with a transfer here, and long messages are faster."""
 
 
 class Staged:
-    """Through memory of the processor, from which the ranks of a node reduce without another copy (`Levels`).
+    """Through host memory, from which the ranks of a node reduce without another copy (`Levels`).
 
-    `note` says why copies to it are slow, if they are.
+    `note` says why copies to it are slow; empty if they are not.
     """
 
     name = "staged"
@@ -60,14 +59,14 @@ class Staged:
 
     @property
     def part(self) -> np.ndarray:
-        if self._part is None:  # the first use, which all ranks come to
+        if self._part is None:  # the first use: all ranks get here
             sizes = part_sizes(self._host.length, self._levels.group.size)
             tensor, _ = self._pinned(sizes[0], self._host.dtype, 1)
             self._part = tensor.vectors[0][: sizes[self._levels.group.rank]]
         return self._part
 
     def _pinned(self, length: int, dtype: np.dtype, vectors: int) -> tuple[Tensor, str]:
-        """A tensor that devices copy to and from fast, and why they do not."""
+        """A tensor in page-locked memory, and why it is not page-locked."""
         tensor = self._levels.tensor(length, dtype.name, vectors)
         mappings = [[vector] for vector in tensor.vectors] if tensor.rows is None else [tensor.vectors]
         notes = [self._pinner.pin(mapping) for mapping in mappings]
@@ -75,7 +74,7 @@ class Staged:
 
 
 class Collectives(Protocol):
-    """What is needed of a Group whose arrays are in the device's memory; `MPIGroup` and `NcclGroup` have it."""
+    """The operations of a Group on arrays in device memory. `MPIGroup` and `NcclGroup` have them."""
 
     rank: int
     size: int
@@ -90,7 +89,7 @@ class Collectives(Protocol):
 
 
 class Direct:
-    """From the device's memory, by NCCL or an MPI library that knows it."""
+    """From device memory, with NCCL or a CUDA-aware MPI library."""
 
     piece_bytes = DIRECT_PIECE_BYTES
 
@@ -106,7 +105,7 @@ class Direct:
         self._group.allreduce_(self._whole[start:stop], op)
 
     def reduce_(self, root: int, op: Operation, start: int, stop: int) -> None:
-        """On all ranks: a Group has no reduction to one."""
+        """An allreduce, since a Group has no reduction to one rank."""
         self.allreduce_(op, start, stop)
 
     def broadcast_(self, root: int, start: int, stop: int) -> None:
@@ -116,7 +115,7 @@ class Direct:
         if op == "sum":
             self._group.reduce_scatter(self._whole, self.part, self._counts)
             return self.part
-        self._group.allreduce_(self._whole, op)  # a Group scatters sums only
+        self._group.allreduce_(self._whole, op)  # a Group can scatter sums only
         first = sum(self._counts[: self._group.rank])
         return self._whole[first : first + len(self.part)]
 

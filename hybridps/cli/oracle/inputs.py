@@ -1,0 +1,89 @@
+"""What the oracle's commands are told, as networks, machines and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from hybridps.errors import HybridPSError, OracleError
+from hybridps.oracle.machines import SETTINGS, machine_of, with_settings
+from hybridps.oracle.networks import Network, built_in, read_mask, read_network, read_text
+from hybridps.oracle.paradl import Work
+
+HYBRID_SETTINGS = ("groups", "servers", "tau", "chunk_bytes", "tenants", "racks", "traffic")
+OTHER_SETTINGS = ("samples", "segments", "bytes_per_item", *HYBRID_SETTINGS)
+
+
+def network_of(name: str, shape: str) -> Network:
+    """A network by the name of a file, of a built-in one, or of Gluon's model zoo (for samples of `shape`)."""
+    path = Path(name)
+    if path.is_file():
+        return _from_symbol(path, shape) if _is_symbol(path) else read_network(path)
+    try:
+        return built_in(name)
+    except OracleError as unknown:
+        return _from_zoo(name, shape, unknown)
+
+
+def work_of(network: Network, machine: str, mask: Path | None, settings: dict[str, float]) -> Work:
+    """The network on the machine, with the settings that concern either."""
+    if "samples" in settings:
+        network = msgspec.structs.replace(network, samples=int(settings["samples"]))
+    known = {name: value for name, value in settings.items() if name in SETTINGS}
+    return Work(
+        network,
+        with_settings(machine_of(machine), known),
+        read_mask(mask, network) if mask else None,
+        int(settings.get("bytes_per_item", 4)),
+    )
+
+
+def settings_of(pairs: Sequence[str]) -> dict[str, float]:
+    """The numbers of NAME=NUMBER pairs. Raises OracleError for another form, and for names that are not known."""
+    settings = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        if name not in (*SETTINGS, *OTHER_SETTINGS):
+            raise OracleError(f"unknown setting {name!r}: use one of {', '.join((*SETTINGS, *OTHER_SETTINGS))}")
+        try:
+            settings[name] = float(value)
+        except ValueError:
+            raise OracleError(f"the setting {pair!r} must be NAME=NUMBER") from None
+    for name in ("samples", "segments", "bytes_per_item", "groups", "tau"):
+        if settings.get(name, 1) < 1:
+            raise OracleError(f"the setting {name}={settings[name]:g} must be 1 or more")
+    return settings
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """The shape of a sample from, for example, 3x224x224."""
+    try:
+        return tuple(int(size) for size in text.replace(",", "x").split("x"))
+    except ValueError:
+        raise OracleError(f"the shape {text!r} must be whole numbers with x between them, e.g. 3x224x224") from None
+
+
+def _from_zoo(name: str, shape: str, unknown: OracleError) -> Network:
+    try:
+        from hybridps.kvstore.layers import from_zoo
+    except (ImportError, HybridPSError):
+        raise OracleError(f"{unknown}, a file, or with MXNet (pip install 'hybridps[mxnet]') its model zoo") from None
+    try:
+        return from_zoo(name, shape_of(shape))
+    except OracleError as error:
+        raise OracleError(f"{unknown}, or a file; {error}") from None
+
+
+def _is_symbol(path: Path) -> bool:
+    text = read_text(path)
+    return text.lstrip().startswith("{") and '"arg_nodes"' in text
+
+
+def _from_symbol(path: Path, shape: str) -> Network:
+    try:
+        from hybridps.kvstore.layers import from_file
+    except (ImportError, HybridPSError) as error:
+        raise OracleError(f"{path} is a symbol of MXNet, which is not usable here: {error}") from None
+    return from_file(path, shape_of(shape))

@@ -1,0 +1,118 @@
+"""`hybridps oracle predict | plan`: predict an epoch, and search for the best configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hybridps.cli.oracle.options import (
+    BatchOption,
+    Format,
+    FormatOption,
+    MachineOption,
+    NetworkOption,
+    PesOption,
+    SettingsOption,
+    ShapeOption,
+    StrategyOption,
+    oracle_app,
+    print_notes,
+    show,
+)
+
+
+@oracle_app.command(name="predict")
+def predict_command(
+    *,
+    network: NetworkOption,
+    machine: MachineOption,
+    strategy: StrategyOption,
+    pes: PesOption,
+    batch: BatchOption,
+    mask: Annotated[Path | None, typer.Option("--mask", help="File (.lc) with the layers that are split.")] = None,
+    settings: SettingsOption = None,
+    variant: Annotated[
+        str, typer.Option("--variant", help="Equations of the paper, or of the authors' code.")
+    ] = "paper",
+    shape: ShapeOption = "3x224x224",
+    form: FormatOption = Format.table,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw times, scaling and memory (PNG).")] = None,
+) -> None:
+    """Predict an epoch: compute, communication and memory for each strategy and number of PEs."""
+    from hybridps.cli.oracle.inputs import HYBRID_SETTINGS, network_of, settings_of, work_of
+    from hybridps.oracle.hybrid import ALGORITHMS, predict_scheme, scheme_of
+    from hybridps.oracle.output import predictions_json, predictions_table
+    from hybridps.oracle.paradl import predict, strategies_of
+
+    numbers = settings_of(settings or [])
+    work = work_of(network_of(network, shape), machine, mask, numbers)
+    hybrid = {name: value for name, value in numbers.items() if name in HYBRID_SETTINGS}
+    segments = int(numbers["segments"]) if "segments" in numbers else None
+    answers = []
+    for name in strategies_of(strategy, variant):
+        for count in pes:
+            if name in ALGORITHMS:
+                answers.append(predict_scheme(work, scheme_of(name, hybrid), count, batch))
+            else:
+                answers.append(predict(work, name, count, batch, variant=variant, segments=segments))
+    print_notes(work.network.notes)
+    if form is Format.json:
+        print(predictions_json(answers))
+    else:
+        show(predictions_table(answers))
+    if plot:
+        from hybridps.oracle.output import plot as draw
+
+        draw(work, answers, plot)
+
+
+@oracle_app.command(name="plan")
+def plan_command(
+    *,
+    network: NetworkOption,
+    machine: MachineOption,
+    pes: PesOption,
+    batch: BatchOption,
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option("--strategy", help="Strategies and algorithms to search. Default: all but async."),
+    ] = None,
+    most_groups: Annotated[int | None, typer.Option("--most-groups", min=1, help="Largest number of groups.")] = None,
+    most_servers: Annotated[
+        int | None, typer.Option("--most-servers", min=1, help="Largest number of servers.")
+    ] = None,
+    most_tau: Annotated[
+        int | None, typer.Option("--most-tau", min=1, help="Largest number of steps between exchanges.")
+    ] = None,
+    least_efficiency: Annotated[
+        float | None,
+        typer.Option("--least-efficiency", min=0.0, max=1.0, help="Efficiency that doubling the PEs must keep."),
+    ] = None,
+    settings: SettingsOption = None,
+    shape: ShapeOption = "3x224x224",
+    form: FormatOption = Format.table,
+) -> None:
+    """Search for the fastest strategy, groups, servers, tau and chunk size for each number of PEs.
+
+    The plan also names the bottleneck that limits doubling the PEs.
+    """
+    from hybridps.cli.oracle.inputs import network_of, settings_of, work_of
+    from hybridps.oracle.hybrid import constraints_of, plan
+    from hybridps.oracle.output import plan_json, plan_table
+
+    work = work_of(network_of(network, shape), machine, None, settings_of(settings or []))
+    constraints = constraints_of(
+        strategy or (),
+        most_groups=most_groups,
+        most_servers=most_servers,
+        most_tau=most_tau,
+        least_efficiency=least_efficiency,
+    )
+    found = plan(work, batch, pes, constraints)
+    print_notes(work.network.notes)
+    if form is Format.json:
+        print(plan_json(found))
+    else:
+        show(plan_table(found))

@@ -1,0 +1,100 @@
+"""Hosts and their slots, and how groups share them. Only `is_here` and `address_seen_by` look at this host."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hybridps.errors import ConfigError, PlanError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host, and the number of workers that it takes."""
+
+    name: str
+    slots: int
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.slots}"
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """Hosts from `h1:4,h2:4`; a host without a number has one slot. Raises ConfigError."""
+    return tuple(_host(part.strip()) for part in text.split(",") if part.strip())
+
+
+def parse_hostfile(text: str) -> tuple[Host, ...]:
+    """Hosts from lines `h1 slots=4` or `h1:4`, with `#` comments. Raises ConfigError."""
+    hosts = []
+    for line in text.splitlines():
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        slots = [word.removeprefix("slots=") for word in words[1:] if word.startswith("slots=")]
+        hosts.append(_host(":".join([words[0], *slots])))
+    return tuple(hosts)
+
+
+def split_hosts(hosts: Sequence[Host], sizes: Sequence[int]) -> tuple[tuple[Host, ...], ...]:
+    """Assign slots to each group, in order. Raises PlanError if there are not enough slots.
+
+    >>> split_hosts(parse_hosts("a:3,b:3"), (2, 3))
+    ((Host(name='a', slots=2),), (Host(name='a', slots=1), Host(name='b', slots=2)))
+    """
+    slots = [host.name for host in hosts for _ in range(host.slots)]
+    if sum(sizes) > len(slots):
+        named = ", ".join(map(str, hosts))
+        raise PlanError(f"{sum(sizes)} workers do not fit into the {len(slots)} slots of {named}")
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(_counted(slots[start : start + size]))
+        start += size
+    return tuple(parts)
+
+
+def most_on_a_host(parts: Sequence[Sequence[Host]]) -> int:
+    """Number of workers on the host that has the most workers."""
+    counts: dict[str, int] = {}
+    for part in parts:
+        for host in part:
+            counts[host.name] = counts.get(host.name, 0) + host.slots
+    return max(counts.values(), default=0)
+
+
+def is_here(name: str) -> bool:
+    """Whether this name refers to this host."""
+    own = socket.gethostname()
+    return name in ("localhost", "127.0.0.1", own, own.partition(".")[0], socket.getfqdn())
+
+
+def address_seen_by(name: str) -> str:
+    """The address with which this host reaches another host. Raises ConfigError if it cannot reach it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((name, 9))  # a datagram socket: this sends nothing
+        except OSError as error:
+            raise ConfigError(f"the host {name!r} cannot be reached: {error.strerror or error}") from None
+        return str(probe.getsockname()[0])
+
+
+def _host(text: str) -> Host:
+    name, colon, slots = text.partition(":")
+    if not _NAME.fullmatch(name) or (colon and not slots.isdecimal()) or slots == "0":
+        raise ConfigError(f"{text!r} is not a host: write NAME or NAME:SLOTS, with at least one slot")
+    return Host(name, int(slots or 1))
+
+
+def _counted(names: Sequence[str]) -> tuple[Host, ...]:
+    """Merge consecutive equal names into one host."""
+    hosts: list[Host] = []
+    for name in names:
+        if hosts and hosts[-1].name == name:
+            hosts[-1] = Host(name, hosts[-1].slots + 1)
+        else:
+            hosts.append(Host(name, 1))
+    return tuple(hosts)

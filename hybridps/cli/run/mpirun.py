@@ -1,0 +1,155 @@
+"""The launcher of the MPI library: where it is, which library it belongs to, and its command line."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridps.cli.run.hosts import Host
+from hybridps.config import SECRETS
+from hybridps.errors import ConfigError
+
+OPEN_MPI = "Open MPI"
+MPICH = "MPICH"
+_MARKS = {"Open MPI": OPEN_MPI, "OpenRTE": OPEN_MPI, "PRRTE": OPEN_MPI, "HYDRA": MPICH, "Intel(R) MPI": MPICH}
+_OLD_OPEN_MPI = re.compile(r"\(Open MPI\) [1-4]\.")
+"""These versions forward incomplete lines, and have no option for it."""
+_VERSION_SECONDS = 20
+
+
+@dataclass(frozen=True)
+class Mpirun:
+    """An `mpirun`, and the MPI library that it belongs to."""
+
+    path: str
+    flavour: str
+    version: str = ""
+    """Output of `mpirun --version`."""
+
+    @property
+    def death_signal(self) -> int:
+        """The signal that ends mpirun together with all of its ranks, even with those that ignore SIGTERM."""
+        # On SIGTERM, Open MPI's mpirun kills its ranks, and MPICH's waits for them. When MPICH's is killed, its
+        # proxies kill the ranks; when Open MPI's is killed, its ranks go on.
+        return signal.SIGTERM if self.flavour == OPEN_MPI else signal.SIGKILL
+
+    def command(
+        self,
+        workers: int,
+        hosts: Sequence[Host],
+        exported: Mapping[str, str],
+        command: Sequence[str],
+        *,
+        at_once: bool = False,
+    ) -> tuple[str, ...]:
+        """The command line that starts the ranks on these hosts (none: this host). Remote ranks get `exported`.
+
+        `at_once`: forward incomplete lines, so that progress bars are visible. Otherwise mpirun forwards whole lines,
+        if it can.
+        """
+        is_open_mpi = self.flavour == OPEN_MPI
+        options = self._open_mpi(hosts, exported, at_once) if is_open_mpi else self._mpich(hosts, exported)
+        return (self.path, *options, "-n", str(workers), *command)
+
+    def _open_mpi(self, hosts: Sequence[Host], exported: Mapping[str, str], at_once: bool) -> list[str]:
+        # Several mpiruns on one host would each bind their first rank to core 0.
+        options = ["--oversubscribe", "--bind-to", "none"]
+        if at_once and not _OLD_OPEN_MPI.search(self.version):
+            options += ["--stream-buffering", "0"]
+        if hosts:
+            options += ["--host", ",".join(map(str, hosts))]
+            for name in exported:
+                options += ["-x", name]
+        return options
+
+    def _mpich(self, hosts: Sequence[Host], exported: Mapping[str, str]) -> list[str]:
+        options = []
+        if hosts:
+            options += ["-hosts", ",".join(map(str, hosts))]
+            # All ranks get the whole environment anyway, and everyone on the host can read a command line.
+            for name, value in exported.items():
+                options += [] if name in SECRETS else ["-genv", name, value]
+        return options
+
+
+def find_mpirun() -> Mpirun:
+    """The mpirun beside this Python, or else the first one on PATH. Raises ConfigError if there is no known one."""
+    beside = Path(sys.executable).parent
+    found = shutil.which("mpirun", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
+    if found is None:
+        raise ConfigError(
+            f"there is no mpirun beside {sys.executable} or on PATH: pip install 'hybridps[mpi]', "
+            "or load the MPI module of your cluster"
+        )
+    version = version_of(found)
+    return Mpirun(found, flavour_of(version, found), version)
+
+
+def version_of(path: str) -> str:
+    """Output of `mpirun --version`. Raises ConfigError if it fails."""
+    try:
+        done = subprocess.run(
+            [path, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_SECONDS,
+            env=os.environ | root_environment(),
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{path} --version failed: {error}") from None
+    return done.stdout + done.stderr
+
+
+def flavour_of(version: str, path: str) -> str:
+    """The MPI library, recognised by the output of `mpirun --version`. Raises ConfigError for an unknown one."""
+    for mark, flavour in _MARKS.items():
+        if mark in version:
+            return flavour
+    first = (version.strip().splitlines() or ["nothing"])[0]
+    raise ConfigError(f"{path} is neither Open MPI's nor MPICH's: it prints {first!r}; put one of these first on PATH")
+
+
+def rank_environment(environ: Mapping[str, str], cores: int, workers: int, processes: int) -> dict[str, str]:
+    """Variables that let `workers` ranks share the cores of a host with the other processes of the job.
+
+    `processes` counts all of them, ranks included. Variables that the user has set are left alone.
+    """
+    wanted = {"OMP_NUM_THREADS": str(max(1, cores // max(1, workers)))}
+    if processes > cores:
+        # A waiting rank would keep its core busy, which other ranks need.
+        wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    return {name: value for name, value in wanted.items() if name not in environ}
+
+
+def root_environment() -> dict[str, str]:
+    """Variables that allow Open MPI to run as root; empty for other users."""
+    if os.geteuid() != 0:
+        return {}
+    names = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+    return dict.fromkeys(names, "1")
+
+
+def session_environment(environ: Mapping[str, str], folder: str) -> dict[str, str]:
+    """The variable that makes Open MPI 5's mpirun keep its session files in `folder`, unless the user chose a place.
+
+    By default they are named after its process id in the system's temporary folder. A killed mpirun leaves them there,
+    and a later one with the same process id then fails with "listener thread failed to start".
+    """
+    if any(name.startswith("PRTE_MCA_prte") and "tmpdir_base" in name for name in environ):
+        return {}
+    return {"PRTE_MCA_prte_local_tmpdir_base": folder}
+
+
+def without_rank_marks(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables without those that mark a process as an MPI rank, so that children do not inherit the mark."""
+    marks = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI_", "PMIX_", "PRTE_", "MV2_COMM_WORLD_")
+    kept = ("PRTE_MCA_", "PRTE_ALLOW_", "PMIX_MCA_")
+    return {name: value for name, value in environ.items() if not name.startswith(marks) or name.startswith(kept)}

@@ -1,0 +1,235 @@
+"""Shows the output of many processes on one screen: whole lines with a prefix, without the noise of mpirun."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+OUT = "out"
+ERR = "err"
+
+LONGEST_LINE = 1 << 20
+"""Length at which a line is shown although it has not ended."""
+
+_STYLES = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
+_WIPE = "\r\x1b[2K"
+
+
+class LineSplitter:
+    """Bytes of a stream to lines.
+
+    A progress bar rewrites its line: what stands before a carriage return is overwritten, and only
+    `transient` shows it. NUL bytes, which an MPI library may leave behind, are dropped.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[str]:
+        """The lines that these bytes complete, without line ends."""
+        *lines, rest = (self._rest + data.replace(b"\0", b"")).split(b"\n")
+        self._rest = _last_segment(rest, ended=False)
+        for line in lines:
+            yield _text(_last_segment(line, ended=True))
+        if len(self._rest) > LONGEST_LINE:
+            yield from self.end()
+
+    def end(self) -> Iterator[str]:
+        """The last line, if it did not end."""
+        rest, self._rest = self._rest, b""
+        text = _text(rest.strip(b"\r"))
+        if text.strip():
+            yield text
+
+    @property
+    def transient(self) -> str:
+        """The current text of a line that rewrites itself, such as a progress bar."""
+        return _text(self._rest.strip(b"\r")) if b"\r" in self._rest else ""
+
+
+class NoiseFilter:
+    """Drops mpirun's messages about ranks that ended, which the launcher reports itself, once.
+
+    Open MPI writes blocks of lines between two lines of dashes, MPICH one between two of equals signs, on standard
+    output, and some lines. A block is held back until it is complete, or for `hold_seconds`, or for `HELD_LINES`
+    lines; one of another kind comes out unchanged. Blocks in dashes only with `blocks`; of those in equals signs the
+    first line says whether they are MPICH's.
+    """
+
+    HELD_LINES = 40
+
+    def __init__(self, *, blocks: bool = True, hold_seconds: float = 1.0) -> None:
+        self.first_rank: int | None = None
+        """The rank that ended first, if mpirun named one."""
+        self.signal: int | None = None
+        """The signal that ended a rank, if mpirun reported one."""
+        self._blocks = blocks
+        self._hold_seconds = hold_seconds
+        self._held: list[str] = []
+        self._since = 0.0
+        self._after_noise = False
+
+    def feed(self, line: str, now: float | None = None) -> list[str]:
+        """The lines that may be shown after this line."""
+        now = time.monotonic() if now is None else now
+        if not self._held:
+            return self._outside(line, now)
+        end = _DASHES
+        if _EQUALS.fullmatch(self._held[0]):
+            if len(self._held) == 1 and not _MPICH.match(line):
+                return self.end() + self._outside(line, now)
+            end = _EQUALS
+        self._held.append(line)
+        if end.fullmatch(line):
+            return self._complete()
+        return self.end() if len(self._held) > self.HELD_LINES else []
+
+    def tick(self, now: float | None = None) -> list[str]:
+        """The lines that were held for too long."""
+        now = time.monotonic() if now is None else now
+        return self.end() if self._held and now - self._since > self._hold_seconds else []
+
+    def end(self) -> list[str]:
+        """The lines that are still held."""
+        held, self._held = self._held, []
+        return held
+
+    def _outside(self, line: str, now: float) -> list[str]:
+        if (self._blocks and _DASHES.fullmatch(line)) or _EQUALS.fullmatch(line):
+            self._held, self._since = [line], now
+            return []
+        if said := _SIGNAL.match(line):
+            self.signal = int(said["signal"])
+        noise = _NOISE_LINE.match(line) is not None or (self._after_noise and not line.strip())
+        self._after_noise = noise
+        return [] if noise else [line]
+
+    def _complete(self) -> list[str]:
+        block = self.end()
+        if _EQUALS.fullmatch(block[0]):
+            self._after_noise = True
+            return []
+        text = " ".join(line.strip() for line in block[1:-1]).strip()
+        if not _NOISE_BLOCK.match(text):
+            return block
+        if self.first_rank is None and (named := _RANK.search(text)):
+            self.first_rank = int(named["rank"] or named["last"])
+        return []
+
+
+class Screen:
+    """Standard output and standard error of the launcher, on a terminal or not."""
+
+    def __init__(self, out: TextIO, err: TextIO, names: Sequence[str]) -> None:
+        for sink in (out, err):
+            if isinstance(sink, io.TextIOWrapper):
+                sink.reconfigure(errors="backslashreplace")  # what a child writes may be in no alphabet of the terminal
+        self._sinks = {OUT: out, ERR: err}
+        self._terminal = {kind: sink.isatty() for kind, sink in self._sinks.items()}
+        self._prefixes = {kind: _prefixes(sink, names) for kind, sink in self._sinks.items()}
+        self._transient = ""
+        self._transient_of = ("", "")
+
+    @property
+    def shows_bars(self) -> bool:
+        """Whether transient lines are shown."""
+        return self._terminal[ERR]
+
+    def line(self, name: str, text: str, kind: str = OUT) -> None:
+        """Print a line of a child on standard output or (`ERR`) standard error."""
+        self._write(kind, name, text)
+
+    def transient(self, name: str, text: str, kind: str = OUT) -> None:
+        """Show a line that the child will rewrite, or remove it; on a terminal only."""
+        if not self.shows_bars:
+            return
+        if text.strip():
+            width = shutil.get_terminal_size().columns
+            self._transient, self._transient_of = f"[{name}] {text}"[: width - 1], (name, kind)
+            self._emit(ERR, _WIPE + self._transient)
+        elif self._transient_of == (name, kind):
+            self.clear()
+
+    def message(self, text: str) -> None:
+        """Print a message of the launcher on standard error."""
+        self._write(ERR, "", f"hybridps: {text}")
+
+    def _write(self, kind: str, name: str, text: str) -> None:
+        wipe = _WIPE if self._transient and self._terminal[kind] else ""
+        prefix = f"{self._prefixes[kind][name]} " if name else ""
+        self._emit(kind, f"{wipe}{prefix}{text}\n")
+        if self._transient:
+            self._emit(ERR, _WIPE + self._transient)
+
+    def _emit(self, kind: str, text: str) -> None:
+        sink = self._sinks[kind]
+        try:
+            sink.write(text)
+            sink.flush()
+        except BrokenPipeError:  # `hybridps run ... | head`: the job goes on, unseen
+            self._sinks[kind] = open("/dev/null", "w")  # noqa: SIM115
+            self._terminal[kind] = False
+
+    def clear(self) -> None:
+        """Remove the transient line."""
+        if self._transient:
+            self._transient, self._transient_of = "", ("", "")
+            self._emit(ERR, _WIPE)
+
+
+def _prefixes(sink: TextIO, names: Sequence[str]) -> dict[str, str]:
+    """The prefix of each child's lines, coloured if the terminal has colours."""
+    plain = {name: f"[{name}]" for name in names}
+    if not sink.isatty():
+        return plain
+    from rich.color import ColorSystem
+    from rich.console import Console
+    from rich.style import Style
+
+    console = Console(file=sink)
+    if console.color_system is None or console.no_color:
+        return plain
+    styles = dict(zip(names, itertools.cycle(_STYLES)))  # noqa: B905
+    return {
+        name: Style.parse(styles[name]).render(text, color_system=ColorSystem.STANDARD) for name, text in plain.items()
+    }
+
+
+def _last_segment(line: bytes, *, ended: bool) -> bytes:
+    """The text that a terminal would show of a line with carriage returns; marked if the line goes on."""
+    if b"\r" not in line:
+        return line
+    trailing = line.endswith(b"\r")
+    segment = line.rstrip(b"\r").rpartition(b"\r")[2]
+    if ended:
+        return segment
+    return b"\r" + segment + (b"\r" if trailing else b"")
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", errors="replace")
+
+
+_DASHES = re.compile(r"-{60,}")
+_EQUALS = re.compile(r"={79,}")
+_MPICH = re.compile(r"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES")
+_NOISE_LINE = re.compile(
+    r"Abort is in progress\.\.\.hit ctrl-c again"
+    r"|YOUR APPLICATION TERMINATED WITH THE EXIT S"
+    r"|This typically refers to a problem with your application\.$"
+    r"|Please see the FAQ page for debugging suggestions$"
+)
+_SIGNAL = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (?P<signal>\d+)\)$")
+_NOISE_BLOCK = re.compile(
+    r"\w+run noticed that process rank"
+    r"|\w+run detected that one or more processes exited with non-zero status"
+    r"|\w+run has exited due to process rank \d+ with PID \d+ on\s+node \S+ calling \"abort\""
+    r"|MPI_ABORT was invoked on rank"
+    r"|Primary job\s+terminated normally, but"
+)
+_RANK = re.compile(r"(?:process rank|invoked on rank) (?P<rank>\d+)|Process name:\s+\[\S+,(?P<last>\d+)\]")

@@ -1,0 +1,144 @@
+"""The servers of a job: those that are configured, those that are ranks of its MPI world, and an embedded one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import msgspec
+
+from hybridps.config import Settings
+from hybridps.errors import ConfigError, HybridPSError, PlanError, ServerError
+from hybridps.memory import keep_freed_memory
+from hybridps.mpi_groups.plan import SERVER
+from hybridps.mpi_groups.session import Session, open_session
+from hybridps.ps.client import Client
+from hybridps.ps.racks import place_in_rack
+from hybridps.ps.server import Server, ServerProcess
+from hybridps.ps.store import OpenStore, ParameterStore
+
+
+class _Announcement(msgspec.Struct, forbid_unknown_fields=True):
+    """What a rank says of the server that it runs, if it runs one."""
+
+    address: str = ""
+    error: str = ""
+
+
+def find_servers(session: Session) -> tuple[tuple[str, ...], ServerProcess | None]:
+    """The addresses of the job's servers, and the embedded one if this worker has started it.
+
+    Every worker of the MPI world calls this. With several groups in one MPI world and no server configured, the first
+    worker starts one. Raises, on all ranks, ServerError if a server cannot be started, PlanError if one is missing.
+    """
+    embedded, announcement = None, _Announcement()
+    if _needs_embedded(session) and session.place.worker == 0:
+        try:
+            embedded = _start_server(session)
+            announcement.address = embedded.address
+        except HybridPSError as error:
+            announcement.error = str(error)
+    servers = tuple(_announce(session, announcement)) or session.settings.servers
+    if session.plan.groups > 1 and not servers:
+        raise PlanError(
+            f"{session.plan.groups} groups in MPI worlds of their own need a server: "
+            "start one with `hybridps serve` and set HYBRIDPS_SERVERS to its address"
+        ).on_all_ranks()
+    return servers, embedded
+
+
+def find_backend(session: Session, stores: Mapping[str, OpenStore]) -> OpenStore:
+    """What opens the stores of this job. Raises ConfigError, on all ranks, for a backend that is not in `stores`."""
+    name = session.settings.backend
+    stores = {"hybridps": Client, **stores}
+    if name not in stores and (session.plan.groups > 1 or session.settings.servers):
+        raise ConfigError(
+            f"HYBRIDPS_BACKEND={name} belongs to the KVStore types of MXNet, and this script does not use them: unset "
+            "it, or open the job with open_job(stores={'mxnet': MXNetStores()}) of hybridps.kvstore.ps_lite"
+        ).on_all_ranks()
+    return stores.get(name, Client)
+
+
+def connect(session: Session, servers: tuple[str, ...], open_store: OpenStore) -> ParameterStore:
+    """The leader's connection with the servers, those of its rack if there are racks. Raises ServerError."""
+    settings, plan = session.settings, session.plan
+    place = place_in_rack(session.place.group, plan.groups, settings.racks, servers)
+    store = open_store(place.servers, job=settings.job, group=place.group, groups=place.groups, settings=settings)
+    if settings.racks > 1 and not (isinstance(store, Client) and store.has_parent):
+        store.close()
+        raise ServerError(
+            f"HYBRIDPS_RACKS={settings.racks}, and the servers of rack {place.rack} have no parents, so the racks "
+            "would never meet: start them with HYBRIDPS_PARENTS, or let `hybridps run --racks` do it"
+        )
+    return store
+
+
+def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
+    """Be a server rank of an MPI world: announce the address over MPI, and serve until the workers end."""
+    from hybridps.algorithms import resolve
+    from hybridps.ps.server.metrics import serve_metrics
+
+    session = open_session(lambda: resolve(settings), SERVER)
+    announcement, server = _Announcement(), None
+    keep_freed_memory()
+    try:
+        _check_serves_in_world(settings)
+        server = Server.of(settings, bind, insecure=insecure)
+        announcement.address = server.address
+        for line in serve_metrics(server.observe, settings):
+            print(line, flush=True)
+    except HybridPSError as error:
+        announcement.error = str(error)
+    _announce(session, announcement)
+    if server is not None:
+        threading.Thread(target=_stop_at_farewell, args=(session, server), daemon=True).start()
+        server.run()
+    session.close()
+
+
+def _check_serves_in_world(settings: Settings) -> None:
+    """Raise ConfigError for settings that a server rank of an MPI world cannot follow."""
+    if settings.backend != "hybridps":
+        raise ConfigError(
+            f"HYBRIDPS_BACKEND={settings.backend}: MXNet's servers cannot be ranks of an MPI world; leave the ranks of "
+            "`hybridps serve` out, and the first worker starts them"
+        )
+    if settings.parents:
+        raise ConfigError(
+            f"HYBRIDPS_PARENTS={','.join(settings.parents)} has no meaning for a server that is a rank of the job's "
+            "MPI world: start rack servers with `hybridps run --racks`, or each with `hybridps serve` alone"
+        )
+
+
+def _stop_at_farewell(session: Session, server: Server) -> None:
+    session.world.farewell()
+    server.stop()
+
+
+def _start_server(session: Session) -> ServerProcess:
+    """Beside the first worker: a server, or MXNet's scheduler and one of its servers."""
+    if session.settings.backend == "hybridps":
+        return ServerProcess(session.settings)
+    groups = ("--groups", str(session.plan.groups))
+    return ServerProcess(session.settings, arguments=groups)
+
+
+def _needs_embedded(session: Session) -> bool:
+    settings, plan = session.settings, session.plan
+    return plan.groups > 1 and not settings.servers and settings.group_index is None and not plan.server_ranks
+
+
+def _announce(session: Session, announcement: _Announcement) -> list[str]:
+    """The addresses of all servers that ranks of this world run. Raises, on all ranks, the reason why one does not."""
+    told = session.world.allgather_bytes(msgspec.json.encode(announcement))
+    announced = [msgspec.json.decode(other, type=_Announcement) for other in told]
+    for other in announced:
+        if other.error:
+            raise ServerError(other.error).on_all_ranks()
+    addresses = [other.address for other in announced if other.address]
+    if session.hosts > 1 and any("//127." in address or "//localhost" in address for address in addresses):
+        raise PlanError(
+            f"the server at {addresses[0]} cannot be reached from the other {session.hosts - 1} hosts: start with "
+            "`hybridps run --hosts ...`, or give the address of a `hybridps serve --bind ...` that has keys"
+        ).on_all_ranks()
+    return addresses

@@ -1,0 +1,175 @@
+"""Measurements of a machine and a network, as `hybridps oracle calibrate` writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from hybridps.errors import OracleError
+from hybridps.oracle.machines.fit import Line
+from hybridps.oracle.machines.machine import Level, Machine, checked, write_machine
+from hybridps.oracle.networks import Network, write_network
+
+FILE = "calibration.json"
+
+
+class Pass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of one iteration's computation."""
+
+    forward_seconds: float
+    backward_seconds: float
+    update_seconds: float
+
+
+class Layers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A network in one process: each layer on its own (times in `network`), and the whole network with this batch."""
+
+    network: Network
+    batch_size: int
+    whole: Pass
+    weight_items: int
+    """All items of the model, those that are not trained (running statistics) included."""
+
+    @property
+    def residual(self) -> float:
+        """(sum of the layers - whole network) / whole network, for forward and backward."""
+        layers = sum(
+            self.batch_size * ((layer.forward_seconds or 0.0) + (layer.backward_seconds or 0.0))
+            for layer in self.network.layers
+        )
+        whole = self.whole.forward_seconds + self.whole.backward_seconds
+        return (layers - whole) / whole
+
+
+class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Steps of the training script without communication, while `copies` share the cores: images -> seconds."""
+
+    copies: int
+    step: Line
+    loader: Line
+
+
+class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An operation of all workers as a function of its bytes.
+
+    `loss`: seconds of computation that a worker loses per second that the operation takes on its own.
+    """
+
+    cost: Line
+    loss: float
+
+
+class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The cost of summing gradients, and of averaging weights with the centre, for these workers and groups."""
+
+    workers: int
+    groups: int
+    sum: Operation
+    average: Operation | None = None
+
+
+class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All measurements. `hosts`: the hosts of the workers of `communications`; empty for this machine alone."""
+
+    cores: int
+    hosts: str
+    steps: tuple[Steps, ...]
+    communications: tuple[Communication, ...]
+    layers: Layers
+    copy_bytes_per_second: float
+    add_bytes_per_second: float
+    matrix_flops: float
+    memory_bytes: int
+    """Of the whole machine."""
+
+    def steps_of(self, copies: int) -> Steps:
+        """Steps with this many workers on the cores, extrapolated in proportion beyond the measured number.
+
+        Raises OracleError if nothing was measured.
+        """
+        known = {each.copies: each for each in self.steps}
+        if copies in known:
+            return known[copies]
+        nearest = max((count for count in known if count < copies), default=0)
+        if nearest < self.cores:
+            raise OracleError(f"no steps of {copies} copies were measured, only of {_text(known)}: calibrate with them")
+        return Steps(copies, *(line.scaled(copies / nearest) for line in (known[nearest].step, known[nearest].loader)))
+
+    def communication_of(self, workers: int, groups: int) -> Communication:
+        """The communication of this layout. Raises OracleError if it was not measured."""
+        for each in self.communications:
+            if (each.workers, each.groups) == (workers, groups):
+                return each
+        known = _text(f"{each.workers} in {each.groups}" for each in self.communications)
+        raise OracleError(
+            f"{workers} workers in {groups} groups were not measured, only {known}: "
+            f"calibrate with --layouts {workers}x{groups}"
+        )
+
+
+def read_calibration(folder: Path) -> Calibration:
+    """Read a calibration from its folder. Raises OracleError if there is none."""
+    try:
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=Calibration)
+    except OSError as error:
+        raise OracleError(f"{folder / FILE}: {error.strerror}; make it with `hybridps oracle calibrate`") from None
+    except msgspec.DecodeError as error:
+        raise OracleError(f"{folder / FILE} is no calibration: {error}") from None
+
+
+def write_calibration(calibration: Calibration, folder: Path) -> None:
+    """Write the calibration and, beside it, the network with its layer times and the machine, for `predict`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(calibration), indent=1) + b"\n")
+    write_network(calibration.layers.network, folder / "network.json")
+    if any(each.groups == 1 < each.workers for each in calibration.communications):
+        write_machine(machine_measured(calibration), folder / "machine.json")
+
+
+def machine_measured(calibration: Calibration) -> Machine:
+    """The machine as `predict` needs it: a PE is a worker, with its share of the memory.
+
+    A level for each number of workers whose allreduce in one group was measured: T = a' + b' M, which the equation
+    T = 2 (p-1) (a + M b / p) gives for a = a' / (2 (p-1)) and b = b' p / (2 (p-1)). Servers: the layout with most
+    groups, as if all of its time were theirs. Raises OracleError where no allreduce was measured.
+    """
+    alone = sorted((each for each in calibration.communications if each.groups == 1), key=lambda each: each.workers)
+    levels = [_level(each.workers, each.sum.cost) for each in alone if each.workers > 1]
+    if not levels:
+        raise OracleError("no layout of several workers in one group was measured: calibrate with --layouts 2x1")
+    levels[-1] = msgspec.structs.replace(levels[-1], pes=None)
+    machine = Machine(
+        name="calibrated",
+        memory_bytes=calibration.memory_bytes / calibration.cores,
+        speed_flops=calibration.matrix_flops,
+        levels=tuple(levels),
+        pes_per_node=calibration.cores,
+        aggregate_bytes_per_second=calibration.add_bytes_per_second,
+    )
+    apart = max(calibration.communications, key=lambda each: each.groups)
+    if apart.groups == 1:
+        return checked(machine)
+    cost = apart.sum.cost
+    return checked(
+        msgspec.structs.replace(
+            machine,
+            server_bandwidth_bytes_per_second=apart.groups / cost.seconds_per_unit,
+            server_message_seconds=max(0.0, cost.start_seconds) / apart.groups,
+        )
+    )
+
+
+def _level(pes: int, cost: Line) -> Level:
+    messages = 2 * (pes - 1)
+    return Level(
+        name=f"{pes} workers",
+        pes=pes,
+        latency_seconds=max(0.0, cost.start_seconds) / messages,
+        bandwidth_bytes_per_second=messages / (pes * cost.seconds_per_unit),
+    )
+
+
+def _text(names: Iterable[object]) -> str:
+    return ", ".join(map(str, names)) or "none"

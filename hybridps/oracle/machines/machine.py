@@ -1,0 +1,185 @@
+"""Machines as data: links by distance, memory and speed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from hybridps.errors import OracleError
+
+MICROSECOND = 1e-6
+
+
+class Link(NamedTuple):
+    """Cost of a message: start-up time, and time per byte. These are `a` and `b` of the equations."""
+
+    latency_seconds: float
+    seconds_per_byte: float
+
+    def message_seconds(self, message_bytes: float) -> float:
+        """T_p2p = a + m b."""
+        return self.latency_seconds + message_bytes * self.seconds_per_byte
+
+
+class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The slowest link that a collective over up to `pes` PEs uses; without `pes`, over any number of PEs.
+
+    `plx_crossings`: how often such a message crosses from an accelerator to its host, `latency_plx_us` each.
+    """
+
+    name: str
+    latency_seconds: float
+    bandwidth_bytes_per_second: float
+    pes: int | None = None
+    plx_crossings: int = 0
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Equal processing elements (PEs) in nodes, and links by distance, nearest first.
+
+    `contention` divides the bandwidth between nodes where all PEs of a node send at once (hybrid strategies).
+    `staging` is the link within a node for messages that go through the host's memory. Servers: the bandwidth of a
+    server's host in each direction (that of the farthest level if not given), what its kernels aggregate, and the
+    time it spends on each message. What is not given does not limit.
+    """
+
+    name: str
+    memory_bytes: float
+    speed_flops: float
+    levels: tuple[Level, ...]
+    pes_per_node: int = 1
+    max_pes: int | None = None
+    latency_plx_us: float = 0.0
+    contention: float | None = None
+    staging: Level | None = None
+    server_bandwidth_bytes_per_second: float | None = None
+    aggregate_bytes_per_second: float | None = None
+    server_message_seconds: float = 0.0
+
+    def link(self, pes: int) -> Link:
+        """The link of a collective over `pes` PEs. Raises OracleError beyond the last level."""
+        for level in self.levels:
+            if level.pes is None or pes <= level.pes:
+                return self.link_of(level)
+        raise OracleError(
+            f"{self.name} has no link for {pes} PEs: its last level ends at {self.levels[-1].pes}; "
+            "leave `pes` of the last level out for any number"
+        )
+
+    def link_of(self, level: Level) -> Link:
+        latency = level.latency_seconds + level.plx_crossings * self.latency_plx_us * MICROSECOND
+        return Link(latency, 1 / level.bandwidth_bytes_per_second)
+
+
+ABCI = Machine(
+    name="ABCI",
+    memory_bytes=16e9,
+    speed_flops=7.8e12,
+    pes_per_node=4,
+    max_pes=4096,
+    latency_plx_us=15.0,
+    levels=(
+        Level(name="NVLink in a node", pes=4, latency_seconds=9e-6, bandwidth_bytes_per_second=50e9),
+        Level(name="leaf switch", pes=68, latency_seconds=310e-9, bandwidth_bytes_per_second=12.5e9, plx_crossings=2),
+        Level(name="rack", pes=136, latency_seconds=490e-9, bandwidth_bytes_per_second=12.5e9, plx_crossings=2),
+        Level(name="spine switch", latency_seconds=980e-9, bandwidth_bytes_per_second=12.5e9, plx_crossings=2),
+    ),
+    staging=Level(name="host memory", latency_seconds=3e-3 + 110e-9, bandwidth_bytes_per_second=16e9),
+)
+"""The machine of the ParaDL paper, with the numbers of its authors' program: 2 (L_plx + 110 ns), 90 ns a switch."""
+
+MACHINES = {"abci": ABCI}
+
+
+def machine_of(name: str) -> Machine:
+    """A built-in machine by its name, or the machine of a file: JSON of `Machine`, or a published `.plat`."""
+    if name.lower() in MACHINES:
+        return MACHINES[name.lower()]
+    path = Path(name)
+    if not path.is_file():
+        raise OracleError(f"unknown machine {name!r}: use one of {', '.join(MACHINES)}, or a JSON or .plat file")
+    text = path.read_text()
+    if not text.lstrip().startswith("{"):
+        return _plat(text, path)
+    try:
+        return checked(msgspec.json.decode(text, type=Machine))
+    except msgspec.DecodeError as error:
+        raise OracleError(f"{path} is no machine: {error}") from None
+
+
+def write_machine(machine: Machine, path: Path) -> None:
+    """Write the JSON that `machine_of` reads."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(machine), indent=1) + b"\n")
+
+
+def with_settings(machine: Machine, settings: dict[str, float]) -> Machine:
+    """The machine with some numbers replaced. Raises OracleError for names that are not in `SETTINGS`."""
+    for name in settings:
+        if name not in SETTINGS:
+            raise OracleError(f"unknown setting {name!r} of a machine: use one of {', '.join(SETTINGS)}")
+    changed: dict[str, Any] = {
+        name: int(value) if name in ("pes_per_node", "max_pes") else value for name, value in settings.items()
+    }
+    return checked(msgspec.structs.replace(machine, **changed)) if settings else machine
+
+
+SETTINGS = tuple(name for name in Machine.__struct_fields__ if name not in ("name", "levels", "staging"))
+
+
+def checked(machine: Machine) -> Machine:
+    """Returns the machine. Raises OracleError for a number that is impossible."""
+    _check_positive(machine, "memory_bytes", "speed_flops", "pes_per_node", "max_pes", "contention")
+    _check_positive(machine, "server_bandwidth_bytes_per_second", "aggregate_bytes_per_second")
+    _check_not_negative(machine, "latency_plx_us", "server_message_seconds")
+    if not machine.levels:
+        raise OracleError(f"{machine.name} has no levels: give at least one link")
+    for level in (*machine.levels, *([machine.staging] if machine.staging else [])):
+        _check_positive(level, "bandwidth_bytes_per_second", "pes")
+        _check_not_negative(level, "latency_seconds", "plx_crossings")
+    reaches = [float("inf") if level.pes is None else level.pes for level in machine.levels]
+    if reaches != sorted(set(reaches)):
+        raise OracleError(f"the levels of {machine.name} reach {reaches} PEs: order them from near to far")
+    return machine
+
+
+def _check_positive(data: Machine | Level, *names: str) -> None:
+    for name in names:
+        value = getattr(data, name)
+        if value is not None and not value > 0:
+            raise OracleError(f"{name} of {data.name!r} is {value:g}: it must be above 0")
+
+
+def _check_not_negative(data: Machine | Level, *names: str) -> None:
+    for name in names:
+        if not getattr(data, name) >= 0:
+            raise OracleError(f"{name} of {data.name!r} is {getattr(data, name):g}: it must be 0 or more")
+
+
+def _plat(text: str, path: Path) -> Machine:
+    """A `.plat` file as the ParaDL authors published it: NAME|number|unit in each line, one link for all distances."""
+    fields = [line.split("|") for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    try:
+        numbers = {field[0].strip(): float(field[1]) for field in fields}
+        return checked(
+            Machine(
+                name=path.stem,
+                memory_bytes=numbers["MEM_PER_NODE"],
+                speed_flops=numbers["NODE_SPEED"],
+                pes_per_node=int(numbers["GPU_PER_NODE"]),
+                max_pes=int(numbers["MAX_NODE"]),
+                levels=(
+                    Level(
+                        name="network",
+                        latency_seconds=numbers["LATENCY"],
+                        bandwidth_bytes_per_second=numbers["BANDWIDTH"],
+                    ),
+                ),
+                latency_plx_us=ABCI.latency_plx_us,
+            )
+        )
+    except (IndexError, ValueError) as error:
+        raise OracleError(f"{path} is no platform file: {error}") from None
+    except KeyError as error:
+        raise OracleError(f"{path} is no platform file: it has no line {error.args[0]}|number|unit") from None

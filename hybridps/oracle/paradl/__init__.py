@@ -1,0 +1,35 @@
+"""The ParaDL model (Kahira et al., HPDC 2021): an epoch of a network on a machine with one parallel strategy.
+
+A caller puts a network and a machine together as `Work`, and asks `predict` for an `Answer`: the predicted times and
+memory, whether the strategy is possible, and its bottleneck.
+"""
+
+from hybridps.oracle.paradl.answers import (
+    PAPER,
+    PUBLISHED,
+    Answer,
+    Prediction,
+    answer,
+    predict,
+    strategies_of,
+    strategy_of,
+)
+from hybridps.oracle.paradl.costs import CONGESTION, GRADIENTS, PEERS, SERVERS, Costs
+from hybridps.oracle.paradl.work import Work
+
+__all__ = [
+    "CONGESTION",
+    "GRADIENTS",
+    "PAPER",
+    "PEERS",
+    "PUBLISHED",
+    "SERVERS",
+    "Answer",
+    "Costs",
+    "Prediction",
+    "Work",
+    "answer",
+    "predict",
+    "strategies_of",
+    "strategy_of",
+]

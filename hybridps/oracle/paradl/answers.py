@@ -1,0 +1,200 @@
+"""Predicts what an epoch costs with a strategy, whether it is feasible, and what limits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import msgspec
+
+from hybridps.errors import OracleError
+from hybridps.oracle.paradl import paper, published, published_spatial
+from hybridps.oracle.paradl.costs import CONGESTION, Costs
+from hybridps.oracle.paradl.paper import nodes_of
+from hybridps.oracle.paradl.work import Work
+
+Equations = Callable[[Work, int, int], Costs]
+
+PAPER: Mapping[str, Callable[..., Costs]] = {
+    "serial": paper.serial,
+    "data": paper.data,
+    "spatial": paper.spatial,
+    "layer": paper.layer,
+    "filter": paper.weights_split,
+    "channel": paper.weights_split,
+    "data+filter": paper.data_filter,
+    "data+spatial": paper.data_spatial,
+}
+PUBLISHED: Mapping[str, Callable[..., Costs]] = {
+    "serial": published.serial,
+    "data": published.data,
+    "spatial": published_spatial.spatial,
+    "filter": published.weights_split,
+    "channel": published.weights_split,
+    "data+filter": published.data_filter,
+    "data+spatial": published_spatial.data_spatial,
+}
+VARIANTS = {"paper": PAPER, "code": PUBLISHED}
+ALIASES = {"pipeline": "layer", "filter+data": "data+filter", "spatial+data": "data+spatial"}
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer as written to JSON. `limits` says why it is infeasible; empty if it is feasible."""
+
+    network: str
+    strategy: str
+    pes: int
+    global_batch: int
+    compute_seconds_per_epoch: float
+    communication_seconds_per_epoch: float
+    memory_bytes_per_pe: float
+    feasible: bool
+    limits: tuple[str, ...]
+
+    @property
+    def seconds_per_epoch(self) -> float:
+        return self.compute_seconds_per_epoch + self.communication_seconds_per_epoch
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """A cost that takes a share of the epoch or of the memory: a limitation of the strategy or of the system."""
+
+    name: str
+    kind: str
+    share: float
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.kind}, {self.share:.0%})"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A prediction and the costs behind it."""
+
+    prediction: Prediction
+    costs: Costs
+
+    def bottlenecks(self, least_share: float = 0.05) -> tuple[Bottleneck, ...]:
+        """Costs that take at least this share of the epoch, largest first, and such shares of redundant memory."""
+        costs, total = self.costs, self.prediction.seconds_per_epoch or 1.0
+        seconds = {
+            **costs.communication_seconds,
+            "weight update": costs.update_seconds,
+            "load balance": costs.idle_seconds,
+            "computation redundancy": costs.redundant_seconds,
+        }
+        shares = {name: second / total for name, second in seconds.items()}
+        shares["memory redundancy"] = costs.replicated_bytes / costs.memory_bytes
+        found = [Bottleneck(name, _kind(name), share) for name, share in shares.items() if share >= least_share]
+        return tuple(sorted(found, key=lambda bottleneck: -bottleneck.share))
+
+
+def predict(
+    work: Work, strategy: str, pes: int, batch: int, *, variant: str = "paper", segments: int | None = None
+) -> Answer:
+    """Predict an epoch with `pes` PEs and a global batch.
+
+    Beyond a limit of the strategy, the answer is infeasible and says why. Raises OracleError for unknown names and
+    impossible numbers.
+    """
+    strategy = strategy_of(strategy, variant)
+    for what, value in (("pes", pes), ("batch", batch), ("segments", segments)):
+        if value is not None and value < 1:
+            raise OracleError(f"{what}={value}: give 1 or more")
+    equations = VARIANTS[variant][strategy]
+    if strategy == "layer":
+        equations = partial(equations, segments=segments or min(pes, batch))
+    return answer(work, strategy, pes, batch, equations(work, pes, batch), stops(work, strategy, pes, batch))
+
+
+def answer(work: Work, strategy: str, pes: int, batch: int, costs: Costs, limits: list[str]) -> Answer:
+    """The answer for known costs; memory and the size of the machine limit every strategy."""
+    machine = work.machine
+    if costs.memory_bytes > machine.memory_bytes:
+        limits.append(
+            f"memory: {costs.memory_bytes / 1e9:,.2f} GB > {machine.memory_bytes / 1e9:,.2f} GB of {machine.name}"
+        )
+    if machine.max_pes is not None and pes > machine.max_pes:
+        limits.append(f"pes: {pes} > {machine.max_pes} of {machine.name}")
+    return Answer(
+        Prediction(
+            network=work.network.name,
+            strategy=strategy,
+            pes=pes,
+            global_batch=batch,
+            compute_seconds_per_epoch=costs.compute_seconds,
+            communication_seconds_per_epoch=sum(costs.communication_seconds.values()),
+            memory_bytes_per_pe=costs.memory_bytes,
+            feasible=not limits,
+            limits=tuple(limits),
+        ),
+        costs,
+    )
+
+
+def strategy_of(name: str, variant: str) -> str:
+    """The strategy of this name in a variant. Raises OracleError, which lists the names."""
+    if variant not in VARIANTS:
+        raise OracleError(f"unknown variant {variant!r}: use one of {', '.join(VARIANTS)}")
+    strategy = ALIASES.get(name, name)
+    if strategy in PAPER and strategy not in VARIANTS[variant]:
+        raise OracleError(
+            f"the published program has no {strategy!r}: use variant paper, or one of {', '.join(VARIANTS[variant])}"
+        )
+    if strategy not in VARIANTS[variant]:
+        raise OracleError(f"unknown strategy {name!r}: use one of {', '.join(VARIANTS[variant])}")
+    return strategy
+
+
+def strategies_of(names: Sequence[str], variant: str) -> list[str]:
+    """The names, with all strategies of the variant for `all`."""
+    if variant not in VARIANTS:
+        raise OracleError(f"unknown variant {variant!r}: use one of {', '.join(VARIANTS)}")
+    return list(dict.fromkeys(each for name in names for each in (VARIANTS[variant] if name == "all" else (name,))))
+
+
+def stops(work: Work, strategy: str, pes: int, batch: int) -> list[str]:
+    """The limits of a strategy that `pes` PEs exceed: the last column of the paper's table."""
+    inside, nodes = nodes_of(work, pes) if "+" in strategy else (pes, 1)
+    found = []
+    for value, bound, what in _bounds(work, strategy, pes, batch, inside, nodes):
+        if value > bound:
+            found.append(f"pes: {value} > {bound}, {what}")
+    if "+" in strategy and inside * nodes != pes:
+        found.append(f"pes: {pes} is not a multiple of the {inside} PEs of a node")
+    return found
+
+
+def _bounds(work: Work, strategy: str, pes: int, batch: int, inside: int, nodes: int) -> list[tuple[int, int, str]]:
+    """Numbers, their upper bounds, and what the bounds are."""
+    if strategy == "serial":
+        return [(pes, 1, "a serial run")]
+    if strategy == "data":
+        return [(pes, batch, "the global batch")]
+    if strategy == "layer":
+        return [(pes, len(work.network.layers), "the number of layers")]
+    batches = [(nodes, batch, "nodes, by the global batch")] if "+" in strategy else []
+    what, sizes = _smallest(work, strategy)
+    return [*batches, *([(inside, min(sizes), what)] if sizes else [])]
+
+
+def _smallest(work: Work, strategy: str) -> tuple[str, list[int]]:
+    """The limit in words (positions, filters or channels), and that size of each split layer."""
+    layers = work.network.layers
+    if strategy in ("spatial", "data+spatial"):
+        split = [layers[index] for index in work.by_space.positions]
+        places = [min(prod(layer.input[1:]), prod(layer.output[1:])) for layer in split]
+        return "the smallest width times height of a split layer", places
+    chosen = [index for index in work.by_weights.positions if layers[index].matrix_items]
+    if strategy == "channel":
+        return "the smallest number of channels of a split layer but the first", [
+            layers[index].input[0] for index in chosen if index > 0
+        ]
+    return "the smallest number of filters of a split layer", [layers[index].weight[1] for index in chosen]
+
+
+def _kind(name: str) -> str:
+    return "system" if name == CONGESTION else "inherent"

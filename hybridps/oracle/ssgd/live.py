@@ -1,0 +1,119 @@
+"""Predicts a run of this package on a calibrated machine: the time of a step, phase by phase.
+
+The network's layers, stretched to the measured step of as many workers on the same cores; hybridps' buckets, with the
+measured cost of their sum over all workers; Elastic SGD's averaging every tau steps, from the end of the update on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from hybridps.oracle.machines import Calibration, Operation
+from hybridps.oracle.ssgd.dag import Iteration, Layer, iteration_seconds, place, waited_seconds
+from hybridps.oracle.ssgd.merge import Message, buckets
+
+ITEM_BYTES = 4
+PHASES = ("step", "compute", "loader", "communication", "exposed")
+
+
+@dataclass(frozen=True)
+class Run:
+    """The configuration of a run. `elastic`: Elastic SGD, or else synchronous SGD."""
+
+    workers: int
+    groups: int
+    batch_size: int
+    elastic: bool
+    tau: int
+    bucket_bytes: int
+    """What is reduced at a time."""
+
+
+class Phases(msgspec.Struct, frozen=True):
+    """Mean seconds of one step.
+
+    `compute`: until the last gradient is computed; `exposed`: from then until its sum is there; together the `step`.
+    `loader`: Python waits for images while the engine computes. `communication`: the communicator works, or waits for
+    other workers.
+    """
+
+    step: float
+    compute: float
+    loader: float
+    communication: float
+    exposed: float
+
+
+def predict(calibration: Calibration, run: Run) -> Phases:
+    """Predict the phases. Raises OracleError if the calibration lacks a measurement that the run needs."""
+    steps = calibration.steps_of(run.workers)
+    compute_seconds, loader_seconds = steps.step(run.batch_size), steps.loader(run.batch_size)
+    layers = stretched_layers(calibration, compute_seconds)
+    if run.workers == 1:
+        return Phases(compute_seconds, compute_seconds, loader_seconds, 0.0, 0.0)
+    sums = messages(calibration, run)
+    plain = _phases(Iteration(layers, sums), loader_seconds)
+    average = calibration.communication_of(run.workers, run.groups).average
+    if not run.elastic or average is None:
+        return plain
+    weights = _message((), ITEM_BYTES * calibration.layers.weight_items, average)
+    averaging = _phases(Iteration(layers, [weights, *sums]), loader_seconds)
+    part = 1 / run.tau
+    return Phases(*(part * getattr(averaging, name) + (1 - part) * getattr(plain, name) for name in PHASES))
+
+
+def stretched_layers(calibration: Calibration, step_seconds: float) -> list[Layer]:
+    """The measured layers, scaled so that forward, backward and update together take `step_seconds`.
+
+    Each pass has its measured part of the whole; within a pass, layers have theirs, as measured one by one. What an
+    update takes is in proportion to the items.
+    """
+    measured = calibration.layers
+    network, whole = measured.network, measured.whole
+    stretch = step_seconds / (whole.forward_seconds + whole.backward_seconds + whole.update_seconds)
+    forward = [layer.forward_seconds or 0.0 for layer in network.layers]
+    backward = [layer.backward_seconds or 0.0 for layer in network.layers]
+    items = [layer.weight_items for layer in network.layers]
+    return [
+        Layer(
+            layer.name,
+            backward_seconds=stretch * whole.backward_seconds * backward[number] / sum(backward),
+            forward_seconds=stretch * whole.forward_seconds * forward[number] / sum(forward),
+            update_seconds=stretch * whole.update_seconds * items[number] / sum(items),
+            gradient_bytes=ITEM_BYTES * items[number],
+        )
+        for number, layer in enumerate(network.layers)
+    ]
+
+
+def messages(calibration: Calibration, run: Run) -> list[Message]:
+    """The buckets of a step: each takes its share of the time of all buckets."""
+    sizes = [ITEM_BYTES * layer.weight_items for layer in calibration.layers.network.layers]
+    if run.elastic:
+        members = -(-run.workers // run.groups)
+        if members == 1:
+            return []
+        operation = calibration.communication_of(members, 1).sum
+    else:
+        operation = calibration.communication_of(run.workers, run.groups).sum
+    lengths = buckets(sizes, run.bucket_bytes, float)
+    total = sum(bucket.seconds for bucket in lengths)
+    seconds = operation.cost(total)
+    return [
+        Message(bucket.layers, part * seconds, part * seconds * operation.loss)
+        for bucket in lengths
+        for part in [bucket.seconds / total]
+    ]
+
+
+def _message(layers: tuple[int, ...], nbytes: float, operation: Operation) -> Message:
+    return Message(layers, operation.cost(nbytes), operation.loss * operation.cost(nbytes))
+
+
+def _phases(iteration: Iteration, loader_seconds: float) -> Phases:
+    step = iteration_seconds(iteration, "hybridps")
+    exposed = waited_seconds(place(iteration, "hybridps", 2))
+    communication = sum(message.seconds for message in iteration.messages)
+    return Phases(step, step - exposed, loader_seconds, communication, exposed)

@@ -1,0 +1,160 @@
+"""The records of the parameter service, each defined once: what groups agree on, and what is handed from room to room.
+
+A contribution travels from the loop, which knows who has brought what, to a worker, which alone touches the memory of
+the chunk, and comes back as an answer. `Task` says which part of that runs where.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from hybridps.errors import HybridPSError, LayoutError, ServerError
+from hybridps.memory import Layout
+from hybridps.ps.chunk_map import ChunkMap, Span
+from hybridps.ps.clocks import Clock
+from hybridps.ps.rules import AnyRule
+
+CodecName = Literal["exact", "float16"]
+
+
+class UnknownClientError(ServerError):
+    """A server does not know a client, or no longer knows it."""
+
+
+class GroupTakenError(ServerError):
+    """Another process is that group. It may be gone already without having been declared lost yet."""
+
+
+class Joining(enum.Enum):
+    """What a group finds when it registers a table."""
+
+    NEW = "new"
+    """This group has initialised the centre."""
+    LATE = "late"
+    """The centre was there already."""
+    DROPPED = "dropped"
+    """All groups had the table and dropped it: there is nothing to read."""
+
+
+class TableSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What all groups of a table agree on. `server` is the place of this server among `servers`."""
+
+    layout: Layout
+    rule: AnyRule
+    clock: Clock
+    chunk_bytes: Annotated[int, Meta(ge=1, le=1 << 28)]
+    server: Annotated[int, Meta(ge=0)]
+    servers: Annotated[int, Meta(ge=1, le=4096)]
+    codec: CodecName = "exact"
+
+    def check(self) -> None:
+        """Raise LayoutError or ServerError if the rule cannot be computed in this dtype, or with this clock."""
+        name = type(self.rule).__name__
+        if self.layout.dtype not in self.rule.dtypes:
+            raise LayoutError(f"{name} is not computed in {self.layout.dtype}: use {' or '.join(self.rule.dtypes)}")
+        if not isinstance(self.clock, self.rule.clocks):
+            allowed = " or ".join(clock.__name__ for clock in self.rule.clocks)
+            raise ServerError(f"{name} has no meaning with the clock {self.clock}: use {allowed}")
+
+    def check_same(self, other: TableSpec, table: str) -> None:
+        """Raise LayoutError or ServerError, with both values, if `other` differs from this spec."""
+        if self.layout != other.layout:
+            difference = self.layout.difference(other.layout)
+            raise LayoutError(f"table {table!r} is registered with another layout: {difference}")
+        for name in ("rule", "clock", "chunk_bytes", "servers", "server", "codec"):
+            here, there = getattr(self, name), getattr(other, name)
+            if here != there:
+                raise ServerError(
+                    f"table {table!r} is registered with {name}={here}, and this group gives {there}: "
+                    "start all groups of a job with the same settings"
+                )
+
+    def chunk_map(self) -> ChunkMap:
+        """The chunks of the table on all servers. Raises LayoutError if they cannot be made."""
+        return ChunkMap(self.layout, self.chunk_bytes, self.servers)
+
+
+class Origin(NamedTuple):
+    """Who asks: one life (`epoch`) of a group of a job, and the number of its request, which grows within that life.
+
+    Together with the chunk it identifies a contribution: one that comes twice counts once.
+    """
+
+    job: str
+    group: int
+    epoch: int
+    request: int
+
+
+class Contribution(msgspec.Struct, frozen=True, eq=False):
+    """What a group brings to a round of a span: the sum of `rows` (flat arrays of the span's length) counts.
+
+    The answer is written to all `targets`, memory of the group; None: it is sent. `groups`: of how many groups the
+    values are the sum, which a rack server brings.
+    """
+
+    origin: Origin
+    span: Span
+    rows: Sequence[np.ndarray]
+    targets: Sequence[np.ndarray] | None = None
+    groups: int = 1
+
+
+class Answer(msgspec.Struct, frozen=True, eq=False):
+    """A request is done for a chunk (None: as a whole), or was refused with an `error`.
+
+    `values` are to be sent, and nobody changes them; None: nothing is sent.
+    """
+
+    origin: Origin
+    chunk: int | None
+    values: np.ndarray | None = None
+    error: HybridPSError | None = None
+
+
+class Admitted(msgspec.Struct, frozen=True):
+    """A group has joined a table. With `initialise` it is to send the initial values; `dropped` as in `Joining`."""
+
+    origin: Origin
+    initialise: bool
+    dropped: bool = False
+
+
+class Task(msgspec.Struct, frozen=True, eq=False):
+    """Work on the memory of a chunk: `run` is called by the worker `owner`, in order; then the loop calls `then`.
+
+    `then` gets what `run` returned, or the ServerError that stands for an exception, and returns what follows.
+    """
+
+    owner: int
+    run: Callable[[], Any]
+    then: Callable[[Any], Iterable[Outcome]]
+    nbytes: int | None = None
+    """What is read and written, if it is known and nothing is compiled: little is done at once, by the loop."""
+    sends: bool = False
+    """Whether values are sent afterwards: the loop is told at once, and not with what comes next."""
+
+
+class Upward(msgspec.Struct, frozen=True, eq=False):
+    """A rack server's request to its parents: register or drop a table there, or exchange a part of it.
+
+    When it is back the loop calls `then` with None, or with the error for which the parents refused the values.
+    """
+
+    job: str
+    action: Literal["register", "exchange", "drop"]
+    table: Any
+    """The table as the parents know it."""
+    then: Callable[[HybridPSError | None], Iterable[Outcome]]
+    place: slice | None = None
+    """Elements of the table's buffer that are exchanged, as the sum of so many groups."""
+    groups: int = 1
+
+
+Outcome = Admitted | Answer | Task | Upward

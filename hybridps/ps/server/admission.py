@@ -1,0 +1,193 @@
+"""Admission: whose message is served next, and what a tenant may use. What a message costs is known before it is paid.
+
+Tenants share a server by the bytes they cause, however many connections they have: start-time fair queueing (Goyal,
+Vin, Cheng, 1996), charged after service. Pure: the time is passed in. Used by the loop alone.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from hybridps.errors import ServerError
+from hybridps.ps import wire
+from hybridps.ps.keys import AllowList
+
+MESSAGE_BYTES = 4096
+"""What a message takes and costs beside its payload, about."""
+
+
+class Budget:
+    """Bytes used, of `limit_bytes` at most (None: no limit), and within those of a `whole`.
+
+    Used by one thread; only what `lend` lent comes back from any.
+    """
+
+    def __init__(self, limit_bytes: int | None = None, whole: Budget | None = None, name: str = "") -> None:
+        self.limit_bytes = limit_bytes
+        self.chain: tuple[Budget, ...] = (self, *(whole.chain if whole is not None else ()))
+        """This one, and those it is within."""
+        self._name = name
+        self._used = 0
+        self._returned: deque[int] = deque()
+
+    @property
+    def used_bytes(self) -> int:
+        while self._returned:
+            self._used -= self._returned.popleft()
+        return self._used
+
+    def has(self, nbytes: int) -> bool:
+        """Whether there is room for so much more."""
+        return all(b.limit_bytes is None or b.used_bytes + nbytes <= b.limit_bytes for b in self.chain)
+
+    def check(self, nbytes: int, what: str) -> None:
+        """Raise ServerError if there is no room for so much more."""
+        for budget in () if self.has(nbytes) else self.chain:
+            if budget.limit_bytes is not None and nbytes > budget.limit_bytes - budget.used_bytes:
+                whose = f"tenant {budget._name!r} may use" if budget._name else "this server may use"
+                raise ServerError(
+                    f"{what} needs about {nbytes} bytes here, and {max(budget.limit_bytes - budget.used_bytes, 0)} "
+                    f"of the {budget.limit_bytes} that {whose} are free: use more servers, or ask for more memory"
+                )
+
+    def take(self, nbytes: int) -> None:
+        """So much more is used; less if it is negative."""
+        for budget in self.chain:
+            budget._used += nbytes
+
+    def lend(self, array: np.ndarray, record_bytes: int = 0) -> None:
+        """The memory of an array, and so much beside it, is used until the last reference to the array is gone."""
+        nbytes = array.nbytes + record_bytes
+        self.take(nbytes)
+        for budget in self.chain:
+            weakref.finalize(array, budget._returned.append, nbytes).atexit = False
+
+    def lacking(self, nbytes: int) -> Budget | None:
+        """The one of the chain, this one first, that has no room for so much more."""
+        return next(
+            (b for b in self.chain if b.limit_bytes is not None and b.used_bytes + nbytes > b.limit_bytes), None
+        )
+
+
+class Account:
+    """One tenant at a server: its messages that wait, what it may use, and what it has used."""
+
+    def __init__(self, name: str, budget: Budget, bytes_per_second: int | None = None) -> None:
+        self.name = name
+        self.budget = budget
+        self.bytes_per_second = bytes_per_second
+        self.waiting: deque[tuple[Any, int]] = deque()
+        self.start_bytes = 0
+        """Where its next message begins, on the line on which all tenants move on alike."""
+        self.rests_until_seconds = -math.inf
+        self.rested_seconds = 0.0
+        """What its rate has cost it."""
+        self.messages = 0
+        self.received_bytes = 0
+        self.served_bytes = 0
+        self.sent_bytes = 0
+        self.refused = 0
+        self.not_finite = 0
+
+
+class FairQueue:
+    """Messages of several tenants. While n tenants have some, each is served 1/n of the bytes.
+
+    A message of m bytes waits, beside those of its own tenant, for at most m bytes and two messages of each other one.
+    """
+
+    def __init__(self) -> None:
+        self._turns: list[Account] = []
+        """Those with messages."""
+        self._now_bytes = 0
+        self._furthest_bytes = 0
+
+    def put(self, account: Account, message: Any, nbytes: int) -> None:
+        """Let a message wait. Raises ServerError if its tenant has no room for it."""
+        nbytes += MESSAGE_BYTES
+        account.budget.check(nbytes, "a message that waits")
+        account.budget.take(nbytes)
+        account.received_bytes += nbytes
+        if not self._turns:
+            self._now_bytes = self._furthest_bytes
+        if not account.waiting:
+            self._turns.append(account)
+            account.start_bytes = max(account.start_bytes, self._now_bytes)
+        account.waiting.append((message, nbytes))
+
+    def take(self, now: float) -> tuple[Account, Any] | None:
+        """The next message; None if there is none, or all tenants that have some rest."""
+        able = [account for account in self._turns if account.rests_until_seconds <= now]
+        if not able:
+            return None
+        account = min(able, key=lambda account: account.start_bytes)
+        self._now_bytes = max(self._now_bytes, account.start_bytes)
+        message, nbytes = account.waiting.popleft()
+        account.budget.take(-nbytes)
+        if not account.waiting:
+            self._turns.remove(account)
+        return account, message
+
+    def charge(self, account: Account, nbytes: int, now: float) -> None:
+        """What a message caused. With a rate, the tenant rests for as long as that takes."""
+        account.messages += 1
+        account.served_bytes += nbytes
+        account.start_bytes += nbytes + MESSAGE_BYTES
+        self._furthest_bytes = max(self._furthest_bytes, account.start_bytes)
+        if account.bytes_per_second is not None:
+            rest_seconds = nbytes / account.bytes_per_second
+            account.rests_until_seconds = max(account.rests_until_seconds, now) + rest_seconds
+            account.rested_seconds += rest_seconds
+
+    def rest_seconds(self, now: float) -> float:
+        """Until a message can be taken; infinite if there is none."""
+        return max(0.0, min((account.rests_until_seconds for account in self._turns), default=math.inf) - now)
+
+
+_MOST = 4096
+
+
+class Accounts:
+    """Of all tenants of an allow-list. Without one each job is a tenant, with no bound of its own."""
+
+    def __init__(self, allowed: AllowList | None, whole: Budget) -> None:
+        self._allowed = allowed
+        self._whole = whole
+        self._accounts: dict[str, Account] = {}
+        if allowed is not None:
+            for tenant in allowed.tenants.values():
+                budget = Budget(tenant.quotas.memory_bytes, whole, tenant.name)
+                self._accounts[tenant.name] = Account(tenant.name, budget, tenant.quotas.bytes_per_second)
+
+    def __iter__(self) -> Iterator[Account]:
+        return iter([*self._accounts.values()])
+
+    def name_of(self, hello: wire.Hello) -> str:
+        """Of the job, so that jobs of different tenants never meet."""
+        return hello.job if self._allowed is None else f"{hello.tenant}/{hello.job}"
+
+    def of(self, hello: wire.Hello, key: str) -> Account:
+        """The account of a client whose connection has that public key. Raises ServerError for another tenant."""
+        if self._allowed is None:
+            self._make_room()
+            return self._accounts.setdefault(hello.job, Account(hello.job, Budget(None, self._whole)))
+        tenant = self._allowed.tenants.get(key)
+        if tenant is None or hello.tenant != tenant.name or not tenant.knows(hello.token):
+            whose = f"the key of tenant {tenant.name!r}" if tenant else "no key"
+            raise ServerError(
+                f"the token is not that of the key: this connection has {whose}, and says it is {hello.tenant!r}; "
+                "use the folder that `hybridps keys` made, as it is"
+            )
+        return self._accounts[tenant.name]
+
+    def _make_room(self) -> None:
+        """Forget a job that uses nothing."""
+        if len(self._accounts) >= _MOST:
+            idle = (name for name, account in self._accounts.items() if not account.budget.used_bytes)
+            self._accounts.pop(next(idle, ""), None)

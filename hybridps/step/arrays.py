@@ -1,0 +1,92 @@
+"""The front end for NumPy: a model of arrays, trained without a framework."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+
+import numpy as np
+
+from hybridps.algorithms import Algorithm
+from hybridps.mpi_groups import Session
+from hybridps.step.gradients import Gradients
+from hybridps.step.initial import InitialValues
+from hybridps.step.items import Item
+from hybridps.step.job_context import JobContext
+from hybridps.step.plan import KeySpec
+from hybridps.step.schedule import Schedule
+from hybridps.step.weights import Weights
+
+
+class ArrayModel:
+    """A model whose weights and gradients are NumPy arrays by key. A context manager.
+
+    `weights`: this worker's initial values, of float16, float32 or float64; they are not changed. All workers make the
+    same calls in the same order.
+    """
+
+    def __init__(self, algorithm: Algorithm, session: Session, weights: Mapping[str, np.ndarray]) -> None:
+        """Return when `self.weights` are the first worker's initial values, on all workers."""
+        context = JobContext.of(session)
+        keys = {name: KeySpec(value.dtype.name, value.shape) for name, value in weights.items()}
+        self._algorithm = algorithm
+        self._schedule = Schedule(algorithm.levels, context)
+        initial = InitialValues(self._schedule, algorithm, context, "initial")
+        self._averaged = Weights(keys, self._schedule, algorithm, context, initial, "model")
+        self._sums = Gradients(self._schedule, algorithm, context, initial, "model")
+        self._sums.lay_out(keys)
+        self.weights = self._averaged.views
+        """The weights, to be updated in place between two steps."""
+        self.gradients = {name: self._sums.views(name)[0] for name in keys}
+        """This worker's gradients, to be filled before `reduce`; the sums over all workers after it."""
+        self._initialise(weights, initial)
+
+    def reduce(self) -> None:
+        """Turn the gradients into their sums over all workers, and average the weights with the centre when it is time.
+
+        Call it once a step, before the local update. Returns when both are done. Raises the error that has ended
+        the communication, if one has.
+        """
+        if self._algorithm.averages(self._sums.next_step):
+            self._wait([self._averaged.average(self._sums.next_step)])
+        self._sums.begin()
+        self._wait([self._sums.push(name) for name in self.gradients])
+
+    def close(self) -> None:
+        """Drop what the servers hold for this model, and end the communication."""
+        self._averaged.close()
+        self._sums.close()
+        self._schedule.close()
+
+    def __enter__(self) -> ArrayModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+
+    def _initialise(self, weights: Mapping[str, np.ndarray], initial: InitialValues) -> None:
+        items = []
+        for name, value in weights.items():
+            self.weights[name][...] = value
+            items.append(initial.fill(name, self.weights[name]))
+        self._wait([*items, self._averaged.join()])
+
+    def _wait(self, items: list[Item]) -> None:
+        """All these items have arrived; return when they are done."""
+        if not items:
+            return
+        ended, left = threading.Event(), len(items)
+
+        def release() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                ended.set()
+
+        for item in items:
+            item(release)
+        self._schedule.wait_for(ended)

@@ -1,0 +1,47 @@
+"""Looks for NaN and Inf in a worker's own gradients before they are reduced: a sum does not tell whose they were."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from hybridps.errors import HybridPSError
+from hybridps.events import NotFinite
+from hybridps.ps.rules.finite import is_finite
+from hybridps.step.job_context import JobContext
+from hybridps.step.plan import Span
+
+
+class NotFiniteGradientError(HybridPSError):
+    """A worker's own gradient has NaN or Inf, and the setting `check_finite` is `refuse`."""
+
+
+class FiniteCheck:
+    """Looks for NaN and Inf in gradients, until it has warned of one. Used by one thread."""
+
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+        self._refuses = context.settings.check_finite == "refuse"
+        self._looks = context.settings.check_finite != "ignore"
+
+    def check(self, span: Span, step: int) -> None:
+        """Warn once of NaN or Inf in the span; with `refuse` raise NotFiniteGradientError."""
+        if self._looks and any(not is_finite(vector[span.start : span.stop]) for vector in span.table.tensor.vectors):
+            self._report(_first_key(span), step)
+
+    def _report(self, key: str, step: int) -> None:
+        said = f"worker {self._context.worker}: the gradient of key {key!r} has NaN or Inf in step {step}"
+        self._context.events.emit(NotFinite(key, step))
+        if self._refuses:
+            raise NotFiniteGradientError(f"{said}: look for a loss that diverges, or set HYBRIDPS_CHECK_FINITE=warn")
+        self._looks = False
+        print(f"hybridps: {said}; this worker does not look at later ones", file=sys.stderr, flush=True)
+
+
+def _first_key(span: Span) -> str:
+    for vector in span.table.tensor.vectors:
+        finite = np.isfinite(vector[span.start : span.stop])
+        if not finite.all():
+            return span.table.key_at(span.start + int(np.argmin(finite)))
+    return span.table.key_at(span.start)

@@ -1,0 +1,147 @@
+"""The gradients of a model: pushed in program order, summed over all workers in the memory of the arenas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hybridps.algorithms import Algorithm
+from hybridps.errors import GroupError
+from hybridps.memory import Layout
+from hybridps.step.fused import FusedStep
+from hybridps.step.initial import InitialValues
+from hybridps.step.job_context import JobContext
+from hybridps.step.plan import NOTHING, KeySpec, Plan, Span, Table, lay_out, make_plan
+from hybridps.step.reducer import Reducer
+from hybridps.step.schedule import Schedule
+from hybridps.step.step_items import Begin, End, Gradient, Step
+
+
+class Gradients:
+    """The gradients of one model. Used by the program's thread; all ranks make the same calls in the same order.
+
+    `initial`: the initial values of the same model. `prefix` begins the names of the tables.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        algorithm: Algorithm,
+        context: JobContext,
+        initial: InitialValues,
+        prefix: str,
+    ) -> None:
+        self._initial = initial
+        self._schedule = schedule
+        self._algorithm = algorithm
+        self._context = context
+        self._prefix = prefix
+        self._reducer = Reducer(algorithm, context)
+        self._tables: list[Table] = []
+        self._table_of: dict[str, Table] = {}
+        self._step = Step(-1, NOTHING, self._reducer)
+        self._expected: frozenset[str] = frozenset()
+        self._planned = (0, self._expected)
+        self._plan = NOTHING
+        self._pushed: set[str] = set()
+        self._in_order: Plan | None = None
+        """On the communication thread: the plan of the steps that stay in program order."""
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the key has been laid out."""
+        return name in self._table_of
+
+    def lay_out(self, keys: Mapping[str, KeySpec]) -> None:
+        """Make tables for these keys, and wait for them.
+
+        Raises LayoutError for a dtype that cannot be laid out. If ranks of the group lay out different keys, the
+        schedule ends with DifferentLayoutsError on all of them.
+        """
+        specs = lay_out(keys, self._context.whole_tables)
+        number = len(self._tables)
+        for table in self._schedule.call(
+            f"the layout of gradients {self._prefix}{number}",
+            lambda: self._make_tables(number, [spec.layout for spec in specs], [spec.vectors for spec in specs]),
+        ):
+            self._tables.append(table)
+            self._table_of |= dict.fromkeys(table.spans, table)
+
+    def views(self, name: str) -> list[np.ndarray]:
+        """The arrays in which the gradient of a key is summed, in its shape, one for each vector."""
+        return self._table_of[name].views(name)
+
+    @property
+    def next_step(self) -> int:
+        """The number of the step that `begin` begins: 0, 1, ..."""
+        return self._step.number + 1
+
+    def begin(self) -> int:
+        """Begin a step, and so end the last one; returns its number."""
+        if self._step.number >= 0:
+            self._expected = frozenset(self._pushed)
+        self._pushed = set()
+        self._step = step = Step(self._step.number + 1, self._make_plan(), self._reducer)
+        self._schedule.post(Begin(step, self._schedule.inbox, lambda: self._run(step)))
+        return step.number
+
+    def push(self, name: str, in_step: bool = True) -> Gradient:
+        """The program pushes a key now; call the returned item when its gradient lies in the arrays.
+
+        Without `in_step` the key is not expected in the next step.
+        """
+        table = self._table_of[name]
+        item = Gradient(name, Span(table, *table.spans[name]), self._step, in_step, self._schedule.inbox)
+        if in_step:
+            if name in self._pushed:
+                raise GroupError(f"key {name!r} was pushed twice in {self._step.title}: begin a step before")
+            self._pushed.add(name)
+        self._schedule.post(item)
+        return item
+
+    def settle(self) -> None:
+        """Keys of this step that have not been pushed will not be."""
+        self._schedule.post(End(self._step, self._schedule.inbox))
+
+    def close(self) -> None:
+        """Drop the tables. Not a collective; may be called from any thread, once."""
+        names, algorithm = [table.name for table in self._tables], self._algorithm
+        self._schedule.post_local("the end of gradients", lambda: drop_all(algorithm, names))
+
+    def _make_plan(self) -> Plan:
+        """The plan of the next step; the same object as long as nothing has changed."""
+        known = (len(self._tables), self._expected)
+        if known != self._planned:
+            self._planned = known
+            bucket_bytes = self._context.settings.bytes_reduced_at_a_time
+            self._plan = make_plan(self._tables, self._expected, bucket_bytes)
+        return self._plan
+
+    def _run(self, step: Step) -> None:
+        """On the communication thread: reduce what the step expects. The rest follows in program order."""
+        if not step.plan.buckets or step.plan is self._in_order:
+            return
+        fused = FusedStep(step, self._schedule, self._context)
+        with self._schedule.reporting_to(fused):
+            self._in_order = step.plan if fused.run() else None
+
+    def _make_tables(self, number: int, layouts: Sequence[Layout], vectors: Sequence[int]) -> list[Table]:
+        """On the communication thread."""
+        self._schedule.agreement.check_layouts(layouts)
+        self._initial.check_tables(layouts)
+        return [
+            self._make_table(f"{self._prefix}{number + index}", layout, count)
+            for index, (layout, count) in enumerate(zip(layouts, vectors, strict=True))
+        ]
+
+    def _make_table(self, name: str, layout: Layout, vectors: int) -> Table:
+        tensor = self._algorithm.levels.tensor(layout.length, layout.dtype, vectors)
+        with self._context.watch(f"the registration of {name}"):
+            self._algorithm.join_gradients(name, layout)
+        return Table(name, layout, tensor)
+
+
+def drop_all(algorithm: Algorithm, names: Sequence[str]) -> None:
+    """Drop these tables at the servers."""
+    for name in names:
+        algorithm.drop(name)

@@ -1,0 +1,37 @@
+"""What the step needs to know of the job it runs in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from hybridps.config import Settings
+from hybridps.events import EventLog
+from hybridps.mpi_groups import Session
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """The job as the step sees it.
+
+    `watch(what)` is a context manager that reports a wait called `what` which takes longer than the deadline.
+    """
+
+    settings: Settings
+    worker: int
+    groups: int
+    events: EventLog
+    watch: Callable[[str], AbstractContextManager[None]]
+
+    @staticmethod
+    def of(session: Session) -> JobContext:
+        """The context of a worker of this session."""
+        return JobContext(
+            session.settings, session.place.worker, session.plan.groups, session.events, session.watchdog.watch
+        )
+
+    @property
+    def whole_tables(self) -> bool:
+        """Whether the servers take whole keys only, as MXNet's own servers do. Each key is a table of its own then."""
+        return self.settings.backend == "mxnet" and self.groups > 1

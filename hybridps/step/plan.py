@@ -1,0 +1,148 @@
+"""Tables of gradients, and the order in which a step reduces them: bucket by bucket, the last layers first."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hybridps.memory import Arena, Layout
+from hybridps.tensor_collectives import Tensor
+
+
+class KeySpec(NamedTuple):
+    """What a key needs in a table. `vectors`: one for each device of the worker."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    vectors: int = 1
+
+
+class Table:
+    """The keys of one dtype and one number of vectors: a layout, and an arena for each vector."""
+
+    def __init__(self, name: str, layout: Layout, tensor: Tensor) -> None:
+        self.name = name
+        self.layout = layout
+        self.tensor = tensor
+        self.arenas = [Arena(layout, vector) for vector in tensor.vectors]
+        self.spans = _spans(layout)
+        """Of each key: the elements from its first one to the next key, so that together they are the whole layout."""
+        self._filled = [slot for slot in layout.slots if slot.size]
+        self._starts = [slot.start for slot in self._filled]
+
+    def views(self, key: str) -> list[np.ndarray]:
+        """The arrays of a key, in its shape, one for each vector, in the memory of the arenas."""
+        return [arena.view(key) for arena in self.arenas]
+
+    def key_at(self, element: int) -> str:
+        """The key that has this element, or the one before it where that is padding."""
+        return self._filled[bisect_right(self._starts, element) - 1].key
+
+
+class TableSpec(NamedTuple):
+    """A table to be made."""
+
+    layout: Layout
+    vectors: int
+
+
+def lay_out(keys: Mapping[str, KeySpec], one_each: bool = False) -> list[TableSpec]:
+    """The tables for these keys, in order: one for each dtype and number of vectors, or one for each key.
+
+    Raises LayoutError for a dtype that cannot be laid out.
+    """
+    kinds: dict[tuple[object, ...], dict[str, tuple[int, ...]]] = {}
+    for name, spec in keys.items():
+        kind = (spec.dtype, spec.vectors, name if one_each else "")
+        kinds.setdefault(kind, {})[name] = spec.shape
+    return [TableSpec(Layout.of(str(kind[0]), shapes), int(str(kind[1]))) for kind, shapes in kinds.items()]
+
+
+def _spans(layout: Layout) -> dict[str, tuple[int, int]]:
+    stops = [*(slot.start for slot in layout.slots[1:]), layout.length]
+    return {slot.key: (slot.start, stop) for slot, stop in zip(layout.slots, stops, strict=True)}
+
+
+class Span(NamedTuple):
+    """Elements `start:stop` of a table."""
+
+    table: Table
+    start: int
+    stop: int
+
+
+class Bucket(NamedTuple):
+    """What is reduced at a time. `spans`, at least one, leave out keys that are not expected.
+
+    `completed`: the keys whose other buckets all come before this one.
+    """
+
+    spans: tuple[Span, ...]
+    keys: tuple[str, ...]
+    completed: tuple[str, ...] = ()
+
+
+class Plan(NamedTuple):
+    """The buckets of a step. `buckets_of`: the numbers of the buckets that each expected key lies in."""
+
+    buckets: tuple[Bucket, ...]
+    buckets_of: dict[str, tuple[int, ...]]
+
+
+NOTHING = Plan((), {})
+
+
+def make_plan(tables: Sequence[Table], expected: frozenset[str], bucket_bytes: int) -> Plan:
+    """The plan for a step in which these keys are expected. Keys without elements are left out."""
+    buckets = [
+        bucket
+        for table in reversed(tables)
+        for bucket in _buckets(table, expected, bucket_bytes // table.layout.itemsize)
+    ]
+    numbers: dict[str, list[int]] = {}
+    for number, bucket in enumerate(buckets):
+        for key in bucket.keys:
+            numbers.setdefault(key, []).append(number)
+    for number, bucket in enumerate(buckets):
+        buckets[number] = bucket._replace(completed=tuple(key for key in bucket.keys if numbers[key][-1] == number))
+    return Plan(tuple(buckets), {key: tuple(found) for key, found in numbers.items()})
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """The same elements in as few spans as possible, in the order of the tables' names and of their elements."""
+    joined: list[Span] = []
+    for span in sorted(spans, key=lambda span: (span.table.name, span.start)):
+        if joined and joined[-1].table is span.table and joined[-1].stop >= span.start:
+            joined[-1] = joined[-1]._replace(stop=max(span.stop, joined[-1].stop))
+        elif span.stop > span.start:
+            joined.append(span)
+    return joined
+
+
+def parts(span: Span, bucket_bytes: int) -> Iterable[Span]:
+    """The span in parts of at most a bucket."""
+    step = bucket_bytes // span.table.layout.itemsize
+    start = span.start
+    while start < span.stop:
+        stop = min(start - start % step + step, span.stop)
+        yield Span(span.table, start, stop)
+        start = stop
+
+
+def _buckets(table: Table, expected: frozenset[str], step: int) -> list[Bucket]:
+    """Of one table, from its end to its beginning."""
+    keys: dict[int, list[str]] = {}
+    for key, (start, stop) in table.spans.items():
+        if key in expected and stop > start:
+            for number in range(start // step, -(-stop // step)):
+                keys.setdefault(number, []).append(key)
+    return [_bucket(table, number * step, step, keys[number]) for number in sorted(keys, reverse=True)]
+
+
+def _bucket(table: Table, start: int, step: int, keys: list[str]) -> Bucket:
+    spans = (table.spans[key] for key in keys)
+    clipped = [Span(table, max(begin, start), min(end, start + step)) for begin, end in spans]
+    return Bucket(tuple(merged(clipped)), tuple(keys))

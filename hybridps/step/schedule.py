@@ -1,0 +1,218 @@
+"""The communication thread of a worker: it works through what the program asks for, in program order.
+
+The order in which the program makes its calls is all that ranks have in common without talking. Items are done in that
+order, several at a time where they have arrived on all ranks. Only the gradients that a step expects are reduced in
+another one, bucket by bucket (a fused step), until the step is complete or the ranks agree that it cannot be.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import takewhile
+from typing import Any, Protocol
+
+from hybridps.errors import GroupError
+from hybridps.step.agreement import Agreement, digest
+from hybridps.step.items import Inbox, Item, Stop, Work
+from hybridps.step.job_context import JobContext
+from hybridps.tensor_collectives import Levels
+
+POLL_SECONDS = 0.003
+"""When nothing has come for so long, the schedule looks whether the program waits."""
+
+STALL_SECONDS = 1.0
+"""When nothing has come for so long, a step does not wait for its missing gradients any more."""
+
+IN_ORDER = digest(["program order"])
+
+ProgramWaits = Callable[[int], bool]
+"""Whether the thread with this identity stands in a wait of the framework."""
+
+
+def never(thread: int) -> bool:
+    """For a program that waits in methods of the schedule only."""
+    return False
+
+
+class Listener(Protocol):
+    """Hears, on the communication thread, what the program posts and what arrives."""
+
+    def see(self, item: Item) -> None:
+        """The program has posted this item."""
+
+    def arrive(self, item: Item) -> None:
+        """The item has arrived."""
+
+
+class Schedule:
+    """Runs items on a thread of its own.
+
+    `program_waits`: see `ProgramWaits`. `on_error` is called on the communication thread with the exception that ended
+    it; later calls of the program's thread raise that exception.
+    """
+
+    def __init__(
+        self,
+        levels: Levels,
+        context: JobContext,
+        program_waits: ProgramWaits = never,
+        on_error: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
+        self.inbox: Inbox = queue.SimpleQueue()
+        self.agreement = Agreement(levels)
+        self.last_change = time.monotonic()
+        """When something was posted or arrived, on the monotonic clock."""
+        self._context = context
+        self._program_waits = program_waits
+        self._on_error = on_error
+        self._error: BaseException | None = None
+        self._program_thread = 0
+        self._waits_here = False
+        self._items: deque[Item] = deque()
+        self._mergeable = 0
+        """Items that more may be merged with, and that have not arrived."""
+        self._listener: Listener | None = None
+        self._thread = threading.Thread(target=self._run, name="hybridps-communication", daemon=True)
+        self._thread.start()
+
+    # On the program's thread.
+
+    def post(self, item: Item) -> None:
+        """Add an item, in program order."""
+        if self._error is not None:
+            raise self._error
+        self._program_thread = threading.get_ident()
+        self.inbox.put(item)
+
+    def post_local(self, title: str, work: Callable[[], None]) -> None:
+        """Add work that only this rank does. May be called from any thread, a garbage collection included."""
+        item = Work(title, self.inbox, work, local=True)
+        self.inbox.put(item)
+        item()
+
+    def call(self, title: str, work: Callable[[], Any]) -> Any:
+        """Do `work` on the communication thread, in program order, and return its result."""
+        item = Work(title, self.inbox, work)
+        self.post(item)
+        item()
+        self.wait_for(item.ended)
+        return item.result
+
+    def wait_for(self, ended: threading.Event) -> None:
+        """Wait for an event that the communication thread sets. Raises the exception that has ended that thread."""
+        self._waits_here = True
+        try:
+            while not ended.wait(0.1):
+                if self._error is not None:
+                    raise self._error
+                if not self._thread.is_alive():
+                    raise GroupError("the schedule of this worker was closed")
+        finally:
+            self._waits_here = False
+
+    def close(self) -> None:
+        """Return when everything that was posted is done."""
+        self._waits_here = True
+        self.inbox.put(Stop("the end of the schedule", self.inbox))
+        self._thread.join()
+
+    # On the communication thread.
+
+    def head(self) -> Item | None:
+        """The first item that is not done."""
+        while self._items and self._items[0].done:
+            self._items.popleft()
+        return self._items[0] if self._items else None
+
+    def take(self, timeout_seconds: float | None) -> bool:
+        """Wait for something to be posted or to arrive; whether it came in time."""
+        try:
+            self._note(self.inbox.get(timeout=timeout_seconds))
+        except queue.Empty:
+            return False
+        self.last_change = time.monotonic()
+        return True
+
+    def take_all(self) -> None:
+        """Note what was posted and has arrived by now."""
+        while not self.inbox.empty():
+            self.take(None)
+
+    @contextmanager
+    def reporting_to(self, listener: Listener) -> Iterator[None]:
+        """Report to a listener, beginning with the items that are not done."""
+        for item in self._items:
+            listener.see(item)
+        self._listener = listener
+        yield
+        self._listener = None
+
+    def program_waits(self) -> bool:
+        """Whether the program's thread waits now."""
+        return self._waits_here or self._program_waits(self._program_thread)
+
+    def _note(self, what: Item | tuple[Item, Callable[[], None]]) -> None:
+        if isinstance(what, tuple):
+            item, release = what
+            item.release = release
+            self._mergeable -= item.can_merge
+            if self._listener is not None:
+                self._listener.arrive(item)
+        else:
+            self._items.append(what)
+            self._mergeable += what.can_merge
+            if self._listener is not None:
+                self._listener.see(what)
+
+    def _run(self) -> None:
+        try:
+            while not isinstance(item := self._next(), Stop):
+                self._do(item)
+        except BaseException as error:
+            self._error = error
+            self._on_error(error)
+
+    def _next(self) -> Item:
+        while (item := self.head()) is None:
+            self.take(None)
+        return item
+
+    def _do(self, item: Item) -> None:
+        if item.alone:
+            self._await(item)
+            item.run([item])
+        else:
+            self._batch(item)
+
+    def _batch(self, head: Item) -> None:
+        """As many items as have arrived on all ranks: in program order, in as few operations as possible."""
+        self._await(head)
+        self.take_all()
+        there = (item for item in self._items if not item.done)
+        batch = list(takewhile(lambda item: item.arrived and not item.alone, there))
+        with self._context.watch(f"{head.title}, which another worker has not come to"):
+            count, _ = self.agreement.vote(IN_ORDER, len(batch), head.title)
+        self.agreement.check_same([(item.title, item.shape) for item in batch[:count]])
+        done = 0
+        while done < count:
+            with self._context.watch(batch[done].title):
+                done += batch[done].run(batch[done:count])
+
+    def _await(self, item: Item) -> None:
+        """Wait until the item has arrived, and until nothing more is expected that could be merged with it."""
+        with self._context.watch(f"{item.title}, which this worker has not computed"):
+            while not item.arrived:
+                self.take(None)
+        while not self._is_all(item):
+            came = self.take(POLL_SECONDS)
+            if not came and (self.program_waits() or time.monotonic() - self.last_change > STALL_SECONDS):
+                return
+
+    def _is_all(self, item: Item) -> bool:
+        """Whether there is nothing to wait for that could be merged with the item."""
+        return not item.can_merge or not (self._mergeable or self._items[-1].can_merge)

@@ -1,0 +1,129 @@
+"""The barrier of a node, compiled: it reads and writes memory in order, and waits without the interpreter lock.
+
+Each rank has a cache line of int64 words in shared memory, its own to write. The first word counts its meetings.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from hybridps.compiled import compiled
+from hybridps.memory import ALIGNMENT
+from hybridps.tensor_collectives.kernels import SUM, combine_
+
+LINE = ALIGNMENT // 8
+"""int64 words in a cache line."""
+
+TRIES = 20_000
+"""How often a rank looks at the counters between two looks at the clock."""
+
+DONE, NOT_ALL_CAME, NOT_ALL_DONE = 0, 1, 2
+"""What `meet_and_combine_` returns."""
+
+_yield = types.ExternalFunction("sched_yield", types.int32())
+
+
+@intrinsic  # type: ignore[misc]
+def _load(typing_context: Any, array: Any, index: Any) -> Any:
+    """`array[index]` of int64, read from memory now, and before anything that follows."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = _pointer(context, builder, signature, arguments)
+        return builder.load_atomic(pointer, "acquire", 8)
+
+    return types.int64(array, index), generate
+
+
+@intrinsic  # type: ignore[misc]
+def _store(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """`array[index] = value` of int64, seen by others only after everything before it."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = _pointer(context, builder, signature, arguments)
+        builder.store_atomic(arguments[2], pointer, "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(array, index, types.int64), generate
+
+
+def _pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    array = context.make_array(signature.args[0])(context, builder, arguments[0])
+    return builder.gep(array.data, [arguments[1]])
+
+
+@compiled
+def wait_for(counters, mine, target, tries, first, last):  # type: ignore[no-untyped-def]
+    """Set the counter of rank `mine` to `target`, and wait until those of ranks `first:last` have reached it.
+
+    `counters`: the lines of all ranks. Returns -1, or after `tries` looks the first missing rank.
+    """
+    _store(counters, mine * LINE, target)
+    missing = -1
+    for look in range(tries):
+        missing = -1
+        for rank in range(first, last):
+            if _load(counters, rank * LINE) < target:
+                missing = rank
+                break
+        if missing < 0:
+            return missing
+        if look > 200:
+            _yield()
+    return missing
+
+
+@compiled
+def wait_for_all(counters, mine, target, tries):  # type: ignore[no-untyped-def]
+    """The same for the counters of all ranks."""
+    return wait_for(counters, mine, target, tries, 0, len(counters) // LINE)
+
+
+@compiled
+def cast_vote(counters, mine, target, word, low, high):  # type: ignore[no-untyped-def]
+    """Write `low` and `high` to words `word` and `word + 1` of rank `mine`, then set its counter to `target`."""
+    counters[mine * LINE + word] = low
+    counters[mine * LINE + word + 1] = high
+    _store(counters, mine * LINE, target)
+
+
+@compiled
+def count_votes(counters, mine, target, tries, word):  # type: ignore[no-untyped-def]
+    """Wait as `wait_for_all`. Returns the first missing rank or -1, the smallest low, and the largest high."""
+    missing = wait_for_all(counters, mine, target, tries)
+    low, high = counters[word], counters[word + 1]
+    for rank in range(1, len(counters) // LINE):
+        low = min(low, counters[rank * LINE + word])
+        high = max(high, counters[rank * LINE + word + 1])
+    return missing, low, high
+
+
+@compiled
+def meet_and_combine_(counters, mine, met, rows, op, divisor, elements, targets, scratch):  # type: ignore[no-untyped-def]
+    """Meet the other ranks of the node, combine, and meet again. One call, as small operations take a microsecond.
+
+    `met`: the count of the first meeting; the others as in `combine_`, with `elements` and `targets` as pairs. Returns
+    `DONE`; `NOT_ALL_CAME` where a rank is missing and nothing is combined; or `NOT_ALL_DONE`.
+    """
+    if wait_for_all(counters, mine, met, TRIES) >= 0:
+        return NOT_ALL_CAME
+    combine_(rows, op, divisor, elements[0], elements[1], targets[0], targets[1], scratch)
+    if wait_for_all(counters, mine, met + 1, TRIES) >= 0:
+        return NOT_ALL_DONE
+    return DONE
+
+
+def prepare() -> None:
+    """Compile what the barrier and votes need now, while nobody waits: the first time it takes seconds."""
+    counters = np.zeros(LINE, np.int64)
+    cast_vote(counters, 0, 1, 0, 0, 0)
+    count_votes(counters, 0, 1, 1, 0)
+    wait_for(counters, 0, 1, 1, 0, 1)
+
+
+def prepare_for(rows: np.ndarray, scratch: np.ndarray) -> None:
+    """The same for `meet_and_combine_` of rows of this dtype."""
+    meet_and_combine_(np.zeros(LINE, np.int64), 0, 0, rows, SUM, 1, (0, 0), (0, 0), scratch)

@@ -1,0 +1,237 @@
+"""Shared memory, barrier, votes and reductions of the ranks of a node."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from hybridps.errors import DeadlineError, GroupError, LayoutError
+from hybridps.memory import ALIGNMENT, SharedMemory, private_memory, shared_memory
+from hybridps.mpi_groups.group import Group
+from hybridps.tensor_collectives import kernels
+from hybridps.tensor_collectives.node import barrier
+from hybridps.tensor_collectives.node.barrier import LINE, TRIES, cast_vote, count_votes, wait_for
+from hybridps.tensor_collectives.node.futex import wait_for_change, wake
+
+if TYPE_CHECKING:
+    from hybridps.tensor_collectives.tensor import Rows
+
+GIVEN_UP = -1
+
+SLEEP_SECONDS = 0.05
+"""How long a rank sleeps between two looks at the clock."""
+
+VOTE_TRIES = 300
+"""How often a vote looks at the counters before it sleeps: about 20 microseconds."""
+
+VOTE_WORD = 2
+"""The first of four words of a rank's line: low and high of its last vote with an even and with an odd number."""
+
+
+class _Offer(msgspec.Struct, forbid_unknown_fields=True):
+    """What a rank tells the others: the name of memory that it made, or why it cannot use it."""
+
+    name: str = ""
+    error: str = ""
+
+
+class Node:
+    """Shared memory and a barrier for the ranks of `group`, which all run on one host.
+
+    `names`: the ranks' numbers in the larger group, for messages. `alone`: whether there is no other node, so that a
+    single rank shares its memory with servers on the host. Raises LayoutError, on all ranks, where the ranks cannot
+    share memory.
+    """
+
+    def __init__(self, group: Group, names: Sequence[int], deadline_seconds: float, alone: bool = False) -> None:
+        self.group = group
+        self._alone = alone
+        self.names = names
+        self.rank = group.rank
+        self.size = group.size
+        self.deadline_seconds = deadline_seconds
+        self._counters = self._share(self.size * ALIGNMENT).view(np.int64)
+        """Each rank has a line: its meetings, or `GIVEN_UP`; its progress in an operation; and its last two votes."""
+        self._address = self._counters.ctypes.data
+        self._met = 0
+        self._votes = 0
+        barrier.prepare()
+
+    def rows(self, length: int, dtype: np.dtype, vectors: Sequence[int]) -> np.ndarray:
+        """Zeros of shape (sum of vectors, at least length), in shared memory. All ranks call it.
+
+        `vectors`: the number of rows of each rank. Rows begin at multiples of `ALIGNMENT` bytes. Raises LayoutError, on
+        all ranks, where the memory cannot be had.
+        """
+        step = ALIGNMENT // dtype.itemsize
+        padded = -(-length // step) * step
+        everything = self._share(sum(vectors) * padded * dtype.itemsize).view(dtype)
+        rows = everything.reshape(sum(vectors), padded)
+        first = sum(vectors[: self.rank])
+        rows[first : first + vectors[self.rank]] = 0  # the first rank to write a page gets it in its own NUMA node
+        self.meet("the first use of shared memory")
+        return rows
+
+    def meet(self, what: str = "a collective", asleep: bool = False, patience_seconds: float = 0.0) -> None:
+        """A barrier: return when all ranks of the node have called `meet` or `arrive`.
+
+        Raises DeadlineError that names a missing rank, or GroupError if a rank has given up. `asleep`: sleep instead of
+        spinning, because the wait is long and others need the cores. `patience_seconds` is added to the deadline, so
+        that a rank that knows more reports first.
+        """
+        if asleep:
+            self.arrive()
+        else:
+            self._met += 1
+        self._wait(self._met, what, asleep, patience_seconds)
+
+    def arrive(self) -> None:
+        """Count as one that has met, wake the ranks that wait for this one, and return at once."""
+        self._met += 1
+        wait_for(self._counters, self.rank, self._met, 0, 0, 0)
+        self._wake()
+
+    def wait_for_rank(self, rank: int, what: str) -> None:
+        """As `meet` with `asleep`, but return as soon as that one rank has met or arrived."""
+        self.arrive()
+        self._wait(self._met, what, asleep=True, ranks=(rank, rank + 1))
+
+    def vote(self, low: int, high: int, patience_seconds: float = 0.0) -> tuple[int, int]:
+        """The smallest `low` and the largest `high` over the ranks of the node. All ranks call it.
+
+        Waits asleep after a short spin. Raises as `meet`.
+        """
+        if self.size == 1:
+            return low, high
+        self._met += 1
+        self._votes += 1
+        # A rank writes these words again in the vote after the next one, which begins only when all ranks are in the
+        # next one: they have then read these.
+        word = VOTE_WORD + 2 * (self._votes % 2)
+        cast_vote(self._counters, self.rank, self._met, word, low, high)
+        self._wake()
+        missing, lowest, highest = count_votes(self._counters, self.rank, self._met, VOTE_TRIES, word)
+        if missing >= 0:
+            self._wait(self._met, "a vote", asleep=True, patience_seconds=patience_seconds)
+            _, lowest, highest = count_votes(self._counters, self.rank, self._met, 1, word)
+        return lowest, highest
+
+    def combine_(self, rows: Rows, op: str, divisor: int, start: int, stop: int, of_rank: int | None = None) -> None:
+        """Elements `start:stop` of all rows, or of one rank's, become `op` over all rows, divided by `divisor`.
+
+        Each rank combines its part of the elements.
+        """
+        array, code = rows.array, kernels.CODE[op]
+        elements = self.part(start, stop, rows.itemsize, self.size)
+        targets = (0, len(array)) if of_rank is None else rows.of_rank(of_rank)
+        came = self._met + 1
+        self._met += 2
+        outcome = barrier.meet_and_combine_(
+            self._counters, self.rank, came, array, code, divisor, elements, targets, rows.scratch
+        )
+        if outcome == barrier.NOT_ALL_CAME:
+            self._wait(came, "a collective")
+            kernels.combine_(array, code, divisor, *elements, *targets, rows.scratch)
+        if outcome != barrier.DONE:
+            self._wait(came + 1, "the end of a collective")
+
+    def prepare(self, rows: Rows) -> None:
+        """Compile what `combine_` of these rows needs now, while nobody waits."""
+        barrier.prepare_for(rows.array, rows.scratch)
+
+    def part(self, start: int, stop: int, itemsize: int, parts: int) -> tuple[int, int]:
+        """This rank's share of elements `start:stop` in `parts` parts; empty for ranks beyond the last part."""
+        return part_of(min(self.rank, parts), parts, start, stop, itemsize)
+
+    def moved(self) -> None:
+        """Report progress: the deadline of ranks that wait for this one begins anew."""
+        self._counters[self.rank * LINE + 1] += 1
+
+    def give_up(self) -> None:
+        """Make the other ranks fail soon: this rank will not complete its operation."""
+        self._counters[self.rank * LINE] = GIVEN_UP
+        self._wake()
+
+    def _wake(self) -> None:
+        """Wake the ranks that sleep until this rank's counter changes."""
+        wake(self._address + self.rank * ALIGNMENT)
+
+    def _wait(
+        self,
+        met: int,
+        what: str,
+        asleep: bool = False,
+        patience_seconds: float = 0.0,
+        ranks: tuple[int, int] | None = None,
+    ) -> None:
+        """Return when the counters of `ranks` (first and last + 1; None: all) have reached `met`."""
+        end, seen = math.inf, -1
+        tries, (first, last) = 1 if asleep else TRIES, ranks or (0, self.size)
+        while (missing := wait_for(self._counters, self.rank, met, tries, first, last)) >= 0:
+            if asleep and 0 <= (count := int(self._counters[missing * LINE])) < met:
+                wait_for_change(self._address + missing * ALIGNMENT, count, SLEEP_SECONDS)
+            now = time.monotonic()
+            if self._counters[missing * LINE] == GIVEN_UP:
+                raise GroupError(f"rank {self.names[missing]} gave up {what} that rank {self.names[self.rank]} is in")
+            if self._counters[missing * LINE + 1] != seen:
+                seen, end = self._counters[missing * LINE + 1], now + self.deadline_seconds + patience_seconds
+            if now > end:
+                self.give_up()
+                raise DeadlineError(
+                    f"rank {self.names[missing]} did not come to {what} of rank {self.names[self.rank]}, on the same "
+                    f"node, within {self.deadline_seconds:g} s"
+                )
+
+    def _share(self, nbytes: int) -> np.ndarray:
+        """`nbytes` zeroed bytes (uint8) that rank 0 makes and all ranks map. Raises LayoutError on all ranks."""
+        if self.size == 1:
+            return shared_memory(nbytes) if self._alone else private_memory(nbytes)
+        segment, offer, answer = None, _Offer(), _Offer()
+        if self.rank == 0:
+            try:
+                segment = SharedMemory.create(nbytes)
+                offer.name = segment.name
+            except OSError as error:
+                offer.error = f"{nbytes} bytes of shared memory cannot be had: {error.strerror}"
+        first = self._hear(offer)[0]
+        if segment is None and not first.error:
+            try:
+                segment = SharedMemory.attach(first.name, nbytes)
+            except LayoutError as error:
+                answer.error = str(error)
+        answer.error = answer.error or first.error
+        heard = self._hear(answer)
+        if segment is not None:
+            segment.close()  # all ranks have attached: the memory exists as long as a process uses it
+        for other in heard:
+            if other.error:
+                raise LayoutError(other.error)
+        if segment is None:
+            raise LayoutError(first.error)
+        return segment.bytes
+
+    def _hear(self, offer: _Offer) -> list[_Offer]:
+        told = self.group.allgather_bytes(msgspec.json.encode(offer))
+        return [msgspec.json.decode(other, type=_Offer) for other in told]
+
+
+@lru_cache(maxsize=4096)
+def part_of(number: int, parts: int, start: int, stop: int, itemsize: int) -> tuple[int, int]:
+    """Part `number` of `parts` parts of elements `start:stop`, as equal as possible, cut between cache lines.
+
+    Results are cached: for small ranges the computation would take as long as the operation.
+
+    >>> part_of(1, 2, 0, 100, 4), part_of(2, 2, 0, 100, 4)
+    ((48, 100), (100, 100))
+    """
+    step = ALIGNMENT // itemsize
+    lines = -(-(stop - start) // step)
+    first = start + lines * number // parts * step
+    last = start + lines * min(number + 1, parts) // parts * step
+    return min(first, stop), min(last, stop)

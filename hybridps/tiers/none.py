@@ -1,0 +1,58 @@
+"""No tier: one group and no server, so there is nobody to exchange with."""
+
+from __future__ import annotations
+
+from hybridps.memory import Layout
+from hybridps.mpi_groups.group import Group
+from hybridps.ps.clocks import Clock
+from hybridps.ps.model import CodecName, Joining
+from hybridps.ps.rules import Rule
+from hybridps.tensor_collectives import Tensor, broadcast_
+from hybridps.tiers.tier import check_same_layout
+
+
+class NoTier:
+    """See `Tier` for the methods. What the group has is already what all workers have."""
+
+    distance = float("nan")
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def register(
+        self,
+        table: str,
+        layout: Layout,
+        tensor: Tensor | None,
+        rule: Rule,
+        clock: Clock | None = None,
+        codec: CodecName = "exact",
+    ) -> Joining:
+        check_same_layout(self._group, table, layout)
+        if tensor is not None:
+            broadcast_(tensor, self._group)
+        return Joining.NEW
+
+    def begun(self, table: str) -> bool:
+        return False
+
+    def exchange(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
+        pass
+
+    def exchange_rows(self, table: str, tensor: Tensor, start: int, stop: int) -> bool:
+        return False
+
+    def finish(self) -> None:
+        pass
+
+    def pull(self, table: str, tensor: Tensor) -> None:
+        pass
+
+    def drop(self, table: str) -> None:
+        pass
+
+    def barrier(self) -> None:
+        self._group.barrier()
+
+    def close(self) -> None:
+        pass

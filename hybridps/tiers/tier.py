@@ -1,0 +1,87 @@
+"""The contract of a tier."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Protocol
+
+import msgspec
+
+from hybridps.errors import LayoutError
+from hybridps.memory import Layout
+from hybridps.mpi_groups.group import Group
+from hybridps.ps.clocks import Clock
+from hybridps.ps.model import CodecName, Joining
+from hybridps.ps.rules import Rule
+from hybridps.tensor_collectives import Tensor
+
+
+class Tier(Protocol):
+    """One algorithm's exchanges with other groups.
+
+    All ranks of a group call the same operations in the same order, with tensors of equal length; `close` and `drop`
+    do not wait for other ranks. Table names are those of one algorithm: another tier's tables are others.
+    """
+
+    @property
+    def distance(self) -> float:
+        """|w - centre| / |w| of the last Elastic exchange that this rank saw; nan if there was none."""
+
+    def register(
+        self,
+        table: str,
+        layout: Layout,
+        tensor: Tensor | None,
+        rule: Rule,
+        clock: Clock | None = None,
+        codec: CodecName = "exact",
+    ) -> Joining:
+        """Join a table. The tensor becomes the centre if there is none, and is the centre afterwards.
+
+        Without a tensor the centre begins with zeros. If the table is `DROPPED`, the tensor is the leader's, and the
+        table cannot be used. Raises, on all ranks of the group, LayoutError with the first keys that differ between
+        ranks or groups, or ServerError with the reason of the servers.
+        """
+
+    def begun(self, table: str) -> bool:
+        """Whether other groups had exchanged a table that begins with zeros before this group registered it."""
+
+    def exchange(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
+        """Begin to exchange elements `start:stop` of the leader's tensor. Nobody may use them until `finish`."""
+
+    def exchange_rows(self, table: str, tensor: Tensor, start: int, stop: int) -> bool:
+        """Begin to exchange the sum of those elements over the ranks of the group, if all servers can add it up.
+
+        False, on all ranks, if they cannot: then nothing has begun. Reduce to the leader and `exchange` instead.
+        """
+
+    def finish(self) -> None:
+        """End the oldest exchange: the answer is applied to the tensor, on all ranks of the group."""
+
+    def pull(self, table: str, tensor: Tensor) -> None:
+        """Read the whole centre of a table into the tensor, on all ranks of the group."""
+
+    def drop(self, table: str) -> None:
+        """This group is done with a table, which has no exchange under way. A table that is not held is ignored."""
+
+    def barrier(self) -> None:
+        """Return when all workers of all groups have called it."""
+
+    def close(self) -> None:
+        """Drop all tables. The connection stays open for other tiers."""
+
+
+def check_same_layout(group: Group, table: str, layout: Layout) -> None:
+    """Compare a table's name, keys, shapes and dtype over the ranks of a group, which all call this.
+
+    Raises LayoutError, on all ranks, with the first keys that differ.
+    """
+    mine = msgspec.msgpack.encode((table, layout))
+    digests = group.allgather_bytes(hashlib.sha256(mine).digest())
+    if len(set(digests)) == 1:
+        return
+    other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+    told = group.allgather_bytes(mine)
+    (name, first), (other_name, there) = (msgspec.msgpack.decode(told[r], type=tuple[str, Layout]) for r in (0, other))
+    difference = first.difference(there) if name == other_name else f"table {other_name!r} instead of {name!r}"
+    raise LayoutError(f"rank {other} of the group registers another layout of table {name!r} than rank 0: {difference}")
