@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 
+from hybridps.errors import ServerError
 from hybridps.memory import Layout
 from hybridps.ps.clocks import Clock
 from hybridps.ps.model import CodecName, Joining
-from hybridps.ps.rules import Rule
+from hybridps.ps.rules import AnyRule, Rule
+
+Known = TypeVar("Known")
 
 
 class Pending(Protocol):
@@ -75,3 +78,24 @@ class ParameterStore(Protocol):
 
 OpenStore = Callable[..., ParameterStore]
 """Opens a store at servers with these addresses: `open_store(addresses, *, job, group, groups, settings)`."""
+
+
+def check_new(tables: Container[str], table: str, group: int, rule: Rule) -> AnyRule:
+    """The rule of a table that `group` registers. Raises ServerError for a table it has, or a rule servers lack."""
+    if table in tables:
+        raise ServerError(f"table {table!r} is registered already by group {group}: register it once")
+    if not isinstance(rule, AnyRule):
+        raise ServerError(f"the rule {rule!r} is unknown to servers: use one of hybridps.ps.rules")
+    return rule
+
+
+def registered(tables: Mapping[str, Known], table: str, group: int) -> Known:
+    """What a store knows of a table that `group` has registered.
+
+    Raises ServerError, with the names of the tables there are, for another table.
+    """
+    known = tables.get(table)
+    if known is None:
+        names = ", ".join(tables) or "none"
+        raise ServerError(f"table {table!r} is not registered by group {group}: it has {names}")
+    return known

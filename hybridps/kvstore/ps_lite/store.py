@@ -23,6 +23,7 @@ from hybridps.ps.model import CodecName, Joining, TableSpec
 from hybridps.ps.rules import AnyRule, Mean, Rule, Sum
 from hybridps.ps.rules.finite import check_finite
 from hybridps.ps.scheduler import Scheduler
+from hybridps.ps.store import check_new, registered
 
 
 class MXNetStores:
@@ -113,10 +114,7 @@ class MXNetStore:
     ) -> Joining:
         """As `ParameterStore.register`. Waits for all groups. All but the first one are `LATE`: its values count."""
         self._check_open()
-        if table in self._tables:
-            raise ServerError(f"table {table!r} is registered already by group {self._group}: register it once")
-        if not isinstance(rule, AnyRule):
-            raise ServerError(f"the rule {rule!r} is unknown to servers: use one of hybridps.ps.rules")
+        rule = check_new(self._tables, table, self._group, rule)
         clock = clock or rule.clocks[0]()
         chunks = KeyChunks(layout, self._settings.chunk_bytes)
         if initial is not None:
@@ -252,10 +250,7 @@ class MXNetStore:
     def _table_of(self, table: str, *arrays: np.ndarray) -> _Table:
         """A registered table, whose layout `arrays` must have (else LayoutError)."""
         self._check_open()
-        known = self._tables.get(table)
-        if known is None:
-            names = ", ".join(self._tables) or "none"
-            raise ServerError(f"table {table!r} is not registered by group {self._group}: it has {names}")
+        known = registered(self._tables, table, self._group)
         for array in arrays:
             known.chunks.check_array(array)
         return known

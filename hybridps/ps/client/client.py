@@ -22,7 +22,8 @@ from hybridps.ps.client.streaming_copy import prepare
 from hybridps.ps.client.table import Table
 from hybridps.ps.clocks import Clock
 from hybridps.ps.model import CodecName, Joining, TableSpec
-from hybridps.ps.rules import AnyRule, Rule
+from hybridps.ps.rules import Rule
+from hybridps.ps.store import check_new, registered
 
 _EXACT = CODECS["exact"]
 """The centre is not rounded: neither its initial values nor what is pulled."""
@@ -97,10 +98,7 @@ class Client:
     ) -> OperationSequence[Joining]:
         """As `register`, for a caller that has other operations under way."""
         self._check_usable()
-        if table in self._tables:
-            raise ServerError(f"table {table!r} is registered already by group {self._group}: register it once")
-        if not isinstance(rule, AnyRule):
-            raise ServerError(f"the rule {rule!r} is unknown to servers: use one of hybridps.ps.rules")
+        rule = check_new(self._tables, table, self._group, rule)
         chunk_bytes = chunk_bytes or self._chunk_bytes
         spec = TableSpec(layout, rule, clock or rule.clocks[0](), chunk_bytes, 0, len(self._servers), codec)
         spec.check()
@@ -298,10 +296,7 @@ class Client:
     def _table(self, name: str, *arrays: np.ndarray) -> Table:
         """A registered table, whose layout `arrays` must have (else LayoutError)."""
         self._check_usable()
-        table = self._tables.get(name)
-        if table is None:
-            known = ", ".join(self._tables) or "none"
-            raise ServerError(f"table {name!r} is not registered by group {self._group}: it has {known}")
+        table = registered(self._tables, name, self._group)
         for array in arrays:
             table.chunk_map.check_array(array)
         return table
