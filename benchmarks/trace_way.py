@@ -28,7 +28,6 @@ WARM_STEPS = 4
 
 POINTS = {
     ("step/items.py", "__call__"): "arrives",
-    ("tensor_collectives/kernels.py", "combine_"): "is summed in the group",
     ("tensor_collectives/allreduce.py", "allreduce_"): "is summed in the group",
     ("ps/client/sockets.py", "send"): "is sent",
     ("ps/server/transport.py", "receive"): "is received",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 from functools import reduce
 from typing import Any, TypeVar
@@ -26,9 +25,12 @@ class _Room:
         self.slots: list[Any] = [None] * size
         self.barrier = threading.Barrier(size, timeout=deadline_seconds)
         self.rooms: dict[int, _Room] = {}
-        self.mail: defaultdict[tuple[int, int, int], queue.SimpleQueue[np.ndarray]] = defaultdict(queue.SimpleQueue)
-        """Messages by sender, receiver and tag."""
+        self._mail: dict[tuple[int, int, int], queue.SimpleQueue[np.ndarray]] = {}
         self.deadline_seconds = deadline_seconds
+
+    def mail(self, sender: int, receiver: int, tag: int) -> queue.SimpleQueue[np.ndarray]:
+        """The same queue for both threads, whichever asks first: `setdefault` is one step, unlike a defaultdict's."""
+        return self._mail.setdefault((sender, receiver, tag), queue.SimpleQueue())
 
 
 class _Sent:
@@ -134,11 +136,11 @@ class ThreadGroup:
 
     def send(self, array: np.ndarray, to: int, tag: int) -> _Sent:
         self._count(array)
-        self._room.mail[self.rank, to, tag].put(array.copy())
+        self._room.mail(self.rank, to, tag).put(array.copy())
         return _Sent(to)
 
     def receive(self, array: np.ndarray, source: int, tag: int) -> _Awaited:
-        return _Awaited(array, source, self._room.mail[source, self.rank, tag])
+        return _Awaited(array, source, self._room.mail(source, self.rank, tag))
 
     def barrier(self) -> None:
         self._wait()
