@@ -12,10 +12,10 @@ from signal import SIGTERM
 
 from benchmarks.ending import end_within
 from benchmarks.exchanges import Way
-from hybridps.cli.lifetime import die_with_parent
+from hybridps.addresses import Scheduler
+from hybridps.cli.serve_mxnet import reserved_port
 from hybridps.config import Settings
-from hybridps.ps.scheduler import Scheduler, reserved_port
-from hybridps.ps.server import ServerProcess
+from hybridps.processes import ServerProcess, die_with_parent
 
 END_SECONDS = 10
 HOST = "127.0.0.1"
@@ -37,8 +37,9 @@ def serving(
         processes = []
         for number in range(count):
             bind = f"ipc://{folder}/{number}" if transport == "ipc" else "tcp://127.0.0.1:*"
-            command = None if fused else [sys.executable, "-c", _NOT_FUSED, "serve", "--bind", bind]
-            processes.append(stack.enter_context(ServerProcess(settings, bind=bind, command=command)))
+            program = ["-m", "hybridps"] if fused else ["-c", _NOT_FUSED]
+            command = [sys.executable, *program, "serve", "--bind", bind]
+            processes.append(stack.enter_context(ServerProcess(settings, command=command)))
         yield Way(
             name,
             tuple(one.pid for one in processes),

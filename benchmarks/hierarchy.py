@@ -30,10 +30,9 @@ from benchmarks.hierarchy_group import Told
 from benchmarks.links import INTERFACE, LAUNCHER, Links, LinksError, bits_per_second, limited_links
 from benchmarks.results import Result, describe_hardware, size_text
 from benchmarks.world import end_by_signal
-from hybridps.cli.lifetime import die_with_parent
 from hybridps.config import Settings
 from hybridps.errors import HybridPSError
-from hybridps.ps.server import ServerProcess
+from hybridps.processes import ServerProcess, die_with_parent
 
 WAYS = ("flat", "hierarchy")
 RULES = ("sum", "elastic")

@@ -14,7 +14,7 @@ import sys
 import mxnet as mx
 
 from benchmarks.exchanges import MOMENTUM, RATE
-from hybridps.cli.lifetime import die_with_parent
+from hybridps.processes import die_with_parent
 
 
 class Worker:

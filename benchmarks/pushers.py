@@ -15,15 +15,15 @@ from benchmarks.cases import Case
 from benchmarks.ending import end_within
 from benchmarks.exchanges import MOMENTUM, RATE, Exchanges, Way
 from hybridps.algorithms import ServerSGD, reduce_all_, server_sgd
-from hybridps.cli.run.mpirun import without_rank_marks
 from hybridps.config import Settings
 from hybridps.memory import Layout, private_memory, shared_memory
 from hybridps.mpi_groups.mpi import MPIGroup
+from hybridps.processes import without_rank_marks
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import BulkSynchronous
 from hybridps.ps.rules import Momentum, Sum
 from hybridps.tensor_collectives import Levels, Tensor
-from hybridps.tiers import FollowerTier, LeaderTier
+from hybridps.tiers import ServersTier
 
 DEADLINE_SECONDS = 120.0
 END_SECONDS = 20.0
@@ -62,7 +62,7 @@ class Ours:
         self._tensor = self._memory(layout, way.shared)
         self._bucket = task.bucket_bytes // layout.itemsize or layout.length
         self._client = self._connect(way, case, task, world) if self._group.rank == 0 else None
-        tier = LeaderTier(self._client, self._group) if self._client else FollowerTier(self._group)
+        tier = ServersTier(self._group, self._client)
         self._algorithm = ServerSGD(self._levels, tier, server_sgd.row(rule_of(task.rule), BulkSynchronous()))
         self._algorithm.join_weights("all", layout, self._tensor)
 

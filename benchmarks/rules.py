@@ -122,20 +122,20 @@ class _Server:
             np.copyto(value, total)
 
 
-def _sgd(total, w, a, b, rate, rescale, decay):  # type: ignore[no-untyped-def]
+def _sgd(total, w, a, b, rate, rescale, decay, groups):  # type: ignore[no-untyped-def]
     _gradient(total, w, a, b, rescale, decay)
     np.subtract(w, np.multiply(a, rate, out=a), out=w)
     np.copyto(total, w)
 
 
-def _momentum(total, w, v, a, b, rate, rescale, decay, momentum):  # type: ignore[no-untyped-def]
+def _momentum(total, w, v, a, b, rate, rescale, decay, momentum, groups):  # type: ignore[no-untyped-def]
     _gradient(total, w, a, b, rescale, decay)
     np.subtract(np.multiply(v, momentum, out=v), np.multiply(a, rate, out=a), out=v)
     np.add(w, v, out=w)
     np.copyto(total, w)
 
 
-def _nesterov(total, w, v, a, b, rate, rescale, decay, momentum):  # type: ignore[no-untyped-def]
+def _nesterov(total, w, v, a, b, rate, rescale, decay, momentum, groups):  # type: ignore[no-untyped-def]
     _gradient(total, w, a, b, rescale, decay)
     np.multiply(a, rate, out=a)
     np.multiply(v, momentum, out=v)
@@ -156,21 +156,21 @@ def _adam(total, w, m, v, a, b, rate, rescale, decay, beta1, beta2, rest1, rest2
     np.copyto(total, w)
 
 
-def _sum(total, centre, a, b):  # type: ignore[no-untyped-def]
+def _sum(total, centre, a, b, groups):  # type: ignore[no-untyped-def]
     np.copyto(centre, total)
 
 
-def _mean(total, centre, a, b, contributions):  # type: ignore[no-untyped-def]
-    np.copyto(centre, np.divide(total, contributions, out=total))
+def _mean(total, centre, a, b, groups):  # type: ignore[no-untyped-def]
+    np.copyto(centre, np.divide(total, groups, out=total))
 
 
-def _elastic(total, centre, a, b, alpha):  # type: ignore[no-untyped-def]
+def _elastic(total, centre, a, b, alpha, groups):  # type: ignore[no-untyped-def]
     np.multiply(np.subtract(total, centre, out=total), alpha, out=total)
     np.add(centre, total, out=centre)
 
 
-def _outer(total, centre, v, a, b, rate, momentum, contributions):  # type: ignore[no-untyped-def]
-    np.subtract(centre, np.divide(total, contributions, out=a), out=a)
+def _outer(total, centre, v, a, b, rate, momentum, groups):  # type: ignore[no-untyped-def]
+    np.subtract(centre, np.divide(total, groups, out=a), out=a)
     np.add(np.multiply(v, momentum, out=v), a, out=v)
     np.add(a, np.multiply(v, momentum, out=b), out=a)
     np.subtract(centre, np.multiply(a, rate, out=a), out=centre)

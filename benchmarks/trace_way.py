@@ -27,9 +27,9 @@ ELEMENTS = 1 << 21
 WARM_STEPS = 4
 
 POINTS = {
-    ("step/items.py", "__call__"): "arrives",
-    ("tensor_collectives/allreduce.py", "allreduce_"): "is summed in the group",
-    ("ps/client/sockets.py", "send"): "is sent",
+    ("step/schedule.py", "__call__"): "arrives",
+    ("tensor_collectives/reduce.py", "reduce_"): "is summed in the group",
+    ("ps/client/session.py", "send"): "is sent",
     ("ps/server/transport.py", "receive"): "is received",
     ("ps/server/admission.py", "put"): "waits for its turn",
     ("ps/server/tables/rounds.py", "contribute"): "is counted",
@@ -38,7 +38,7 @@ POINTS = {
     ("ps/server/transport.py", "send"): "is answered",
     ("ps/client/operations.py", "take"): "is taken back",
     ("tensor_collectives/broadcast.py", "broadcast_"): "is given to the group",
-    ("step/items.py", "finish"): "is released",
+    ("step/schedule.py", "finish"): "is released",
 }
 """Functions, by file and name, that mark what happens to the gradient there."""
 
@@ -112,17 +112,16 @@ def work(world: Any, address: str, settings: Any, trace: Trace) -> None:
     from hybridps.ps.client import Client
     from hybridps.step import ArrayModel
     from hybridps.tensor_collectives import Levels
-    from hybridps.tiers import FollowerTier, LeaderTier, Tier
+    from hybridps.tiers import ServersTier
 
     plan = make_plan(["worker"] * world.size, ["here"] * world.size, settings)
     place = plan.places[world.rank]
     session = Session(settings, plan, place, world, 1)
     levels = Levels(session.group.split(0), [0] * session.group.size, settings.deadline_seconds)
     store = None
-    tier: Tier = FollowerTier(levels.group)
     if place.is_leader:
         store = Client([address], job="trace", group=place.group, groups=plan.groups, settings=settings)
-        tier = LeaderTier(store, levels.group)
+    tier = ServersTier(levels.group, store)
     row = choose_row("sync", settings, plan.groups, True, None, None)
     algorithm = make_algorithm(row, levels, tier, workers=plan.workers, has_servers=True)
     with ArrayModel(algorithm, session, {"weight": np.zeros(ELEMENTS, "float32")}) as model:

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from hybridps.cli.lifetime import die_with_parent
 from hybridps.config import started_by_mpi
 from hybridps.errors import ConfigError
+from hybridps.processes import die_with_parent
 
 
 def main() -> None:

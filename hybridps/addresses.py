@@ -1,34 +1,44 @@
 """Addresses of servers, checked as a whole before anything starts.
 
 ZeroMQ reads as much of an address as it understands: it takes `tcp://127.0.0.1:22x` for port 22. The functions here
-return None for an address that can be used, and otherwise the reason why it cannot.
+return None for an address that can be used, and otherwise the reason why it cannot. `Scheduler` is where MXNet's own
+servers are found.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from ipaddress import ip_address
+from typing import NamedTuple
+
+from hybridps.errors import ServerError
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
-_PS_LITE = re.compile(r"ps-lite://(?P<host>[^:/?]+):(?P<port>[^?]*)\?.+")
+_PS_LITE = re.compile(r"ps-lite://([^:/?]+):([^?]*)\?groups=([1-9][0-9]*)&servers=([1-9][0-9]*)")
+_OF_PS_LITE = "the backend mxnet needs the one address ps-lite://HOST:PORT?groups=G&servers=S that its servers print"
 
 
-def problem_of_server(address: str) -> str | None:
-    """Why no client can connect to this address: tcp://HOST:PORT, ipc://PATH or inproc://NAME."""
-    return _problem(address, binding=False)
+def problem_of_server(address: str, binding: bool = False) -> str | None:
+    """Why no client can connect to this address: tcp://HOST:PORT, ipc://PATH or inproc://NAME.
 
-
-def problem_of_bind(address: str) -> str | None:
-    """Why no server can listen at this address. The host and the port of tcp may be `*`."""
-    return _problem(address, binding=True)
+    With `binding`, why no server can listen at it: there host and port of tcp may be `*`.
+    """
+    scheme, _, place = address.partition("://")
+    if scheme in ("ipc", "inproc"):
+        return None if place else f"it names nothing after {scheme}://"
+    host, colon, port = place.rpartition(":")
+    if scheme != "tcp" or not colon:
+        return "it must have the form tcp://HOST:PORT" + (" or tcp://HOST:*" if binding else "")
+    return _problem_of_host(host, binding) or _problem_of_port(port, binding)
 
 
 def problem_of_ps_lite(address: str) -> str | None:
     """Why this is not the address of MXNet's own servers: ps-lite://HOST:PORT?groups=G&servers=S."""
     parts = _PS_LITE.fullmatch(address)
     if parts is None:
-        return "the backend mxnet needs the one address ps-lite://HOST:PORT?groups=G&servers=S that its servers print"
-    return _problem_of_host(parts["host"], wildcard=False) or _problem_of_port(parts["port"], wildcard=False)
+        return _OF_PS_LITE
+    return _problem_of_host(parts[1], wildcard=False) or _problem_of_port(parts[2], wildcard=False)
 
 
 def problem_of_metrics_host(host: str) -> str | None:
@@ -40,14 +50,42 @@ def problem_of_metrics_host(host: str) -> str | None:
     return None
 
 
-def _problem(address: str, binding: bool) -> str | None:
-    scheme, _, place = address.partition("://")
-    if scheme in ("ipc", "inproc"):
-        return None if place else f"it names nothing after {scheme}://"
-    host, colon, port = place.rpartition(":")
-    if scheme != "tcp" or not colon:
-        return "it must have the form tcp://HOST:PORT" + (" or tcp://HOST:*" if binding else "")
-    return _problem_of_host(host, binding) or _problem_of_port(port, binding)
+class Scheduler(NamedTuple):
+    """The scheduler of a ps-lite tier, and how many are to come to it. Its text is its address.
+
+    >>> Scheduler.parse(["ps-lite://127.0.0.1:9000?groups=2&servers=1"])
+    Scheduler(host='127.0.0.1', port=9000, groups=2, servers=1)
+    """
+
+    host: str
+    port: int
+    groups: int
+    """Groups of the job: the workers of ps-lite."""
+    servers: int
+
+    def __str__(self) -> str:
+        return f"ps-lite://{self.host}:{self.port}?groups={self.groups}&servers={self.servers}"
+
+    @classmethod
+    def parse(cls, addresses: Sequence[str]) -> Scheduler:
+        """The scheduler that the only one of `addresses` names. Raises ServerError for anything else."""
+        text = ", ".join(addresses)
+        parts = _PS_LITE.fullmatch(text)
+        if parts is None or problem_of_ps_lite(text):
+            raise ServerError(f"{text} is not where MXNet's servers are: {_OF_PS_LITE}")
+        host, port, groups, servers = parts.groups()
+        return cls(host, int(port), int(groups), int(servers))
+
+    def environment(self, role: str, host: str) -> dict[str, str]:
+        """What ps-lite reads in a process of this role, which the others reach at `host`."""
+        return {
+            "DMLC_ROLE": role,
+            "DMLC_PS_ROOT_URI": self.host,
+            "DMLC_PS_ROOT_PORT": str(self.port),
+            "DMLC_NUM_WORKER": str(self.groups),
+            "DMLC_NUM_SERVER": str(self.servers),
+            "DMLC_NODE_HOST": host,
+        }
 
 
 def _problem_of_host(host: str, wildcard: bool) -> str | None:

@@ -10,7 +10,8 @@ A lossy codec is never used in shared memory: who shares memory reads the values
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -24,7 +25,7 @@ Payload = np.ndarray | memoryview | bytes
 """Contiguous bytes (uint8); they need not be aligned or writable."""
 
 
-class Codec(Protocol):
+class Codec(ABC):
     """How arrays of some dtypes are written as bytes. Arrays are flat and contiguous.
 
     All methods that take an array and a payload raise LayoutError if the payload does not have
@@ -32,41 +33,40 @@ class Codec(Protocol):
     """
 
     name: str
-    dtypes: tuple[str, ...]
-    """The dtypes of values that the codec takes."""
     exact: bool
     """Whether decoded values have the bits of the encoded ones."""
 
-    def nbytes(self, elements: int, dtype: str | np.dtype) -> int:
-        """Size of the payload for `elements` values of `dtype`."""
-
-    def encode(self, values: np.ndarray, out: np.ndarray) -> None:
-        """Write `values` to `out` (uint8)."""
-
-    def decode(self, payload: Payload, out: np.ndarray) -> None:
-        """Replace the values in `out` by those of `payload`."""
-
-    def add(self, payload: Payload, total: np.ndarray) -> None:
-        """Add the values of `payload` to `total`."""
-
-    def prepare(self) -> None:
-        """Compile what the other methods need. Otherwise their first call does, which can take seconds."""
-
-
-class _Sized:
-    """A codec that writes every value of a dtype in the same number of bytes."""
-
-    name: str
-    dtypes: tuple[str, ...]
-
     def __init__(self, bytes_of_value: dict[str, int]) -> None:
         self.dtypes = tuple(bytes_of_value)
+        """The dtypes of values that the codec takes."""
         self._bytes_of_value: dict[str | np.dtype, int] = {}
         """By name and by dtype: messages are small, so that a conversion would show."""
         for dtype, nbytes in bytes_of_value.items():
             self._bytes_of_value |= {dtype: nbytes, np.dtype(dtype): nbytes}
 
+    @abstractmethod
+    def encode(self, values: np.ndarray, out: np.ndarray) -> None:
+        """Write `values` to `out` (uint8)."""
+
+    @abstractmethod
+    def decode(self, payload: Payload, out: np.ndarray) -> None:
+        """Replace the values in `out` by those of `payload`."""
+
+    @abstractmethod
+    def add(self, payload: Payload, total: np.ndarray) -> None:
+        """Add the values of `payload` to `total`."""
+
+    def prepare(self) -> None:
+        """Compile what the other methods need. Otherwise their first call does, which can take seconds."""
+        for dtype in self.dtypes:
+            nothing = np.zeros(0, dtype)
+            self.encode(nothing, np.zeros(0, np.uint8))
+            for payload in (b"", np.zeros(0, np.uint8)):  # compiled code tells read-only memory from other memory
+                self.decode(payload, nothing)
+                self.add(payload, nothing)
+
     def nbytes(self, elements: int, dtype: str | np.dtype) -> int:
+        """Size of the payload for `elements` values of `dtype`."""
         try:
             return elements * self._bytes_of_value[dtype]
         except KeyError:
@@ -86,11 +86,11 @@ class _Sized:
         return given
 
 
-class Exact(_Sized):
+class Exact(Codec):
     """The bytes of the values themselves."""
 
     name = "exact"
-    exact: bool = True
+    exact = True
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
         self._bytes(out, values)[...] = values.view(np.uint8)
@@ -101,36 +101,26 @@ class Exact(_Sized):
     def add(self, payload: Payload, total: np.ndarray) -> None:
         np.add(total, self._bytes(payload, total).view(total.dtype), out=total)
 
-    def prepare(self) -> None:
-        pass
 
-
-class Float16(_Sized):
+class Float16(Codec):
     """Half precision: each value becomes the nearest float16, a tie the even one; larger ones become infinite."""
 
     name = "float16"
-    exact: bool = False
+    exact = False
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
-        halves = self._bytes(out, values).view(np.uint16)
-        if values.itemsize == 4:
-            _encode_single(values, halves)
-        else:
-            _encode_double(values, halves)
+        _encode(values, self._bytes(out, values).view(np.uint16))
 
     def decode(self, payload: Payload, out: np.ndarray) -> None:
-        _decode(_halves(self._bytes(payload, out)), out)
+        _decode(self._halves(payload, out), out)
 
     def add(self, payload: Payload, total: np.ndarray) -> None:
-        _add(_halves(self._bytes(payload, total)), total)
+        _add(self._halves(payload, total), total)
 
-    def prepare(self) -> None:
-        for dtype in self.dtypes:
-            nothing = np.zeros(0, dtype)
-            self.encode(nothing, np.zeros(0, np.uint8))
-            for payload in (b"", np.zeros(0, np.uint8)):  # compiled code tells read-only memory from other memory
-                self.decode(payload, nothing)
-                self.add(payload, nothing)
+    def _halves(self, payload: Payload, values: np.ndarray) -> np.ndarray:
+        """The payload as the bits of float16."""
+        halves = self._bytes(payload, values).view(np.uint16)
+        return halves if halves.flags.aligned else halves.copy()
 
 
 CODECS: dict[str, Codec] = {
@@ -144,12 +134,6 @@ def codec_of(name: str) -> Codec:
     if name not in CODECS:
         raise ConfigError(f"the codec {name!r} is unknown: use one of {', '.join(CODECS)}")
     return CODECS[name]
-
-
-def _halves(given: np.ndarray) -> np.ndarray:
-    """Bytes as the bits of float16."""
-    halves = given.view(np.uint16)
-    return halves if halves.flags.aligned else halves.copy()
 
 
 @intrinsic  # type: ignore[misc]
@@ -173,12 +157,14 @@ def to_half(typing_context: Any, value: Any) -> Any:
 
 
 @intrinsic  # type: ignore[misc]
-def _to_odd_single(typing_context: Any, value: Any) -> Any:
-    """The float32 of a float64, rounded to odd: cut off, and the last bit set where that lost something.
+def _to_single(typing_context: Any, value: Any) -> Any:
+    """A float32 itself, or that of a float64, rounded to odd: cut off, and the last bit set where that lost something.
 
     Rounding the result to float16 then gives the float16 nearest to the float64; rounding to the nearest twice does
     not (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
     """
+    if value == types.float32:
+        return types.float32(types.float32), lambda context, builder, signature, arguments: arguments[0]
     word = ir.IntType(32)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -197,15 +183,9 @@ def _to_odd_single(typing_context: Any, value: Any) -> Any:
 
 
 @compiled
-def _encode_single(values, halves):  # type: ignore[no-untyped-def]
+def _encode(values, halves):  # type: ignore[no-untyped-def]
     for i in range(halves.size):
-        halves[i] = to_half(values[i])
-
-
-@compiled
-def _encode_double(values, halves):  # type: ignore[no-untyped-def]
-    for i in range(halves.size):
-        halves[i] = to_half(_to_odd_single(values[i]))
+        halves[i] = to_half(_to_single(values[i]))
 
 
 @compiled

@@ -1,11 +1,16 @@
-"""Functions compiled to machine code by numba, which keeps what it compiled where it finds a folder for that."""
+"""Functions compiled to machine code by numba, which keeps what it compiled where it finds a folder for that.
+
+Compiled code is given arrays by their `addresses` where it takes any number of them, and sees each with `at`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from numba import njit
+import numpy as np
+from numba import carray, njit, types
+from numba.extending import intrinsic
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -20,3 +25,25 @@ def compiled(function: Callable[..., Any]) -> Any:
         return njit(nogil=True, cache=True, error_model="numpy")(function)
     except RuntimeError:
         return njit(nogil=True, error_model="numpy")(function)
+
+
+def addresses(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """The addresses of the arrays (int64). The caller must hold the arrays while it uses the addresses."""
+    return np.array([array.__array_interface__["data"][0] for array in arrays], np.int64)
+
+
+@intrinsic  # type: ignore[misc]
+def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
+    """`address` as a pointer to the dtype of the array `like`."""
+    kind = types.CPointer(like.dtype)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(kind))
+
+    return kind(types.int64, like), generate
+
+
+@compiled
+def at(address, start, block):  # type: ignore[no-untyped-def]
+    """The array at `address` from element `start` on, as long as `block` and of its dtype. Nothing is copied."""
+    return carray(_pointer(address + start * block.itemsize, block), (block.size,))

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -150,14 +150,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.chunk_bytes * max(1, self.bucket_bytes // self.chunk_bytes)
 
 
-def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     """Settings from environment variables (default: the ones of the process).
 
     Raises ConfigError for an unknown name or an unusable value.
     """
-    environ = os.environ if environ is None else environ
-    given = {name: text for name, text in environ.items() if name.startswith(PREFIX)}
-    return make_settings({_field(name): text for name, text in given.items() if text != ""})
+    given = {name.removeprefix(PREFIX).lower(): text for name, text in environ.items() if name.startswith(PREFIX)}
+    return make_settings({field: text for field, text in given.items() if text != ""})
 
 
 def make_settings(values: Mapping[str, Any]) -> Settings:
@@ -175,7 +174,8 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
         try:
             converted[field] = msgspec.convert(value, hints[field], strict=False)
         except msgspec.ValidationError as error:
-            raise _unusable(field, value, _expected(hints[field]) or _reason(error)) from None
+            reason = str(error).split(" - at ")[0].replace("Expected", "expected", 1)
+            raise _unusable(field, value, _expected(hints[field]) or reason) from None
         if isinstance(converted[field], float) and not math.isfinite(converted[field]):
             raise _unusable(field, value, _expected(hints[field]))
     settings = Settings(**converted)
@@ -193,11 +193,10 @@ def to_environment(settings: Settings) -> dict[str, str]:
     }
 
 
-def tuning_file(environ: Mapping[str, str] | None = None) -> Path:
+def tuning_file() -> Path:
     """File in which `hybridps tune` keeps the tuning table of this host."""
-    environ = os.environ if environ is None else environ
-    cache = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "hybridps" / f"tuning-{socket.gethostname()}.json"
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache, "hybridps", f"tuning-{socket.gethostname()}.json")
 
 
 def without_secrets(settings: Settings) -> Settings:
@@ -205,21 +204,10 @@ def without_secrets(settings: Settings) -> Settings:
     return msgspec.structs.replace(settings, credentials=None)
 
 
-def started_by_mpi(environ: Mapping[str, str] | None = None) -> bool:
+def started_by_mpi(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether this process is a rank of an MPI launcher (Open MPI, MPICH, MVAPICH, SLURM's PMI or PMIx)."""
-    environ = os.environ if environ is None else environ
     marks = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_SIZE")
     return any(mark in environ for mark in marks)
-
-
-def mxnet_engine(environ: Mapping[str, str] | None = None) -> str:
-    """The engine that MXNet is set to use; empty for its default."""
-    environ = os.environ if environ is None else environ
-    return environ.get("MXNET_ENGINE_TYPE", "")
-
-
-def _field(name: str) -> str:
-    return name.removeprefix(PREFIX).lower()
 
 
 def _unknown(field: str) -> str:
@@ -229,24 +217,19 @@ def _unknown(field: str) -> str:
 
 
 def _unusable(field: str, value: Any, reason: str) -> ConfigError:
-    return ConfigError(f"{PREFIX}{field.upper()}={_one_line(_text(value))!r} cannot be used: {reason}")
-
-
-def _reason(error: msgspec.ValidationError) -> str:
-    return str(error).split(" - at ")[0].replace("Expected", "expected", 1)
+    on_one_line = re.sub(r"\s+", " ", _text(value))
+    return ConfigError(f"{PREFIX}{field.upper()}={on_one_line!r} cannot be used: {reason}")
 
 
 def _check_addresses(settings: Settings) -> None:
     """Raise ConfigError for an address that nobody can connect to, or listen at."""
     problem_of_theirs = problem_of_ps_lite if settings.backend == "mxnet" else problem_of_server
-    for address in settings.servers:
-        if problem := problem_of_theirs(address):
-            raise _unusable("servers", address, problem)
-    for address in settings.parents:
-        if problem := problem_of_server(address):
-            raise _unusable("parents", address, problem)
-    if problem := problem_of_metrics_host(settings.metrics_bind):
-        raise _unusable("metrics_bind", settings.metrics_bind, problem)
+    looked_at = [("servers", address, problem_of_theirs(address)) for address in settings.servers]
+    looked_at += [("parents", address, problem_of_server(address)) for address in settings.parents]
+    looked_at += [("metrics_bind", settings.metrics_bind, problem_of_metrics_host(settings.metrics_bind))]
+    for field, value, problem in looked_at:
+        if problem:
+            raise _unusable(field, value, problem)
 
 
 def _expected(hint: Any) -> str:
@@ -257,25 +240,16 @@ def _expected(hint: Any) -> str:
     >>> _expected(Literal["warn", "refuse"])
     'expected one of warn, refuse'
     """
-    for part in _parts(hint):
-        if get_origin(part) is Literal:
-            return f"expected one of {', '.join(get_args(part))}"
-        if get_origin(part) is Annotated:
-            kind, meta = get_args(part)
-            signs = (">", meta.gt), (">=", meta.ge), ("<", meta.lt), ("<=", meta.le)
-            bounds = " and ".join(f"{sign} {bound}" for sign, bound in signs if bound is not None)
-            multiple = f", a multiple of {meta.multiple_of}" if meta.multiple_of else ""
-            name = {int: "an integer", float: "a number"}.get(kind)
-            return f"expected {name} {bounds}{multiple}" if name else ""
-    return ""
-
-
-def _parts(hint: Any) -> Iterator[Any]:
-    """A type, and the types that it is made of."""
-    yield hint
-    if get_origin(hint) not in (Literal, Annotated):
-        for part in get_args(hint):
-            yield from _parts(part)
+    if get_origin(hint) is Literal:
+        return f"expected one of {', '.join(get_args(hint))}"
+    if get_origin(hint) is not Annotated:
+        return next(filter(None, map(_expected, get_args(hint))), "")
+    kind, meta = get_args(hint)
+    signs = (">", meta.gt), (">=", meta.ge), ("<", meta.lt), ("<=", meta.le)
+    bounds = " and ".join(f"{sign} {bound}" for sign, bound in signs if bound is not None)
+    multiple = f", a multiple of {meta.multiple_of}" if meta.multiple_of else ""
+    name = {int: "an integer", float: "a number"}.get(kind)
+    return f"expected {name} {bounds}{multiple}" if name else ""
 
 
 def _text(value: Any) -> str:
@@ -284,7 +258,3 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value)
-
-
-def _one_line(text: str) -> str:
-    return re.sub(r"\s+", " ", text)

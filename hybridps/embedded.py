@@ -5,43 +5,40 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-import msgspec
-
 from hybridps.config import Settings
 from hybridps.errors import ConfigError, HybridPSError, PlanError, ServerError
 from hybridps.memory import keep_freed_memory
 from hybridps.mpi_groups.plan import SERVER
-from hybridps.mpi_groups.session import Session, open_session
+from hybridps.mpi_groups.session import Session, agree, open_session
+from hybridps.processes import ServerProcess
 from hybridps.ps.client import Client
-from hybridps.ps.racks import place_in_rack
-from hybridps.ps.server import Server, ServerProcess
+from hybridps.ps.server import Server
 from hybridps.ps.store import OpenStore, ParameterStore
-
-
-class _Announcement(msgspec.Struct, forbid_unknown_fields=True):
-    """What a rank says of the server that it runs, if it runs one."""
-
-    address: str = ""
-    error: str = ""
+from hybridps.racks import place_in_rack
 
 
 def find_servers(session: Session) -> tuple[tuple[str, ...], ServerProcess | None]:
     """The addresses of the job's servers, and the embedded one if this worker has started it.
 
     Every worker of the MPI world calls this. With several groups in one MPI world and no server configured, the first
-    worker starts one. Raises, on all ranks, ServerError if a server cannot be started, PlanError if one is missing.
+    worker starts one. Raises, on all ranks, ServerError if a server cannot be started, PlanError if one
+    is missing.
     """
-    embedded, announcement = None, _Announcement()
-    if _needs_embedded(session) and session.place.worker == 0:
+    settings, plan = session.settings, session.plan
+    embedded, address, error = None, "", None
+    of_one_world = plan.groups > 1 and settings.group_index is None and not plan.server_ranks
+    if of_one_world and not settings.servers and session.place.worker == 0:
         try:
-            embedded = _start_server(session)
-            announcement.address = embedded.address
-        except HybridPSError as error:
-            announcement.error = str(error)
-    servers = tuple(_announce(session, announcement)) or session.settings.servers
-    if session.plan.groups > 1 and not servers:
+            # of MXNet, its scheduler and one of its servers
+            groups = ("--groups", str(plan.groups)) if settings.backend == "mxnet" else ()
+            embedded = ServerProcess(settings, arguments=groups)
+            address = embedded.address
+        except ServerError as wrong:
+            error = wrong
+    servers = tuple(_announce(session, address, error)) or settings.servers
+    if plan.groups > 1 and not servers:
         raise PlanError(
-            f"{session.plan.groups} groups in MPI worlds of their own need a server: "
+            f"{plan.groups} groups in MPI worlds of their own need a server: "
             "start one with `hybridps serve` and set HYBRIDPS_SERVERS to its address"
         ).on_all_ranks()
     return servers, embedded
@@ -79,17 +76,17 @@ def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
     from hybridps.ps.server.metrics import serve_metrics
 
     session = open_session(lambda: resolve(settings), SERVER)
-    announcement, server = _Announcement(), None
+    server, address, error = None, "", None
     keep_freed_memory()
     try:
         _check_serves_in_world(settings)
         server = Server.of(settings, bind, insecure=insecure)
-        announcement.address = server.address
+        address = server.address
         for line in serve_metrics(server.observe, settings):
             print(line, flush=True)
-    except HybridPSError as error:
-        announcement.error = str(error)
-    _announce(session, announcement)
+    except HybridPSError as wrong:
+        error = ServerError(str(wrong))
+    _announce(session, address, error)
     if server is not None:
         threading.Thread(target=_stop_at_farewell, args=(session, server), daemon=True).start()
         server.run()
@@ -115,27 +112,10 @@ def _stop_at_farewell(session: Session, server: Server) -> None:
     server.stop()
 
 
-def _start_server(session: Session) -> ServerProcess:
-    """Beside the first worker: a server, or MXNet's scheduler and one of its servers."""
-    if session.settings.backend == "hybridps":
-        return ServerProcess(session.settings)
-    groups = ("--groups", str(session.plan.groups))
-    return ServerProcess(session.settings, arguments=groups)
-
-
-def _needs_embedded(session: Session) -> bool:
-    settings, plan = session.settings, session.plan
-    return plan.groups > 1 and not settings.servers and settings.group_index is None and not plan.server_ranks
-
-
-def _announce(session: Session, announcement: _Announcement) -> list[str]:
+def _announce(session: Session, address: str, error: HybridPSError | None) -> list[str]:
     """The addresses of all servers that ranks of this world run. Raises, on all ranks, the reason why one does not."""
-    told = session.world.allgather_bytes(msgspec.json.encode(announcement))
-    announced = [msgspec.json.decode(other, type=_Announcement) for other in told]
-    for other in announced:
-        if other.error:
-            raise ServerError(other.error).on_all_ranks()
-    addresses = [other.address for other in announced if other.address]
+    agree(session.world, error)
+    addresses = [told.decode() for told in session.world.allgather_bytes(address.encode()) if told]
     if session.hosts > 1 and any("//127." in address or "//localhost" in address for address in addresses):
         raise PlanError(
             f"the server at {addresses[0]} cannot be reached from the other {session.hosts - 1} hosts: start with "

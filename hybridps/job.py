@@ -22,19 +22,12 @@ from hybridps.errors import ConfigError, HybridPSError
 from hybridps.events import Chosen, Closed
 from hybridps.mpi_groups.group import Group
 from hybridps.mpi_groups.session import Session, agree, open_session
+from hybridps.processes import ServerProcess
 from hybridps.ps.clocks import Clock
 from hybridps.ps.rules import Rule
-from hybridps.ps.server import ServerProcess
 from hybridps.ps.store import OpenStore, ParameterStore
 from hybridps.tensor_collectives import BUILT_IN, Choice, Chooser, Levels, Tuning
-from hybridps.tiers import FollowerTier, LeaderTier, NoTier, Tier
-
-
-class _Wish(msgspec.Struct, forbid_unknown_fields=True):
-    """The algorithm that a rank asks for, or why it cannot be."""
-
-    row: Row | None = None
-    error: str = ""
+from hybridps.tiers import NoTier, ServersTier, Tier
 
 
 class Job:
@@ -78,7 +71,7 @@ class Job:
         other groups than the job has, if rule, clock or a number has no meaning there, or if the ranks ask for
         different things.
         """
-        row = self._agree_on(self._wish(name, rule, clock))
+        row = self._agree_on(name, rule, clock)
         levels = self._connect()
         tier = self._tier(levels.group, f"{self._algorithms}/")
         self._algorithms += 1
@@ -113,22 +106,22 @@ class Job:
             self.session.__exit__(kind, error, trace)
         self.close()
 
-    def _wish(self, name: str | None, rule: Rule | None, clock: Clock | None) -> _Wish:
+    def _agree_on(self, name: str | None, rule: Rule | None, clock: Clock | None) -> Row:
+        """What all workers of this MPI world ask for. Raises ConfigError, on all of them, if that cannot be."""
         settings, plan = self.session.settings, self.session.plan
+        row, problem = None, None
         try:
             short = choose_name(name, settings, plan.group_sizes)
-            return _Wish(choose_row(short, settings, plan.groups, bool(self.servers), rule, clock))
+            row = choose_row(short, settings, plan.groups, bool(self.servers), rule, clock)
         except ConfigError as error:
-            return _Wish(error=str(error))
-
-    def _agree_on(self, wish: _Wish) -> Row:
-        """What all workers of this MPI world ask for. Raises ConfigError, on all of them, if that cannot be."""
-        told = self.session.workers.allgather_bytes(msgspec.json.encode(wish))
-        rows = [_row_of(msgspec.json.decode(other, type=_Wish)) for other in told]
-        for row in rows:
-            if row != rows[0]:
+            problem = error
+        agree(self.session.workers, problem)
+        told = self.session.workers.allgather_bytes(msgspec.json.encode(row))
+        rows = [msgspec.json.decode(other, type=Row) for other in told]
+        for other in rows:
+            if other != rows[0]:
                 raise ConfigError(
-                    f"the workers ask for different algorithms, {rows[0]} and {row}: give all ranks the same name, "
+                    f"the workers ask for different algorithms, {rows[0]} and {other}: give all ranks the same name, "
                     "rule and clock"
                 ).on_all_ranks()
         return rows[0]
@@ -149,9 +142,7 @@ class Job:
         return self._levels
 
     def _tier(self, group: Group, prefix: str) -> Tier:
-        if self._store is not None:
-            return LeaderTier(self._store, group, prefix)
-        return FollowerTier(group) if self.servers else NoTier(group)
+        return ServersTier(group, self._store, prefix) if self.servers else NoTier(group)
 
 
 def open_job(
@@ -167,12 +158,6 @@ def open_job(
     servers, embedded = find_servers(session)
     session.announce(list(servers))
     return Job(session, servers, embedded, open_store)
-
-
-def _row_of(wish: _Wish) -> Row:
-    if wish.row is None:
-        raise ConfigError(wish.error).on_all_ranks()
-    return wish.row
 
 
 def _make_levels(session: Session) -> Levels:

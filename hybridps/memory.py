@@ -25,11 +25,7 @@ from hybridps.errors import LayoutError
 ALIGNMENT = 64
 """Bytes; every key begins at a multiple of it."""
 
-_ARENAS, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1
-"""Options of glibc's mallopt."""
-
-_LARGEST_TO_LEARN_FROM = (32 << 20) - (64 << 10)
-"""Bytes; glibc learns nothing from a block of more than 32 MB, its own header and rounding to pages included."""
+_FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 DTYPES = ("float16", "float32", "float64")
 
@@ -169,7 +165,7 @@ class Place(NamedTuple):
 
 
 def place_of(array: np.ndarray) -> Place | None:
-    """Where a contiguous array lies, if it is a part of a `SharedMemory`."""
+    """Where a contiguous array lies, if it is a part of shared memory."""
     base = array
     while isinstance(base, np.ndarray) and base.base is not None:
         whole, base = base, base.base
@@ -178,18 +174,6 @@ def place_of(array: np.ndarray) -> Place | None:
         return None
     start = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
     return Place(mapping.descriptor, len(mapping), start, mapping.secret)
-
-
-def shared_memory(nbytes: int) -> np.ndarray:
-    """Zeroed bytes that a server on this host may work on, where the system grants them; else private (uint8)."""
-    if nbytes == 0:
-        return private_memory(0)
-    try:
-        memory = SharedMemory.create(nbytes)
-    except OSError:
-        return private_memory(nbytes)
-    memory.close()
-    return memory.bytes
 
 
 class _Mapping(mmap.mmap):
@@ -201,6 +185,47 @@ class _Mapping(mmap.mmap):
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         close(self.descriptor)  # a default: at the end of the process `os` may be gone before the last array
+
+
+def shared_memory(nbytes: int) -> np.ndarray:
+    """Zeroed bytes that a server on this host may work on, where the system grants them; else private (uint8)."""
+    try:
+        return create_shared(nbytes) if nbytes else private_memory(0)
+    except OSError:
+        return private_memory(nbytes)
+
+
+def create_shared(nbytes: int) -> np.ndarray:
+    """Zeroed bytes (uint8; at least one) that other processes of this host attach to by `shared_name`. Raises OSError.
+
+    The memory has no file: it is gone when the last process that uses it ends, however it ends.
+    """
+    # Who names the secret may read this process's descriptors: servers ask for it. The size is fixed for ever, as
+    # memory that becomes smaller kills whoever reads it.
+    descriptor = os.memfd_create(f"hybridps-{secrets.token_hex(16)}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(descriptor, "r+b", buffering=0) as file:
+        file.truncate(nbytes)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, _FIXED_SIZE | fcntl.F_SEAL_SEAL)
+        return np.frombuffer(_Mapping(descriptor, nbytes), np.uint8)
+
+
+def shared_name(memory: np.ndarray) -> str:
+    """By what other processes attach to memory of `create_shared`, as long as this one uses it; empty for other."""
+    place = place_of(memory)
+    return f"/proc/{os.getpid()}/fd/{place.descriptor}" if place else ""
+
+
+def attach_shared(name: str, nbytes: int) -> np.ndarray:
+    """Memory (uint8) that another process created. Raises LayoutError if it cannot be reached, or may be smaller."""
+    try:
+        with open(name, "r+b", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size < nbytes:
+                raise LayoutError(f"shared memory {name} is smaller than the {nbytes} bytes expected")
+            if fcntl.fcntl(file, fcntl.F_GET_SEALS) & _FIXED_SIZE != _FIXED_SIZE:
+                raise LayoutError(f"shared memory {name} can become smaller")
+            return np.frombuffer(_Mapping(file.fileno(), nbytes), np.uint8)
+    except OSError as error:
+        raise LayoutError(f"shared memory {name} cannot be opened: {error.strerror}") from None
 
 
 def secret_at(name: str) -> str:
@@ -224,63 +249,15 @@ def keep_freed_memory() -> None:
     """
     with contextlib.suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
-        for option, value in ((_ARENAS, 1), (_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, (1 << 31) - 1)):
+        arenas, mmap_threshold, trim_threshold = -8, -3, -1
+        for option, value in ((arenas, 1), (mmap_threshold, 1 << 30), (trim_threshold, (1 << 31) - 1)):
             mallopt(option, value)
 
 
 def keep_message_memory() -> None:
     """Let this process keep the memory of a few large messages for the next ones, as far as glibc would by itself.
 
-    What glibc keeps, in the process of somebody else, goes with the largest block that was ever freed, up to 32 MB:
-    this frees one of that size, which was never touched.
+    What glibc keeps, in the process of somebody else, goes with the largest block that was ever freed, up to 32 MB, its
+    own header and rounding to pages included: this frees one of that size, which was never touched.
     """
-    np.empty(_LARGEST_TO_LEARN_FROM, np.uint8)
-
-
-class SharedMemory:
-    """Zeroed bytes that other processes of this host can attach to by name.
-
-    The memory has no file: it is gone when the last process that uses it ends, however it ends.
-    """
-
-    def __init__(self, name: str, descriptor: int, nbytes: int) -> None:
-        self.name = name
-        self.nbytes = nbytes
-        self.descriptor = descriptor
-        try:
-            memory = _Mapping(descriptor, nbytes) if nbytes else bytearray()
-        except OSError:
-            os.close(descriptor)
-            raise
-        self.bytes = np.frombuffer(memory, np.uint8)
-        """The memory as uint8."""
-
-    @classmethod
-    def create(cls, nbytes: int) -> SharedMemory:
-        # Who names the secret may read this process's descriptors: servers ask for it. The size is fixed for ever, as
-        # memory that becomes smaller kills whoever reads it.
-        descriptor = os.memfd_create(f"hybridps-{secrets.token_hex(16)}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(descriptor, nbytes)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        return cls(f"/proc/{os.getpid()}/fd/{descriptor}", descriptor, nbytes)
-
-    @classmethod
-    def attach(cls, name: str, nbytes: int) -> SharedMemory:
-        """Memory that `create` made in another process. Raises LayoutError if it cannot be reached or is smaller."""
-        try:
-            descriptor = os.open(name, os.O_RDWR)
-        except OSError as error:
-            raise LayoutError(f"shared memory {name} cannot be opened: {error.strerror}") from None
-        if os.fstat(descriptor).st_size < nbytes:
-            os.close(descriptor)
-            raise LayoutError(f"shared memory {name} is smaller than the {nbytes} bytes expected")
-        try:
-            return cls(name, descriptor, nbytes)
-        except OSError as error:
-            raise LayoutError(f"shared memory {name} cannot be mapped: {error.strerror}") from None
-
-    def close(self) -> None:
-        """Release the descriptor; arrays over the memory stay valid as long as they are used."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+    np.empty((32 << 20) - (64 << 10), np.uint8)

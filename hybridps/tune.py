@@ -47,7 +47,7 @@ def main(path: Path) -> None:
 
 def measure(levels: Levels, sizes: Sequence[int] = SIZES, say: bool = False) -> list[Entry]:
     """The fastest candidate for each size. All ranks of the group call this."""
-    ranks, nodes = levels.group.size, len(levels.members)
+    ranks, nodes = levels.group.size, len(levels.topology.members)
     before = levels.chooser
     best = []
     for nbytes in sizes:

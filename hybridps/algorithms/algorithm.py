@@ -1,34 +1,51 @@
-"""The contract of an algorithm: what is communicated, and when; never how."""
+"""What an algorithm is: what is communicated, and when; never how."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import ClassVar
 
+from hybridps.algorithms.row import Row
 from hybridps.memory import Layout
+from hybridps.ps.model import Joining
+from hybridps.ps.rules import Sum
 from hybridps.tensor_collectives import Levels, Tensor
+from hybridps.tiers import Tier, check_same_layout
 
 UNDER_WAY = 8
 """Buckets that are begun before the oldest is finished. With 4 the servers were idle at times."""
 
 
-class Algorithm(Protocol):
+class Algorithm:
     """One rank's part in an algorithm, over one group and one tier.
 
     A *table* is a flat buffer with a layout: the gradients and the weights of the keys of one dtype. All
     ranks of a group call the same operations in the same order; `drop` and `close` do not wait for other ranks.
     """
 
-    name: str
+    name: ClassVar[str]
     """Short name, as in the KVStore type."""
 
-    has_centre: bool
+    has_centre = True
     """Whether the servers hold a model of their own, the centre."""
 
-    updates: bool
+    updates: ClassVar[bool] = False
     """Whether the servers update: what `reduce_` and `finish_` bring are then the new weights, not gradients."""
 
-    levels: Levels
-    """The levels of the group; `levels.tensor` gives the memory that gradients are reduced fastest in."""
+    reduce_: Callable[[str, Tensor, int, int], None]
+    """`reduce_(table, gradients, start, stop)`: begin to turn elements `start:stop` of the gradients, any span, into
+    the sum over all workers. Of one element, one reduction is under way at a time."""
+
+    finish_: Callable[[], None]
+    """End the oldest `reduce_`: its elements may be used."""
+
+    def __init__(self, levels: Levels, tier: Tier, row: Row) -> None:
+        self.levels = levels
+        """The levels of the group; `levels.tensor` gives the memory that gradients are reduced fastest in."""
+        self.tier = tier
+        self.row = row
+        # The tier's own methods: no algorithm stands between a step and its tier.
+        self.reduce_, self.finish_ = tier.sum_, tier.finish
 
     def initialise(self, table: str, layout: Layout, values: Tensor) -> None:
         """Make `values` the same on all ranks of all groups: those of the first group's leader.
@@ -36,9 +53,12 @@ class Algorithm(Protocol):
         A group that comes after all others have theirs keeps its leader's values, until it joins the weights. Raises
         LayoutError, with the first keys that differ, unless all ranks and groups give the same layout.
         """
+        self.tier.register(f"{table}.initial", layout, values, Sum())
+        self.tier.drop(f"{table}.initial")
 
     def join_gradients(self, table: str, layout: Layout) -> None:
         """Register a table before its first `reduce_`. Raises LayoutError as `initialise`."""
+        check_same_layout(self.levels.group, table, layout)
 
     def join_weights(self, table: str, layout: Layout, weights: Tensor) -> bool:
         """Register a table before its first `average_` or `read_centre`. Raises LayoutError as `initialise`.
@@ -46,37 +66,41 @@ class Algorithm(Protocol):
         Returns, alike on all ranks of the group, whether its centre was there already; then `weights` are the centre
         now.
         """
-
-    def reduce_(self, table: str, gradients: Tensor, start: int, stop: int) -> None:
-        """Begin to turn elements `start:stop` of the gradients, any span, into the sum over all workers.
-
-        Of one element, one reduction is under way at a time.
-        """
-
-    def finish_(self) -> None:
-        """End the oldest `reduce_`: its elements may be used."""
+        return self.register(table, layout, weights) is Joining.LATE
 
     def averages(self, step: int) -> bool:
         """Whether the weights are averaged across groups in this step (0, 1, ...), before the local update."""
+        return False
 
     def average_(self, table: str, weights: Tensor) -> None:
-        """Average the weights with the centre, in place."""
+        """Average the weights with the centre, in place. Only in steps that `averages`."""
+        self.tier.exchange(table, weights, 0, weights.length)
+        self.tier.finish()
 
     @property
     def distance(self) -> float:
         """|w - centre| / |w| at the last averaging that this rank knows of; nan if there was none."""
+        return self.tier.distance
 
     def read_centre(self, table: str, out: Tensor) -> None:
         """Read the centre of a table. Only where `has_centre`."""
+        self.tier.pull(table, out)
 
     def drop(self, table: str) -> None:
         """Give up a table, with nothing of it under way. The servers free it when all groups have dropped it."""
+        self.tier.drop(table)
 
     def barrier(self) -> None:
         """Return when all workers of all groups have called it."""
+        self.tier.barrier()
 
     def close(self) -> None:
         """Drop all tables. The job's connection and levels stay open for its other algorithms."""
+        self.tier.close()
+
+    def register(self, table: str, layout: Layout, values: Tensor | None) -> Joining:
+        """Join a table of the row, as `Tier.register`."""
+        return self.tier.register(table, layout, values, self.row.rule, self.row.clock, self.row.codec)
 
 
 def reduce_all_(algorithm: Algorithm, table: str, gradients: Tensor, bucket: int) -> None:

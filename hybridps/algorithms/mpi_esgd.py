@@ -24,14 +24,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from hybridps.algorithms.algorithm import Algorithm
 from hybridps.algorithms.row import EverySteps, Row
-from hybridps.algorithms.tier_algorithm import TierAlgorithm
-from hybridps.memory import Layout
 from hybridps.ps.clocks import Clock
-from hybridps.ps.model import Joining
 from hybridps.ps.rules import AnyRule, Elastic, ElasticTogether, Mean, Outer
 from hybridps.tensor_collectives import Levels, Tensor, allreduce_
-from hybridps.tiers import Tier, check_same_layout
+from hybridps.tiers import Tier
 
 RULES = (Elastic, ElasticTogether, Outer, Mean)
 """The rules that have a meaning for weights."""
@@ -42,35 +40,22 @@ def row(tau: int, rule: AnyRule, clock: Clock) -> Row:
     return Row(sends="weights", holds="weights", trigger=EverySteps(tau), rule=rule, clock=clock)
 
 
-class MpiESGD(TierAlgorithm):
+class MpiESGD(Algorithm):
     """See `Algorithm` for the methods. `workers`: of all groups."""
 
     name = "elastic"
-    updates = False
 
     def __init__(self, levels: Levels, tier: Tier, row: Row, *, workers: int, has_centre: bool) -> None:
         super().__init__(levels, tier, row)
         self.has_centre = has_centre
         self._scale = workers / levels.group.size
-
-    def join_gradients(self, table: str, layout: Layout) -> None:
-        check_same_layout(self.levels.group, table, layout)
-
-    def join_weights(self, table: str, layout: Layout, weights: Tensor) -> bool:
-        return self.register(table, layout, weights) is Joining.LATE
-
-    def reduce_(self, table: str, gradients: Tensor, start: int, stop: int) -> None:
-        allreduce_(gradients, self.levels.group, "sum", start, stop)
-        if self._scale != 1:
-            for vector in gradients.vectors:
-                np.multiply(vector[start:stop], vector.dtype.type(self._scale), out=vector[start:stop])
-
-    def finish_(self) -> None:
-        pass
+        self.reduce_, self.finish_ = self._reduce_in_group_, lambda: None
 
     def averages(self, step: int) -> bool:
         return self.has_centre and self.row.trigger.due(step)
 
-    def average_(self, table: str, weights: Tensor) -> None:
-        self.tier.exchange(self.name_of(table), weights, 0, weights.length)
-        self.tier.finish()
+    def _reduce_in_group_(self, table: str, gradients: Tensor, start: int, stop: int) -> None:
+        allreduce_(gradients, self.levels.group, "sum", start, stop)
+        if self._scale != 1:
+            for vector in gradients.vectors:
+                np.multiply(vector[start:stop], vector.dtype.type(self._scale), out=vector[start:stop])

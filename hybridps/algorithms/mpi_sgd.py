@@ -2,7 +2,7 @@
 
 | trigger | tier | sends | clock | rule | codec |
 |---|---|---|---|---|---|
-| every step | group | gradients, by allreduce | | sum | the group's |
+| every step | group | gradients, reduced to the leader | | sum | the group's |
 | every step | servers | the group's gradients | bulk-synchronous | sum | exact |
 
 For C groups of m workers with batch b each,
@@ -16,31 +16,30 @@ trained: it is refused.
 
 from __future__ import annotations
 
+from hybridps.algorithms.algorithm import Algorithm
 from hybridps.algorithms.row import Row
-from hybridps.algorithms.tier_algorithm import TierAlgorithm
 from hybridps.errors import ServerError
 from hybridps.memory import Layout
 from hybridps.ps.clocks import BulkSynchronous
 from hybridps.ps.rules import Sum
-from hybridps.tensor_collectives import Levels, Tensor, allreduce_
+from hybridps.tensor_collectives import Levels, Tensor
 from hybridps.tiers import Tier
 
 ROW = Row(sends="gradients", holds="gradients", rule=Sum(), clock=BulkSynchronous())
 
 
-class MpiSGD(TierAlgorithm):
+class MpiSGD(Algorithm):
     """See `Algorithm` for the methods."""
 
     name = "sync"
     has_centre = False
-    updates = False
 
     def __init__(self, levels: Levels, tier: Tier, row: Row = ROW) -> None:
         super().__init__(levels, tier, row)
 
     def join_gradients(self, table: str, layout: Layout) -> None:
         self.register(table, layout, None)
-        if self.tier.begun(self.name_of(table)):
+        if self.tier.begun(table):
             raise ServerError(
                 f"other groups of this job had trained before this one came to {table!r}. With the algorithm sync the "
                 "servers hold gradients, not weights: start all groups together, with another name of the job "
@@ -49,15 +48,3 @@ class MpiSGD(TierAlgorithm):
 
     def join_weights(self, table: str, layout: Layout, weights: Tensor) -> bool:
         return False
-
-    def reduce_(self, table: str, gradients: Tensor, start: int, stop: int) -> None:
-        name = self.name_of(table)
-        if not self.tier.exchange_rows(name, gradients, start, stop):
-            allreduce_(gradients, self.levels.group, "sum", start, stop)
-            self.tier.exchange(name, gradients, start, stop)
-
-    def averages(self, step: int) -> bool:
-        return False
-
-    def average_(self, table: str, weights: Tensor) -> None:
-        pass

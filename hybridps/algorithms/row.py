@@ -31,7 +31,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     sends: Literal["gradients", "weights"]
     """What the group contributes."""
     holds: Literal["gradients", "weights"]
-    """What the centre of the table is: also the last part of the table's name."""
+    """What the centre of the table is."""
     trigger: EverySteps = EverySteps(1)
     rule: AnyRule
     clock: Clock

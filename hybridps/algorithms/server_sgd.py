@@ -16,14 +16,10 @@ With `BoundedStale(s)` a group waits while another one is more than s steps behi
 
 from __future__ import annotations
 
+from hybridps.algorithms.algorithm import Algorithm
 from hybridps.algorithms.row import Row
-from hybridps.algorithms.tier_algorithm import TierAlgorithm
-from hybridps.memory import Layout
 from hybridps.ps.clocks import Clock
-from hybridps.ps.model import Joining
 from hybridps.ps.rules import SGD, Adam, AnyRule, Momentum, Nesterov
-from hybridps.tensor_collectives import Tensor, reduce_
-from hybridps.tiers import check_same_layout
 
 RULES = (SGD, Momentum, Nesterov, Adam)
 """The rules that update weights by gradients."""
@@ -34,27 +30,8 @@ def row(rule: AnyRule, clock: Clock) -> Row:
     return Row(sends="gradients", holds="weights", rule=rule, clock=clock)
 
 
-class ServerSGD(TierAlgorithm):
+class ServerSGD(Algorithm):
     """See `Algorithm` for the methods."""
 
     name = "async"
-    has_centre = True
     updates = True
-
-    def join_gradients(self, table: str, layout: Layout) -> None:
-        check_same_layout(self.levels.group, table, layout)
-
-    def join_weights(self, table: str, layout: Layout, weights: Tensor) -> bool:
-        return self.register(table, layout, weights) is Joining.LATE
-
-    def reduce_(self, table: str, gradients: Tensor, start: int, stop: int) -> None:
-        name = self.name_of(table)
-        if not self.tier.exchange_rows(name, gradients, start, stop):
-            reduce_(gradients, self.levels.group, start=start, stop=stop)
-            self.tier.exchange(name, gradients, start, stop)
-
-    def averages(self, step: int) -> bool:
-        return False
-
-    def average_(self, table: str, weights: Tensor) -> None:
-        pass

@@ -21,22 +21,13 @@ import numpy as np
 from hybridps.algorithms import reduce_all_
 from hybridps.job import Job, open_job
 from hybridps.memory import Arena, Layout
+from hybridps.oracle.machines import fit_line
+from hybridps.oracle.machines.calibration import Operation
 from hybridps.tensor_collectives import Tensor
 
 SIZES_BYTES = (1 << 20, 4 << 20, 16 << 20, 48 << 20)
 ROUNDS = 5
 MATRIX = 384
-
-
-class Measured(msgspec.Struct, frozen=True):
-    """Median seconds of an operation for each size.
-
-    `loss`: seconds of computation that the first worker loses per second that the operation takes on its own.
-    """
-
-    sizes_bytes: tuple[int, ...]
-    seconds: tuple[float, ...]
-    loss: float
 
 
 def main(path: str) -> None:
@@ -49,7 +40,7 @@ def main(path: str) -> None:
             Path(path).write_bytes(msgspec.json.encode(found))
 
 
-def _sum(job: Job) -> Measured:
+def _sum(job: Job) -> Operation:
     """Sum the gradients of a step over all workers."""
     algorithm = job.algorithm("sync")
 
@@ -63,7 +54,7 @@ def _sum(job: Job) -> Measured:
     return _measure(job, of_size)
 
 
-def _average(job: Job) -> Measured:
+def _average(job: Job) -> Operation:
     """Average the weights of all groups with the centre."""
     algorithm = job.algorithm("elastic")
 
@@ -80,7 +71,8 @@ def _layout(size: int) -> Layout:
     return Layout.of("float32", {"values": (size // 4,)})
 
 
-def _measure(job: Job, of_size: Callable[[int], Callable[[], None]]) -> Measured:
+def _measure(job: Job, of_size: Callable[[int], Callable[[], None]]) -> Operation:
+    """Fit the median seconds of each size; `loss` is that of the first worker, in the largest size."""
     seconds = []
     for size in SIZES_BYTES:
         work = of_size(size)
@@ -93,7 +85,7 @@ def _measure(job: Job, of_size: Callable[[int], Callable[[], None]]) -> Measured
     with while_communicating:
         loaded = statistics.mean(_repeat(job, work))
     lost = loaded * (1 - while_communicating.per_second / alone.per_second)
-    return Measured(SIZES_BYTES, tuple(seconds), min(1.0, max(0.0, lost / seconds[-1])))
+    return Operation(fit_line(SIZES_BYTES, seconds, relative=True), min(1.0, max(0.0, lost / seconds[-1])))
 
 
 def _repeat(job: Job, work: Callable[[], None]) -> list[float]:

@@ -6,8 +6,8 @@ RUN is the folder of a run of the training script, whose settings name the netwo
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import runpy
 import statistics
 import sys
 import time
@@ -19,7 +19,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from hybridps.kvstore.layers import from_block
-from hybridps.oracle.machines import Layers, Pass
+from hybridps.oracle.machines.calibration import Layers, Pass
 from hybridps.oracle.networks import Network
 
 ROUNDS = 5
@@ -41,12 +41,8 @@ def main(run: str, models: str, batch_size: str, path: str) -> None:
 def _make(settings: dict[str, Any], models: str) -> gluon.HybridBlock:
     if not models:
         return gluon.model_zoo.vision.get_model(settings["network"], classes=settings["classes"])
-    spec = importlib.util.spec_from_file_location("models", models)
-    if spec is None or spec.loader is None:
-        raise SystemExit(f"{models} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.make(settings["network"], settings["classes"], settings["width"])
+    make = runpy.run_path(models)["make"]
+    return make(settings["network"], settings["classes"], settings["width"])
 
 
 def _whole(block: gluon.HybridBlock, data: mx.nd.NDArray) -> Pass:
@@ -56,17 +52,16 @@ def _whole(block: gluon.HybridBlock, data: mx.nd.NDArray) -> Pass:
     trainer = gluon.Trainer(block.collect_params(), "nag", {"learning_rate": 1e-9, "momentum": 0.9}, kvstore=None)
     found = []
     for _ in range(ROUNDS + 2):
-        clock = [_now()]
+        began = _now()
         with autograd.record():
             output = block(data)
-        clock.append(_now())
+        forward = _now()
         output.backward()
-        clock.append(_now())
+        backward = _now()
         trainer.step(len(data))
-        clock.append(_now())
-        found.append([after - before for before, after in zip(clock, clock[1:], strict=False)])
+        found.append((forward - began, backward - forward, _now() - backward))
     block.hybridize(active=False)
-    return Pass(*(statistics.median(seconds) for seconds in zip(*found[2:], strict=True)))
+    return _median(found[2:])
 
 
 def _each(block: gluon.HybridBlock, data: mx.nd.NDArray) -> dict[str, Pass]:
@@ -90,35 +85,29 @@ def _one(layer: gluon.Block, given: Any) -> Pass:
     arrays = [array.copy() for array in given]
     for array in arrays:
         array.attach_grad()
-
-    def forward() -> Any:
-        with autograd.record():
-            return layer(*arrays)
-
-    seconds = []
+    found = []
     for _ in range(ROUNDS):
         began = _now()
-        output = forward()
-        between = _now()
+        with autograd.record():
+            output = layer(*arrays)
+        forward = _now()
         output.backward()
-        seconds.append((between - began, _now() - between))
-    forwards, backwards = zip(*seconds[1:], strict=True)
-    return Pass(statistics.median(forwards), statistics.median(backwards), 0.0)
+        found.append((forward - began, _now() - forward, 0.0))
+    return _median(found[1:])
 
 
 def _with_times(network: Network, times: dict[str, Pass], samples: int) -> Network:
     """With times for one sample. A layer of the symbol has its block's name with `_fwd`; the others take no time."""
-    none = Pass(0.0, 0.0, 0.0)
-    timed = [
-        msgspec.structs.replace(
-            layer,
-            forward_seconds=found.forward_seconds / samples,
-            backward_seconds=found.backward_seconds / samples,
-        )
-        for layer in network.layers
-        for found in [times.get(layer.name.removesuffix("_fwd"), none)]
-    ]
+    timed = []
+    for layer in network.layers:
+        found = times.get(layer.name.removesuffix("_fwd"), Pass(0.0, 0.0, 0.0))
+        forward, backward = found.forward_seconds / samples, found.backward_seconds / samples
+        timed.append(msgspec.structs.replace(layer, forward_seconds=forward, backward_seconds=backward))
     return msgspec.structs.replace(network, layers=tuple(timed))
+
+
+def _median(found: list[tuple[float, float, float]]) -> Pass:
+    return Pass(*(statistics.median(seconds) for seconds in zip(*found, strict=True)))
 
 
 def _now() -> float:

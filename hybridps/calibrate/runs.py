@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +12,27 @@ import msgspec
 from hybridps.config import Settings
 from hybridps.errors import OracleError
 from hybridps.events import Communicated, Configured, Exchanged, Planned
-from hybridps.oracle.ssgd import Phases, Run
-from hybridps.report import Worker, read_run
+from hybridps.oracle.ssgd.live import Phases, Run
+from hybridps.report import Rank, Worker, read_run
 
 _OF_STEPS = ("tau", "bucket_bytes", "chunk_bytes")
 """Settings that determine when a step communicates, and how much."""
-
-Known = Configured | Planned | Communicated | Exchanged
 
 
 def describe(folder: Path) -> tuple[Run, dict[str, Any]]:
     """The configuration of a run, and the settings of its training script. Raises HybridPSError for another folder."""
     found = read_run(folder)
     settings = found.workers[min(found.workers)].settings()
-    events = [event for _, event in _events(folder)]
-    job = next((event.settings for event in events if isinstance(event, Configured)), {})
-    groups = next((event.groups for event in events if isinstance(event, Planned)), 1)
+    job = next((event.settings for event in found.last(Configured)), {})
     try:
         known = msgspec.convert({name: job[name] for name in _OF_STEPS if name in job}, Settings)
     except msgspec.ValidationError as error:
         raise OracleError(f"the settings that {folder} tells are none: {error}") from None
-    elastic = "elastic" in str(settings.get("kvstore_type", ""))
     run = Run(
         workers=found.expected,
-        groups=groups,
+        groups=next((event.groups for event in found.last(Planned)), 1),
         batch_size=settings["batch_size"],
-        elastic=elastic,
+        elastic="elastic" in str(settings.get("kvstore_type", "")),
         tau=known.tau,
         bucket_bytes=known.bytes_reduced_at_a_time,
     )
@@ -50,62 +44,47 @@ def measure(folder: Path, run: Run) -> Phases:
 
     `exposed` is that of the worker that waits least, since the others also wait for that worker.
     """
-    workers = list(read_run(folder).workers.values())
-    step = _mean([_per_step(worker, "train_seconds", run.batch_size) for worker in workers])
-    loader = _mean([_per_step(worker, "loader_seconds", run.batch_size) for worker in workers])
-    first = max(_steps_an_epoch(worker, run.batch_size) for worker in workers)
-    sums = [_communicated(folder, rank, first) for rank in {rank for rank, _ in _events(folder)}]
-    spent = [each for each in sums if each is not None]
+    found = read_run(folder)
+    workers = list(found.workers.values())
+    step, loader = (
+        _mean(median_step_seconds(worker, field, run.batch_size, _later_epochs(worker)) for worker in workers)
+        for field in ("train_seconds", "loader_seconds")
+    )
+    first = max(line["train_images"] // run.batch_size for worker in workers for line in worker.epochs.values())
+    spent = [each for rank in found.ranks if (each := _communicated(rank, first))]
     exposed = min((each.exposed_seconds / each.steps for each in spent), default=0.0)
-    communication = _mean([(each.group_seconds + each.exchange_seconds) / each.steps for each in spent])
-    return Phases(step, step - exposed, loader, communication + _averaging(folder, run), exposed)
+    communication = _mean((each.group_seconds + each.exchange_seconds) / each.steps for each in spent)
+    averages = [event.took_seconds for rank in found.ranks for event in rank.events if isinstance(event, Exchanged)]
+    return Phases(step, step - exposed, loader, communication + _mean(averages) / run.tau, exposed)
 
 
-def _communicated(folder: Path, rank: str, first: int) -> Communicated | None:
+def median_step_seconds(worker: Worker, field: str, batch_size: int, epochs: Sequence[int]) -> float:
+    """Seconds of a step in the median one of these epochs. Raises OracleError if one of them is missing."""
+    lines = [worker.epochs.get(number, {}) for number in epochs]
+    if not lines or any(line.get(field) is None for line in lines):
+        raise OracleError(
+            f"train-{worker.number}.jsonl has no epoch with {field}: the run ended too soon, or is an old one, or its "
+            "script is not as the example"
+        )
+    return statistics.median(line[field] * batch_size / line["train_images"] for line in lines)
+
+
+def _later_epochs(worker: Worker) -> list[int]:
+    """The epochs without the first one, if there are others."""
+    return [number for number in worker.epochs if number > 1] or list(worker.epochs)
+
+
+def _communicated(rank: Rank, first: int) -> Communicated | None:
     """The sums of a rank over its steps after the first epoch, or over all steps if there are no later ones."""
-    found = [event for who, event in _events(folder) if who == rank and isinstance(event, Communicated)]
-    if not found:
-        return None
-    last = found[-1]
+    found = [event for event in rank.events if isinstance(event, Communicated)]
     before = next((event for event in found if event.steps >= first), None)
-    if before is None or before.steps == last.steps:
-        return last
+    if before is None or before.steps == found[-1].steps:
+        return found[-1] if found else None
     return Communicated(
-        *(getattr(last, name) - getattr(before, name) for name in Communicated.__struct_fields__)  # all are sums
+        *(getattr(found[-1], name) - getattr(before, name) for name in Communicated.__struct_fields__)  # all are sums
     )
 
 
-def _averaging(folder: Path, run: Run) -> float:
-    """Seconds per step for averaging with the centre every tau steps."""
-    took = [event.took_seconds for _, event in _events(folder) if isinstance(event, Exchanged)]
-    return _mean(took) / run.tau
-
-
-def _per_step(worker: Worker, field: str, batch_size: int) -> float:
-    epochs = [line for number, line in sorted(worker.epochs.items()) if number > 1] or list(worker.epochs.values())
-    if not epochs or any(line.get(field) is None for line in epochs):
-        raise OracleError(
-            f"train-{worker.number}.jsonl has no epoch with {field}: the run ended too soon, or is an old one"
-        )
-    return statistics.median(line[field] * batch_size / line["train_images"] for line in epochs)
-
-
-def _steps_an_epoch(worker: Worker, batch_size: int) -> int:
-    return max(line["train_images"] // batch_size for line in worker.epochs.values())
-
-
-def _events(folder: Path) -> Iterator[tuple[str, Known]]:
-    """The events of known types of all ranks, since their last start."""
-    for path in sorted(folder.glob("hybridps-*.jsonl")):
-        found: list[Known] = []
-        for line in path.read_text(errors="replace").splitlines():
-            try:
-                event = msgspec.convert(json.loads(line), Known)
-            except (ValueError, msgspec.ValidationError):
-                continue
-            found = [event] if isinstance(event, Configured) else [*found, event]
-        yield from ((path.stem, event) for event in found)
-
-
-def _mean(values: list[float]) -> float:
+def _mean(values: Iterable[float]) -> float:
+    values = list(values)
     return sum(values) / len(values) if values else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import timeit
 from collections.abc import Callable
 
 import numpy as np
@@ -40,9 +40,4 @@ def _buffer() -> np.ndarray:
 
 
 def _fastest(work: Callable[[], object]) -> float:
-    seconds = []
-    for _ in range(ROUNDS):
-        began = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+    return min(timeit.repeat(work, number=1, repeat=ROUNDS))

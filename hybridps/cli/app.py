@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import msgspec
 import typer
 
 from hybridps import __version__
-from hybridps.cli import options
 from hybridps.cli.oracle import oracle_app
-from hybridps.config import PREFIX
-from hybridps.errors import ConfigError, HybridPSError
+from hybridps.config import PREFIX, Settings, load_settings, make_settings
+from hybridps.errors import MISUSED, ConfigError, HybridPSError
 
-MISUSED = 2
+HostsOption = Annotated[str | None, typer.Option("-H", "--hosts", help="Hosts and their slots, e.g. h1:4,h2:4.")]
+HostfileOption = Annotated[Path | None, typer.Option(help="File with lines such as: h1 slots=4")]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(oracle_app, name="oracle")
@@ -49,76 +51,81 @@ def top(
     options_metavar="[OPTIONS] --",
 )
 def run_command(
-    command: options.CommandArgument = None,
+    context: typer.Context,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND...", help="What each worker runs, e.g. python train.py")
+    ] = None,
     *,
-    workers: options.WorkersOption = None,
-    groups: options.GroupsOption = None,
-    group_sizes: options.SizesOption = None,
-    servers: options.ServersOption = None,
-    backend: options.BackendOption = None,
-    racks: options.RacksOption = None,
-    algorithm: options.AlgorithmOption = None,
-    hosts: options.HostsOption = None,
-    hostfile: options.HostfileOption = None,
-    run_folder: options.FolderOption = None,
-    alpha: options.AlphaOption = None,
-    tau: options.TauOption = None,
-    pairs: options.PairsOption = None,
-    insecure: options.InsecureOption = False,
-    quiet: options.QuietOption = False,
+    workers: Annotated[int | None, typer.Option("-n", "-np", "--workers", help="Total number of workers.")] = None,
+    groups: Annotated[int | None, typer.Option(help="Number of groups; their sizes are as equal as possible.")] = None,
+    group_sizes: Annotated[str | None, typer.Option(help="Workers in each group, e.g. 3,1.")] = None,
+    server_count: Annotated[
+        int | None,
+        typer.Option("-s", "--servers", help="Number of servers to start. Default: 1 for several groups, else 0."),
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="Parameter servers to use: hybridps, or mxnet for MXNet's own.")
+    ] = None,
+    racks: Annotated[
+        int | None,
+        typer.Option(help="Number of racks. Each gets servers of its own (--servers), below one parent server."),
+    ] = None,
+    algorithm: Annotated[str | None, typer.Option(help="Name of the algorithm, e.g. elastic.")] = None,
+    hosts: HostsOption = None,
+    hostfile: HostfileOption = None,
+    run_folder: Annotated[str | None, typer.Option("--run", help="Run folder, for events and the report.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Moving rate of Elastic SGD.")] = None,
+    tau: Annotated[int | None, typer.Option(help="Steps between two exchanges of Elastic SGD.")] = None,
+    pairs: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting, e.g. chunk_bytes=65536.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let anyone on the network use the servers, without keys.")
+    ] = False,
+    quiet: Annotated[bool | None, typer.Option("--quiet", help="Do not print settings, notes and the summary.")] = None,
 ) -> None:
     """Start the servers, and one mpirun for each group. Groups communicate only through the servers."""
     from hybridps.cli.run.launcher import run
-    from hybridps.cli.run.plan import LaunchOptions, read_settings
+    from hybridps.cli.run.plan import make_launch
 
-    given: dict[str, Any] = {
-        "groups": groups,
-        "group_sizes": group_sizes,
-        "backend": backend,
-        "racks": racks,
-        "algorithm": algorithm,
-        "run_folder": run_folder,
-        "alpha": alpha,
-        "tau": tau,
-        "quiet": quiet or None,
-    }
-    settings = read_settings(given, pairs or [])
-    options = LaunchOptions(tuple(command or ()), settings, workers, servers, _hosts(hosts, hostfile), insecure)
-    sys.exit(run(options))
+    settings = read_settings(context.params, pairs or [])
+    where = _hosts(hosts, hostfile)
+    launch = make_launch(command or (), settings, workers=workers, servers=server_count, hosts=where, insecure=insecure)
+    sys.exit(run(launch))
 
 
 @app.command(name="serve")
 def serve_command(
+    context: typer.Context,
     *,
-    bind: options.BindOption = "tcp://127.0.0.1:*",
-    insecure: options.OpenOption = False,
-    keys: options.KeysOption = None,
-    stop_after_groups: options.StopAfterGroupsOption = None,
-    lost_seconds: options.LostSecondsOption = None,
-    metrics_port: options.MetricsPortOption = None,
-    metrics_bind: options.MetricsBindOption = None,
-    groups: options.MxnetGroupsOption = None,
-    servers: options.MxnetServersOption = 1,
-    quiet: options.AddressOnlyOption = False,
+    bind: Annotated[str, typer.Option(help="Address to listen on; * stands for any free port.")] = "tcp://127.0.0.1:*",
+    insecure: Annotated[bool, typer.Option("--insecure", help="Listen on the network without keys.")] = False,
+    server_keys: Annotated[
+        str | None,
+        typer.Option("--keys", help="Folder made by hybridps keys: only the tenants listed there may connect."),
+    ] = None,
+    stop_after_groups: Annotated[int | None, typer.Option(help="Exit once this many groups have left.")] = None,
+    lost_seconds: Annotated[
+        float | None, typer.Option(help="Seconds without a heartbeat after which a group, or the parents, are lost.")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Expose Prometheus metrics over HTTP on this port; 0 is any free port.")
+    ] = None,
+    metrics_bind: Annotated[
+        str | None, typer.Option(help="Address on which metrics are exposed. Default: 127.0.0.1.")
+    ] = None,
+    mxnet_groups: Annotated[
+        int | None,
+        typer.Option("--groups", min=1, help="Groups of the job, for MXNet's servers (HYBRIDPS_BACKEND=mxnet)."),
+    ] = None,
+    mxnet_servers: Annotated[int, typer.Option("-s", "--servers", min=1, help="Number of MXNet servers.")] = 1,
+    quiet: Annotated[bool | None, typer.Option("--quiet", help="Print only the address.")] = None,
 ) -> None:
     """Run a parameter server."""
     from hybridps.cli.serve import serve
 
-    given = {
-        "QUIET": "true" if quiet else None,
-        "SERVER_KEYS": keys,
-        "LOST_SECONDS": lost_seconds,
-        "METRICS_PORT": metrics_port,
-        "METRICS_BIND": metrics_bind,
-    }
-    os.environ.update({PREFIX + name: str(value) for name, value in given.items() if value is not None})
-    serve(
-        bind,
-        insecure=insecure,
-        stop_after_groups=stop_after_groups,
-        groups=groups,
-        servers=servers,
-    )
+    settings = read_settings(context.params)
+    serve(bind, settings, insecure, stop_after_groups, mxnet_groups, mxnet_servers)
 
 
 @app.command(name="top")
@@ -137,12 +144,10 @@ def top_command(
 def keys_command(
     folder: Annotated[Path, typer.Argument(help="The servers' folder; created if it does not exist.")],
     tenants: Annotated[list[str], typer.Argument(metavar="TENANT...", help="Names of the tenants that get keys.")],
-    memory: Annotated[
-        str | None, typer.Option("--memory", help="Memory that each may use on a server, e.g. 4G.")
-    ] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory that each may use on a server, e.g. 4G.")] = None,
     rate: Annotated[
         str | None,
-        typer.Option("--rate", help="Bytes per second that each may send to a server, and receive from it, e.g. 500M."),
+        typer.Option(help="Bytes per second that each may send to a server, and receive from it, e.g. 500M."),
     ] = None,
 ) -> None:
     """Create keys for the tenants of servers that listen on a network."""
@@ -165,16 +170,11 @@ def doctor_command(
 def tune_command(
     workers: Annotated[int, typer.Option("-n", "-np", "--workers", min=1, help="Number of ranks in the group.")] = 2,
     ranks_per_node: Annotated[
-        int | None,
-        typer.Option(
-            "--ranks-per-node", help="Treat this many consecutive ranks as a node. Default: the ranks of a host."
-        ),
+        int | None, typer.Option(help="Treat this many consecutive ranks as a node. Default: the ranks of a host.")
     ] = None,
-    hosts: options.HostsOption = None,
-    hostfile: options.HostfileOption = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", help="File for the table. Default: a file in the cache folder.")
-    ] = None,
+    hosts: HostsOption = None,
+    hostfile: HostfileOption = None,
+    file: Annotated[Path | None, typer.Option(help="File for the table. Default: a file in the cache folder.")] = None,
 ) -> None:
     """Measure which collective algorithm is fastest on this machine for each size, and use it from now on."""
     from hybridps.cli.tune import tune
@@ -188,6 +188,23 @@ def report_command(folder: Annotated[str, typer.Argument(help="The run folder.")
     from hybridps.cli.summary import print_summary
 
     print_summary(folder)
+
+
+def read_settings(options: Mapping[str, Any], pairs: Iterable[str] = ()) -> Settings:
+    """Settings from the environment, overridden by options that are named like one and not None, then by `NAME=VALUE`.
+
+    Raises ConfigError.
+    """
+    values = msgspec.structs.asdict(load_settings())
+    values |= {field: value for field, value in options.items() if field in values and value is not None}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair!r} has no value: write --set NAME=VALUE, e.g. --set tau=5")
+        values[name.strip().removeprefix(PREFIX).lower()] = value
+    if values.get("run_folder"):
+        values["run_folder"] = os.path.abspath(values["run_folder"])
+    return make_settings(values)
 
 
 def _hosts(hosts: str | None, hostfile: Path | None) -> tuple[Any, ...]:

@@ -6,20 +6,32 @@ import os
 import signal
 import socket
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from hybridps.addresses import Scheduler
 from hybridps.cli.run.output import Screen
 from hybridps.cli.run.plan import check_unsecured
 from hybridps.cli.run.processes import Child, Processes
 from hybridps.config import Settings
 from hybridps.errors import ConfigError, ServerError
-from hybridps.ps.scheduler import Scheduler, reserved_port
+from hybridps.processes import SAYS, START_SECONDS
 
-START_SECONDS = 60.0
-STOP_SECONDS = 5.0
 _PROBE_SECONDS = 1.0
+
+
+@contextmanager
+def reserved_port(host: str) -> Iterator[int]:
+    """A port of this host that no connection and no other listener gets by chance, for ps-lite wants to be told one.
+
+    ps-lite can listen on it, as it reuses addresses. Raises OSError for a host that is not this one.
+    """
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((host, 0))
+        yield int(reserved.getsockname()[1])
 
 
 def serve_mxnet(bind: str, settings: Settings, *, groups: int | None, servers: int, insecure: bool) -> None:
@@ -49,14 +61,14 @@ def _serve(scheduler: Scheduler, bind: str) -> None:
         if not listens:
             raise ServerError(f"MXNet's scheduler did not listen at {bind} within {START_SECONDS:g} s")
         if not (signals or ended):
-            print(f"hybridps: serving at {scheduler}", flush=True)
+            print(f"{SAYS}{scheduler}", flush=True)
         processes.until(lambda: bool(signals or ended))
         if ended and not signals:
             raise ServerError(
                 f"the {ended[0].name} ended with exit status {ended[0].status}, so the others were stopped"
             )
     finally:
-        processes.stop(processes.running, STOP_SECONDS, lambda: True)
+        processes.stop(processes.running, lambda: True)
         processes.close()
 
 
@@ -79,14 +91,13 @@ def _start(processes: Processes, name: str, scheduler: Scheduler) -> None:
     role = "scheduler" if name == "scheduler" else "server"
     told = scheduler.environment(role, scheduler.host)
     del told["DMLC_ROLE"]  # the process takes it up itself, once it has imported MXNet
-    command = [sys.executable, "-m", "hybridps.kvstore.ps_lite.server", role, str(scheduler.servers)]
+    command = [sys.executable, "-m", "hybridps.kvstore.ps_lite.server", role]
     environ = {name: text for name, text in os.environ.items() if name != "DMLC_ROLE"} | told
     processes.start(name, command, environ, death_signal=signal.SIGKILL)
 
 
 def _listens(scheduler: Scheduler) -> bool:
-    try:
+    with suppress(OSError):
         socket.create_connection((scheduler.host, scheduler.port), _PROBE_SECONDS).close()
-    except OSError:
-        return False
-    return True
+        return True
+    return False

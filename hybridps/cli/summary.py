@@ -27,11 +27,6 @@ def print_summary(folder: str, *, only_if_events: bool = False) -> None:
             raise
         print(f"hybridps: no report of {folder}: {error}", file=sys.stderr)
         return
-    print_mapping(summary, title=folder)
-
-
-def print_mapping(summary: Mapping[str, Any], title: str) -> None:
-    """Print a flat mapping."""
     if not sys.stdout.isatty():
         for key, value in summary.items():
             print(f"{key}: {text_of(value)}")
@@ -39,7 +34,7 @@ def print_mapping(summary: Mapping[str, Any], title: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, show_header=False)
+    table = Table(title=folder, show_header=False)
     for key, value in summary.items():
         table.add_row(key.replace("_", " "), text_of(value))
     Console().print(table)
@@ -48,8 +43,8 @@ def print_mapping(summary: Mapping[str, Any], title: str) -> None:
 def text_of(value: Any) -> str:
     """A short text for a value: numbers with four digits, lists with commas.
 
-    >>> text_of([1, 0.123456])
-    '1, 0.1235'
+    >>> text_of([1, 0.123456]), text_of([])
+    ('1, 0.1235', 'none')
     """
     if isinstance(value, float):
         return f"{value:.4g}"

@@ -8,7 +8,7 @@ import msgspec
 
 from hybridps.cli.run.hosts import Host
 from hybridps.cli.run.launcher import run
-from hybridps.cli.run.plan import LaunchOptions
+from hybridps.cli.run.plan import make_launch
 from hybridps.config import load_settings
 
 
@@ -31,4 +31,5 @@ def tune(workers: int, ranks_per_node: int | None, hosts: tuple[Host, ...], path
     )
     # Without a path, the first worker chooses the file, since it may be on another host.
     table = (str(path.absolute()),) if path else ()
-    return run(LaunchOptions(("python", "-m", "hybridps.tune", *table), settings, workers, 0, hosts))
+    command = ("python", "-m", "hybridps.tune", *table)
+    return run(make_launch(command, settings, workers=workers, servers=0, hosts=hosts))

@@ -1,15 +1,52 @@
-"""MXNet arrays and memory of ours."""
+"""MXNet's arrays over memory of ours, and asynchronous operations of its engine on them."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet import autograd
 from mxnet.base import _LIB, check_call
 from mxnet.ndarray import NDArray
+
+Done = Callable[[], None]
+Started = Callable[[Done], None]
+
+_ASYNCHRONOUS = ctypes.c_int(4)  # FnProperty::kAsync
+_CPU = (ctypes.c_int * 2)(1, 0)  # Context: type and number of the device
+_OnComplete = ctypes.c_void_p * 3
+"""A callback, and two of its parameters: the engine, and what it knows of the operation."""
+
+_START = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p)
+_DONE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+
+_waiting: dict[int, Started] = {}
+_numbers = itertools.count(1)
+
+
+@_START
+def _start(_run_context: int, on_complete: ctypes._Pointer[ctypes.Array[ctypes.c_void_p]], number: int) -> None:
+    callback, engine, parameter = on_complete.contents  # copied now: they live on the engine's stack
+    _waiting.pop(number)(lambda: _DONE(callback or 0)(engine, parameter, None))
+
+
+def operate(arrays: Sequence[NDArray], started: Started, priority: int = 0) -> None:
+    """Call `started(done)` on an engine thread when all earlier work on `arrays` (on the CPU) is done.
+
+    The operation ends when `done()` is called, from any thread. Until then the engine holds back every later reader
+    and writer of the arrays, and the caller goes on. `started` must return at once and not raise.
+    """
+    number = next(_numbers)
+    _waiting[number] = started
+    handles = (ctypes.c_void_p * len(arrays))(*[array.handle.value for array in arrays])
+    operation = (_start, ctypes.c_void_p(number), None)  # called with the number; nothing is deleted afterwards
+    read, changed = (None, 0), (handles, len(arrays))
+    # Run it also when an earlier operation on the arrays has failed: the others wait for this worker, which ends when
+    # it meets the error.
+    options = (ctypes.byref(_ASYNCHRONOUS), priority, b"hybridps", True)
+    check_call(_LIB.MXEnginePushAsyncND(*operation, ctypes.byref(_CPU), *read, *changed, *options))
 
 
 def array_over(view: np.ndarray) -> NDArray:
@@ -21,8 +58,15 @@ def memory_of(array: NDArray) -> np.ndarray:
     """The memory of a dense array on the CPU, flat, once it may be read; valid as long as the array is kept."""
     array.wait_to_read()
     dtype = np.dtype(array.dtype)
-    memory = (ctypes.c_byte * (array.size * dtype.itemsize)).from_address(_address(array) or 0)
+    memory = (ctypes.c_byte * (array.size * dtype.itemsize)).from_address(address_of(array) or 0)
     return np.frombuffer(memory, dtype)
+
+
+def address_of(array: NDArray) -> int | None:
+    """Where a dense array begins in memory."""
+    address = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    return address.value
 
 
 def copy_all(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
@@ -45,36 +89,3 @@ def dense(array: NDArray) -> NDArray:
 
 def dtype_of(array: NDArray) -> str:
     return np.dtype(array.dtype).name
-
-
-def is_gradient_of(weight: NDArray, array: NDArray) -> bool:
-    """Whether `array` is the dense array in CPU memory that autograd writes the gradient of `weight` to."""
-    gradient = weight.grad
-    if gradient is None or gradient.stype != "default" or array.stype != "default" or array.size == 0:
-        return False
-    return array.context.device_type == "cpu" and is_same_memory(gradient, array)
-
-
-def is_same_memory(one: NDArray, other: NDArray) -> bool:
-    """Whether two dense arrays begin at the same address."""
-    return _address(one) == _address(other)
-
-
-def is_overwritten(weight: NDArray, gradient: NDArray) -> bool:
-    """Whether autograd overwrites the gradient of `weight` ('write') rather than adding to it ('add').
-
-    MXNet does not tell, so it is tried out: waits for `gradient`, and leaves nonsense in it.
-    """
-    fresh = weight._fresh_grad
-    gradient[:] = 1
-    with autograd.record():
-        nothing = weight.reshape((-1,))[0:1] * 0
-    nothing.backward()
-    weight._fresh_grad = fresh  # the Trainer refuses to update with what it takes for an old gradient
-    return bool(gradient.reshape((-1,))[0].asscalar() == 0)
-
-
-def _address(array: NDArray) -> int | None:
-    address = ctypes.c_void_p()
-    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
-    return address.value

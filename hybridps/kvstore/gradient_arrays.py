@@ -5,14 +5,58 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import mxnet as mx
+from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from hybridps.kvstore import engine
-from hybridps.kvstore.arrays import array_over, dense, dtype_of, is_gradient_of, is_overwritten, is_same_memory
-from hybridps.kvstore.residence import Residence
+from hybridps.kvstore.arrays import address_of, array_over, dense, dtype_of, operate
 from hybridps.step import Gradients, KeySpec
 
 Arrays = Sequence[NDArray]
+
+UNTOUCHED = -60000.0
+"""Written where autograd should write no more; exact in every dtype, and no likely gradient."""
+
+
+class MovedGradient:
+    """A gradient array of the user that was moved into the arena, so that backward writes there.
+
+    `other` has its old memory.
+    """
+
+    def __init__(self, weight: NDArray, gradient: NDArray, slot: NDArray) -> None:
+        """Swap the memory of `gradient` and `slot`, and let autograd write to the arena."""
+        gradient.copyto(slot)
+        self.weight, self.gradient, self.other = weight, gradient, slot
+        self.is_settled = False
+        """Whether backward has written to the arena."""
+        self._swap()
+        self.other[:] = UNTOUCHED
+
+    @property
+    def holds(self) -> bool:
+        """Whether the array is still where it was put: another store may have moved it on."""
+        return bool(self.gradient.handle.value == self._handle)
+
+    def was_written_elsewhere(self) -> bool:
+        """Whether backward wrote to the old memory all the same. Waits for backward."""
+        return bool(self.other.reshape((-1,))[0].asscalar() != UNTOUCHED)
+
+    def leave(self) -> NDArray:
+        """Give the user's array memory of its own, with what is in it; returns an array over the slot."""
+        self.other = self.gradient.copy()
+        return self.undo()
+
+    def undo(self) -> NDArray:
+        """Give the user's array its old memory again; returns an array over the slot."""
+        self._swap()
+        return self.other
+
+    def _swap(self) -> None:
+        fresh = self.weight._fresh_grad
+        self.other.handle, self.gradient.handle = self.gradient.handle, self.other.handle
+        autograd.mark_variables([self.weight], [self.gradient], "write")
+        self.weight._fresh_grad = fresh  # the Trainer refuses to update with what it takes for an old gradient
+        self._handle = self.gradient.handle.value
 
 
 class GradientArrays:
@@ -21,11 +65,7 @@ class GradientArrays:
     def __init__(self, gradients: Gradients) -> None:
         self._gradients = gradients
         self._slots: dict[str, list[NDArray]] = {}
-        self._residences: dict[tuple[str, int], Residence] = {}
-
-    def __contains__(self, name: str) -> bool:
-        """Whether there is memory for the key."""
-        return name in self._slots
+        self._moved: dict[tuple[str, int], MovedGradient] = {}
 
     def lay_out(self, weights: Mapping[str, Arrays]) -> None:
         """Make memory for the gradients of these weights, one for each device. Waits for the other workers."""
@@ -42,68 +82,87 @@ class GradientArrays:
             self._gradients.push(name, in_step)()
             return values
         summed = self._fill(name, slots, values)
-        engine.push(slots, self._gradients.push(name, in_step), priority)
+        operate(slots, self._gradients.push(name, in_step), priority)
         return summed
 
     def move_in(self, weights: Mapping[str, Arrays], gradients: Mapping[str, Arrays]) -> None:
         """Let backward write gradients straight into the arenas, where that is safe. Waits for them."""
         for name, arrays in gradients.items():
-            for device, gradient in enumerate(arrays[: min(len(weights[name]), len(self._slots[name]))]):
-                weight, slot = weights[name][device], self._slots[name][device]
-                if is_gradient_of(weight, gradient) and gradient.shape == slot.shape and gradient.dtype == slot.dtype:
-                    kept = gradient.copy()
-                    overwritten = is_overwritten(weight, gradient)
-                    kept.copyto(gradient)
-                    if overwritten:
-                        self._residences[name, device] = Residence(weight, gradient, slot)
-                        self._slots[name][device] = gradient
+            slots = self._slots[name]
+            for device, (weight, gradient) in enumerate(zip(weights[name], arrays[: len(slots)], strict=False)):
+                if _is_gradient_of(weight, gradient, slots[device]) and _is_overwritten(weight, gradient):
+                    self._moved[name, device] = MovedGradient(weight, gradient, slots[device])
+                    slots[device] = gradient
 
     def move_out_what_is_written_elsewhere(self) -> None:
         """A network hybridized with static shapes goes on writing to the memory that it saw first.
 
         What backward has not come to since the move can be told later only.
         """
-        for (name, device), residence in list(self._residences.items()):
-            if residence.is_settled:
+        for (name, device), moved in list(self._moved.items()):
+            if moved.is_settled:
                 continue
-            if residence.holds and residence.was_written_elsewhere():
-                del self._residences[name, device]
-                self._slots[name][device] = residence.undo()
-            elif residence.weight._fresh_grad:
-                residence.is_settled = True
+            if moved.holds and moved.was_written_elsewhere():
+                self._move_out(name, device, moved.undo())
+            elif moved.weight._fresh_grad:
+                moved.is_settled = True
 
     def _fill(self, name: str, slots: list[NDArray], values: Arrays) -> Arrays:
         """Copy the values to the slots, where they do not live there; the slots that will have the sum."""
         if len(values) == len(slots) and all(value.stype == "default" for value in values):
             for device, gradient in enumerate(values):
-                if not self._is_resident(name, device, gradient):
+                if not self._lives_here(name, device, gradient):
                     gradient.copyto(slots[device])
             return list(slots)
         parts = [dense(value).as_in_context(values[0].context) for value in values]
         for device in range(len(slots)):
-            residence = self._residences.get((name, device))
-            if residence is not None and residence.holds:
-                residence.leave()
-            self._move_away(name, device)
+            moved = self._moved.get((name, device))
+            if moved is not None:
+                self._move_out(name, device, moved.leave() if moved.holds else None)
         (mx.nd.add_n(*parts) if len(parts) > 1 else parts[0]).copyto(slots[0])
         for slot in slots[1:]:
             slot[:] = 0
         return slots[:1]
 
-    def _is_resident(self, name: str, device: int, gradient: NDArray) -> bool:
-        residence = self._residences.get((name, device))
-        if residence is None:
+    def _lives_here(self, name: str, device: int, gradient: NDArray) -> bool:
+        moved = self._moved.get((name, device))
+        if moved is None:
             return False
-        if residence.gradient is gradient and residence.holds:
+        if moved.gradient is gradient and moved.holds:
             return True
         # An array that the user took before the move has what was moved, and is not written to since.
-        moved = not residence.is_settled and is_same_memory(residence.other, gradient)
-        if moved:
-            residence.gradient.wait_to_read()
-        self._move_away(name, device)
-        return moved
+        is_old = not moved.is_settled and address_of(moved.other) == address_of(gradient)
+        if is_old:
+            moved.gradient.wait_to_read()
+        self._move_out(name, device)
+        return is_old
 
-    def _move_away(self, name: str, device: int) -> None:
-        """The user's array is no longer the slot: use an array of our own over it."""
-        if self._residences.pop((name, device), None) is not None:
-            self._slots[name][device] = array_over(self._gradients.views(name)[device])
+    def _move_out(self, name: str, device: int, slot: NDArray | None = None) -> None:
+        """The user's array is no longer the slot: use another array over it."""
+        del self._moved[name, device]
+        self._slots[name][device] = array_over(self._gradients.views(name)[device]) if slot is None else slot
+
+
+def _is_gradient_of(weight: NDArray, array: NDArray, slot: NDArray) -> bool:
+    """Whether autograd writes the gradient of `weight` to `array`, dense and on the CPU, which is like `slot`."""
+    gradient = weight.grad
+    if gradient is None or gradient.stype != "default" or array.stype != "default" or array.size == 0:
+        return False
+    is_like_slot = array.shape == slot.shape and array.dtype == slot.dtype
+    return is_like_slot and array.context.device_type == "cpu" and address_of(gradient) == address_of(array)
+
+
+def _is_overwritten(weight: NDArray, gradient: NDArray) -> bool:
+    """Whether autograd overwrites the gradient of `weight` ('write') rather than adding to it ('add').
+
+    MXNet does not tell, so it is tried out. Waits for `gradient`.
+    """
+    fresh, kept = weight._fresh_grad, gradient.copy()
+    gradient[:] = 1
+    with autograd.record():
+        nothing = weight.reshape((-1,))[0:1] * 0
+    nothing.backward()
+    weight._fresh_grad = fresh  # the Trainer refuses to update with what it takes for an old gradient
+    overwritten = bool(gradient.reshape((-1,))[0].asscalar() == 0)
+    kept.copyto(gradient)
+    return overwritten

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence, Set
+import re
+from collections.abc import Mapping, Set
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,28 +16,19 @@ from hybridps.oracle.networks import OTHER, Layer, Network, checked, fed_by
 
 Shape = tuple[int, ...]
 
-KINDS = {
-    "Convolution": "CONV",
-    "FullyConnected": "FC",
-    "Activation": "RELU",
-    "LeakyReLU": "RELU",
-    "relu": "RELU",
-    "sigmoid": "RELU",
-    "tanh": "RELU",
-    "BatchNorm": "BNORM",
-    "elemwise_add": "ADD",
-    "_plus": "ADD",
-    "_Plus": "ADD",
-    "broadcast_add": "ADD",
-    "Concat": "CONCAT",
-    "Dropout": "DROPOUT",
-    "Flatten": "FLATTEN",
-    "LRN": "LRN",
-    "softmax": "SOFTMAX",
-    "log_softmax": "SOFTMAX",
-    "SoftmaxOutput": "SOFTMAX",
+OPERATORS = {
+    "CONV": ("Convolution",),
+    "FC": ("FullyConnected",),
+    "RELU": ("Activation", "LeakyReLU", "relu", "sigmoid", "tanh"),
+    "BNORM": ("BatchNorm",),
+    "ADD": ("elemwise_add", "_plus", "_Plus", "broadcast_add"),
+    "CONCAT": ("Concat",),
+    "DROPOUT": ("Dropout",),
+    "FLATTEN": ("Flatten",),
+    "LRN": ("LRN",),
+    "SOFTMAX": ("softmax", "log_softmax", "SoftmaxOutput"),
 }
-"""Operators of MXNet; every activation costs as ReLU does. Others count for their items, not for operations."""
+"""MXNet's operators, by kind; every activation costs as ReLU does. Others count for their items, not for operations."""
 
 IMAGENET_SAMPLES = 1_281_167
 
@@ -53,10 +45,10 @@ def from_zoo(name: str, shape: Shape) -> Network:
     return from_block(block, shape, name=name)
 
 
-def from_block(block: Any, shape: Shape, *, name: str | None = None, samples: int = IMAGENET_SAMPLES) -> Network:
+def from_block(block: Any, shape: Shape, *, name: str | None = None) -> Network:
     """A hybridizable Gluon block, for samples of `shape` (channels, height, width)."""
     frozen = {parameter.name for parameter in block.collect_params().values() if parameter.grad_req == "null"}
-    return from_symbol(block(mx.sym.var("data")), shape, name=name or block.name, samples=samples, frozen=frozen)
+    return from_symbol(block(mx.sym.var("data")), shape, name=name or block.name, frozen=frozen)
 
 
 def from_file(path: Path, shape: Shape) -> Network:
@@ -68,9 +60,7 @@ def from_file(path: Path, shape: Shape) -> Network:
     return from_symbol(symbol, shape, name=path.name.removesuffix(".json").removesuffix("-symbol"))
 
 
-def from_symbol(
-    symbol: Any, shape: Shape, *, name: str, samples: int = IMAGENET_SAMPLES, frozen: Set[str] = frozenset()
-) -> Network:
+def from_symbol(symbol: Any, shape: Shape, *, name: str, frozen: Set[str] = frozenset()) -> Network:
     """A symbol whose input is called data; `frozen` are the names of what is not trained.
 
     Raises OracleError if its shapes cannot be inferred, or do not chain.
@@ -83,54 +73,43 @@ def from_symbol(
     for number, node in enumerate(nodes):
         if node["op"] == "null":
             continue
-        sources = tuple(dict.fromkeys(positions[at] for at, *_ in node["inputs"] if at in positions))
-        variables = [nodes[at]["name"] for at, *_ in node["inputs"] if nodes[at]["op"] == "null"]
-        parameters = {variable: shapes[variable] for variable in variables if variable in trained}
-        trained -= set(parameters)
-        layers.append(_layer(node, sources, layers, parameters, _output(node["name"], shapes), shape))
-        positions[number] = len(layers) - 1
-    return checked(Network(name=name, dataset="ImageNet", samples=samples, layers=tuple(layers)))
+        numbers = [at for at, *_ in node["inputs"]]
+        sources = tuple(dict.fromkeys(positions[at] for at in numbers if at in positions))
+        given = [layers[source].output for source in sources]
+        kind = _kind(node)
+        fed = fed_by(kind, given) if given else shape
+        if fed is None:
+            sources, fed, kind = sources[:1], given[0], OTHER
+        variables = {nodes[at]["name"] for at in numbers if nodes[at]["op"] == "null"} & trained
+        trained -= variables
+        weight, vector_items = _weights(node, kind, {variable: shapes[variable] for variable in variables}, fed)
+        output = shapes.get(f"{node['name']}_output") or shapes[f"{node['name']}_output0"]
+        layer = Layer(
+            name=node["name"],
+            kind=kind,
+            input=fed,
+            output=tuple(output[1:]) or (1,),
+            weight=weight,
+            vector_items=vector_items,
+            after=None if sources == ((len(layers) - 1,) if layers else ()) else sources,
+        )
+        positions[number] = len(layers)
+        layers.append(layer)
+    return checked(Network(name=name, dataset="ImageNet", samples=IMAGENET_SAMPLES, layers=tuple(layers)))
 
 
-def _layer(
-    node: Mapping[str, Any],
-    sources: tuple[int, ...],
-    before: Sequence[Layer],
-    parameters: Mapping[str, Shape],
-    output: Shape,
-    data: Shape,
-) -> Layer:
-    attributes = node.get("attrs", {})
-    kind = _kind(node["op"], attributes)
-    given = [before[source].output for source in sources]
-    fed = fed_by(kind, given) if given else data
-    if fed is None:
-        sources, fed, kind = sources[:1], given[0], OTHER
-    weight, vector_items = _weights(kind, attributes, parameters, fed)
-    return Layer(
-        name=node["name"],
-        kind=kind,
-        input=fed,
-        output=output,
-        weight=weight,
-        vector_items=vector_items,
-        after=None if sources == ((len(before) - 1,) if before else ()) else sources,
-    )
+def _kind(node: Mapping[str, Any]) -> str:
+    if node["op"] == "Pooling":
+        return "APOOL" if node["attrs"].get("pool_type") == "avg" else "MPOOL"
+    return next((kind for kind, operators in OPERATORS.items() if node["op"] in operators), OTHER)
 
 
-def _kind(operator: str, attributes: Mapping[str, str]) -> str:
-    if operator == "Pooling":
-        return "APOOL" if attributes.get("pool_type") == "avg" else "MPOOL"
-    return KINDS.get(operator, OTHER)
-
-
-def _weights(
-    kind: str, attributes: Mapping[str, str], parameters: Mapping[str, Shape], fed: Shape
-) -> tuple[Shape, int]:
+def _weights(node: Mapping[str, Any], kind: str, parameters: Mapping[str, Shape], fed: Shape) -> tuple[Shape, int]:
     """Weights in our order, channels first, and how many trainable items there are besides."""
+    attributes = node.get("attrs", {})
     if kind in ("MPOOL", "APOOL"):
         whole = attributes.get("global_pool", "False") in ("True", "1")
-        return (0, 0, *(fed[1:] if whole else _tuple(attributes["kernel"]))), 0
+        return (0, 0, *(fed[1:] if whole else map(int, re.findall(r"\d+", attributes["kernel"])))), 0
     if kind == "SOFTMAX":
         return (), 0
     if kind == "BNORM" and attributes.get("fix_gamma", "True") in ("True", "1"):
@@ -151,13 +130,3 @@ def _shapes(symbol: Any, shape: Shape, name: str) -> dict[str, Shape]:
     except mx.MXNetError as error:
         raise OracleError(f"{name} does not take samples of {shape}: {str(error).splitlines()[-1]}") from None
     return dict(zip(internals.list_outputs(), outputs, strict=True))
-
-
-def _output(node: str, shapes: Mapping[str, Shape]) -> Shape:
-    """The first output of a node, without the batch."""
-    found = shapes.get(f"{node}_output") or shapes[f"{node}_output0"]
-    return tuple(found[1:]) or (1,)
-
-
-def _tuple(text: str) -> Shape:
-    return tuple(int(size) for size in text.strip("()[] ").split(",") if size.strip())

@@ -7,32 +7,34 @@ import os
 import sys
 import time
 import weakref
-from types import TracebackType
-from typing import Protocol
 
 import mxnet as mx
 
-from hybridps.config import mxnet_engine
-from hybridps.errors import ConfigError, LayoutError, ServerError
+from hybridps.errors import ConfigError, DeadlineError, LayoutError, ServerError
 from hybridps.job import Job, open_job
 from hybridps.kvstore.ps_lite import MXNetStores
-from hybridps.kvstore.waiting import waits_for_mxnet
+from hybridps.kvstore.training import Training
 from hybridps.mpi_groups import end_group
 from hybridps.step import DisagreementError, JobContext, Schedule
 from hybridps.tensor_collectives import Levels
 
-OF_ALL_RANKS = (DisagreementError, LayoutError, ServerError)
+OF_ALL_RANKS = (DeadlineError, DisagreementError, LayoutError, ServerError)
 """Errors that all ranks of a group raise on their communication threads."""
 
 REPORT_SECONDS = 5.0
 """How long the other ranks of a group wait for its leader to report an error that all of them have."""
 
+WAITS = {
+    mx.ndarray.ndarray.__file__: {"waitall", "wait_to_read", "asnumpy", "to_dlpack_for_write", "_sync_copyfrom"},
+    mx.ndarray.utils.__file__: {"save"},
+}
+"""By file: MXNet's functions that wait for arrays. All other waits of Python for an array pass one of them."""
 
-class HasSteps(Protocol):
-    """What has steps that may be under way."""
 
-    def settle(self) -> None:
-        """Go on without what has not come."""
+def waits_for_mxnet(thread: int) -> bool:
+    """Whether the thread with this identity stands in a function of MXNet that waits for an array."""
+    frame = sys._current_frames().get(thread)
+    return frame is not None and frame.f_code.co_name in WAITS.get(frame.f_code.co_filename, ())
 
 
 class SharedJob:
@@ -40,7 +42,7 @@ class SharedJob:
 
     def __init__(self) -> None:
         self.job = open_job(stores={"mxnet": MXNetStores()})
-        self.trainings: weakref.WeakSet[HasSteps] = weakref.WeakSet()
+        self.trainings: weakref.WeakSet[Training] = weakref.WeakSet()
         self.pid = os.getpid()
         self._schedule: Schedule | None = None
 
@@ -81,12 +83,12 @@ def hold() -> SharedJob:
     """
     global _shared
     if _shared is None:
-        if mxnet_engine() == "NaiveEngine":
+        if os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
             raise ConfigError(
                 "MXNET_ENGINE_TYPE=NaiveEngine runs one operation after the other, and so would wait for ever: unset it"
             )
         _shared = SharedJob()
-        sys.excepthook = _on_uncaught
+        sys.excepthook = lambda kind, error, trace: end_group(error)
         atexit.register(release)
         # MXNet waits for its engine at a fork with Python's lock held, and the engine may wait for Python.
         os.register_at_fork(before=_before_fork)
@@ -106,7 +108,3 @@ def release() -> Job | None:
     shared, _shared = _shared, None
     shared.close()
     return shared.job
-
-
-def _on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    end_group(error)

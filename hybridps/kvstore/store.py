@@ -14,6 +14,7 @@ workers), so a script divides by `batch_size * num_workers` whatever the type. T
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import mxnet as mx
@@ -24,7 +25,7 @@ from mxnet.ndarray import NDArray
 
 from hybridps.errors import HybridPSError
 from hybridps.kvstore import process
-from hybridps.kvstore.arrays import copy_all, dense, same_arrays
+from hybridps.kvstore.arrays import copy_all, dense, dtype_of, same_arrays
 from hybridps.kvstore.training import Training
 
 
@@ -40,18 +41,16 @@ class _TypeName(str):
 
 
 class HybridKVStore(KVStore):
-    """The KVStore over a job of hybridps. `kv.create` makes it by the name of a subclass.
+    """The KVStore over a job of hybridps, with an algorithm of that name, or that of the settings.
 
     A subclass of MXNet's `KVStore`, as the Trainer refuses sparse gradients for others, but with no
     native handle behind it. Keys are int or str; every method that takes a key also takes a list of them.
     """
 
-    algorithm_name: str | None = None
-
-    def __init__(self) -> None:
+    def __init__(self, algorithm_name: str | None = None) -> None:
         held = process.hold()
         self._job = held.job
-        self._algorithm = held.job.algorithm(self.algorithm_name)
+        self._algorithm = held.job.algorithm(algorithm_name)
         self._schedule = held.schedule(self._algorithm.levels)
         self._training = Training(held.job, self._algorithm, self._schedule)
         self._closed = False
@@ -64,9 +63,7 @@ class HybridKVStore(KVStore):
             self._closed = True
             self._training.close()
 
-    def __del__(self) -> None:
-        """A store that is garbage is closed. There is no native handle to free."""
-        self.close()
+    __del__ = close  # there is no native handle to free
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Fill `out` with the first worker's `value`, on all workers, and take `out` as the weights of the key."""
@@ -96,9 +93,8 @@ class HybridKVStore(KVStore):
             if self._updater is None:
                 copy_all(summed, outs or values)
             else:
-                if outs:
-                    if not same_arrays(outs, record.weights):
-                        copy_all(record.weights[:1], outs)
+                if outs and not same_arrays(outs, record.weights):
+                    copy_all(record.weights[:1], outs)
                     record.weights[:] = outs
                 self._update(each, summed[0])
 
@@ -184,7 +180,8 @@ class HybridKVStore(KVStore):
     def _check_precision(self) -> None:
         """Raise HybridPSError if averaging would not reach the weights that the optimizer trains."""
         precise = getattr(getattr(self._updater, "optimizer", None), "multi_precision", False)
-        if precise and self._algorithm.has_centre and self._training.has("float16"):
+        keys = self._training.keys.values() if precise and self._algorithm.has_centre else ()
+        if any(dtype_of(key.weights[0]) == "float16" for key in keys):
             raise HybridPSError(
                 f"{self.type} averages the weights, and an optimizer with multi_precision=True has its own of float16 "
                 "keys, in float32: leave it out, or use the algorithm sync"
@@ -196,26 +193,10 @@ class HybridKVStore(KVStore):
         copy_all(weights[:1], weights[1:])
 
 
-class DistHybridPSSync(HybridKVStore):
-    """Synchronous over all workers: mpi-SGD."""
-
-    algorithm_name = "sync"
-
-
-class DistHybridPSElastic(HybridKVStore):
-    """Synchronous in a group, Elastic SGD across groups: mpi-ESGD."""
-
-    algorithm_name = "elastic"
-
-
-class DistHybridPS(HybridKVStore):
-    """The algorithm that the settings say."""
-
-
 TYPES = {
-    "dist_hybridps_sync": DistHybridPSSync,
-    "dist_hybridps_elastic": DistHybridPSElastic,
-    "dist_hybridps": DistHybridPS,
+    "dist_hybridps_sync": partial(HybridKVStore, "sync"),
+    "dist_hybridps_elastic": partial(HybridKVStore, "elastic"),
+    "dist_hybridps": HybridKVStore,
 }
 
 # MXNet looks a type up in this table; its `register` takes the name from the class.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from mxnet import autograd
@@ -11,26 +12,68 @@ from mxnet.ndarray import NDArray
 from hybridps.algorithms import Algorithm
 from hybridps.errors import LayoutError
 from hybridps.job import Job
-from hybridps.kvstore import engine
-from hybridps.kvstore.arrays import array_over, copy_all, dense, dtype_of, same_arrays
-from hybridps.kvstore.averaged import AveragedWeights
+from hybridps.kvstore.arrays import array_over, copy_all, dense, dtype_of, operate, same_arrays
 from hybridps.kvstore.gradient_arrays import GradientArrays
 from hybridps.memory import Layout
-from hybridps.step import Gradients, InitialValues, JobContext, KeySpec, Schedule, Weights
+from hybridps.step import Gradients, InitialValues, Item, JobContext, KeySpec, Schedule, Weights
 
 
+class AveragedWeights:
+    """MXNet's weights that are averaged together with the centre.
+
+    `weights`: the user's arrays of each key, one for each device; the lists are looked at in each operation.
+    Operations return at once, and MXNet's engine lets users of the arrays wait.
+    """
+
+    def __init__(self, weights: Mapping[str, Sequence[NDArray]], shared: Weights) -> None:
+        """Begin to register the weights."""
+        self._weights = dict(weights)
+        self.shared = shared
+        self._slots = _arrays(shared.views)
+        self._centre: dict[str, NDArray] = {}
+        self._change(shared.join)
+
+    def average(self, step: int) -> None:
+        """Begin to average the weights of all keys with the centre."""
+        self._change(lambda: self.shared.average(step))
+
+    def centre(self, name: str) -> NDArray:
+        """The centre of a key, in an array that the engine fills.
+
+        The centre of all keys is read at once, and anew when a key is asked for that was taken from the last reading,
+        or after `forget_centre`.
+        """
+        if name not in self._centre:
+            item, views = self.shared.read_centre()
+            self._centre = _arrays(views)
+            operate(list(self._centre.values()), item)
+        return self._centre.pop(name)
+
+    def forget_centre(self) -> None:
+        """What was read is old."""
+        self._centre = {}
+
+    def _change(self, begin: Callable[[], Item]) -> None:
+        """Copy the weights to the slots, do what `begin` begins, and copy them back."""
+        for name, slot in self._slots.items():
+            dense(self._weights[name][0]).copyto(slot)
+        operate(list(self._slots.values()), begin())
+        for name, slot in self._slots.items():
+            copy_all([slot], self._weights[name])
+
+
+@dataclass
 class Key:
     """What the store knows of a key: the user's weight arrays, one for each device, or the value stored for it."""
 
-    def __init__(self, weights: Sequence[NDArray], broadcast: bool) -> None:
-        self.weights = list(weights)
-        self.broadcast = broadcast
-        """Whether the weights are the user's own arrays, handed over by `broadcast`."""
-        self.own_weights: AveragedWeights | None = None
-        """For a key used with `push`: what averages it alone."""
-        self.pushes = 0
-        self.pushed: NDArray | None = None
-        """The sum last pushed, where the weights are the user's own and nothing updates them."""
+    weights: list[NDArray]
+    broadcast: bool
+    """Whether the weights are the user's own arrays, handed over by `broadcast`."""
+    averaged: AveragedWeights | None = None
+    """What the key is averaged with: the others of the model, or, if it is used with `push`, nothing else."""
+    pushes: int = 0
+    pushed: NDArray | None = None
+    """The sum last pushed, where the weights are the user's own and nothing updates them."""
 
     @property
     def may_have_gradient(self) -> bool:
@@ -54,8 +97,10 @@ class Training:
         self._initial = InitialValues(schedule, algorithm, self._context, "initial")
         self._sums = Gradients(schedule, algorithm, self._context, self._initial, "model")
         self._gradients = GradientArrays(self._sums)
-        self._announced: dict[str, Sequence[NDArray]] = {}
+        self._announced: list[str] = []
+        """Keys that were broadcast, and are averaged from the next step on."""
         self._averaged: list[AveragedWeights] = []
+        """Those of the model."""
         self._step = -1
         self._pushed: dict[str, Sequence[NDArray]] = {}
         self._before: dict[str, Sequence[NDArray]] = {}
@@ -65,14 +110,16 @@ class Training:
         """Take a key over, and fill `weights` with the first worker's `value`. Raises LayoutError if it is known."""
         if name in self.keys:
             raise LayoutError(f"key {name!r} is known already: a key is broadcast or initialised once in a store")
-        self._initialise(name, value, weights)
-        self.keys[name] = Key(weights, broadcast)
+        Layout.of(dtype_of(value), {name: value.shape})  # raises LayoutError here, not on the communication thread
+        memory = np.empty(value.shape, dtype_of(value))
+        if memory.size:
+            slot = array_over(memory)
+            dense(value).copyto(slot)
+            operate([slot], self._initial.fill(name, memory))
+            copy_all([slot], weights)
+        self.keys[name] = Key(list(weights), broadcast)
         if broadcast:
-            self._announced[name] = self.keys[name].weights
-
-    def has(self, dtype: str) -> bool:
-        """Whether there is a key of that dtype."""
-        return any(dtype_of(key.weights[0]) == dtype for key in self.keys.values())
+            self._announced.append(name)
 
     def key(self, name: str) -> Key:
         """A key that was added. Raises LayoutError for another one."""
@@ -97,12 +144,12 @@ class Training:
         `average`: its weights are trained, so they are averaged with the centre when it is time.
         """
         key = self.key(name)
-        if average and self._algorithm.has_centre and self._averaged_with(name) is None:
-            if key.own_weights is None:
-                self._announced.pop(name, None)
-                key.own_weights = self._average_together(f"weights.{name}.", {name: key.weights})
-            if self._algorithm.averages(key.pushes):
-                key.own_weights.average(key.pushes)
+        if average and self._algorithm.has_centre:
+            if key.averaged is None:
+                self._announced = [other for other in self._announced if other != name]
+                key.averaged = self._average_together(f"weights.{name}.", [name])
+            if key.averaged not in self._averaged and self._algorithm.averages(key.pushes):
+                key.averaged.average(key.pushes)
         key.pushes += 1
         return self._sum(name, values, priority, in_step=False)[0]
 
@@ -111,11 +158,10 @@ class Training:
         key = self.key(name)
         if key.pushed is not None:
             return key.pushed
-        if self._algorithm.has_centre and key.broadcast and key.own_weights is None:
+        if self._algorithm.has_centre and key.broadcast:
             self._average_announced()
-            averaged = self._averaged_with(name)
-            if averaged is not None:
-                return averaged.centre(name)
+            if key.averaged is not None and key.averaged in self._averaged:
+                return key.averaged.centre(name)
         return key.weights[0]
 
     def settle(self) -> None:
@@ -126,18 +172,9 @@ class Training:
     def close(self) -> None:
         """Drop the tables at the servers. May be called from any thread, once."""
         self._sums.close()
-        for averaged in self._averaged + [key.own_weights for key in self.keys.values() if key.own_weights]:
-            averaged.close()
+        for averaged in {key.averaged for key in self.keys.values() if key.averaged is not None}:
+            averaged.shared.close()
         self.keys = {}
-
-    def _initialise(self, name: str, value: NDArray, weights: Sequence[NDArray]) -> None:
-        Layout.of(dtype_of(value), {name: value.shape})  # raises LayoutError here, not on the communication thread
-        memory = np.empty(value.shape, dtype_of(value))
-        if memory.size:
-            slot = array_over(memory)
-            dense(value).copyto(slot)
-            engine.push([slot], self._initial.fill(name, memory))
-            copy_all([slot], weights)
 
     def _begin(self, may_move: bool) -> None:
         """A key has come for the second time, or the first one has come: a step begins."""
@@ -151,38 +188,40 @@ class Training:
         self._gradients.move_out_what_is_written_elsewhere()
         self._sums.begin()
         if self._step == 2 and may_move:
-            self._move_in()
+            # Arrays that came in both steps so far: others may be gone before the next, as `weight.grad` is.
+            before, pushed = self._before, self._pushed
+            stay = {name: values for name, values in pushed.items() if same_arrays(values, before.get(name, ()))}
+            self._gradients.move_in({name: self.keys[name].weights for name in stay}, stay)
         self._before, self._pushed = self._pushed, {}
 
-    def _move_in(self) -> None:
-        """Those arrays that came in both steps so far: others may be gone before the next, as `weight.grad` is."""
-        before = self._before
-        stay = {name: values for name, values in self._pushed.items() if same_arrays(values, before.get(name, ()))}
-        self._gradients.move_in({name: self.keys[name].weights for name in stay}, stay)
-
     def _sum(self, name: str, values: Sequence[NDArray], priority: int, in_step: bool) -> Sequence[NDArray]:
-        if name not in self._gradients:
+        """The first key without memory brings all the others memory too, but for those that have no gradient."""
+        if name not in self._sums:
+            all_keys = not self.keys[name].may_have_gradient
             with autograd.pause():
-                self._gradients.lay_out(self._without_memory(name))
+                self._gradients.lay_out(
+                    {
+                        other: key.weights
+                        for other, key in self.keys.items()
+                        if other not in self._sums and (key.may_have_gradient or all_keys)
+                    }
+                )
         return self._gradients.sum(name, values, priority, in_step)
-
-    def _without_memory(self, name: str) -> Mapping[str, Sequence[NDArray]]:
-        """The keys that get memory for gradients now that this one needs it: all, but for those without a gradient."""
-        found = {other: key for other, key in self.keys.items() if other not in self._gradients}
-        if found[name].may_have_gradient:
-            found = {other: key for other, key in found.items() if key.may_have_gradient}
-        return {other: key.weights for other, key in found.items()}
-
-    def _averaged_with(self, name: str) -> AveragedWeights | None:
-        """Those that a key is averaged with, if it is with others."""
-        return next((averaged for averaged in self._averaged if name in averaged), None)
 
     def _average_announced(self) -> None:
         if self._announced:
-            self._averaged.append(self._average_together(f"model.{len(self._averaged)}.", self._announced))
-            self._announced = {}
+            averaged = self._average_together(f"model.{len(self._averaged)}.", self._announced)
+            self._averaged.append(averaged)
+            for name in self._announced:
+                self.keys[name].averaged = averaged
+            self._announced = []
 
-    def _average_together(self, prefix: str, weights: Mapping[str, Sequence[NDArray]]) -> AveragedWeights:
+    def _average_together(self, prefix: str, names: Sequence[str]) -> AveragedWeights:
+        weights = {name: self.keys[name].weights for name in names}
         specs = {name: KeySpec(dtype_of(arrays[0]), arrays[0].shape) for name, arrays in weights.items()}
         given = (self._schedule, self._algorithm, self._context, self._initial)
         return AveragedWeights(weights, Weights(specs, *given, prefix))
+
+
+def _arrays(views: Mapping[str, np.ndarray]) -> dict[str, NDArray]:
+    return {name: array_over(view) for name, view in views.items() if view.size}

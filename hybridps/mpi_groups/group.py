@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -11,14 +11,13 @@ from hybridps.errors import LayoutError
 
 Operation = Literal["sum", "max", "min"]
 
+UFUNC: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+"""NumPy's function for each operation."""
 
-class Transfer(Protocol):
-    """A message in transfer to or from rank `peer`. The array belongs to it until it is done."""
 
-    peer: int
-
-    def done(self) -> bool:
-        """Whether the transfer is complete. Calling it lets the library make progress."""
+Transfer = Callable[[], bool]
+"""A message in transfer: whether it is complete. Its array belongs to it until then. A call lets the library make
+progress."""
 
 
 class Group(Protocol):
@@ -46,12 +45,6 @@ class Group(Protocol):
 
     def allgather_bytes(self, data: bytes) -> list[bytes]:
         """The bytes of every rank, in rank order. Lengths may differ. For agreement, not for the hot path."""
-
-    def reduce_scatter(self, array: np.ndarray, out: np.ndarray, counts: list[int]) -> None:
-        """Sum `array` over all ranks; rank r receives its part, `counts[r]` elements, in `out`."""
-
-    def allgather(self, array: np.ndarray, out: np.ndarray, counts: list[int]) -> None:
-        """Concatenate the `counts[r]` elements of every rank r into `out`."""
 
     def send(self, array: np.ndarray, to: int, tag: int) -> Transfer:
         """Start to send to rank `to`. Messages between two ranks with the same `tag` (0 to 32767) stay in order."""

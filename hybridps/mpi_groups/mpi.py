@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import time
@@ -11,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hybridps.errors import DeadlineError
-from hybridps.mpi_groups.group import Operation, arrays_differ, describe
+from hybridps.mpi_groups.group import Operation, Transfer, arrays_differ, describe
 
 OPERATION = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
 
@@ -25,6 +26,7 @@ def _letting_nan_win(combine: np.ufunc) -> MPI.Op:
 
 
 LETS_NAN_WIN = {"max": _letting_nan_win(np.maximum), "min": _letting_nan_win(np.minimum)}
+"""For floats, where NaN wins as in NumPy."""
 
 # For a large buffer the library would map new scratch memory in each call, which costs more than the reduction.
 # Pieces of this size fit its scratch memory and the cache.
@@ -35,19 +37,6 @@ SMALL_BYTES = 32 << 10
 
 LOOKS = 500
 """How often a wait polls before it sleeps."""
-
-
-class MPITransfer:
-    """A message in transfer over MPI."""
-
-    __slots__ = ("_request", "peer")
-
-    def __init__(self, request: MPI.Request, peer: int) -> None:
-        self._request = request
-        self.peer = peer
-
-    def done(self) -> bool:
-        return bool(self._request.Test())
 
 
 class MPIGroup:
@@ -67,7 +56,7 @@ class MPIGroup:
         self._count(array)
         if self.size == 1:
             return
-        operation = _operation(op, array.dtype)
+        operation = (LETS_NAN_WIN if array.dtype.kind == "f" and op != "sum" else OPERATION)[op]
         if array.nbytes <= SMALL_BYTES:
             self._wait(self.communicator.Iallreduce(MPI.IN_PLACE, array, operation), "an allreduce of all ranks")
             return
@@ -95,28 +84,17 @@ class MPIGroup:
         ends = np.cumsum(sizes)
         return [everything[end - size : end].tobytes() for size, end in zip(sizes, ends, strict=True)]
 
-    def reduce_scatter(self, array: np.ndarray, out: np.ndarray, counts: list[int]) -> None:
+    def send(self, array: np.ndarray, to: int, tag: int) -> Transfer:
         self._count(array)
-        self._all_come("a reduce-scatter", array)
-        self.communicator.Reduce_scatter(array, out, counts, MPI.SUM)
+        return self.communicator.Isend(array.view(np.uint8), to, tag).Test
 
-    def allgather(self, array: np.ndarray, out: np.ndarray, counts: list[int]) -> None:
-        self._count(array)
-        self._all_come("an allgather", out)
-        self.communicator.Allgatherv(array, [out, counts])
-
-    def send(self, array: np.ndarray, to: int, tag: int) -> MPITransfer:
-        self._count(array)
-        return MPITransfer(self.communicator.Isend(array.view(np.uint8), to, tag), to)
-
-    def receive(self, array: np.ndarray, source: int, tag: int) -> MPITransfer:
-        return MPITransfer(self.communicator.Irecv(array.view(np.uint8), source, tag), source)
+    def receive(self, array: np.ndarray, source: int, tag: int) -> Transfer:
+        return self.communicator.Irecv(array.view(np.uint8), source, tag).Test
 
     def barrier(self) -> None:
         self._wait(self.communicator.Ibarrier(), "a barrier of all ranks")
 
     def farewell(self) -> None:
-        """A barrier without a deadline, for the end of a job."""
         self.deadline_seconds = math.inf
         self.barrier()
 
@@ -159,11 +137,15 @@ class MPIGroup:
             self.bytes_moved += array.nbytes
 
 
-def _operation(op: Operation, dtype: np.dtype) -> MPI.Op:
-    """The library's operation, except for the maximum and minimum of floats, where NaN wins as in NumPy."""
-    return LETS_NAN_WIN[op] if dtype.kind == "f" and op in LETS_NAN_WIN else OPERATION[op]
-
-
 def _pieces(array: np.ndarray) -> list[np.ndarray]:
     step = max(1, PIECE_BYTES // array.itemsize)
     return [array[start : start + step] for start in range(0, len(array), step)]
+
+
+def why_no_device_memory() -> str:
+    """Why the MPI library cannot send from GPU memory; empty if it can, as CUDA-aware MPI libraries do."""
+    # Open MPI and MPICH have this function. mpi4py does not expose it, but links to the library.
+    query = getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", None)
+    if query is None:
+        return "the MPI library does not say whether it is CUDA-aware"
+    return "" if query() else "the MPI library is not CUDA-aware"

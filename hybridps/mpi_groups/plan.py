@@ -60,29 +60,19 @@ def make_plan(roles: Sequence[str], hosts: Sequence[str], settings: Settings) ->
     if not workers:
         raise PlanError(f"none of the {len(roles)} ranks is a worker: start the training script on at least one rank")
     sizes = _group_sizes(len(workers), settings)
-    if settings.group_index is None:
-        here, first_worker, group_of = sizes, 0, list(range(len(sizes)))
-    else:
-        here, first_worker, group_of = _one_group(len(workers), sizes, settings.group_index)
+    groups: Sequence[int] = range(len(sizes))
+    if settings.group_index is not None:  # this world is that group alone
+        groups = [_checked_index(len(workers), sizes, settings.group_index)]
+    first_worker = sum(sizes[: groups[0]])
     nodes = _nodes([hosts[rank] for rank in workers], settings.ranks_per_node)
     places = {rank: Place(rank, SERVER) for rank, role in enumerate(roles) if role == SERVER}
     position = 0
-    for group, size in zip(group_of, here, strict=True):
-        for group_rank in range(size):
+    for group in groups:
+        for group_rank in range(sizes[group]):
             rank = workers[position]
             places[rank] = Place(rank, WORKER, first_worker + position, group, group_rank, nodes[position])
             position += 1
     return Plan(tuple(places[rank] for rank in range(len(roles))), sizes)
-
-
-def equal_sizes(workers: int, groups: int) -> tuple[int, ...]:
-    """Sizes of `groups` groups, as equal as possible, the larger ones first.
-
-    Raises PlanError if there are fewer workers than groups.
-    """
-    if groups > workers:
-        raise PlanError(f"{workers} workers cannot form {groups} groups: a group needs at least one worker")
-    return tuple(workers // groups + (group < workers % groups) for group in range(groups))
 
 
 def _group_sizes(workers: int, settings: Settings) -> tuple[int, ...]:
@@ -90,10 +80,18 @@ def _group_sizes(workers: int, settings: Settings) -> tuple[int, ...]:
     sizes, groups, each = settings.group_sizes, settings.groups, settings.workers_per_group
     if sizes is None and settings.group_index is not None:
         raise PlanError("HYBRIDPS_GROUP_INDEX needs HYBRIDPS_GROUP_SIZES, the sizes of all groups of the job")
-    if each is not None:
-        return _sizes_of_each(workers, each, settings)
+    if sizes is None and each is not None:
+        sizes = (each,) * (workers // each) + ((workers % each,) if workers % each else ())
+        if groups not in (None, len(sizes)):
+            raise PlanError(f"{workers} workers in groups of {each} are {len(sizes)} groups, not {groups}")
+        return sizes
     if sizes is None:
-        return equal_sizes(workers, groups or 1)
+        groups = groups or 1
+        if groups > workers:
+            raise PlanError(f"{workers} workers cannot form {groups} groups: a group needs at least one worker")
+        return tuple(workers // groups + (group < workers % groups) for group in range(groups))
+    if each is not None and any(size != each for size in sizes):
+        raise PlanError(f"groups of {each} workers were asked for, and the group sizes {_sum(sizes)}")
     if groups is not None and groups != len(sizes):
         raise PlanError(f"{groups} groups were asked for, and {len(sizes)} group sizes given: {_sum(sizes)}")
     if settings.group_index is None and sum(sizes) != workers:
@@ -101,27 +99,13 @@ def _group_sizes(workers: int, settings: Settings) -> tuple[int, ...]:
     return sizes
 
 
-def _sizes_of_each(workers: int, each: int, settings: Settings) -> tuple[int, ...]:
-    """Sizes of groups of `each` workers. Raises PlanError if another setting contradicts it."""
-    if settings.group_sizes is not None:
-        if any(size != each for size in settings.group_sizes):
-            raise PlanError(
-                f"groups of {each} workers were asked for, and the group sizes {_sum(settings.group_sizes)}"
-            )
-        return settings.group_sizes
-    sizes = (each,) * (workers // each) + ((workers % each,) if workers % each else ())
-    if settings.groups not in (None, len(sizes)):
-        raise PlanError(f"{workers} workers in groups of {each} are {len(sizes)} groups, not {settings.groups}")
-    return sizes
-
-
-def _one_group(workers: int, sizes: tuple[int, ...], index: int) -> tuple[tuple[int, ...], int, list[int]]:
-    """Where this world is group `index` alone: its size, the number of its first worker, and its index."""
+def _checked_index(workers: int, sizes: tuple[int, ...], index: int) -> int:
+    """The group `index`. Raises PlanError unless it exists, and has as many workers as this world."""
     if index >= len(sizes):
         raise PlanError(f"group index {index} does not exist: there are {len(sizes)} groups, 0 to {len(sizes) - 1}")
     if sizes[index] != workers:
         raise PlanError(f"group {index} shall have {sizes[index]} workers, and {workers} were started")
-    return (sizes[index],), sum(sizes[:index]), [index]
+    return index
 
 
 def _nodes(hosts: Sequence[str], ranks_per_node: int | None) -> list[int]:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 
+from hybridps import errors
 from hybridps.config import PREFIX, Settings, load_settings, started_by_mpi, to_environment, without_secrets
 from hybridps.errors import FAILED, ConfigError, DeadlineError, GroupError, HybridPSError
 from hybridps.events import Configured, EventLog, Noted, Planned, check_run_folder
 from hybridps.mpi_groups.group import Group
 from hybridps.mpi_groups.plan import WORKER, Place, Plan, make_plan
-from hybridps.mpi_groups.solo import SoloGroup
+from hybridps.mpi_groups.threads import SoloGroup
 from hybridps.mpi_groups.watchdog import Watchdog
 
 
@@ -80,18 +81,15 @@ class Session:
 
     def close(self) -> None:
         """Stop the watchdog, close the events and free the groups. Later calls do nothing."""
-        if not self.watchdog.stopped:
-            self.watchdog.stop()
-            self.events.close()
-            for group in (self.group, self.workers, self.world):
-                group.free()
+        self.watchdog.stop()
+        self.events.close()
+        for group in (self.group, self.workers, self.world):
+            group.free()
 
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not (isinstance(error, SystemExit) and not error.code):
             end_group(error)
         self.close()
@@ -106,8 +104,8 @@ class Session:
 def open_session(read_settings: Callable[[], Settings] = load_settings, role: str = WORKER) -> Session:
     """Join the MPI world that this process was started in (a world of one without an MPI launcher).
 
-    Every rank of the world must call this. What is
-    wrong with the settings of any rank is raised on all of them, marked `everywhere`.
+    Every rank of the world must call this. What is wrong with the settings of any rank is raised on all of them,
+    marked `everywhere`.
     """
     error = ""
     try:
@@ -124,56 +122,61 @@ def open_session(read_settings: Callable[[], Settings] = load_settings, role: st
         _check_equal(hellos)
         plan = make_plan([other.role for other in hellos], [other.host for other in hellos], settings)
     except HybridPSError as wrong:
-        wrong.everywhere = True
-        raise
+        raise wrong.on_all_ranks() from None
     return Session(settings, plan, plan.places[world.rank], world, len({other.host for other in hellos}))
 
 
-def agree(group: Group, error: HybridPSError | None) -> None:
-    """Raise the error of the first rank that has one, on all ranks of the group, or on none."""
-    for rank, text in enumerate(group.allgather_bytes(str(error or "").encode())):
-        if text:
-            found = error if error is not None and rank == group.rank else GroupError(text.decode())
-            raise found.on_all_ranks()
+def agree(group: Group, error: HybridPSError | None, everywhere: bool = True) -> None:
+    """Raise the error of the first rank that has one, on all ranks of the group, or on none.
+
+    On other ranks it is of the nearest class that `hybridps.errors` has. `everywhere`: these are all workers of the MPI
+    world.
+    """
+    nearest = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__), "")
+    for rank, told in enumerate(group.allgather_bytes(f"{nearest} {error}".encode() if error else b"")):
+        if told:
+            kind, _, text = told.decode().partition(" ")
+            found = error if error is not None and rank == group.rank else getattr(errors, kind)(text)
+            raise found.on_all_ranks() if everywhere else found
+
+
+_ending = threading.RLock()
+"""Held by the thread that ends this process: others may have met the same error."""
 
 
 def end_group(error: BaseException) -> NoReturn:
     """Report an unhandled error once, and end all ranks of this MPI world."""
+    _ending.acquire()
     everywhere = isinstance(error, HybridPSError) and error.everywhere
-    status = _exit_status(error)
-    communicator = _world_communicator()
-    rank = communicator.Get_rank() if communicator is not None else None
-    if not everywhere or not rank:
-        _report(error, rank)
+    status, text = _last_words(error)
+    module = sys.modules.get("mpi4py.MPI")
+    runs = module is not None and module.Is_initialized() and not module.Is_finalized()
+    communicator = module.COMM_WORLD if module is not None and runs else None
+    if not everywhere or communicator is None or communicator.Get_rank() == 0:
+        print(text, file=sys.stderr)
+        if communicator is not None and not isinstance(error, HybridPSError):
+            print(f"hybridps: rank {communicator.Get_rank()} failed; its group is ended", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    if communicator is None:
-        os._exit(status)
-    if everywhere:
+    if communicator is not None and everywhere:
         # All ranks get here. The first exit ends them all, so wait until the rank that reports has done so.
-        _meet(communicator)
-        os._exit(status)
-    communicator.Abort(status)
+        request, end = communicator.Ibarrier(), time.monotonic() + 5.0
+        while not request.Test() and time.monotonic() < end:
+            time.sleep(0.001)
+    elif communicator is not None:
+        communicator.Abort(status)
     os._exit(status)
 
 
-def _exit_status(error: BaseException) -> int:
+def _last_words(error: BaseException) -> tuple[int, str]:
+    """The exit status after an error, and what is printed."""
     if isinstance(error, HybridPSError):
-        return error.status
-    return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else FAILED
-
-
-def _report(error: BaseException, rank: int | None) -> None:
-    """Print the error. `rank` is None where MPI does not run, so that no other rank ends."""
-    if isinstance(error, HybridPSError):
-        text = f"hybridps: error: {error}"
-    elif isinstance(error, SystemExit):
-        text = f"hybridps: exit {error.code}" if isinstance(error.code, int) else str(error.code)
-    else:
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
-    print(text, file=sys.stderr)
-    if rank is not None and not isinstance(error, HybridPSError):
-        print(f"hybridps: rank {rank} failed; its group is ended", file=sys.stderr)
+        return error.status, f"hybridps: error: {error}"
+    if not isinstance(error, SystemExit):
+        return FAILED, "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
+    if isinstance(error.code, int):
+        return error.code, f"hybridps: exit {error.code}"
+    return FAILED, str(error.code)
 
 
 def _join_world(deadline_seconds: float) -> tuple[Group, str]:
@@ -205,18 +208,3 @@ def _check_equal(hellos: list[_Hello]) -> None:
                     f"{name} differs between ranks: {here.get(name, 'unset')} on rank {first}, "
                     f"{there.get(name, 'unset')} on rank {rank}; give all ranks the same settings"
                 )
-
-
-def _world_communicator() -> Any:
-    """The world, if MPI runs in this process."""
-    module = sys.modules.get("mpi4py.MPI")
-    if module is None or not module.Is_initialized() or module.Is_finalized():
-        return None
-    return module.COMM_WORLD
-
-
-def _meet(communicator: Any, seconds: float = 5.0) -> None:
-    request = communicator.Ibarrier()
-    end = time.monotonic() + seconds
-    while not request.Test() and time.monotonic() < end:
-        time.sleep(0.001)

@@ -31,10 +31,6 @@ class Watchdog:
         finally:
             self._watched = None
 
-    @property
-    def stopped(self) -> bool:
-        return self._stop.is_set()
-
     def stop(self) -> None:
         self._stop.set()
         self._thread.join()

@@ -62,10 +62,6 @@ class ChunkMap:
         """All elements of a chunk."""
         return Span(chunk, chunk * self.step, min((chunk + 1) * self.step, self.layout.length))
 
-    def owned_by(self, server: int) -> range:
-        """The chunks of a server."""
-        return range(server, self.count, self.servers)
-
     def owned_between(self, server: int, start: int, stop: int) -> range:
         """The chunks of a server that have some of the elements `start:stop`."""
         if start >= stop:

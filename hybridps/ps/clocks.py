@@ -6,8 +6,10 @@ or not, so that others wait for them. A clock is a record, part of what the grou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, NamedTuple, Protocol
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -30,26 +32,45 @@ class Verdict(NamedTuple):
     stop: int
     apply: tuple[Part, ...] = ()
     """The parts whose values make a round of these elements, which is computed now; by group, ascending."""
-
     answer: tuple[Part, ...] = ()
     """The parts that are answered after that: all of their elements are done."""
 
 
-class Rounds(Protocol):
-    """The rounds of the chunks of one table."""
+class Rounds(ABC):
+    """Rounds of the chunks of one table. Whoever computes them counts what each group `brought`, and the `computed`."""
+
+    def __init__(self, groups: Iterable[int]) -> None:
+        self.members = {*groups}
+        """The groups that take part now."""
+        self.brought = dict.fromkeys(self.members, 0)
+        """Elements of each group. One that joins begins where the slowest one is."""
+        self.computed = 0
+        """Elements of all rounds."""
 
     @property
-    def members(self) -> frozenset[int]:
-        """The groups that take part now."""
+    def lag(self) -> tuple[int | None, int]:
+        """The slowest group, the lowest of several, and how many elements it is behind the furthest one."""
+        slowest = min(self.brought, key=lambda group: (self.brought[group], group), default=None)
+        return slowest, 0 if slowest is None else max(self.brought.values()) - self.brought[slowest]
 
+    @abstractmethod
     def arrive(self, part: Part, chunk: int) -> list[Verdict]:
         """A part of `chunk` came. Raises ProtocolError, and changes nothing, if it may not come now."""
 
     def join(self, group: int) -> None:
         """`group` takes part as soon as it can. Nothing changes if it does already."""
+        self.brought.setdefault(group, min(self.brought.values(), default=0))
 
     def leave(self, group: int) -> list[tuple[int, Verdict]]:
         """`group` takes part no longer; what that means for chunks, ascending."""
+        self.brought.pop(group, None)
+        self.members.discard(group)
+        return []
+
+    def _check(self, part: Part) -> None:
+        if part.group not in self.members:
+            groups = _listed(self.members)
+            raise ProtocolError(f"group {part.group} takes no part in the table: its groups are {groups}")
 
 
 class BulkSynchronous(msgspec.Struct, frozen=True, tag="bulk-synchronous", forbid_unknown_fields=True):
@@ -59,7 +80,7 @@ class BulkSynchronous(msgspec.Struct, frozen=True, tag="bulk-synchronous", forbi
     is under way: so it enters no round that has its earlier value, nor the second half of a step.
     """
 
-    def start(self, groups: int) -> Rounds:
+    def start(self, groups: Iterable[int]) -> Rounds:
         return _BulkSynchronousRounds(groups)
 
 
@@ -72,136 +93,96 @@ class BoundedStale(msgspec.Struct, frozen=True, tag="bounded-stale", forbid_unkn
 
     bound: Annotated[int, Meta(ge=0, le=1 << 30)] = 0
 
-    def start(self, groups: int) -> Rounds:
-        return _BoundedStaleRounds(groups, self.bound)
+    def start(self, groups: Iterable[int]) -> Rounds:
+        return _StaleRounds(groups, self.bound)
 
 
 class FreeRunning(msgspec.Struct, frozen=True, tag="free-running", forbid_unknown_fields=True):
     """Every value is a round of its own, and answered at once."""
 
-    def start(self, groups: int) -> Rounds:
-        return _FreeRunningRounds(groups)
+    def start(self, groups: Iterable[int]) -> Rounds:
+        return _StaleRounds(groups, math.inf)
 
 
 Clock = BulkSynchronous | BoundedStale | FreeRunning
 
-
-class _Open:
-    """A part, and those of its elements that are in no round yet, as runs in order."""
-
-    def __init__(self, part: Part) -> None:
-        self.part = part
-        self.left = [(part.start, part.stop)]
-
-    def covers(self, start: int, stop: int) -> bool:
-        return any(begin <= start and stop <= end for begin, end in self.left)
-
-    def take(self, start: int, stop: int) -> None:
-        """These elements, which it covers, are in a round."""
-        runs = []
-        for begin, end in self.left:
-            outside = [(begin, min(end, start)), (max(begin, stop), end)]
-            runs += [run for run in outside if run[0] < run[1]]
-        self.left = runs
+_Cell = tuple[int, int, dict[int, Part]]
+"""Elements `start:stop` of a chunk, and the parts by group that are under way there."""
 
 
-class _BulkSynchronousRounds:
-    def __init__(self, groups: int) -> None:
-        self._members = set(range(groups))
+class _BulkSynchronousRounds(Rounds):
+    def __init__(self, groups: Iterable[int]) -> None:
+        super().__init__(groups)
         self._joining: set[int] = set()
-        self._open: dict[int, dict[int, list[_Open]]] = {}
-        """Of each chunk and group, the parts that are not wholly in a round."""
-
-    @property
-    def members(self) -> frozenset[int]:
-        return frozenset(self._members)
+        self._open: dict[int, list[_Cell]] = {}
+        """Of each chunk with rounds under way their elements, ascending, cut where any part begins or ends."""
 
     def arrive(self, part: Part, chunk: int) -> list[Verdict]:
-        _check_member(part.group, self._members)
-        of_chunk = self._open.setdefault(chunk, {})
-        if self._all_alike(of_chunk, part):
-            del self._open[chunk]
-            self._admit()
-            apply = tuple(sorted([part, *(known.part for parts in of_chunk.values() for known in parts)]))
-            return [Verdict(part.start, part.stop, apply, apply)]
-        mine = of_chunk.setdefault(part.group, [])
-        if any(known.part.start < part.stop and part.start < known.part.stop for known in mine):
-            missing = {group for group in self._members if not of_chunk.get(group)}
-            raise _twice(part.group, chunk, missing)
-        mine.append(_Open(part))
-        verdicts = self._complete(of_chunk, part.start, part.stop)
-        self._close(chunk)
-        return verdicts
-
-    def _all_alike(self, of_chunk: dict[int, list[_Open]], part: Part) -> bool:
-        """Whether every other member has brought just what this part is, and nobody anything else: the usual case."""
-        if len(of_chunk) + 1 != len(self._members) or part.group in of_chunk or not of_chunk.keys() <= self._members:
-            return False
-        whole = [(part.start, part.stop)]
-        return all(len(parts) == 1 and parts[0].left == whole for parts in of_chunk.values())
+        self._check(part)
+        cells = self._open.get(chunk, ())
+        mine = {parts[part.group] for _, _, parts in cells if part.group in parts}
+        if any(known.start < part.stop and part.start < known.stop for known in mine):
+            raise _twice(part.group, chunk, self.members.difference(*(parts for _, _, parts in cells)))
+        return self._complete(chunk, _with(part, cells))
 
     def join(self, group: int) -> None:
-        if group not in self._members:
+        super().join(group)
+        if group not in self.members:
             self._joining.add(group)
             self._admit()
 
     def leave(self, group: int) -> list[tuple[int, Verdict]]:
-        self._members.discard(group)
+        super().leave(group)
         self._joining.discard(group)
-        if not self._members:
+        if not self.members:
             self._open.clear()  # nobody is left to be answered: the rounds under way are void
-        verdicts = []
-        for chunk, of_chunk in sorted(self._open.items()):
-            borders = [edge for parts in of_chunk.values() for known in parts for run in known.left for edge in run]
-            if borders:
-                verdicts += [(chunk, verdict) for verdict in self._complete(of_chunk, min(borders), max(borders))]
-            self._close(chunk)
+        open_now = sorted(self._open.items())
+        verdicts = [(chunk, verdict) for chunk, cells in open_now for verdict in self._complete(chunk, cells)]
         self._admit()
         return verdicts
 
-    def _complete(self, of_chunk: dict[int, list[_Open]], start: int, stop: int) -> list[Verdict]:
-        """The rounds of elements `start:stop` that are complete now."""
-        if not all(of_chunk.get(group) for group in self._members):
-            return []
-        verdicts = []
-        for begin, end in _cut(of_chunk, start, stop):
-            found = [known for parts in of_chunk.values() for known in parts if known.covers(begin, end)]
-            if self._members <= {known.part.group for known in found}:
-                for known in found:
-                    known.take(begin, end)
-                apply = tuple(sorted(known.part for known in found))
-                verdicts.append(Verdict(begin, end, apply, tuple(sorted(k.part for k in found if not k.left))))
-        for group, parts in of_chunk.items():
-            of_chunk[group] = [known for known in parts if known.left]
-        return verdicts
-
-    def _close(self, chunk: int) -> None:
-        """Forget a chunk that has no round under way; groups that wait for that may join."""
-        if not any(self._open.get(chunk, {}).values()):
+    def _complete(self, chunk: int, cells: list[_Cell]) -> list[Verdict]:
+        """The rounds of a chunk that are complete now."""
+        done: list[_Cell] = []
+        left: list[_Cell] = []
+        for cell in cells:
+            (done if self.members <= cell[2].keys() else left).append(cell)
+        if left:
+            self._open[chunk] = left
+        else:
             self._open.pop(chunk, None)
             self._admit()
+        waiting = {part for _, _, parts in left for part in parts.values()} if done else set()
+        verdicts = []
+        for start, stop, parts in reversed(done):
+            apply = tuple(sorted(parts.values()))
+            answer = tuple(part for part in apply if part not in waiting) if waiting else apply
+            verdicts.append(Verdict(start, stop, apply, answer))
+            waiting.update(apply)
+        return verdicts[::-1]
 
     def _admit(self) -> None:
+        """Groups that wait until no round is under way take part now, if none is."""
         if not self._open:
-            self._members |= self._joining
+            self.members |= self._joining
             self._joining.clear()
 
 
-class _BoundedStaleRounds:
-    def __init__(self, groups: int, bound: int) -> None:
+class _StaleRounds(Rounds):
+    def __init__(self, groups: Iterable[int], bound: float) -> None:
+        super().__init__(groups)
         self._bound = bound
-        self._members = set(range(groups))
         self._values: dict[int, dict[int, int]] = {}
+        """Of each chunk, how many values each member brought."""
         self._waiting: dict[int, dict[int, Part]] = {}
 
-    @property
-    def members(self) -> frozenset[int]:
-        return frozenset(self._members)
-
     def arrive(self, part: Part, chunk: int) -> list[Verdict]:
-        _check_member(part.group, self._members)
-        values = self._values.setdefault(chunk, dict.fromkeys(self._members, 0))
-        waiting = self._waiting.setdefault(chunk, {})
+        self._check(part)
+        if self._bound == math.inf:
+            return [Verdict(part.start, part.stop, (part,), (part,))]
+        if chunk not in self._values:
+            self._values[chunk], self._waiting[chunk] = dict.fromkeys(self.members, 0), {}
+        values, waiting = self._values[chunk], self._waiting[chunk]
         if part.group in waiting:
             slowest = min(values.values())
             raise _twice(part.group, chunk, {member for member, count in values.items() if count == slowest})
@@ -210,14 +191,14 @@ class _BoundedStaleRounds:
         return [Verdict(part.start, part.stop, (part,), self._released(chunk))]
 
     def join(self, group: int) -> None:
-        if group in self._members:
-            return
-        self._members.add(group)
-        for values in self._values.values():
-            values[group] = min(values.values(), default=0)
+        super().join(group)
+        if group not in self.members:
+            self.members.add(group)
+            for values in self._values.values():
+                values[group] = min(values.values(), default=0)
 
     def leave(self, group: int) -> list[tuple[int, Verdict]]:
-        self._members.discard(group)
+        super().leave(group)
         for chunk, values in self._values.items():
             values.pop(group, None)
             self._waiting[chunk].pop(group, None)
@@ -231,34 +212,21 @@ class _BoundedStaleRounds:
         return tuple(waiting.pop(group) for group in released)
 
 
-class _FreeRunningRounds:
-    def __init__(self, groups: int) -> None:
-        self._members = set(range(groups))
-
-    @property
-    def members(self) -> frozenset[int]:
-        return frozenset(self._members)
-
-    def arrive(self, part: Part, chunk: int) -> list[Verdict]:
-        _check_member(part.group, self._members)
-        return [Verdict(part.start, part.stop, (part,), (part,))]
-
-    def join(self, group: int) -> None:
-        self._members.add(group)
-
-    def leave(self, group: int) -> list[tuple[int, Verdict]]:
-        self._members.discard(group)
-        return []
-
-
-def _cut(of_chunk: dict[int, list[_Open]], start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Elements `start:stop`, cut where any part begins or ends."""
-    edges = {start, stop}
-    for parts in of_chunk.values():
-        for known in parts:
-            edges |= {edge for run in known.left for edge in run if start < edge < stop}
-    ordered = sorted(edges)
-    return zip(ordered, ordered[1:], strict=False)
+def _with(part: Part, cells: Sequence[_Cell]) -> list[_Cell]:
+    """The cells of a chunk after a part has come."""
+    cut: list[_Cell] = []
+    place, mine = part.start, {part.group: part}
+    for start, stop, parts in cells:
+        if place < start and place < part.stop:
+            cut.append((place, min(start, part.stop), mine))
+        if start < part.start:
+            cut.append((start, min(stop, part.start), parts))
+        if part.start < stop and start < part.stop:
+            cut.append((max(start, part.start), min(stop, part.stop), parts | mine))
+        if part.stop < stop:
+            cut.append((max(start, part.stop), stop, parts))
+        place = max(place, stop)
+    return [*cut, (place, part.stop, mine)] if place < part.stop else cut
 
 
 def _twice(group: int, chunk: int, missing: set[int]) -> ProtocolError:
@@ -266,11 +234,6 @@ def _twice(group: int, chunk: int, missing: set[int]) -> ProtocolError:
         f"group {group} contributes to chunk {chunk} twice in one round: wait for the answer of the round "
         f"before the next contribution (still to come: {_listed(missing)})"
     )
-
-
-def _check_member(group: int, members: set[int]) -> None:
-    if group not in members:
-        raise ProtocolError(f"group {group} takes no part in the table: its groups are {_listed(members)}")
 
 
 def _listed(groups: set[int]) -> str:

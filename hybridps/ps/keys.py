@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import hmac
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,19 +29,21 @@ from hybridps.config import Settings
 from hybridps.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_FOR = "for-"
 
 Quota = Annotated[int, Meta(ge=1)]
 
 
-class Credentials(msgspec.Struct, frozen=True):
-    """What a tenant needs to talk to its servers. Keys are Z85 text; `server` is the servers' public key."""
+class Credentials(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a tenant needs to talk to its servers. Keys are Z85 text; `server` is the servers' public key.
+
+    `tenant.json` has those without keys.
+    """
 
     tenant: str
     token: str
-    public: str
-    secret: str
-    server: str
+    public: str = ""
+    secret: str = ""
+    server: str = ""
 
     @classmethod
     def of(cls, settings: Settings) -> Credentials | None:
@@ -60,8 +60,8 @@ class Credentials(msgspec.Struct, frozen=True):
         """Those in a folder `for-NAME`. Raises ConfigError."""
         public, secret = _certificate(folder / "tenant.key_secret", with_secret=True)
         server, _ = _certificate(folder / "server.key")
-        named = _read(folder / "tenant.json", _Named, secret=True)
-        return cls(named.tenant, named.token, public, secret, server)
+        named = _read(folder / "tenant.json", cls, secret=True)
+        return msgspec.structs.replace(named, public=public, secret=secret, server=server)
 
     def text(self) -> str:
         """As one word, for the environment."""
@@ -82,23 +82,18 @@ class Quotas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Chunks exchanged, pushed or pulled, one way."""
 
 
-UNBOUNDED = Quotas()
+class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whom a server knows. Its file has no name inside."""
 
-
-@dataclass(frozen=True)
-class Tenant:
-    """Whom a server knows."""
-
-    name: str
-    quotas: Quotas = UNBOUNDED
-    token_sha256: str = ""
+    token_sha256: str
+    quotas: Quotas
+    name: str = ""
 
     def knows(self, token: str) -> bool:
-        return hmac.compare_digest(_digest(token), self.token_sha256)
+        return secrets.compare_digest(_digest(token), self.token_sha256)
 
 
-@dataclass(frozen=True)
-class AllowList:
+class AllowList(msgspec.Struct, frozen=True):
     """A server's own pair, and its tenants by their public keys (Z85)."""
 
     public: str
@@ -116,8 +111,8 @@ class AllowList:
         public, secret = _certificate(folder / "server.key_secret", with_secret=True)
         tenants = {}
         for path in sorted((folder / "tenants").glob("*.key")):
-            allowed = _read(path.with_suffix(".json"), _Allowed)
-            tenants[_certificate(path)[0]] = Tenant(path.stem, allowed.quotas, allowed.token_sha256)
+            tenant = _read(path.with_suffix(".json"), Tenant)
+            tenants[_certificate(path)[0]] = msgspec.structs.replace(tenant, name=path.stem)
         if not tenants:
             raise ConfigError(f"{folder} has keys of no tenant: make them with `hybridps keys {folder} NAME`")
         return cls(public, secret, tenants)
@@ -129,27 +124,27 @@ class AllowList:
         socket.zap_domain = b"hybridps"
 
 
-def make_tenant(folder: Path, name: str, quotas: Quotas = UNBOUNDED) -> Path:
+def make_tenant(folder: Path, name: str, quotas: Quotas | None = None) -> Path:
     """Make keys and a token for a tenant, and the server's pair if there is none; returns the tenant's folder.
 
     Raises ConfigError if the name cannot be used or is taken.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no name of a tenant: use up to 64 letters, digits, dots, dashes, underscores")
-    theirs = folder / f"{_FOR}{name}"
+    theirs = folder / f"for-{name}"
     if theirs.exists() or (folder / "tenants" / f"{name}.key").exists():
         raise ConfigError(f"{folder} has keys of {name!r} already: remove {theirs} and tenants/{name}.* to renew them")
     before = os.umask(0o077)
     try:
-        for place in (folder, folder / "tenants", theirs):
+        for place in (folder / "tenants", theirs):
             place.mkdir(parents=True, exist_ok=True)
         if not (folder / "server.key_secret").exists():
             zmq.auth.create_certificates(folder, "server")
         token = secrets.token_urlsafe(24)
         zmq.auth.create_certificates(theirs, "tenant")
-        (theirs / "tenant.json").write_bytes(msgspec.json.encode(_Named(name, token)))
+        (theirs / "tenant.json").write_bytes(msgspec.json.encode(Credentials(name, token)))
         shutil.copyfile(folder / "server.key", theirs / "server.key")
-        allowed = msgspec.json.encode(_Allowed(_digest(token), quotas))
+        allowed = msgspec.json.encode(Tenant(_digest(token), quotas or Quotas()))
         (folder / "tenants" / f"{name}.json").write_bytes(msgspec.json.format(allowed, indent=1))
         # The last one: with it the tenant is known.
         (theirs / "tenant.key").rename(folder / "tenants" / f"{name}.key")
@@ -160,42 +155,23 @@ def make_tenant(folder: Path, name: str, quotas: Quotas = UNBOUNDED) -> Path:
     return theirs
 
 
-class _Named(msgspec.Struct, frozen=True):
-    tenant: str
-    token: str
-
-
-class _Allowed(msgspec.Struct, frozen=True):
-    token_sha256: str
-    quotas: Quotas
-
-
 def _digest(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def _read(path: Path, kind: Any, secret: bool = False) -> Any:
+def _read(path: Path, kind: Any = None, secret: bool = False) -> Any:
+    """The record of that kind in a file of JSON, or the pair of keys of a certificate."""
     try:
-        if secret:
-            _check_private(path)
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError) as error:
+        if secret and path.stat().st_mode & 0o077:
+            raise ConfigError(f"{path} can be read by others, who may have it by now: renew it, or chmod 600")
+        return msgspec.json.decode(path.read_bytes(), type=kind) if kind else zmq.auth.load_certificate(path)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}; make keys with `hybridps keys`") from None
 
 
 def _certificate(path: Path, with_secret: bool = False) -> tuple[str, str]:
     """Public and secret key of a certificate."""
-    try:
-        if with_secret:
-            _check_private(path)
-        public, secret = zmq.auth.load_certificate(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}; make keys with `hybridps keys`") from None
+    public, secret = _read(path, secret=with_secret)
     if with_secret and not secret:
         raise ConfigError(f"{path} has no secret key: make keys with `hybridps keys`")
     return public.decode(), (secret or b"").decode()
-
-
-def _check_private(path: Path) -> None:
-    if path.stat().st_mode & 0o077:
-        raise ConfigError(f"{path} can be read by others, who may have it by now: renew it, or chmod 600")

@@ -14,8 +14,6 @@ def send_unpaced(descriptor: int) -> None:
     Where the system paces what is sent (BBR), that takes a fifth of the time of large messages. Does nothing to any
     other socket, or where this cannot be had.
     """
-    if not hasattr(socket, "TCP_CONGESTION"):
-        return
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as tcp:
         if tcp.family in (socket.AF_INET, socket.AF_INET6) and ip_address(tcp.getsockname()[0]).is_loopback:
             tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")

@@ -141,20 +141,18 @@ class Task(msgspec.Struct, frozen=True, eq=False):
     """Whether values are sent afterwards: the loop is told at once, and not with what comes next."""
 
 
-class Upward(msgspec.Struct, frozen=True, eq=False):
-    """A rack server's request to its parents: register or drop a table there, or exchange a part of it.
+class ParentRequest(msgspec.Struct, frozen=True, eq=False):
+    """A rack server asks its parents to register or drop a `RackTable`, or to exchange a part of it.
 
     When it is back the loop calls `then` with None, or with the error for which the parents refused the values.
     """
 
-    job: str
     action: Literal["register", "exchange", "drop"]
     table: Any
-    """The table as the parents know it."""
     then: Callable[[HybridPSError | None], Iterable[Outcome]]
-    place: slice | None = None
+    place: slice = slice(0, 0)
     """Elements of the table's buffer that are exchanged, as the sum of so many groups."""
     groups: int = 1
 
 
-Outcome = Admitted | Answer | Task | Upward
+Outcome = Admitted | Answer | Task | ParentRequest

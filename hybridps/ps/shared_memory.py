@@ -7,19 +7,17 @@ read. A process in another network namespace counts as one of another host.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
+from contextlib import suppress
 
 import numpy as np
 
 from hybridps.errors import LayoutError
-from hybridps.memory import SharedMemory, secret_at
+from hybridps.memory import attach_shared, secret_at
 
 MOST_REGIONS = 1024
 """Of one client."""
-
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 def attach(pid: int, descriptor: int, secret: str, nbytes: int) -> np.ndarray:
@@ -30,31 +28,16 @@ def attach(pid: int, descriptor: int, secret: str, nbytes: int) -> np.ndarray:
         held = os.open(name, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
         raise LayoutError(f"shared memory {name} cannot be opened: {error.strerror}") from None
+    memory, near = f"/proc/self/fd/{held}", False
     try:
-        _check_host(pid, name)
-        _check_ours(f"/proc/self/fd/{held}", name, secret)
-        memory = SharedMemory.attach(f"/proc/self/fd/{held}", nbytes)
+        with suppress(OSError):
+            near = os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net")
+        if not near:
+            raise LayoutError(f"shared memory {name} is of a process in another network namespace")
+        found = os.stat(memory)
+        ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+        if not ours or not secret or secret_at(memory) != secret:
+            raise LayoutError(f"{name} is no shared memory of this group")
+        return attach_shared(memory, nbytes)
     finally:
         os.close(held)
-    try:
-        sealed = fcntl.fcntl(memory.descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-    finally:
-        memory.close()
-    if not sealed:
-        raise LayoutError(f"shared memory {name} can become smaller")
-    return memory.bytes
-
-
-def _check_host(pid: int, name: str) -> None:
-    try:
-        near = os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net")
-    except OSError:
-        near = False
-    if not near:
-        raise LayoutError(f"shared memory {name} is of a process in another network namespace")
-
-
-def _check_ours(held: str, name: str, secret: str) -> None:
-    found = os.stat(held)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or not secret or secret_at(held) != secret:
-        raise LayoutError(f"{name} is no shared memory of this group")

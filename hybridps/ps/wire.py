@@ -8,8 +8,7 @@ its frames.
 
 from __future__ import annotations
 
-import enum
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -18,7 +17,7 @@ from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerErr
 from hybridps.ps.model import GroupTakenError, TableSpec, UnknownClientError
 from hybridps.ps.rules.finite import NotFiniteError
 
-VERSION = 6
+VERSION = 7
 """Of the protocol: both sides must have the same."""
 
 LARGEST_CHUNK_BYTES = 1 << 28
@@ -62,20 +61,23 @@ class Hello(Message, frozen=True):
     """The server has welcomed this client before, and shall still know it."""
 
 
-class Register(Message, frozen=True):
-    """Join a table. Answer: Registered, when it is this group's turn. `initialise` as in `Table.register`."""
+class OfTable(Message, frozen=True):
+    """Base class: a request that concerns a table."""
 
     request: Number
     table: TableName
+
+
+class Register(OfTable, frozen=True):
+    """Join a table. Answer: Registered, when it is this group's turn. `initialise` as in `Registrations.register`."""
+
     spec: TableSpec
     initialise: bool
 
 
-class OfSpan(Message, frozen=True):
+class OfSpan(OfTable, frozen=True):
     """Base class: concerns what this server owns of elements `start:stop`, in `MOST_CHUNKS` chunks at most."""
 
-    request: Number
-    table: TableName
     start: Number
     stop: Number
 
@@ -84,9 +86,25 @@ class Initial(OfSpan, frozen=True):
     """Initial values of whole chunks. Payload: those of each chunk, or none for zeros. Answer: Done."""
 
 
-class Exchange(OfSpan, frozen=True):
-    """Payload: the group's values. Answer: Done with the answers of the rounds as payload."""
+class RegionOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a flat buffer begins: so many bytes into an attached region."""
 
+    region: Number
+    offset: Number
+
+
+RegionOffsets = Annotated[tuple[RegionOffset, ...], Meta(max_length=MOST_ROWS)]
+
+
+class Exchange(OfSpan, frozen=True):
+    """Payload: the group's values. Answer: Done with the answers of the rounds as payload.
+
+    In place, without payload, if `values` and `answers` are given: the sum of `values` counts, and the answers are
+    written to all of `answers`.
+    """
+
+    values: RegionOffsets = ()
+    answers: RegionOffsets = ()
     groups: Represented = 1
 
 
@@ -94,15 +112,12 @@ class Pull(OfSpan, frozen=True):
     """Answer: Done with the centre of whole chunks as payload."""
 
 
-class Drop(Message, frozen=True):
+class Drop(OfTable, frozen=True):
     """The group is done with a table. Answer: Done without chunks."""
-
-    request: Number
-    table: TableName
 
 
 class Attach(Message, frozen=True):
-    """Memory of the client, in which ExchangeInPlace may take place. Answer: Attached.
+    """Memory of the client, in which exchanges may take place. Answer: Done without chunks.
 
     Descriptor `descriptor` of process `pid`; the server is to find `secret` there.
     """
@@ -122,26 +137,8 @@ class Detach(Message, frozen=True):
     region: Number
 
 
-class Spot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a flat buffer begins: so many bytes into an attached region."""
-
-    region: Number
-    offset: Number
-
-
-Spots = Annotated[tuple[Spot, ...], Meta(min_length=1, max_length=MOST_ROWS)]
-
-
-class ExchangeInPlace(OfSpan, frozen=True):
-    """As Exchange, without payload: the sum of `values` counts, and the answers are written to all of `answers`."""
-
-    values: Spots
-    answers: Spots
-    groups: Represented = 1
-
-
 class Leave(Message, frozen=True):
-    """The group is done with all its tables. Answer: Left."""
+    """The group is done with all its tables. Answer: Alive."""
 
 
 class Heartbeat(Message, frozen=True):
@@ -151,10 +148,7 @@ class Heartbeat(Message, frozen=True):
     settled: Number
 
 
-Request = Hello | Register | Initial | Exchange | Pull | Attach | Detach | ExchangeInPlace | Drop | Leave | Heartbeat
-
-Requested = Register | OfSpan | Attach | Detach | Drop
-"""Requests that have a number."""
+Request = Hello | Register | Initial | Exchange | Pull | Attach | Detach | Drop | Leave | Heartbeat
 
 
 class Welcome(Message, frozen=True):
@@ -172,70 +166,48 @@ class Registered(Message, frozen=True):
     dropped: bool = False
 
 
-class Attached(Message, frozen=True):
-    """The server works on that memory from now on."""
-
-    request: Number
-
-
 class Done(Message, frozen=True):
-    """A request is done for these chunks; payload as said there."""
+    """A request is done, for these chunks if it concerns some; payload as said there."""
 
     request: Number
     chunks: tuple[Number, ...]
 
 
-class Left(Message, frozen=True):
-    """The group has left."""
-
-
 class Alive(Message, frozen=True):
-    """Sign of life of the server."""
-
-
-class Code(enum.Enum):
-    """Why a request was refused."""
-
-    LAYOUT = "layout"
-    PROTOCOL = "protocol"
-    NOT_FINITE = "not finite"
-    SERVER = "server"
-    TAKEN = "taken"
-    UNKNOWN = "unknown"
+    """The server has heard a Heartbeat or Leave."""
 
 
 class Refused(Message, frozen=True):
-    """The request cannot be carried out. `request` is None if it is not known."""
+    """The request cannot be carried out: `code` names one of `_ERRORS`. `request` is None if it is not known."""
 
-    code: Code
+    code: str
     message: str
     request: Number | None = None
 
 
-Answer = Welcome | Registered | Attached | Done | Left | Alive | Refused
+Answer = Welcome | Registered | Done | Alive | Refused
 
-_ERRORS: dict[Code, type[HybridPSError]] = {
-    Code.LAYOUT: LayoutError,
-    Code.PROTOCOL: ProtocolError,
-    Code.TAKEN: GroupTakenError,
-    Code.NOT_FINITE: NotFiniteError,
-    Code.UNKNOWN: UnknownClientError,
-    Code.SERVER: ServerError,
+_ERRORS: dict[str, type[HybridPSError]] = {
+    "layout": LayoutError,
+    "protocol": ProtocolError,
+    "taken": GroupTakenError,
+    "not finite": NotFiniteError,
+    "unknown": UnknownClientError,
+    "server": ServerError,
 }
+"""Of the kinds that an error is, the first one is told."""
 
-_encoder = msgspec.msgpack.Encoder()
+Decoded = TypeVar("Decoded")
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
-
-def encode(message: Message) -> bytes:
-    """The control frame of a message."""
-    return _encoder.encode(message)
+encode = msgspec.msgpack.Encoder().encode
+"""The control frame of a message."""
 
 
 def decode_request(frame: bytes | memoryview) -> Request:
     """A message to a server. Raises ProtocolError. The layout of a table is not looked at."""
-    request: Request = _decode(_requests, frame)
+    request = _decode(_requests, frame)
     if isinstance(request, Hello) and request.version != VERSION:
         raise ProtocolError(
             f"the group speaks version {request.version} of the protocol, the server version {VERSION}: "
@@ -246,25 +218,24 @@ def decode_request(frame: bytes | memoryview) -> Request:
 
 def decode_answer(frame: bytes | memoryview) -> Answer:
     """A message to a group. Raises ProtocolError."""
-    answer: Answer = _decode(_answers, frame)
-    return answer
+    return _decode(_answers, frame)
 
 
 def refusal(error: HybridPSError, request: int | None) -> Refused:
     """The message that tells `error`."""
-    code = next((code for code, kind in _ERRORS.items() if isinstance(error, kind)), Code.SERVER)
+    code = next((code for code, kind in _ERRORS.items() if isinstance(error, kind)), "server")
     return Refused(code, str(error), request)
 
 
 def error_of(refused: Refused, address: str) -> HybridPSError:
     """The error that a refusal tells."""
-    return _ERRORS[refused.code](f"{address}: {refused.message}")
+    return _ERRORS.get(refused.code, ServerError)(f"{address}: {refused.message}")
 
 
-def _decode(decoder: Any, frame: bytes | memoryview) -> Any:
+def _decode(decoder: msgspec.msgpack.Decoder[Decoded], frame: bytes | memoryview) -> Decoded:
     if len(frame) > LARGEST_CONTROL_BYTES:
         raise ProtocolError(f"the control frame has {len(frame)} bytes: {LARGEST_CONTROL_BYTES} at most")
     try:
         return decoder.decode(frame)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(f"the message cannot be read: {str(error)[:200]}") from None

@@ -2,83 +2,60 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from io import BytesIO
 from typing import Any
 
 from hybridps.errors import HybridPSError
-from hybridps.report.reading import Line, Run, Worker
-from hybridps.report.summary import fraction, has_centre, mean_loss
+from hybridps.events import Planned
+from hybridps.report.reading import Line, Run, Worker, fraction, mean_loss
 
 Value = Callable[[list[Line]], float | None]
 
 
-def plot(run: Run, summary: dict[str, Any], path: Path) -> None:
-    """Draw the loss and the accuracy of the workers and of the centre over the epochs."""
+def plot(run: Run, summary: dict[str, Any]) -> bytes:
+    """Draw the loss and the accuracy of the workers and of the centre over the epochs. Returns a PNG."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         raise HybridPSError("the plot needs matplotlib: pip install 'hybridps[demo]'") from None
     figure = Figure(figsize=(11, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
-    _draw_loss(left, run)
-    _draw_accuracy(right, run)
+    _draw_workers(left, run, mean_loss)
+    _draw_workers(right, run, _percent("val_top1_correct"))
+    if run.has_centre():
+        epochs, shares = _curve(run.workers.values(), _percent("centre_top1_correct"))
+        right.plot(epochs, shares, "--", color="C3", linewidth=2.0, marker=".", label="centre")
+    _label(left, "training loss")
+    _label(right, "validation top-1 (%)")
     figure.suptitle(_title(summary), fontsize=11)
-    partial = path.with_name(f".{path.name}.partial")
-    figure.savefig(partial, dpi=130, format="png")
-    os.replace(partial, path)
+    picture = BytesIO()
+    figure.savefig(picture, dpi=130, format="png")
+    return picture.getvalue()
 
 
-def _draw_loss(axes: Any, run: Run) -> None:
-    _draw_groups(axes, run, mean_loss)
-    _draw_mean(axes, run, mean_loss)
-    _label(axes, run, "training loss")
-
-
-def _draw_accuracy(axes: Any, run: Run) -> None:
-    def own(lines: list[Line]) -> float | None:
-        return _percent(lines, "val_top1_correct")
-
-    def centre(lines: list[Line]) -> float | None:
-        return _percent(lines, "centre_top1_correct")
-
-    _draw_groups(axes, run, own)
-    _draw_mean(axes, run, own)
-    if has_centre(run):
-        axes.plot(*_curve(run.workers.values(), centre), "--", color="C3", linewidth=2.0, marker=".", label="centre")
-    _label(axes, run, "validation top-1 (%)")
-
-
-def _draw_mean(axes: Any, run: Run, value: Value) -> None:
+def _draw_workers(axes: Any, run: Run, value: Value) -> None:
+    """Draw the mean, and a thin line for each group, or for each worker if the groups are unknown or only one."""
+    groups = {plan.worker: plan.group for plan in run.last(Planned) if plan.worker >= 0}
+    kind = "each group" if len(set(groups.values())) > 1 else "each worker"
+    members: dict[int, list[Worker]] = {}
+    for number, worker in sorted(run.workers.items()):
+        members.setdefault(groups.get(number, number) if kind == "each group" else number, []).append(worker)
+    for count, (_, workers) in enumerate(sorted(members.items())):
+        if len(members) > 1:
+            label = kind if count == 0 else None
+            axes.plot(*_curve(workers, value), color="0.55", linewidth=0.9, alpha=0.8, label=label)
     label = "mean of the workers" if len(run.workers) > 1 else "worker"
     axes.plot(*_curve(run.workers.values(), value), color="C0", linewidth=2.2, marker=".", label=label)
 
 
-def _draw_groups(axes: Any, run: Run, value: Value) -> None:
-    """Draw a thin line for each group, or for each worker if there is one group or the groups are unknown."""
-    many = len(set(run.groups.values())) > 1
-    members: dict[int, list[Worker]] = {}
-    for number, worker in sorted(run.workers.items()):
-        members.setdefault(run.groups.get(number, number) if many else number, []).append(worker)
-    if len(members) < 2:
-        return
-    for count, (_, workers) in enumerate(sorted(members.items())):
-        label = ("each group" if many else "each worker") if count == 0 else None
-        axes.plot(*_curve(workers, value), color="0.55", linewidth=0.9, alpha=0.8, label=label)
-
-
-def _label(axes: Any, run: Run, what: str) -> None:
+def _label(axes: Any, what: str) -> None:
     axes.set_xlabel("epoch")
     axes.set_ylabel(what)
     axes.grid(alpha=0.3)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    if axes.lines:
-        axes.legend(frameon=False)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _title(summary: dict[str, Any]) -> str:
@@ -104,6 +81,5 @@ def _curve(workers: Iterable[Worker], value: Value) -> tuple[list[int], list[flo
     return list(kept), list(kept.values())
 
 
-def _percent(lines: list[Line], key: str) -> float | None:
-    share = fraction(lines, key)
-    return None if share is None else 100 * share
+def _percent(key: str) -> Value:
+    return lambda lines: None if (share := fraction(lines, key)) is None else 100 * share

@@ -7,17 +7,19 @@ The training script writes `train-<worker>.jsonl` (events `run`, `epoch`, `end`)
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from hybridps.errors import HybridPSError
-from hybridps.events import Closed, Configured, Exchanged, Noted, Planned, Registered
+from hybridps.events import Closed, Communicated, Configured, Exchanged, Planned
 
-AnyEvent = Configured | Planned | Registered | Exchanged | Noted | Closed
+Known = Configured | Planned | Communicated | Exchanged | Closed
+KnownT = TypeVar("KnownT", Configured, Planned, Communicated, Exchanged, Closed)
 Line = dict[str, Any]
 
 
@@ -46,11 +48,12 @@ class Worker:
 
 @dataclass(frozen=True)
 class Rank:
-    """What one rank of the package wrote since it was last configured."""
+    """The events that one rank of the package wrote since it was last configured."""
 
-    configured: Configured | None = None
-    planned: Planned | None = None
-    closed: Closed | None = None
+    events: list[Known]
+
+    def last(self, kind: type[KnownT]) -> KnownT | None:
+        return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,24 @@ class Run:
     """The contents of a run folder."""
 
     workers: dict[int, Worker]
-    ranks: dict[int, Rank]
+    ranks: list[Rank]
     expected: int
-    groups: dict[int, int] = field(default_factory=dict)
-    """The group of each worker whose group is known."""
+
+    def last(self, kind: type[KnownT]) -> list[KnownT]:
+        """The last event of this kind of each rank that has one."""
+        return [event for rank in self.ranks if (event := rank.last(kind))]
+
+    def algorithm(self) -> str:
+        """Name of the algorithm, from the settings of the job, or else from the type of the KVStore."""
+        named = [event.settings.get("algorithm") for event in self.last(Configured)]
+        told = [worker.settings() for worker in self.workers.values()]
+        named += [settings.get("kvstore_type") or settings.get("kvstore") for settings in told]
+        return str(next(filter(None, named), "unknown")).removeprefix("dist_hybridps_")
+
+    def has_centre(self) -> bool:
+        """Whether the run trained a centre variable, as Elastic SGD does."""
+        lines = (line for worker in self.workers.values() for line in worker.epochs.values())
+        return "elastic" in self.algorithm() or any(line.get("centre_top1_correct") is not None for line in lines)
 
     def finished(self) -> list[int]:
         return [number for number, worker in sorted(self.workers.items()) if worker.end]
@@ -76,12 +93,12 @@ def read_run(folder: Path) -> Run:
     workers = {number: worker for number, worker in workers.items() if worker.run or worker.epochs}
     if not workers:
         raise HybridPSError(f"{folder} has no train-<worker>.jsonl with a line in it: is it the folder of a run?")
-    ranks = {number: read_rank(path) for number, path in _numbered(folder, "hybridps-")}
     expected = _expected(workers)
     workers = {number: worker for number, worker in workers.items() if number < expected}
-    ranks = {number: rank for number, rank in ranks.items() if not rank.planned or rank.planned.worker < expected}
-    plans = [rank.planned for rank in ranks.values() if rank.planned]
-    return Run(workers, ranks, expected, {plan.worker: plan.group for plan in plans if plan.worker >= 0})
+    ranks = [read_rank(path) for _, path in _numbered(folder, "hybridps-")]
+    return Run(
+        workers, [rank for rank in ranks if not (plan := rank.last(Planned)) or plan.worker < expected], expected
+    )
 
 
 def read_worker(number: int, path: Path) -> Worker:
@@ -102,20 +119,28 @@ def read_worker(number: int, path: Path) -> Worker:
 
 
 def read_rank(path: Path) -> Rank:
-    """Read one event file from its last `Configured` event on. Unknown events are skipped."""
-    rank = Rank()
+    """Read one event file from its last `Configured` event on. Events that are not `Known` are skipped."""
+    events: list[Known] = []
     for line in _lines(path):
-        try:
-            event = msgspec.convert(line, AnyEvent)
-        except msgspec.ValidationError:
-            continue
-        if isinstance(event, Configured):
-            rank = Rank(configured=event)
-        elif isinstance(event, Planned):
-            rank = Rank(rank.configured, event, rank.closed)
-        elif isinstance(event, Closed):
-            rank = Rank(rank.configured, rank.planned, event)
-    return rank
+        with suppress(msgspec.ValidationError):
+            event = msgspec.convert(line, Known)
+            if isinstance(event, Configured):
+                events.clear()
+            events.append(event)
+    return Rank(events)
+
+
+def mean_loss(lines: list[Line]) -> float | None:
+    """Mean of the training losses in these lines; None if no line has one."""
+    losses = [line["loss"] for line in lines if line.get("loss") is not None]
+    return float(np.mean(losses)) if losses else None
+
+
+def fraction(lines: list[Line], key: str) -> float | None:
+    """Sum of `key` divided by the validation images, over the lines that have both; None if no line has."""
+    counted = [line for line in lines if line.get(key) is not None and line.get("val_images")]
+    images = sum(line["val_images"] for line in counted)
+    return sum(line[key] for line in counted) / images if images else None
 
 
 def _expected(workers: dict[int, Worker]) -> int:

@@ -8,10 +8,9 @@ from hybridps.step.agreement import DifferentLayoutsError, DisagreementError
 from hybridps.step.arrays import ArrayModel
 from hybridps.step.gradients import Gradients
 from hybridps.step.initial import InitialValues
-from hybridps.step.items import Item
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import KeySpec
-from hybridps.step.schedule import Schedule
+from hybridps.step.schedule import Item, Schedule
 from hybridps.step.weights import Weights
 
 __all__ = [

@@ -9,13 +9,11 @@ import numpy as np
 from hybridps.algorithms import Algorithm
 from hybridps.errors import GroupError
 from hybridps.memory import Layout
-from hybridps.step.fused import FusedStep
 from hybridps.step.initial import InitialValues
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import NOTHING, KeySpec, Plan, Span, Table, lay_out, make_plan
-from hybridps.step.reducer import Reducer
 from hybridps.step.schedule import Schedule
-from hybridps.step.step_items import Begin, End, Gradient, Step
+from hybridps.step.steps import Begin, End, Gradient, Reducer, Step
 
 
 class Gradients:
@@ -45,8 +43,6 @@ class Gradients:
         self._planned = (0, self._expected)
         self._plan = NOTHING
         self._pushed: set[str] = set()
-        self._in_order: Plan | None = None
-        """On the communication thread: the plan of the steps that stay in program order."""
 
     def __contains__(self, name: str) -> bool:
         """Whether the key has been laid out."""
@@ -58,12 +54,10 @@ class Gradients:
         Raises LayoutError for a dtype that cannot be laid out. If ranks of the group lay out different keys, the
         schedule ends with DifferentLayoutsError on all of them.
         """
-        specs = lay_out(keys, self._context.whole_tables)
-        number = len(self._tables)
-        for table in self._schedule.call(
-            f"the layout of gradients {self._prefix}{number}",
-            lambda: self._make_tables(number, [spec.layout for spec in specs], [spec.vectors for spec in specs]),
-        ):
+        first = len(self._tables)
+        wanted = lay_out(self._prefix, keys, first, self._context.whole_tables)
+        what = f"the layout of gradients {self._prefix}{first}"
+        for table in self._schedule.call(what, lambda: self._make_tables(wanted)):
             self._tables.append(table)
             self._table_of |= dict.fromkeys(table.spans, table)
 
@@ -82,7 +76,7 @@ class Gradients:
             self._expected = frozenset(self._pushed)
         self._pushed = set()
         self._step = step = Step(self._step.number + 1, self._make_plan(), self._reducer)
-        self._schedule.post(Begin(step, self._schedule.inbox, lambda: self._run(step)))
+        self._schedule.post(Begin(step, self._schedule, self._context))
         return step.number
 
     def push(self, name: str, in_step: bool = True) -> Gradient:
@@ -117,22 +111,12 @@ class Gradients:
             self._plan = make_plan(self._tables, self._expected, bucket_bytes)
         return self._plan
 
-    def _run(self, step: Step) -> None:
-        """On the communication thread: reduce what the step expects. The rest follows in program order."""
-        if not step.plan.buckets or step.plan is self._in_order:
-            return
-        fused = FusedStep(step, self._schedule, self._context)
-        with self._schedule.reporting_to(fused):
-            self._in_order = step.plan if fused.run() else None
-
-    def _make_tables(self, number: int, layouts: Sequence[Layout], vectors: Sequence[int]) -> list[Table]:
+    def _make_tables(self, wanted: Mapping[str, tuple[Layout, int]]) -> list[Table]:
         """On the communication thread."""
+        layouts = [layout for layout, _ in wanted.values()]
         self._schedule.agreement.check_layouts(layouts)
         self._initial.check_tables(layouts)
-        return [
-            self._make_table(f"{self._prefix}{number + index}", layout, count)
-            for index, (layout, count) in enumerate(zip(layouts, vectors, strict=True))
-        ]
+        return [self._make_table(name, *each) for name, each in wanted.items()]
 
     def _make_table(self, name: str, layout: Layout, vectors: int) -> Table:
         tensor = self._algorithm.levels.tensor(layout.length, layout.dtype, vectors)

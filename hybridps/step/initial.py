@@ -11,9 +11,8 @@ import numpy as np
 from hybridps.algorithms import Algorithm
 from hybridps.errors import LayoutError
 from hybridps.memory import Layout
-from hybridps.step.items import Inbox, Item
 from hybridps.step.job_context import JobContext
-from hybridps.step.schedule import Schedule
+from hybridps.step.schedule import Inbox, Item, Schedule
 from hybridps.tensor_collectives import Tensor
 
 PART_BYTES = 64 << 20

@@ -42,23 +42,21 @@ class Table:
         return self._filled[bisect_right(self._starts, element) - 1].key
 
 
-class TableSpec(NamedTuple):
-    """A table to be made."""
+def lay_out(
+    prefix: str, keys: Mapping[str, KeySpec], first: int = 0, one_each: bool = False
+) -> dict[str, tuple[Layout, int]]:
+    """By the names of tables (`prefix` and a number, from `first` on): their layouts, and numbers of vectors.
 
-    layout: Layout
-    vectors: int
-
-
-def lay_out(keys: Mapping[str, KeySpec], one_each: bool = False) -> list[TableSpec]:
-    """The tables for these keys, in order: one for each dtype and number of vectors, or one for each key.
-
-    Raises LayoutError for a dtype that cannot be laid out.
+    There is a table for each dtype and number of vectors, or one for each key. Raises LayoutError for a dtype that
+    cannot be laid out.
     """
-    kinds: dict[tuple[object, ...], dict[str, tuple[int, ...]]] = {}
+    kinds: dict[tuple[str, int, str], dict[str, tuple[int, ...]]] = {}
     for name, spec in keys.items():
-        kind = (spec.dtype, spec.vectors, name if one_each else "")
-        kinds.setdefault(kind, {})[name] = spec.shape
-    return [TableSpec(Layout.of(str(kind[0]), shapes), int(str(kind[1]))) for kind, shapes in kinds.items()]
+        kinds.setdefault((spec.dtype, spec.vectors, name if one_each else ""), {})[name] = spec.shape
+    return {
+        f"{prefix}{number}": (Layout.of(dtype, shapes), vectors)
+        for number, ((dtype, vectors, _), shapes) in enumerate(kinds.items(), first)
+    }
 
 
 def _spans(layout: Layout) -> dict[str, tuple[int, int]]:

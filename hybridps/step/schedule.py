@@ -11,14 +11,13 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import Any
 
 from hybridps.errors import GroupError
 from hybridps.step.agreement import Agreement, digest
-from hybridps.step.items import Inbox, Item, Stop, Work
 from hybridps.step.job_context import JobContext
 from hybridps.tensor_collectives import Levels
 
@@ -39,14 +38,85 @@ def never(thread: int) -> bool:
     return False
 
 
-class Listener(Protocol):
-    """Hears, on the communication thread, what the program posts and what arrives."""
+Release = Callable[[], None]
+"""Called on the communication thread when the item is done and its memory may be used."""
 
-    def see(self, item: Item) -> None:
-        """The program has posted this item."""
+Inbox = queue.SimpleQueue["Item | tuple[Item, Release]"]
 
-    def arrive(self, item: Item) -> None:
-        """The item has arrived."""
+
+def do_nothing() -> None:
+    """The release of an item that nobody waits for."""
+
+
+class Item:
+    """One thing that the program asked for.
+
+    The program's thread makes it and posts it. Any thread calls it once, when its memory may be used: it has *arrived*
+    then. Everything else belongs to the communication thread.
+    """
+
+    alone = False
+    """Whether the item is done by itself, without asking whether all ranks have come to it."""
+
+    def __init__(self, title: str, inbox: Inbox) -> None:
+        self.title = title
+        """What this is, in messages. Equal on all ranks."""
+        self.shape = ""
+        """Shape and dtype in words, where ranks may differ in them."""
+        self.done = False
+        self.release: Release | None = None
+        """None until the item arrives."""
+        self._inbox = inbox
+
+    def __call__(self, release: Release = do_nothing) -> None:
+        """The item has arrived. `release` is called when it is done."""
+        self._inbox.put((self, release))
+
+    @property
+    def arrived(self) -> bool:
+        return self.release is not None
+
+    @property
+    def can_merge(self) -> bool:
+        """Whether more items of this kind may follow soon, so that it is worth waiting for them."""
+        return False
+
+    def run(self, items: Sequence[Item]) -> int:
+        """Do this item, and those behind it in `items` that can be done together with it; how many were done.
+
+        `items` begins with this item. All have arrived, on all ranks.
+        """
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Mark the item as done, and release its memory."""
+        self.done = True
+        if self.release is not None:
+            self.release()
+
+
+class Work(Item):
+    """A call on the communication thread. `local`: only this rank makes it, without the others."""
+
+    def __init__(self, title: str, inbox: Inbox, work: Callable[[], Any], local: bool = False) -> None:
+        super().__init__(title, inbox)
+        self.alone = local
+        self.result: Any = None
+        self.ended = threading.Event()
+        """Set when the result is there."""
+        self._work = work
+
+    def run(self, items: Sequence[Item]) -> int:
+        self.result = self._work()
+        self.finish()
+        self.ended.set()
+        return 1
+
+
+class Stop(Item):
+    """The end of the schedule."""
+
+    alone = True
 
 
 class Schedule:
@@ -76,7 +146,7 @@ class Schedule:
         self._items: deque[Item] = deque()
         self._mergeable = 0
         """Items that more may be merged with, and that have not arrived."""
-        self._listener: Listener | None = None
+        self._listener: Callable[[Item], None] | None = None
         self._thread = threading.Thread(target=self._run, name="hybridps-communication", daemon=True)
         self._thread.start()
 
@@ -144,10 +214,10 @@ class Schedule:
             self.take(None)
 
     @contextmanager
-    def reporting_to(self, listener: Listener) -> Iterator[None]:
-        """Report to a listener, beginning with the items that are not done."""
+    def reporting_to(self, listener: Callable[[Item], None]) -> Iterator[None]:
+        """Call the listener with each item that is posted or arrives, beginning with the items that are not done."""
         for item in self._items:
-            listener.see(item)
+            listener(item)
         self._listener = listener
         yield
         self._listener = None
@@ -156,18 +226,17 @@ class Schedule:
         """Whether the program's thread waits now."""
         return self._waits_here or self._program_waits(self._program_thread)
 
-    def _note(self, what: Item | tuple[Item, Callable[[], None]]) -> None:
+    def _note(self, what: Item | tuple[Item, Release]) -> None:
         if isinstance(what, tuple):
             item, release = what
             item.release = release
             self._mergeable -= item.can_merge
-            if self._listener is not None:
-                self._listener.arrive(item)
         else:
-            self._items.append(what)
-            self._mergeable += what.can_merge
-            if self._listener is not None:
-                self._listener.see(what)
+            item = what
+            self._items.append(item)
+            self._mergeable += item.can_merge
+        if self._listener is not None:
+            self._listener(item)
 
     def _run(self) -> None:
         try:

@@ -12,10 +12,9 @@ from hybridps.events import Exchanged, Registered
 from hybridps.memory import Arena, Layout, shared_memory
 from hybridps.step.gradients import drop_all
 from hybridps.step.initial import InitialValues
-from hybridps.step.items import Item, Work
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import KeySpec, lay_out
-from hybridps.step.schedule import Schedule
+from hybridps.step.schedule import Item, Schedule, Work
 from hybridps.tensor_collectives import Tensor
 
 
@@ -40,10 +39,8 @@ class Weights:
         self._algorithm = algorithm
         self._context = context
         self._initial = initial
-        self._layouts = {
-            f"{prefix}{number}": spec.layout
-            for number, spec in enumerate(lay_out({name: spec._replace(vectors=1) for name, spec in keys.items()}))
-        }
+        laid_out = lay_out(prefix, {name: spec._replace(vectors=1) for name, spec in keys.items()})
+        self._layouts = {table: layout for table, (layout, _) in laid_out.items()}
         self._arenas = {table: _shared(layout) for table, layout in self._layouts.items()}
         self.views = views_of(self._arenas)
         """The array of each key, in its shape."""

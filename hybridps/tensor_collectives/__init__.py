@@ -12,12 +12,11 @@ from hybridps.tensor_collectives.choice import ALGORITHMS, BUILT_IN, Choice, Cho
 from hybridps.tensor_collectives.levels import Levels
 from hybridps.tensor_collectives.reduce import reduce_
 from hybridps.tensor_collectives.reduce_scatter import reduce_scatter
-from hybridps.tensor_collectives.tensor import TENSOR_DTYPES, Tensor, part_sizes
+from hybridps.tensor_collectives.tensor import Tensor, part_sizes
 
 __all__ = [
     "ALGORITHMS",
     "BUILT_IN",
-    "TENSOR_DTYPES",
     "Background",
     "Choice",
     "Chooser",

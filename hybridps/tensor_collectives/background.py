@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Generic, ParamSpec, TypeVar
 
 from hybridps.errors import GroupError
@@ -16,9 +15,9 @@ Arguments = ParamSpec("Arguments")
 class Pending(Generic[Result]):
     """An operation in progress. Its arrays belong to it until `wait` has returned."""
 
-    def __init__(self, future: Future[Result], failed: Callable[[], None]) -> None:
+    def __init__(self, future: Future[Result], background: Background) -> None:
         self._future = future
-        self._failed = failed
+        self._background = background
         self._waited = False
 
     @property
@@ -33,7 +32,7 @@ class Pending(Generic[Result]):
         try:
             return self._future.result()
         except BaseException:
-            self._failed()
+            self._background.error_was_raised = True
             raise
 
 
@@ -52,7 +51,7 @@ class Background:
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="hybridps-collectives")
         self._error: BaseException | None = None
-        self._error_was_raised = False
+        self.error_was_raised = False
 
     def start(
         self, operation: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
@@ -71,24 +70,18 @@ class Background:
                 self._error = error
                 raise
 
-        return Pending(self._executor.submit(run), self._mark_error_raised)
+        return Pending(self._executor.submit(run), self)
 
     def close(self) -> None:
         """Wait for all operations. Raises the error of a failed one if no caller of `wait` has received it."""
         self._executor.shutdown()
-        if self._error is not None and not self._error_was_raised:
+        if self._error is not None and not self.error_was_raised:
             raise self._error
-
-    def _mark_error_raised(self) -> None:
-        self._error_was_raised = True
 
     def __enter__(self) -> Background:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._executor.shutdown(cancel_futures=True)
-        else:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
             self.close()
+        self._executor.shutdown(cancel_futures=True)

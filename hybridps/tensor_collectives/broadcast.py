@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from hybridps.mpi_groups.group import Group
-from hybridps.tensor_collectives.between_nodes import chain
-from hybridps.tensor_collectives.between_nodes.talk import Steps, Talk
+from hybridps.tensor_collectives.between_nodes import Steps, Talk, chain
 from hybridps.tensor_collectives.choice import Choice
 from hybridps.tensor_collectives.tensor import Rows, Tensor, check_root, spread
 
@@ -13,12 +12,10 @@ def broadcast_(tensor: Tensor, group: Group, root: int = 0, start: int = 0, stop
     """Copy elements `start:stop` of vector 0 of rank `root` to all vectors of all ranks, in place."""
     check_root(root, group.size)
     start, stop = tensor.span(start, stop)
-    rows = tensor.rows_in(group)
-    if rows is not None:
-        choice = rows.levels.choose((stop - start) * rows.itemsize)
-        if choice.algorithm != "flat":
-            _over_levels(rows, choice, root, start, stop)
-            return
+    found = tensor.over_levels(group, stop - start)
+    if found is not None:
+        _over_levels(*found, root, start, stop)
+        return
     source = tensor.vectors[0][start:stop]
     group.broadcast_(source, root)
     spread(source, [vector[start:stop] for vector in tensor.vectors[1:]])

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import bisect
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from hybridps.errors import ConfigError, GroupError
+from hybridps.errors import ConfigError
 
 Algorithm = Literal["flat", "node", "library", "ring", "multi_ring", "halving_doubling"]
 """`flat`: the MPI library, over all ranks at once. The others combine in the memory of each node first. `node` is for
@@ -117,10 +115,9 @@ class Chooser:
             raise ConfigError(
                 f"the algorithm {forced!r} is the MPI library's, and {only_own}: use one of {', '.join(OWN)}"
             )
-        fitting = [entry for entry in tuning.entries if (entry.nodes == 1) == (nodes == 1)]
-        if not fitting:
-            fitting = [entry for entry in BUILT_IN.entries if (entry.nodes == 1) == (nodes == 1)]
+        if not any((entry.nodes == 1) == (nodes == 1) for entry in tuning.entries):
             tuning = BUILT_IN
+        fitting = [entry for entry in tuning.entries if (entry.nodes == 1) == (nodes == 1)]
         source = "forced" if forced else "measured" if tuning.machine else "built-in"
         nearest = min(fitting, key=lambda entry: _distance(entry, ranks, nodes))
         shape = (nearest.ranks, nearest.nodes)
@@ -134,47 +131,10 @@ class Chooser:
             )
             for entry in entries
         ]
-        self._limits = [choice.up_to_bytes for choice in self._choices]
 
     def of(self, nbytes: int) -> Choice:
         """The choice for a size; beyond the table, the choice for its largest size."""
-        return self._choices[min(bisect.bisect_left(self._limits, nbytes), len(self._choices) - 1)]
-
-
-class Choices(dict[int, Choice]):
-    """The choices for the sizes in use, in bytes: looked up with a `Chooser` once for each size.
-
-    `on_choice` hears of each choice when it is used for the first time.
-    """
-
-    def __init__(self, chooser: Chooser, on_choice: Callable[[Choice], None]) -> None:
-        super().__init__()
-        self.chooser = chooser
-        self.closed = False
-        self._on_choice = on_choice
-        self._used: set[Choice] = set()
-
-    def __missing__(self, nbytes: int) -> Choice:
-        self.check_open()
-        choice = self[nbytes] = self.chooser.of(nbytes)
-        if choice not in self._used:
-            self._used.add(choice)
-            self._on_choice(choice)
-        return choice
-
-    def choose_by(self, chooser: Chooser) -> None:
-        self.chooser = chooser
-        self.clear()
-
-    def close(self) -> None:
-        """Refuse every later look-up."""
-        self.closed = True
-        self.clear()
-
-    def check_open(self) -> None:
-        """Raises GroupError after `close`."""
-        if self.closed:
-            raise GroupError("a collective of these Levels was given up, and others may have gone on: make new ones")
+        return next((choice for choice in self._choices if nbytes <= choice.up_to_bytes), self._choices[-1])
 
 
 def _possible(algorithm: Algorithm, nodes: int, only_own: bool) -> Algorithm:

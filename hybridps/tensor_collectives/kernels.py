@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
@@ -64,16 +63,6 @@ def _encode(value: Any, row: Any) -> Any:
     raise NotImplementedError("compiled code only")
 
 
-def _begin(rows: Any, first: Any, start: Any, stop: Any, scratch: Any) -> Any:
-    """The array in which a block is combined, filled with row 0: row 0 itself where it is a target, else scratch."""
-    raise NotImplementedError("compiled code only")
-
-
-def _after_begin(rows: Any, first: Any) -> Any:
-    """The first row, from `first` on, that does not hold the result yet after a block was combined."""
-    raise NotImplementedError("compiled code only")
-
-
 @overload(_decode, inline="always")  # type: ignore[misc]
 def _decode_of(stored):  # type: ignore[no-untyped-def]
     if stored == types.uint16:
@@ -90,30 +79,6 @@ def _encode_of(value, row):  # type: ignore[no-untyped-def]
     if row.dtype == types.int16:
         return lambda value, row: _to_brain(value)
     return lambda value, row: value
-
-
-@overload(_begin)  # type: ignore[misc]
-def _begin_of(rows, first, start, stop, scratch):  # type: ignore[no-untyped-def]
-    def of_exact(rows, first, start, stop, scratch):  # type: ignore[no-untyped-def]
-        if first == 0:
-            return rows[0, start:stop]
-        total = scratch[: stop - start]
-        decode(rows[0, start:stop], total)
-        return total
-
-    def of_bits(rows, first, start, stop, scratch):  # type: ignore[no-untyped-def]
-        total = scratch[: stop - start]
-        decode(rows[0, start:stop], total)
-        return total
-
-    return of_exact if rows.dtype == scratch.dtype else of_bits
-
-
-@overload(_after_begin)  # type: ignore[misc]
-def _after_begin_of(rows, first):  # type: ignore[no-untyped-def]
-    if rows.dtype in (types.uint16, types.int16):
-        return lambda rows, first: first
-    return lambda rows, first: max(first, 1)
 
 
 @compiled
@@ -178,17 +143,21 @@ def _divide(total, divisor):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def combine_(rows, op, divisor, start, stop, first, last, scratch):  # type: ignore[no-untyped-def]
+def combine_(rows, op, divisor, start, stop, first, last, work, in_place):  # type: ignore[no-untyped-def]
     """Elements `start:stop` of rows `first:last` become `op` over all rows, over `divisor`.
 
-    `scratch`: `BLOCK` elements, float32 for rows of bits, else of the rows' dtype.
+    `work`: where blocks are combined, of the dtype of their values. With `in_place` it is row 0, which is a target and
+    holds no bits; else it is scratch of `BLOCK` elements.
     """
     for begin in range(start, stop, BLOCK):
         end = min(begin + BLOCK, stop)
-        total = _begin(rows, first, begin, end, scratch)
+        offset = begin if in_place else 0
+        total = work[offset : offset + end - begin]
+        if not in_place:
+            decode(rows[0, begin:end], total)
         _combine_block(total, rows, op, begin, end)
         _divide(total, divisor)
-        for r in range(_after_begin(rows, first), last):
+        for r in range(first + in_place, last):
             encode(total, rows[r, begin:end])
 
 
@@ -211,16 +180,3 @@ def spread(total, divisor, rows, start, stop, first, last):  # type: ignore[no-u
         _divide(block, divisor)
         for r in range(first, last):
             encode(block, rows[r, begin:end])
-
-
-def prepare(rows: np.ndarray, scratch: np.ndarray) -> None:
-    """Compile for rows of this dtype now, while no rank waits: the first compilation takes seconds."""
-    combine_(rows, SUM, 1, 0, 0, 0, 0, scratch)
-    fold(rows, SUM, 0, 0, scratch)
-    spread(scratch, 1, rows, 0, 0, 0, 0)
-    accumulate_(scratch[:0], scratch[:0], SUM)
-
-
-def exact_dtype(rows: np.ndarray) -> np.dtype:
-    """The dtype in which rows are combined: float32 if they hold bits."""
-    return np.dtype(np.float32) if rows.dtype.name in BITS_OF.values() else rows.dtype

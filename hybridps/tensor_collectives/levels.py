@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from hybridps.codecs import codec_of
-from hybridps.errors import LayoutError
+from hybridps.errors import GroupError, LayoutError
 from hybridps.memory import private_memory
 from hybridps.mpi_groups.group import Group
 from hybridps.tensor_collectives import kernels
-from hybridps.tensor_collectives.between_nodes import PATIENCE_SECONDS, Lane, Steps, Talk
-from hybridps.tensor_collectives.choice import Choice, Choices, Chooser
+from hybridps.tensor_collectives.between_nodes import PATIENCE_SECONDS, Lane, Steps, StepsOf, Talk
+from hybridps.tensor_collectives.choice import Choice, Chooser
 from hybridps.tensor_collectives.node import Node
-from hybridps.tensor_collectives.tensor import TENSOR_DTYPES, Rows, Tensor
+from hybridps.tensor_collectives.node.barrier import prepare_for
+from hybridps.tensor_collectives.node.node import part_of
+from hybridps.tensor_collectives.tensor import EXACT, Rows, Tensor, check_dtype
 from hybridps.tensor_collectives.topology import Topology
+
+Made = TypeVar("Made")
 
 
 class Levels:
@@ -44,30 +49,42 @@ class Levels:
         self.topology = topology = Topology.of(nodes, group.rank)
         self.one_node = topology.one_node
         self._bytes_moved = 0
-        self._choices = Choices(chooser or Chooser(group.size, len(topology.members)), on_choice)
+        self.chooser = chooser or Chooser(group.size, len(topology.members))
+        self._chosen: dict[int, Choice] = {}
+        """The choices for the sizes in use, in bytes: looked up once for each size."""
+        self._on_choice = on_choice
+        self._given_up = False
         # A conversation of its own: tensors are made while another thread uses the group.
         self._agreement = group.split(0)
         self._node_group = group.split(topology.node)
-        lane = group.split(topology.lanes if topology.lane is None else topology.lane)
-        self.lane = Lane(lane, group.rank, topology.peers, deadline_seconds, codec_of(wire), self._moved)
-        self._node = self._share(deadline_seconds)
+        lane = group.split(min(topology.local, topology.lanes))
+        self.lane = Lane(lane, group.rank, topology.peers, deadline_seconds, codec_of(wire), lambda: self.node.moved())
+        self._neighbours = topology.members[topology.node]
+        # A single worker shares its memory too: servers may work in it. Between nodes huge pages are worth more.
+        self._node = self._agreed(
+            lambda: Node(self._node_group, self._neighbours, deadline_seconds, alone=group.size == 1)
+        )
 
     def tensor(self, length: int, dtype: str, vectors: int = 1) -> Tensor:
         """A tensor of zeros, in memory that all ranks of the node can access. All ranks of the group call it.
 
-        dtype: one of `TENSOR_DTYPES`. `length` and `dtype` must be equal on all ranks (else LayoutError on all); the
+        dtype: one of `EXACT`. `length` and `dtype` must be equal on all ranks (else LayoutError on all); the
         number of vectors may differ. Without shared memory the tensor is private, and `note` says why.
         """
-        kind = _dtype(dtype)
+        check_dtype(dtype)
+        if dtype == "bfloat16":
+            import ml_dtypes  # noqa: F401  (NumPy then knows the name)
+        kind = np.dtype(dtype)
         if length < 0 or vectors < 1:
             raise LayoutError(f"a tensor of {vectors} vectors of {length} elements cannot be made")
         counts = self._agree_on(length, kind, vectors)
-        array = None if self._node is None else self._rows(self._node, length, kind, counts)
+        here = [counts[rank] for rank in self._neighbours]
+        array = None if self._node is None else self._agreed(lambda: self.node.rows(length, kind, here))
         if array is None:
             return Tensor([private_memory(length * kind.itemsize).view(kind) for _ in range(vectors)])
-        here = [counts[rank] for rank in self._neighbours]
-        rows = Rows(array.view(kernels.BITS_OF.get(kind.name, kind)), here, sum(counts), self)
-        self.node.prepare(rows)
+        bits = array.view(kernels.BITS_OF.get(dtype, kind))
+        rows = Rows(bits, np.dtype(EXACT[dtype]), here, sum(counts), self)
+        prepare_for(rows.array, rows.scratch)
         first, last = rows.of_rank(self.node.rank)
         return Tensor([row[:length] for row in array[first:last]], rows)
 
@@ -79,7 +96,7 @@ class Levels:
         """
         if self.group.size == 1:
             return value, value
-        self._choices.check_open()
+        self._check_open()
         if self._node is None:
             votes = [int(vote) for vote in self.group.allgather_bytes(b"%d" % value)]
             return min(votes), max(votes)
@@ -96,20 +113,19 @@ class Levels:
 
     def choose(self, nbytes: int) -> Choice:
         """The algorithm for so many bytes of each vector. Raises GroupError after `give_up`."""
-        return self._choices[nbytes]
+        choice = self._chosen.get(nbytes)
+        if choice is None:
+            self._check_open()
+            choice = self.chooser.of(nbytes)
+            if choice not in self._chosen.values():
+                self._on_choice(choice)
+            self._chosen[nbytes] = choice
+        return choice
 
     def choose_by(self, chooser: Chooser) -> None:
         """Use another table from now on. All ranks of the group call it."""
-        self._choices.choose_by(chooser)
-
-    @property
-    def chooser(self) -> Chooser:
-        return self._choices.chooser
-
-    @property
-    def members(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each node."""
-        return self.topology.members
+        self.chooser = chooser
+        self._chosen.clear()
 
     @property
     def node(self) -> Node:
@@ -123,14 +139,44 @@ class Levels:
         if self.group.size > 1:
             self._bytes_moved += nbytes
 
-    def run(
+    def combine_(
         self,
-        choice: Choice,
-        op: str | None,
         rows: Rows,
-        span: tuple[int, int],
-        steps_of: Callable[[Talk, int, int], Steps],
-        blocks: int = 1,
+        choice: Choice,
+        op: str,
+        start: int,
+        stop: int,
+        targets: tuple[int, int],
+        between: Callable[[Talk, np.ndarray], Steps],
+    ) -> None:
+        """Elements `start:stop` of some rows of this node become `op` over all vectors of all ranks.
+
+        `targets`: these rows, the first and the last + 1. `between`: what combines a chunk over the ranks of a lane.
+        """
+        self.count((stop - start) * rows.nbytes_of_element)
+        array, code = rows.array, kernels.CODE[op]
+        divisor = rows.total if op == "mean" else 1
+        if self.one_node:
+            try:
+                self.node.combine_(rows, code, divisor, start, stop, targets)
+            except BaseException:
+                self.give_up()
+                raise
+            return
+        row = rows.row if targets[0] == 0 < targets[1] else None
+
+        def steps_of(talk: Talk, begin: int, end: int) -> Steps:
+            total = row[begin:end] if row is not None else talk.scratch.view(rows.exact)[: end - begin]
+            kernels.fold(array, code, begin, end, total)
+            left = talk.divided_(total, divisor)
+            yield from between(talk, total)
+            kernels.spread(total, left, array, begin, end, *targets)
+
+        # Each lane has a part of its own, so that the ranks of a node need not meet between chunks.
+        self.run(choice, op, rows, self.part(start, stop, rows.itemsize), steps_of)
+
+    def run(
+        self, choice: Choice, op: str | None, rows: Rows, span: tuple[int, int], steps_of: StepsOf, blocks: int = 1
     ) -> None:
         """Do `steps_of(talk, begin, end)` for each chunk of the elements in `span`, several chunks at a time.
 
@@ -147,23 +193,16 @@ class Levels:
             self.give_up()
             raise
 
-    def combine_(self, rows: Rows, op: str, divisor: int, start: int, stop: int, of_rank: int | None = None) -> None:
-        """As `Node.combine_`, on the only node."""
-        try:
-            self.node.combine_(rows, op, divisor, start, stop, of_rank)
-        except BaseException:
-            self.give_up()
-            raise
-
     def give_up(self) -> None:
         """Refuse every later operation: it is unknown how far the other ranks got with the last one."""
-        self._choices.close()
+        self._given_up = True
+        self._chosen.clear()
         if self._node is not None:
             self._node.give_up()
 
     def part(self, start: int, stop: int, itemsize: int) -> tuple[int, int]:
         """The part of elements `start:stop` that this rank's lane carries; empty without a lane."""
-        return self.node.part(start, stop, itemsize, self.topology.lanes)
+        return part_of(self.topology.local, self.topology.lanes, start, stop, itemsize)
 
     @property
     def bytes_moved(self) -> int:
@@ -175,13 +214,9 @@ class Levels:
         self._node_group.free()
         self.lane.close()
 
-    @property
-    def _neighbours(self) -> tuple[int, ...]:
-        """The ranks of this rank's node."""
-        return self.topology.members[self.topology.node]
-
-    def _moved(self) -> None:
-        self.node.moved()
+    def _check_open(self) -> None:
+        if self._given_up:
+            raise GroupError("a collective of these Levels was given up, and others may have gone on: make new ones")
 
     def _agree_on(self, length: int, kind: np.dtype, vectors: int) -> list[int]:
         """The number of vectors of each rank. Raises LayoutError, on all ranks, if lengths or dtypes differ."""
@@ -195,39 +230,14 @@ class Levels:
                 )
         return [other[2] for other in heard]
 
-    def _rows(self, node: Node, length: int, kind: np.dtype, counts: Sequence[int]) -> np.ndarray | None:
-        """Memory for the vectors, on all nodes or on none."""
-        array, reason = None, ""
+    def _agreed(self, make: Callable[[], Made]) -> Made | None:
+        """What `make` makes in shared memory, on all nodes or on none; `note` then gives the first reason."""
+        made, own = None, ""
         try:
-            array = node.rows(length, kind, [counts[rank] for rank in self._neighbours])
+            made = make()
         except LayoutError as error:
-            reason = str(error)
-        return None if self._agreed_reason(reason) else array
-
-    def _share(self, deadline_seconds: float) -> Node | None:
-        """Make the node, on all nodes or on none; `note` then gives the reason."""
-        node, reason = None, ""
-        try:
-            # The memory of a single worker is shared too: its servers may work in it. Between nodes huge pages are
-            # worth more.
-            node = Node(self._node_group, self._neighbours, deadline_seconds, alone=self.group.size == 1)
-        except LayoutError as error:
-            reason = str(error)
-        return None if self._agreed_reason(reason) else node
-
-    def _agreed_reason(self, own: str) -> str:
-        """The first reason of a rank not to share memory, also kept in `note`; empty if no rank has one."""
+            own = str(error)
         reasons = [text.decode() for text in self._agreement.allgather_bytes(own.encode())]
         found = next((reason for reason in reasons if reason), "")
         self.note = self.note or found
-        return found
-
-
-def _dtype(name: str) -> np.dtype:
-    if name not in TENSOR_DTYPES:
-        raise LayoutError(f"a tensor of dtype {name!r} cannot be reduced: use one of {', '.join(TENSOR_DTYPES)}")
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
+        return None if found else made

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
+from functools import partial
 
 from hybridps.mpi_groups.group import Group
-from hybridps.tensor_collectives import kernels
 from hybridps.tensor_collectives.between_nodes import chain
-from hybridps.tensor_collectives.between_nodes.talk import Steps, Talk
-from hybridps.tensor_collectives.choice import Choice
-from hybridps.tensor_collectives.tensor import (
-    GROUP_OPERATION,
-    OPERATIONS,
-    Rows,
-    Tensor,
-    check_operation,
-    check_root,
-    spread,
-)
+from hybridps.tensor_collectives.tensor import Tensor, check_operation, check_root, spread
 
 
 def reduce_(
@@ -30,39 +19,15 @@ def reduce_(
     check_operation(op, tensor.dtype)
     check_root(root, group.size)
     start, stop = tensor.span(start, stop)
-    rows = tensor.rows_in(group)
-    if rows is not None:
-        choice = rows.levels.choose((stop - start) * rows.itemsize)
-        if choice.algorithm != "flat":
-            _over_levels(rows, choice, root, op, start, stop)
-            return
-    combine = OPERATIONS[op]
-    for work, vectors in tensor.pieces(start, stop, in_place=group.rank == root):
-        for vector in vectors[1:]:
-            combine(work, vector, out=work, casting="unsafe")
-        group.allreduce_(work, GROUP_OPERATION[op])
-        if group.rank == root:
-            if op == "mean":
-                np.divide(work, tensor.total_in(group), out=work)
-            spread(work, vectors)
-
-
-def _over_levels(rows: Rows, choice: Choice, root: int, op: str, start: int, stop: int) -> None:
-    levels, array = rows.levels, rows.array
-    divisor = rows.total if op == "mean" else 1
-    levels.count((stop - start) * rows.nbytes_of_element)
-    home, local = levels.topology.place_of(root)
-    if levels.one_node:
-        levels.combine_(rows, op, divisor, start, stop, of_rank=local)
+    found = tensor.over_levels(group, stop - start)
+    if found is not None:
+        rows, choice = found
+        topology = rows.levels.topology
+        home, local = topology.place_of(root)
+        targets = rows.of_rank(local) if home == topology.node else (0, 0)
+        between = partial(chain.reduce, root=topology.in_lane(home))
+        rows.levels.combine_(rows, choice, op, start, stop, targets, between)
         return
-    code, lane_root = kernels.CODE[op], levels.topology.in_lane(home)
-
-    def steps_of(talk: Talk, begin: int, end: int) -> Steps:
-        total = talk.scratch.view(rows.exact)[: end - begin]
-        kernels.fold(array, code, begin, end, total)
-        left = talk.divided_(total, divisor)
-        yield from chain.reduce(talk, total, lane_root)
-        if home == levels.topology.node:
-            kernels.spread(total, left, array, begin, end, *rows.of_rank(local))
-
-    levels.run(choice, op, rows, levels.part(start, stop, rows.itemsize), steps_of)
+    for _, work, vectors in tensor.combined(group, op, start, stop, in_place=group.rank == root):
+        if group.rank == root:
+            spread(work, vectors)

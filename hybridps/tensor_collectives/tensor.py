@@ -9,44 +9,51 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hybridps.errors import LayoutError
-from hybridps.memory import DTYPES
-from hybridps.mpi_groups.group import Group, Operation
-from hybridps.tensor_collectives.kernels import BITS_OF, BLOCK, exact_dtype, prepare
+from hybridps.mpi_groups.group import UFUNC, Group, Operation
+from hybridps.tensor_collectives.choice import Choice
+from hybridps.tensor_collectives.kernels import BLOCK
 
 if TYPE_CHECKING:
+    from hybridps.tensor_collectives.devices import DeviceTensor
     from hybridps.tensor_collectives.levels import Levels
-
-OPERATIONS: dict[str, np.ufunc] = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 
 GROUP_OPERATION: dict[str, Operation] = {"sum": "sum", "mean": "sum", "max": "max", "min": "min"}
 """The operation of a Group for each operation; collectives divide for a mean."""
 
-TENSOR_DTYPES = (*DTYPES, "bfloat16", "int32", "int64")
-"""bfloat16 is the one of the package ml_dtypes."""
+EXACT = {
+    "float16": "float32",
+    "float32": "float32",
+    "float64": "float64",
+    "bfloat16": "float32",
+    "int32": "int32",
+    "int64": "int64",
+}
+"""For each dtype of vectors, the dtype in which they are combined. Half precisions are rounded once, at the end.
+bfloat16 is the one of the package ml_dtypes."""
 
 PIECE_BYTES = 2 << 20
 """Collectives work in pieces of about this size, which stay in cache between the levels."""
 
 
 class Rows:
-    """All vectors of the ranks of a node, as rows of shared memory: of one of `TENSOR_DTYPES`, or as bits.
+    """All vectors of the ranks of a node, as rows of shared memory: of one of `EXACT`, or as bits.
 
-    `array`: of shape (all vectors, at least length), C-contiguous. `vectors`: the number of vectors of each rank of the
-    node; `total`: the number of vectors of all ranks of the group.
+    `array`: of shape (all vectors, at least length), C-contiguous; `exact`: the dtype in which rows are combined.
+    `vectors`: the number of vectors of each rank of the node; `total`: of all ranks of the group.
     """
 
-    def __init__(self, array: np.ndarray, vectors: Sequence[int], total: int, levels: Levels) -> None:
+    def __init__(self, array: np.ndarray, exact: np.dtype, vectors: Sequence[int], total: int, levels: Levels) -> None:
         self.array = array
+        self.exact = exact
         self.total = total
         self.levels = levels
         self._starts = [0, *itertools.accumulate(vectors)]
         self.nbytes_of_element = vectors[levels.node.rank] * array.itemsize
         """Bytes of one element in all of this rank's vectors."""
         self.itemsize = array.itemsize
-        self.exact = exact_dtype(array)
-        """The dtype in which rows are combined."""
-        self.scratch = np.empty(BLOCK, self.exact)
-        prepare(array, self.scratch)
+        self.row = array[0] if array.dtype == exact else None
+        """Row 0, which blocks can be combined in, unless the rows hold bits."""
+        self.scratch = np.empty(BLOCK, exact)
 
     def of_rank(self, rank: int) -> tuple[int, int]:
         """A rank's rows: the first, and the last + 1."""
@@ -57,7 +64,7 @@ class Tensor:
     """The vectors of one worker's devices, taken as one object (MXNET-MPI, 2018).
 
     `vectors`: at least one flat, contiguous array each, all of the same length and dtype (one of
-    `TENSOR_DTYPES`). The arrays are used in place and not replaced.
+    `EXACT`). The arrays are used in place and not replaced.
     """
 
     def __init__(self, vectors: Sequence[np.ndarray], rows: Rows | None = None) -> None:
@@ -65,9 +72,7 @@ class Tensor:
         if not vectors:
             raise LayoutError("a tensor needs at least one vector")
         first = vectors[0]
-        if first.dtype.name not in TENSOR_DTYPES or not first.dtype.isnative:
-            known = ", ".join(TENSOR_DTYPES)
-            raise LayoutError(f"a tensor of dtype {first.dtype} cannot be reduced: use one of {known}")
+        check_dtype(first.dtype.name if first.dtype.isnative else first.dtype.str)
         for number, vector in enumerate(vectors):
             if vector.ndim != 1 or not vector.flags.c_contiguous:
                 raise LayoutError(f"vector {number} has shape {vector.shape}: flat contiguous arrays are needed")
@@ -81,19 +86,21 @@ class Tensor:
         """All vectors of the node, if its ranks share their memory."""
         self.length = first.size
         self.dtype = first.dtype
-        self.exact = np.dtype(np.float32) if first.dtype.name in BITS_OF else first.dtype
-        """The dtype in which vectors are combined: float32 for half precisions, which are rounded once."""
-        self.piece_length = max(1, PIECE_BYTES // self.exact.itemsize)
+        self.exact = np.dtype(EXACT[first.dtype.name])
+        """The dtype in which vectors are combined."""
         self._scratch = np.empty(0, self.exact)
 
     def rows_in(self, group: Group) -> Rows | None:
         """The rows, if the tensor was made by Levels of `group`."""
         return self.rows if self.rows is not None and self.rows.levels.group is group else None
 
-    def total_in(self, group: Group) -> int:
-        """The number of vectors of all ranks. Without Levels, every rank must have as many as this one."""
-        rows = self.rows_in(group)
-        return rows.total if rows is not None else group.size * len(self.vectors)
+    def over_levels(self, group: Group, length: int) -> tuple[Rows, Choice] | None:
+        """The rows, and the choice for `length` elements of each. None: use the operations of `group`."""
+        rows = self.rows
+        if rows is None or rows.levels.group is not group:
+            return None
+        choice = rows.levels.choose(length * rows.itemsize)
+        return (rows, choice) if choice.algorithm != "flat" else None
 
     def span(self, start: int, stop: int | None) -> tuple[int, int]:
         """`start:stop`, to the end if `stop` is None. Raises LayoutError if the span exceeds the vectors."""
@@ -102,25 +109,33 @@ class Tensor:
             raise LayoutError(f"elements {start}:{stop} are not within the {self.length} of the tensor")
         return start, stop
 
-    def pieces(self, start: int, stop: int, in_place: bool = True) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-        """For each piece of elements `start:stop`: an array of dtype `exact` to work in, and the vectors.
+    def combined(
+        self, group: Group, op: str, start: int, stop: int, in_place: bool = True
+    ) -> Iterator[tuple[int, np.ndarray, list[np.ndarray]]]:
+        """Combine each piece of elements `start:stop` over all ranks, with the operations of `group`.
 
-        The array is vector 0 itself where it has that dtype and `in_place` is true; else scratch with its values.
+        Yields where the piece begins, its combination (of dtype `exact`), and the vectors. The combination lies in
+        vector 0 itself where that has the dtype and `in_place` is true.
         """
-        for begin in range(start, stop, self.piece_length):
-            end = min(begin + self.piece_length, stop)
-            vectors = [vector[begin:end] for vector in self.vectors]
-            if in_place and self.exact == self.dtype:
-                yield vectors[0], vectors
-            else:
-                work = self._take_scratch(end - begin)
+        in_place = in_place and self.exact == self.dtype
+        step = PIECE_BYTES // self.exact.itemsize  # the same on all ranks, whatever vectors each has
+        rows = self.rows_in(group)
+        # Without Levels, every rank must have as many vectors as this one.
+        divisor = rows.total if rows is not None else group.size * len(self.vectors)
+        for begin in range(start, stop, step):
+            vectors = [vector[begin : min(begin + step, stop)] for vector in self.vectors]
+            work = vectors[0]
+            if not in_place:
+                if len(self._scratch) < len(work):
+                    self._scratch = np.empty(min(step, self.length), self.exact)
+                work = self._scratch[: len(work)]
                 np.copyto(work, vectors[0])
-                yield work, vectors
-
-    def _take_scratch(self, length: int) -> np.ndarray:
-        if len(self._scratch) < length:
-            self._scratch = np.empty(min(self.piece_length, self.length), self.exact)
-        return self._scratch[:length]
+            for vector in vectors[1:]:
+                UFUNC[GROUP_OPERATION[op]](work, vector, out=work, casting="unsafe")
+            group.allreduce_(work, GROUP_OPERATION[op])
+            if op == "mean":
+                np.divide(work, divisor, out=work)
+            yield begin, work, vectors
 
 
 def spread(work: np.ndarray, vectors: Sequence[np.ndarray]) -> None:
@@ -135,14 +150,25 @@ def part_sizes(length: int, size: int) -> list[int]:
     return [length // size + (rank < length % size) for rank in range(size)]
 
 
-def part_starts(counts: Sequence[int]) -> list[int]:
-    """Where each part begins."""
-    return [0, *itertools.accumulate(counts)][:-1]
+def check_part(tensor: Tensor | DeviceTensor, group: Group, part: np.ndarray, name: str) -> list[tuple[int, int]]:
+    """The spans of all parts: begin and end. Raises LayoutError unless `part`, called `name`, can be this rank's."""
+    spans = list(itertools.pairwise([0, *itertools.accumulate(part_sizes(tensor.length, group.size))]))
+    start, stop = spans[group.rank]
+    if part.shape != (stop - start,) or part.dtype != tensor.dtype:
+        raise LayoutError(
+            f"{name} has {part.shape} of {part.dtype}, part {group.rank} is ({stop - start},) of {tensor.dtype}"
+        )
+    return spans
+
+
+def check_dtype(name: str) -> None:
+    if name not in EXACT:
+        raise LayoutError(f"a tensor of dtype {name} cannot be reduced: use one of {', '.join(EXACT)}")
 
 
 def check_operation(op: str, dtype: np.dtype) -> None:
-    if op not in OPERATIONS:
-        raise LayoutError(f"operation {op!r} is unknown: use one of {', '.join(OPERATIONS)}")
+    if op not in GROUP_OPERATION:
+        raise LayoutError(f"operation {op!r} is unknown: use one of {', '.join(GROUP_OPERATION)}")
     if op == "mean" and dtype.kind == "i":
         raise LayoutError(f"the mean of {dtype} is not an integer: use 'sum'")
 

@@ -42,11 +42,6 @@ class Topology:
         return min(len(ranks) for ranks in self.members)
 
     @property
-    def lane(self) -> int | None:
-        """The number of this rank's lane; None where its node has more ranks than there are lanes."""
-        return self.local if self.local < self.lanes else None
-
-    @property
     def peers(self) -> tuple[int, ...]:
         """The ranks of this rank's lane, in ascending order; empty without a lane."""
         return tuple(sorted(ranks[self.local] for ranks in self.members)) if self.local < self.lanes else ()

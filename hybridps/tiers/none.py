@@ -7,7 +7,7 @@ from hybridps.mpi_groups.group import Group
 from hybridps.ps.clocks import Clock
 from hybridps.ps.model import CodecName, Joining
 from hybridps.ps.rules import Rule
-from hybridps.tensor_collectives import Tensor, broadcast_
+from hybridps.tensor_collectives import Tensor, allreduce_, broadcast_
 from hybridps.tiers.tier import check_same_layout
 
 
@@ -36,11 +36,11 @@ class NoTier:
     def begun(self, table: str) -> bool:
         return False
 
+    def sum_(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
+        allreduce_(tensor, self._group, "sum", start, stop)
+
     def exchange(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
         pass
-
-    def exchange_rows(self, table: str, tensor: Tensor, start: int, stop: int) -> bool:
-        return False
 
     def finish(self) -> None:
         pass

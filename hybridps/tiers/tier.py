@@ -23,9 +23,8 @@ class Tier(Protocol):
     do not wait for other ranks. Table names are those of one algorithm: another tier's tables are others.
     """
 
-    @property
-    def distance(self) -> float:
-        """|w - centre| / |w| of the last Elastic exchange that this rank saw; nan if there was none."""
+    distance: float
+    """|w - centre| / |w| of the last Elastic exchange that this rank saw; nan if there was none."""
 
     def register(
         self,
@@ -46,14 +45,14 @@ class Tier(Protocol):
     def begun(self, table: str) -> bool:
         """Whether other groups had exchanged a table that begins with zeros before this group registered it."""
 
+    def sum_(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
+        """Begin to replace elements `start:stop`, of all ranks, by the answer to their sum.
+
+        The servers add up the ranks' vectors where they lie, if all servers reach them; else the group reduces first.
+        """
+
     def exchange(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
         """Begin to exchange elements `start:stop` of the leader's tensor. Nobody may use them until `finish`."""
-
-    def exchange_rows(self, table: str, tensor: Tensor, start: int, stop: int) -> bool:
-        """Begin to exchange the sum of those elements over the ranks of the group, if all servers can add it up.
-
-        False, on all ranks, if they cannot: then nothing has begun. Reduce to the leader and `exchange` instead.
-        """
 
     def finish(self) -> None:
         """End the oldest exchange: the answer is applied to the tensor, on all ranks of the group."""

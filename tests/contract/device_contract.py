@@ -13,8 +13,8 @@ from group_contract import assert_close, values
 from hybridps.errors import LayoutError
 from hybridps.mpi_groups import Group
 from hybridps.tensor_collectives import Levels, devices, part_sizes
-from hybridps.tensor_collectives.devices.device import EXACT
-from hybridps.tensor_collectives.devices.transport import Staged
+from hybridps.tensor_collectives.devices.device import PIECE_BYTES
+from hybridps.tensor_collectives.tensor import EXACT
 
 LENGTHS = (0, 1, 7, 1009, 20_011)
 
@@ -170,7 +170,7 @@ def check_reduce_scatter_and_allgather(group: Group, kind: Kind, transport: str)
 def check_large(group: Group, kind: Kind, transport: str) -> None:
     """Several pieces, on their way at the same time."""
     levels = Levels(group, [rank // 2 for rank in range(group.size)], deadline_seconds=60)
-    case = Case(levels, kind, "float32", 3 * Staged.piece_bytes // 4 + 5, 2, transport)
+    case = Case(levels, kind, "float32", 3 * PIECE_BYTES // 4 + 5, 2, transport)
     expected = case.reduced("sum")
     for _ in range(2):
         case.fill()

@@ -9,7 +9,7 @@ import numpy as np
 
 from hybridps.config import Settings
 from hybridps.errors import HybridPSError
-from hybridps.ps.server import ServerProcess
+from hybridps.processes import ServerProcess
 
 SECONDS = 60
 

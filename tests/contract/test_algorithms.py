@@ -19,7 +19,7 @@ from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
 from hybridps.ps.rules import SGD, Elastic, ElasticTogether, Mean, Momentum, Outer, Rule, Sum
 from hybridps.ps.server import Server
 from hybridps.tensor_collectives import Levels, Tensor
-from hybridps.tiers import FollowerTier, LeaderTier, NoTier, Tier
+from hybridps.tiers import NoTier, ServersTier, Tier
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -65,9 +65,7 @@ class Groups:
         return Client(self.addresses, job=self.job, group=index, groups=len(self.sizes), settings=self.settings)
 
     def tier(self, levels: Levels, store: Client | None, prefix: str = "") -> Tier:
-        if store is not None:
-            return LeaderTier(store, levels.group, prefix)
-        return FollowerTier(levels.group) if self.has_servers else NoTier(levels.group)
+        return ServersTier(levels.group, store, prefix) if self.has_servers else NoTier(levels.group)
 
 
 def run(
@@ -266,7 +264,7 @@ def test_with_sync_a_group_that_comes_back_is_refused_on_all_its_ranks(lost: str
         world.barrier()
         again = lost == "all" or groups.index_of(world.rank) == 1
         if store is not None and again:
-            store.lose()
+            store.close(lost=True)
         world.barrier()
         said = "went on"
         if again:
@@ -564,7 +562,7 @@ def test_a_group_that_comes_after_all_have_the_initial_values_keeps_its_own() ->
         seen = [joined(levels, store, world.rank)]
         world.barrier()
         if world.rank == 1:
-            store.lose()
+            store.close(lost=True)
             store = groups.connect(1)
             seen.append(joined(levels, store, 11))
         world.barrier()

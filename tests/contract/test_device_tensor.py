@@ -16,8 +16,8 @@ from host_kernels import compile_kernels
 from hybridps.errors import LayoutError
 from hybridps.mpi_groups import SoloGroup, ThreadGroup
 from hybridps.tensor_collectives import Levels, devices
+from hybridps.tensor_collectives.devices import device_tensor
 from hybridps.tensor_collectives.devices.device import HostDevice
-from hybridps.tensor_collectives.devices.transport import Direct, Staged
 
 pytestmark = pytest.mark.slow
 
@@ -31,8 +31,8 @@ class TestHost:
         ThreadGroup.run(size, lambda group: check(group, HOST, transport))
 
     def test_in_many_pieces(self, check, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Staged, "piece_bytes", 4096)
-        monkeypatch.setattr(Direct, "piece_bytes", 4096)
+        monkeypatch.setattr(device_tensor, "PIECE_BYTES", 4096)
+        monkeypatch.setattr(device_tensor, "DIRECT_PIECE_BYTES", 4096)
         ThreadGroup.run(3, lambda group: check(group, HOST, "staged"))
         ThreadGroup.run(3, lambda group: check(group, HOST, "direct"))
 
@@ -66,7 +66,7 @@ class TestCudaOnHost:
         ThreadGroup.run(size, lambda group: check(group, cuda_on_host, "auto"))
 
     def test_in_many_pieces(self, check, cuda_on_host: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Staged, "piece_bytes", 4096)
+        monkeypatch.setattr(device_tensor, "PIECE_BYTES", 4096)
         ThreadGroup.run(2, lambda group: check(group, cuda_on_host, "staged"))
 
 
@@ -81,7 +81,7 @@ class TestCuda:
 
     def test_in_many_pieces(self, check, monkeypatch: pytest.MonkeyPatch) -> None:
         cuda = cuda_kind()
-        monkeypatch.setattr(Staged, "piece_bytes", 1024)
+        monkeypatch.setattr(device_tensor, "PIECE_BYTES", 1024)
         ThreadGroup.run(3, lambda group: check(group, cuda, "staged"))
 
     def test_nccl_alone(self, check) -> None:
@@ -129,20 +129,20 @@ def test_devices_that_do_not_reach_each_other(op: str, monkeypatch: pytest.Monke
 
 def test_pieces_move_while_others_are_combined(monkeypatch: pytest.MonkeyPatch) -> None:
     """In each collective, the next piece arrives from the device, and the one before the last goes back to it."""
-    monkeypatch.setattr(Direct, "piece_bytes", 400)
+    monkeypatch.setattr(device_tensor, "DIRECT_PIECE_BYTES", 400)
     vector = np.ones(500, np.float32)
     seen = []
 
     class Doubling(SoloGroup):
         def allreduce_(self, array: np.ndarray, op: str = "sum") -> None:
             number = len(seen)
-            fetched = number == 4 or becomes(tensor.transport.buffers[0], 100 * number + 199, 1)
+            fetched = number == 4 or becomes(tensor.packed.vectors[0], 100 * number + 199, 1)
             stored = number < 2 or becomes(vector, 100 * number - 101, 2)
             seen.append((fetched, stored))
             array *= 2
 
     tensor = devices.DeviceTensor([vector], Levels(Doubling(), [0]), "direct")
-    tensor.transport.buffers[0][:] = 0
+    tensor.packed.vectors[0][:] = 0
     devices.allreduce_(tensor, tensor.group)
     assert seen == [(True, True)] * 5
     assert (vector == 2).all()
@@ -171,12 +171,12 @@ def test_a_transport_that_cannot_be_says_why() -> None:
 
 
 def test_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hybridps.memory import SharedMemory
+    from hybridps.tensor_collectives.node import node
 
-    def refuse(nbytes: int) -> SharedMemory:
+    def refuse(nbytes: int) -> np.ndarray:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(SharedMemory, "create", refuse)
+    monkeypatch.setattr(node, "create_shared", refuse)
 
     def work(group: ThreadGroup) -> np.ndarray:
         vector = np.full(2_000_003, group.rank + 1, np.float32)

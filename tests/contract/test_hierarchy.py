@@ -18,16 +18,16 @@ from hybridps.config import Settings
 from hybridps.errors import ConfigError, LayoutError, PlanError, ServerError
 from hybridps.memory import Layout, shared_memory
 from hybridps.mpi_groups import SoloGroup
+from hybridps.processes import ServerProcess
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import BoundedStale, FreeRunning
 from hybridps.ps.keys import AllowList, make_tenant
 from hybridps.ps.model import Joining
-from hybridps.ps.racks import place_in_rack
 from hybridps.ps.rules import SGD, Adam, Elastic, ElasticTogether, Mean, Momentum, Outer, Sum
 from hybridps.ps.rules.finite import NotFiniteError
-from hybridps.ps.server import ServerProcess
 from hybridps.ps.server.upstream import Parents
-from hybridps.tiers import LeaderTier
+from hybridps.racks import place_in_rack
+from hybridps.tiers import ServersTier
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -182,7 +182,7 @@ def test_a_rack_that_waits_for_a_registration_goes_on_with_its_rounds():
             pending.wait()
 
         def second():
-            until(lambda: any(table.name == "v" for _, table in tree.parents[0]._jobs.tables()))
+            until(lambda: any(table.name == "v" for _, table in tree.parents[0]._loop.jobs.tables()))
             swap(stores[3], arrays[3])
 
         def of_first_rack(group):
@@ -206,7 +206,7 @@ def test_a_barrier_meets_the_groups_of_all_racks():
                 assert came.count(meeting) == 3, group
 
     with hierarchy(racks=2) as tree:
-        tiers = [LeaderTier(tree.open(group, 3), SoloGroup(), "0/") for group in range(3)]
+        tiers = [ServersTier(SoloGroup(), tree.open(group, 3), "0/") for group in range(3)]
         together(*(lambda g=g, t=t: meet(t, g) for g, t in enumerate(tiers)))
 
 
@@ -320,9 +320,9 @@ def test_the_centre_outlives_the_loss_of_all_groups():
     with hierarchy(racks=2, settings=settings) as tree:
         stores = joined(tree, 2, Sum(), numbers(5))
         for store in stores:
-            store.lose()
+            store.close(lost=True)
         root = tree.parents[0]
-        until(lambda: not len(root._members) and root._members.came == 2)
+        until(lambda: root._loop.members.finished(2))
         stores = joined(tree, 2, Sum(), numbers(6))
         np.testing.assert_array_equal(centre(stores[1]), numbers(5))
 

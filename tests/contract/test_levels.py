@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from hybridps.errors import DeadlineError, GroupError, LayoutError
-from hybridps.memory import SharedMemory
+from hybridps.memory import attach_shared, create_shared
 from hybridps.mpi_groups import SoloGroup, ThreadGroup
 from hybridps.tensor_collectives import Background, Chooser, Levels, Tensor, allreduce_, broadcast_, reduce_
+from hybridps.tensor_collectives.node import node
 
 
 def test_a_missing_rank_is_named() -> None:
@@ -97,10 +98,10 @@ def test_a_vote_waits_asleep(nodes: list[int]) -> None:
 
 
 def test_votes_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(nbytes: int) -> SharedMemory:
+    def refuse(nbytes: int) -> np.ndarray:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(SharedMemory, "create", refuse)
+    monkeypatch.setattr(node, "create_shared", refuse)
 
     def work(group: ThreadGroup) -> tuple[int, int]:
         levels = Levels(group, [0, 0, 1])
@@ -135,14 +136,12 @@ def test_ranks_that_differ_are_told() -> None:
 
 
 def test_a_tensor_that_finds_no_memory_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    create = SharedMemory.create
-
-    def refuse(nbytes: int) -> SharedMemory:
+    def refuse(nbytes: int) -> np.ndarray:
         if nbytes > 100_000:
             raise OSError(12, "Cannot allocate memory")
-        return create(nbytes)
+        return create_shared(nbytes)
 
-    monkeypatch.setattr(SharedMemory, "create", refuse)
+    monkeypatch.setattr(node, "create_shared", refuse)
 
     def work(group: ThreadGroup) -> tuple[str, float]:
         levels = Levels(group, [0, 0, 1], deadline_seconds=30)
@@ -222,10 +221,10 @@ def test_pending() -> None:
 
 
 def test_without_shared_memory_it_is_said_and_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(nbytes: int) -> SharedMemory:
+    def refuse(nbytes: int) -> np.ndarray:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(SharedMemory, "create", refuse)
+    monkeypatch.setattr(node, "create_shared", refuse)
 
     def work(group: ThreadGroup) -> tuple[str, np.ndarray]:
         levels = Levels(group, [rank // 2 for rank in range(group.size)])
@@ -240,12 +239,10 @@ def test_without_shared_memory_it_is_said_and_right(monkeypatch: pytest.MonkeyPa
 
 
 def test_one_rank_that_cannot_attach_lets_all_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    attach = SharedMemory.attach
+    def sometimes(name: str, nbytes: int) -> np.ndarray:
+        return attach_shared("/nowhere", nbytes)
 
-    def sometimes(name: str, nbytes: int) -> SharedMemory:
-        return attach("/nowhere", nbytes)
-
-    monkeypatch.setattr(SharedMemory, "attach", sometimes)
+    monkeypatch.setattr(node, "attach_shared", sometimes)
     notes = ThreadGroup.run(3, lambda group: Levels(group, [0] * group.size).note)
     assert len(set(notes)) == 1
     assert "/nowhere" in notes[0]

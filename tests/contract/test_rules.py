@@ -39,28 +39,28 @@ RULES = [
 ]
 
 
-def sum_(total, centre, state):
+def sum_(total, centre, state, groups):
     centre[:] = total
     return centre
 
 
-def mean(total, centre, state, contributions):
-    centre[:] = total / contributions
+def mean(total, centre, state, groups):
+    centre[:] = total / groups
     return centre
 
 
-def sgd(g, w, state, rate, rescale, decay):
+def sgd(g, w, state, rate, rescale, decay, groups):
     w -= rate * (rescale * g + decay * w)
     return w
 
 
-def momentum(g, w, state, rate, rescale, decay, momentum):
+def momentum(g, w, state, rate, rescale, decay, momentum, groups):
     state[0][:] = momentum * state[0] - rate * (rescale * g + decay * w)
     w += state[0]
     return w
 
 
-def nesterov(g, w, state, rate, rescale, decay, momentum):
+def nesterov(g, w, state, rate, rescale, decay, momentum, groups):
     kept, down = momentum * state[0], rate * (rescale * g + decay * w)
     w += momentum * (kept - down) - down
     state[0][:] = kept - rate * (rescale * g + decay * w)
@@ -76,23 +76,23 @@ def adam(g, w, state, rate, rescale, decay, beta1, beta2, rest1, rest2, epsilon)
     return w
 
 
-def elastic(total, centre, state, alpha):
+def elastic(total, centre, state, alpha, groups):
     d = times(total - centre, alpha)
     centre += d
     return d
 
 
-def elastic_together(total, centre, state, alpha, contributions):
+def elastic_together(total, centre, state, alpha, groups):
     before = centre.copy()
     wide = np.result_type(centre.dtype, np.float32)
-    change = (total - before * np.full(1, contributions, wide)) * np.full(1, alpha, wide)
+    change = (total - before * np.full(1, groups, wide)) * np.full(1, alpha, wide)
     centre[:] = (before + change).astype(centre.dtype)
     state[0][:] = before
     return before
 
 
-def outer(total, centre, state, rate, momentum, contributions):
-    d = centre - total / contributions
+def outer(total, centre, state, rate, momentum, groups):
+    d = centre - total / groups
     state[0][:] = momentum * state[0] + d
     centre -= rate * (d + momentum * state[0])
     return centre

@@ -50,7 +50,7 @@ def test_cuda(group, check, transport: str) -> None:
 
 
 def test_this_mpi_library_says_whether_it_takes_device_memory(group) -> None:
-    from hybridps.mpi_groups.device_memory import why_no_device_memory
+    from hybridps.mpi_groups.mpi import why_no_device_memory
 
-    reason = why_no_device_memory(group)
+    reason = why_no_device_memory()
     assert reason == "" or "CUDA-aware" in reason

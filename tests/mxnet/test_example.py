@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hybridps.ps.scheduler import Scheduler, reserved_port
+from hybridps.addresses import Scheduler
+from hybridps.cli.serve_mxnet import reserved_port
 
 mx = pytest.importorskip("mxnet")
 pytestmark = pytest.mark.mxnet

@@ -39,7 +39,7 @@ def test_the_model_zoo_has_the_parameters_that_are_trained(name: str) -> None:
 def test_gluon_s_resnet_is_ours_but_for_the_biases_of_its_1x1_convolutions() -> None:
     theirs, ours = from_zoo("resnet50_v1", IMAGE), built_in("resnet50")
     assert len(theirs.layers) == len(ours.layers)
-    assert theirs.forward_flops == ours.forward_flops
+    assert sum(one.forward_flops for one in theirs.layers) == sum(one.forward_flops for one in ours.layers)
     assert sum(one.matrix_items for one in theirs.layers) == sum(one.matrix_items for one in ours.layers)
 
 

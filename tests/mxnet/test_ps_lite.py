@@ -17,7 +17,7 @@ import pytest
 from worlds import environment, mpirun
 
 from hybridps.config import Settings
-from hybridps.ps.server import ServerProcess
+from hybridps.processes import ServerProcess
 
 pytest.importorskip("mxnet")
 pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(120)]
@@ -49,6 +49,7 @@ with open_job(stores={"mxnet": MXNetStores()}) as job:
 
 LEAVES = """
 import sys, time
+from contextlib import closing
 from pathlib import Path
 import numpy as np
 from hybridps.config import Settings
@@ -60,7 +61,7 @@ address, group, left = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 layout = Layout.of("float32", {"w": (1000,)})
 initial, weights = np.full(layout.length, 10 + group, np.float32), np.full(layout.length, 2, np.float32)
 settings = Settings(deadline_seconds=30.0, chunk_bytes=1024)
-with MXNetStores()([address], job="job", group=group, groups=2, settings=settings) as store:
+with closing(MXNetStores()([address], job="job", group=group, groups=2, settings=settings)) as store:
     print(store.register("w", layout, initial, Elastic(0.5)).value, flush=True)
     store.barrier()
     while group == 1 and not left.exists():
@@ -76,6 +77,7 @@ if group == 0:
 
 REFUSALS = """
 import sys
+from contextlib import closing
 import numpy as np
 from hybridps.config import Settings
 from hybridps.errors import HybridPSError
@@ -99,7 +101,7 @@ values = np.ones(layout.length, np.float32)
 refused("address", lambda: open("tcp://127.0.0.1:5555"))
 refused("groups", lambda: open(groups=2))
 refused("keys", lambda: open(settings=Settings(keys="folder")))
-with open() as store:
+with closing(open()) as store:
     refused("stale", lambda: store.register("s", layout, None, SGD(rate=1.0), BoundedStale(2)))
     refused("dtype", lambda: store.register("d", Layout.of("float64", {"w": (8,)}), None, Sum()))
     store.register("sum", layout, None, Sum())

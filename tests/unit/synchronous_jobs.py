@@ -73,21 +73,23 @@ class SynchronousJobs(Jobs):
 
     def initialise(self, who, table, chunk, values):
         there = self.table(who, table)
-        return ran(there.initialise(who, there.whole(chunk), values))
+        return ran(there.initialise(who, there.chunk_map.whole(chunk), values))
 
     def contribute(self, who, table, chunk, values, start=None, stop=None, targets=None):
         """Of a whole chunk, or of elements `start:stop` of the table, which lie in one chunk."""
         there = self.table(who, table)
-        whole = there.whole(chunk)
+        whole = there.chunk_map.whole(chunk)
         span = whole if start is None else whole._replace(start=start, stop=stop)
-        return ran(there.contribute(Contribution(who, span, [values[: span.length]], targets)))
+        there.registrations.check_usable(who)
+        return ran(there.chunk(chunk).contribute(Contribution(who, span, [values[: span.length]], targets)))
 
     def contribute_in_place(self, who, table, chunk, values):
         return self.contribute(who, table, chunk, values, targets=[values])
 
     def pull(self, who, table, chunk):
         there = self.table(who, table)
-        return ran(there.pull(who, there.whole(chunk)))
+        there.registrations.check_usable(who)
+        return ran([there.chunk(chunk).pull(who)])
 
 
 def values(number, length=16, dtype=np.float32):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import zmq
 
-from hybridps.addresses import problem_of_bind, problem_of_metrics_host, problem_of_ps_lite, problem_of_server
+from hybridps.addresses import problem_of_metrics_host, problem_of_ps_lite, problem_of_server
 
 EVERYWHERE = ["tcp://127.0.0.1:5555", "tcp://[::1]:65535", "tcp://node-1.example.org:1", "ipc:///tmp/x", "inproc://a"]
 BINDING_ONLY = ["tcp://127.0.0.1:*", "tcp://*:*", "tcp://0.0.0.0:0", "tcp://[::]:*", "ipc://*"]
@@ -41,7 +41,7 @@ NOWHERE = [
 
 @pytest.mark.parametrize("address", [*EVERYWHERE, *BINDING_ONLY])
 def test_a_server_can_listen(address: str) -> None:
-    assert problem_of_bind(address) is None
+    assert problem_of_server(address, binding=True) is None
 
 
 @pytest.mark.parametrize("address", EVERYWHERE)
@@ -52,7 +52,7 @@ def test_a_client_can_connect(address: str) -> None:
 @pytest.mark.parametrize("address", NOWHERE)
 def test_what_is_no_address_is_refused(address: str) -> None:
     assert problem_of_server(address)
-    assert problem_of_bind(address)
+    assert problem_of_server(address, binding=True)
 
 
 @pytest.mark.parametrize("address", BINDING_ONLY[:-1])

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 import hybridps
-from hybridps.cli.doctor import NOTE, OK, PROBLEM, check_huge_pages, check_python, judge_hello
+from hybridps.cli.doctor import LATE, NOTE, OK, PROBLEM, Done, check_huge_pages, check_python, judge_hello
 from hybridps.cli.serve import world_size
-from hybridps.cli.summary import print_mapping
+from hybridps.cli.summary import print_summary
 
 SECONDS = 60
 
@@ -115,14 +115,16 @@ RANK = {"size": 2, "sum": 3, "sharing": 2, "level": "MULTIPLE", "library": "Open
 )
 def test_the_doctor_judges_two_ranks(changed: dict[str, object], state: str) -> None:
     line = json.dumps(RANK | changed) + "\n"
-    assert judge_hello(0, line * 2, "").state == state
+    assert judge_hello(Done("", 0, line * 2, "")).state == state
 
 
-@pytest.mark.parametrize("said", [(None, "", "late"), (1, "", "ImportError: libmpi.so"), (0, "", "")])
-def test_the_doctor_sees_that_ranks_do_not_start(said: tuple[int | None, str, str]) -> None:
-    assert judge_hello(*said).state == PROBLEM
+@pytest.mark.parametrize("said", [(LATE, "", "late"), (1, "", "ImportError: libmpi.so"), (0, "", "")])
+def test_the_doctor_sees_that_ranks_do_not_start(said: tuple[int, str, str]) -> None:
+    assert judge_hello(Done("", *said)).state == PROBLEM
 
 
-def test_a_summary_in_a_pipe_is_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    print_mapping({"top1": 0.98765, "finished": [0, 1], "lost": []}, "x")
+def test_a_summary_in_a_pipe_is_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = {"top1": 0.98765, "finished": [0, 1], "lost": []}
+    monkeypatch.setattr("hybridps.report.make_report", lambda folder: figures)
+    print_summary("x")
     assert capsys.readouterr().out == "top1: 0.9877\nfinished: 0, 1\nlost: none\n"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from hybridps.cli.app import read_settings
 from hybridps.cli.run import user_command
-from hybridps.cli.run.hosts import Host, most_on_a_host, parse_hostfile, parse_hosts, split_hosts
-from hybridps.cli.run.mpirun import MPICH, OPEN_MPI, Mpirun, flavour_of, rank_environment, without_rank_marks
-from hybridps.cli.run.plan import LaunchOptions, ServerLaunch, child_environment, make_launch, read_settings
+from hybridps.cli.run.hosts import Host, parse_hostfile, parse_hosts, split_hosts
+from hybridps.cli.run.mpirun import MPICH, OPEN_MPI, Mpirun, flavour_of, rank_environment
+from hybridps.cli.run.plan import ServerLaunch, make_launch
 from hybridps.config import Settings, load_settings, make_settings
 from hybridps.errors import ConfigError, PlanError
+from hybridps.processes import child_environment, without_rank_marks
 
 PYTHON = "/venv/bin/python"
 
@@ -69,7 +71,8 @@ def test_a_host_that_is_none_is_refused(text: str) -> None:
 def test_groups_take_the_slots_in_order() -> None:
     hosts = parse_hosts("a:3,b:3")
     assert split_hosts(hosts, (2, 3)) == ((Host("a", 2),), (Host("a", 1), Host("b", 2)))
-    assert most_on_a_host(split_hosts(hosts, (2, 3))) == 3
+    assert launch_of(make_settings({"group_sizes": "2,3"}), servers=0, hosts=hosts).workers_on_a_host == 3
+    assert launch_of(make_settings({"group_sizes": "2,3"})).workers_on_a_host == 5
 
 
 def test_too_few_slots_are_refused_with_the_numbers() -> None:
@@ -78,7 +81,7 @@ def test_too_few_slots_are_refused_with_the_numbers() -> None:
 
 
 def launch_of(settings: Settings | None = None, **options: object):  # type: ignore[no-untyped-def]
-    return make_launch(LaunchOptions(("true",), settings or Settings(), **options))  # type: ignore[arg-type]
+    return make_launch(("true",), settings or Settings(), **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

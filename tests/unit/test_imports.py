@@ -13,7 +13,7 @@ import pytest
 import hybridps
 
 PACKAGE = Path(hybridps.__file__).parent
-BASE = {"errors", "addresses", "config", "memory", "codecs", "events"}
+BASE = {"errors", "addresses", "config", "memory", "codecs", "events", "processes", "racks"}
 PURE_PS = {"ps.store", "ps.model", "ps.clocks", "ps.chunk_map", "ps.rules"}
 """The parameter service without sockets and threads."""
 
@@ -21,16 +21,19 @@ CORE = BASE | {"mpi_groups", "tensor_collectives"}
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": set(),
     "errors": set(),
-    "addresses": set(),
+    "addresses": {"errors"},
     "compiled": set(),
+    "streaming_copy": {"compiled"},
     "config": BASE,
     "memory": BASE,
     "codecs": BASE | {"compiled"},
     "events": BASE,
+    "processes": BASE,
+    "racks": BASE,
     "mpi_groups": BASE,
     "tensor_collectives": CORE | {"compiled"},
     "ps": BASE | {"compiled"},
-    "ps.client": BASE | {"compiled", "ps"},
+    "ps.client": BASE | {"compiled", "ps", "streaming_copy"},
     "ps.server": BASE | {"compiled", "ps"},
     "tiers": CORE | PURE_PS | {"ps.client"},
     "algorithms": CORE | PURE_PS - {"ps.store"} | {"tiers"},
@@ -123,7 +126,7 @@ def test_imports_point_down(path: Path) -> None:
     [
         ("ps.server", "ps.client.client.Client", False),
         ("ps.client", "ps.server.Server", False),
-        ("ps", "ps.server.loop.Server", False),
+        ("ps", "ps.server.server.Server", False),
         ("ps", "ps.client.Client", False),
         ("ps.server", "ps.wire", True),
         ("oracle.paradl", "kvstore.layers", False),

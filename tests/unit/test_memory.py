@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from hybridps import memory
 from hybridps.errors import LayoutError
-from hybridps.memory import ALIGNMENT, Arena, Layout, SharedMemory, keep_freed_memory, keep_message_memory
+from hybridps.memory import (
+    ALIGNMENT,
+    Arena,
+    Layout,
+    attach_shared,
+    create_shared,
+    keep_freed_memory,
+    keep_message_memory,
+    shared_name,
+)
 
 SHAPES = st.dictionaries(
     st.text(min_size=1, max_size=8), st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=9
@@ -65,22 +74,22 @@ def test_arena_begins_with_zeros_and_is_aligned() -> None:
 
 
 def _write(name: str, nbytes: int) -> None:
-    SharedMemory.attach(name, nbytes).bytes[:] = 7
+    attach_shared(name, nbytes)[:] = 7
 
 
 def test_memory_is_shared_with_another_process() -> None:
-    memory = SharedMemory.create(4096)
-    child = multiprocessing.get_context("spawn").Process(target=_write, args=(memory.name, 4096))
+    memory = create_shared(4096)
+    name = shared_name(memory)
+    child = multiprocessing.get_context("spawn").Process(target=_write, args=(name, 4096))
     child.start()
     child.join(60)
     assert child.exitcode == 0
-    assert (memory.bytes == 7).all()
+    assert (memory == 7).all()
     with pytest.raises(LayoutError, match="smaller"):
-        SharedMemory.attach(memory.name, 5000)
-    name = memory.name
-    memory.close()
+        attach_shared(name, 5000)
+    del memory
     with pytest.raises(LayoutError, match="cannot be opened"):
-        SharedMemory.attach(name, 1)
+        attach_shared(name, 1)
 
 
 def faults_of_messages(pipe, keep) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hybridps.errors import OracleError
 from hybridps.oracle.machines import Line, fit_line
-from hybridps.oracle.output import chrome_trace, plot_schedules
+from hybridps.oracle.output.timeline import chrome_trace, plot_schedules
 from hybridps.oracle.ssgd.dag import (
     COMMUNICATION,
     COMPUTE,
@@ -23,7 +23,7 @@ from hybridps.oracle.ssgd.dag import (
     iteration_seconds,
     place,
 )
-from hybridps.oracle.ssgd.merge import Message, all_in_one, buckets, each_alone, merge_gradients
+from hybridps.oracle.ssgd.merge import Message, all_in_one, buckets, merge_gradients
 from hybridps.oracle.ssgd.schedule import Task, end_seconds, exposed_seconds, schedule
 
 NEAR = 1e-9
@@ -78,6 +78,11 @@ def merged_as_published(backward: Sequence[float], sizes: Sequence[float], link:
     return tau[0] + cost[0], sum(size > 0 for size in sizes)
 
 
+def each_alone(sizes: Sequence[float], link: Line) -> list[Message]:
+    """One message per layer, last layer first (wait-free backpropagation)."""
+    return [Message((layer,), link(size)) for layer, size in reversed(list(enumerate(sizes))) if size]
+
+
 def sizes_of(network: Sequence[Layer]) -> list[float]:
     return [layer.gradient_bytes for layer in network]
 
@@ -120,8 +125,8 @@ def test_every_gradient_is_sent_once_last_layers_first(network: list[Layer], lin
     sizes = sizes_of(network)
     sending = [layer for layer, size in enumerate(sizes) if size]
     backward = [layer.backward_seconds for layer in network]
-    for messages in (each_alone(sizes, link), merge_gradients(backward, sizes, link.start_seconds, link)):
-        assert [layer for message in messages for layer in reversed(message.layers)] == sending[::-1]
+    merged = merge_gradients(backward, sizes, link.start_seconds, link)
+    assert [layer for message in merged for layer in reversed(message.layers)] == sending[::-1]
     assert [message.layers for message in all_in_one(sizes, link)] == ([tuple(sending)] if sending else [])
     lengths = buckets(sizes, 64 * lines, cost=float)
     assert sum(message.seconds for message in lengths) == sum(-(-size // 64) * 64 for size in sizes)

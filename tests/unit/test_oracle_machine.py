@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from hybridps.errors import OracleError
-from hybridps.oracle.machines import ABCI, Level, Machine, checked, machine_of, with_settings
+from hybridps.oracle.machines import ABCI, Level, Machine, machine_of, with_settings
+from hybridps.oracle.machines.machine import checked
 
 PLAT = "MEM_PER_NODE|16e9|Bytes\r\nNODE_SPEED|7.8E12|FLOPS\r\nBANDWIDTH|12.5E9|Bps\r\nLATENCY|500E-9|second \r\n"
 PLAT += "MAX_NODE|4096|GPUs\r\nGPU_PER_NODE|4|GPUs"

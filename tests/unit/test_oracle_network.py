@@ -16,9 +16,9 @@ from hybridps.oracle.networks import (
     checked,
     read_mask,
     read_network,
-    read_table,
     write_network,
 )
+from hybridps.oracle.networks.files import read_table
 
 TABLE = """Dataset|Toy
 Input|100x3x8x8

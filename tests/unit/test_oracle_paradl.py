@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridps.errors import OracleError
-from hybridps.oracle.machines import ABCI, Level, Link, Machine, allgather_seconds, allreduce_seconds
+from hybridps.oracle.machines import ABCI, Level, Link, Machine
 from hybridps.oracle.networks import NETWORKS, Layer, Network, built_in
-from hybridps.oracle.paradl import PAPER, PUBLISHED, predict
+from hybridps.oracle.paradl import PAPER, predict
+from hybridps.oracle.paradl.answers import PUBLISHED
 from hybridps.oracle.paradl.pipeline import largest_of_parts
 from hybridps.oracle.paradl.work import Work, halo_items
 
@@ -233,6 +234,6 @@ def test_the_program_costs_nothing_to_communicate_where_messages_do(strategy: st
 @given(st.integers(1, 10**5), st.floats(0, 1e12))
 def test_collectives(pes: int, message_bytes: float) -> None:
     link = Link(1e-6, 1e-9)
-    two_passes = 2 * allgather_seconds(link, pes, message_bytes / pes)
-    assert allreduce_seconds(link, pes, message_bytes) == pytest.approx(two_passes)
-    assert allreduce_seconds(link, 1, message_bytes) == 0
+    two_passes = 2 * link.allgather_seconds(pes, message_bytes / pes)
+    assert link.allreduce_seconds(pes, message_bytes) == pytest.approx(two_passes)
+    assert link.allreduce_seconds(1, message_bytes) == 0

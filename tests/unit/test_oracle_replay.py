@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from hybridps.cli.app import app
 from hybridps.errors import OracleError
 from hybridps.oracle.machines import Line
-from hybridps.oracle.ssgd import fit_link, read_trace, replay
+from hybridps.oracle.ssgd.trace import fit_link, read_trace, replay
 
 HEADING = "layer,parameters,backward_us,allreduce_us\n"
 

@@ -11,7 +11,7 @@ import pytest
 from host_kernels import compile_kernels
 
 from hybridps.tensor_collectives.devices.cuda_kernels import OPTIONS, SOURCE, TYPES, kernel_names
-from hybridps.tensor_collectives.devices.device import EXACT
+from hybridps.tensor_collectives.tensor import EXACT
 
 OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 

@@ -9,7 +9,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hybridps.errors import ProtocolError
 from hybridps.ps.clocks import BoundedStale, BulkSynchronous, FreeRunning, Part, Verdict
-from hybridps.ps.server.tables.progress import Lag, Progress
 
 LENGTH = 8
 """Of a chunk."""
@@ -29,7 +28,7 @@ def round_of(*groups):
 
 
 def test_a_round_is_complete_with_the_last_group():
-    clock = BulkSynchronous().start(3)
+    clock = BulkSynchronous().start(range(3))
     assert clock.arrive(whole(1), 0) == []
     assert clock.arrive(whole(0), 0) == []
     assert clock.arrive(whole(0), 7) == []
@@ -38,11 +37,11 @@ def test_a_round_is_complete_with_the_last_group():
 
 
 def test_one_group_completes_at_once():
-    assert BulkSynchronous().start(1).arrive(whole(0), 5) == [round_of(0)]
+    assert BulkSynchronous().start(range(1)).arrive(whole(0), 5) == [round_of(0)]
 
 
 def test_contributing_twice_names_the_group_and_who_is_missing():
-    clock = BulkSynchronous().start(3)
+    clock = BulkSynchronous().start(range(3))
     clock.arrive(whole(1), 4)
     for again in (whole(1), Part(1, 3, 5)):
         with pytest.raises(ProtocolError, match="group 1 contributes to chunk 4 twice.*0, 2"):
@@ -52,13 +51,13 @@ def test_contributing_twice_names_the_group_and_who_is_missing():
 
 
 def test_a_stranger_is_refused():
-    for clock in BulkSynchronous().start(2), BoundedStale().start(2), FreeRunning().start(2):
+    for clock in BulkSynchronous().start(range(2)), BoundedStale().start(range(2)), FreeRunning().start(range(2)):
         with pytest.raises(ProtocolError, match="group 2 takes no part"):
             clock.arrive(whole(2), 0)
 
 
 def test_leaving_completes_the_rounds_that_waited_for_it():
-    clock = BulkSynchronous().start(3)
+    clock = BulkSynchronous().start(range(3))
     for chunk in (5, 3, 4):
         clock.arrive(whole(0), chunk)
     clock.arrive(whole(1), 5)
@@ -69,14 +68,14 @@ def test_leaving_completes_the_rounds_that_waited_for_it():
 
 
 def test_what_the_leaving_group_brought_stays():
-    clock = BulkSynchronous().start(2)
+    clock = BulkSynchronous().start(range(2))
     clock.arrive(whole(1), 0)
     assert clock.leave(1) == []
     assert clock.arrive(whole(0), 0) == [round_of(0, 1)]
 
 
 def test_a_late_group_joins_between_rounds():
-    clock = BulkSynchronous().start(2)
+    clock = BulkSynchronous().start(range(2))
     clock.leave(1)
     clock.join(1)
     assert clock.members == {0, 1}
@@ -87,7 +86,7 @@ def test_a_late_group_joins_between_rounds():
 
 
 def test_joining_waits_for_the_rounds_under_way():
-    clock = BulkSynchronous().start(3)
+    clock = BulkSynchronous().start(range(3))
     clock.arrive(whole(2), 0)
     clock.leave(2)
     clock.join(2)
@@ -100,7 +99,7 @@ def test_joining_waits_for_the_rounds_under_way():
 
 
 def test_rounds_are_void_when_everybody_left():
-    clock = BulkSynchronous().start(2)
+    clock = BulkSynchronous().start(range(2))
     clock.arrive(whole(0), 0)
     clock.leave(1)
     clock.arrive(whole(0), 1)
@@ -110,7 +109,7 @@ def test_rounds_are_void_when_everybody_left():
 
 
 def test_free_running_completes_each_arrival():
-    clock = FreeRunning().start(2)
+    clock = FreeRunning().start(range(2))
     assert [clock.arrive(whole(group), 0) for group in (0, 0, 1)] == [[round_of(0)], [round_of(0)], [round_of(1)]]
     assert clock.leave(1) == []
     with pytest.raises(ProtocolError, match="group 1"):
@@ -120,7 +119,7 @@ def test_free_running_completes_each_arrival():
 
 
 def test_one_group_may_send_in_pieces_what_another_sends_as_a_whole():
-    clock = BulkSynchronous().start(2)
+    clock = BulkSynchronous().start(range(2))
     first, second = Part(1, 0, 3), Part(1, 3, 8)
     assert clock.arrive(whole(0), 0) == []
     assert clock.arrive(second, 0) == [Verdict(3, 8, (whole(0), second), (second,))]
@@ -129,7 +128,7 @@ def test_one_group_may_send_in_pieces_what_another_sends_as_a_whole():
 
 def test_an_element_has_one_contribution_of_a_group_until_that_is_answered():
     """Also where its round is computed already: the rest of the contribution is still under way."""
-    clock = BulkSynchronous().start(2)
+    clock = BulkSynchronous().start(range(2))
     clock.arrive(whole(0), 0)
     clock.arrive(Part(1, 0, 4), 0)
     with pytest.raises(ProtocolError, match="group 0 contributes to chunk 0 twice"):
@@ -139,7 +138,7 @@ def test_an_element_has_one_contribution_of_a_group_until_that_is_answered():
 
 
 def test_a_part_that_was_half_computed_stays_when_its_group_leaves():
-    clock = BulkSynchronous().start(3)
+    clock = BulkSynchronous().start(range(3))
     clock.arrive(whole(2), 0)
     for group in (0, 1):
         clock.arrive(Part(group, 0, 4), 0)
@@ -161,7 +160,7 @@ class BulkSynchronousMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.clock = BulkSynchronous().start(3)
+        self.clock = BulkSynchronous().start(range(3))
         self.members, self.joining = {0, 1, 2}, set()
         self.came = {(chunk, element): {} for chunk in range(2) for element in range(LENGTH)}
         """Of each element, the parts by group whose values wait for its round."""
@@ -251,7 +250,7 @@ def computed(group, *answered):
 
 
 def test_a_group_is_answered_while_nobody_is_too_far_behind():
-    clock = BoundedStale(1).start(2)
+    clock = BoundedStale(1).start(range(2))
     assert clock.arrive(whole(0), 0) == computed(0, 0)
     assert clock.arrive(whole(0), 0) == computed(0)
     with pytest.raises(ProtocolError, match="group 0 contributes to chunk 0 twice.*to come: 1"):
@@ -261,14 +260,14 @@ def test_a_group_is_answered_while_nobody_is_too_far_behind():
 
 
 def test_with_no_bound_all_are_answered_together():
-    clock = BoundedStale(0).start(3)
+    clock = BoundedStale(0).start(range(3))
     assert clock.arrive(whole(2), 0) == computed(2)
     assert clock.arrive(whole(0), 0) == computed(0)
     assert clock.arrive(whole(1), 0) == computed(1, 0, 1, 2)
 
 
 def test_leaving_releases_those_that_waited_for_it():
-    clock = BoundedStale(0).start(3)
+    clock = BoundedStale(0).start(range(3))
     clock.arrive(whole(0), 4)
     clock.arrive(whole(1), 4)
     clock.arrive(whole(1), 2)
@@ -277,7 +276,7 @@ def test_leaving_releases_those_that_waited_for_it():
 
 
 def test_a_late_group_begins_where_the_slowest_is():
-    clock = BoundedStale(1).start(2)
+    clock = BoundedStale(1).start(range(2))
     clock.leave(1)
     for _ in range(5):
         assert clock.arrive(whole(0), 0) == computed(0, 0)
@@ -296,7 +295,7 @@ class BoundedStaleMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.bound = 2
-        self.clock = BoundedStale(self.bound).start(3)
+        self.clock = BoundedStale(self.bound).start(range(3))
         self.members = {0, 1, 2}
         self.count = {chunk: dict.fromkeys(self.members, 0) for chunk in range(2)}
         self.waiting = {chunk: set() for chunk in range(2)}
@@ -347,39 +346,3 @@ class BoundedStaleMachine(RuleBasedStateMachine):
 
 TestBoundedStaleMachine = BoundedStaleMachine.TestCase
 TestBoundedStaleMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-
-
-def test_progress_counts_values_and_rounds():
-    progress = Progress(BulkSynchronous().start(3), 2 * LENGTH)
-    for chunk in range(2):
-        progress.arrive(whole(0), chunk)
-    progress.arrive(whole(2), 0)
-    assert (progress.completed, progress.lag) == (0, Lag(1, 1.0))
-    progress.arrive(whole(1), 0)
-    assert (progress.completed, progress.lag) == (0.5, Lag(1, 0.5))
-    progress.leave(1)
-    assert progress.lag == Lag(2, 0.5)
-    progress.leave(2)
-    assert (progress.completed, progress.lag) == (1, Lag(0, 0.0))
-    progress.join(1)
-    assert progress.lag == Lag(0, 0.0)
-    progress.leave(0)
-    progress.leave(1)
-    assert progress.lag == Lag(None, 0.0)
-
-
-def test_progress_counts_parts_of_chunks_as_parts_of_values():
-    progress = Progress(BulkSynchronous().start(2), LENGTH)
-    progress.arrive(whole(0), 0)
-    progress.arrive(Part(1, 0, 2), 0)
-    assert (progress.completed, progress.lag) == (0.25, Lag(1, 0.75))
-    progress.arrive(Part(1, 2, 8), 0)
-    assert (progress.completed, progress.lag) == (1, Lag(0, 0.0))
-
-
-@pytest.mark.parametrize("clock", [BoundedStale(3), FreeRunning()])
-def test_every_value_is_a_round_without_synchrony(clock):
-    progress = Progress(clock.start(2), LENGTH)
-    for _ in range(3):
-        progress.arrive(whole(1), 0)
-    assert (progress.completed, progress.lag) == (3, Lag(0, 3.0))

@@ -19,7 +19,7 @@ from hybridps.ps.rules.finite import NotFiniteError, is_finite
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.requests import Regions, carry_out
 from hybridps.ps.server.tables.jobs import Jobs
-from hybridps.ps.server.tables.rack import MORE_ARRAYS, RackTable
+from hybridps.ps.server.tables.rack import RackTable
 from hybridps.ps.server.tables.rounds import ANSWER_BYTES, CONTRIBUTION_BYTES
 
 LAYOUT = Layout.of("float32", {"w": (40,)})
@@ -281,9 +281,9 @@ def test_other_terms_replace_an_abandoned_table():
         (48, 64, values(1), "elements 48:64 of table 'w' are in 0 chunks on server 0 of 1"),
         (32, 64, values(1), "elements 32:64 are not within the 48 of table 'w'"),
         (16, 16, values(1), "are in 0 chunks"),
-        (0, 16, values(1)[:15], "64 bytes here, 60 came"),
-        (0, 8, values(1), "32 bytes here, 64 came"),
-        (0, 16, b"", "64 bytes here, 0 came"),
+        (0, 16, values(1)[:15], "with 1 payloads of 60 bytes, not 1 of 64"),
+        (0, 8, values(1), "with 1 payloads of 64 bytes, not 1 of 32"),
+        (0, 16, b"", "with 1 payloads of 0 bytes, not 1 of 64"),
         (8, 24, values(1), "2 chunks from 0 on of table 'w' came without their values: with 1 payloads"),
     ],
 )
@@ -380,7 +380,7 @@ def requested(jobs, message, *payloads, group=0):
     begun = []
     frames = [memoryview(payload).cast("B") for payload in payloads]
     try:
-        for outcome in carry_out(jobs, origin(group, message.request), message, frames, Regions()):
+        for outcome in carry_out(jobs, origin(group, message.request), message, frames, Regions())[1]:
             begun.append(outcome)
     except (NotFiniteError, ProtocolError) as error:
         return ran(begun), error
@@ -551,13 +551,12 @@ def test_what_comes_twice_counts_once_though_its_answer_was_settled():
 def test_initial_values_that_come_before_the_group_was_asked_for_them_are_refused():
     jobs = Jobs()
     jobs.enter("job", 0, 1)
-    (check,) = jobs.register(origin(0, 1), "w", SPEC)
-    (prepare,) = check.then(check.run())
-    assert isinstance(prepare, Task)
-    table = jobs.table(origin(0), "w")
-    with pytest.raises(ProtocolError, match="not the one to initialise"):
-        table.initialise(origin(0, 2), table.whole(0), None)
-    assert ran([prepare]) == [Admitted(origin(0, 1), True)]
+    (make,) = jobs.register(origin(0, 1), "w", SPEC)
+    assert isinstance(make, Task)
+    message = wire.Initial(2, "w", 0, 16)
+    with pytest.raises(ServerError, match="no table 'w'"):
+        [*carry_out(jobs, origin(0, 2), message, [], Regions())]
+    assert ran([make]) == [Admitted(origin(0, 1), True)]
 
 
 def test_a_table_is_freed_when_all_groups_have_dropped_it():
@@ -622,7 +621,7 @@ def test_a_group_that_is_back_contributes_while_the_round_that_it_left_is_comput
     jobs.enter("job", 0, 2)
     assert jobs.register(origin(0, 1, epoch=1), "w", SPEC) == []
     table = jobs.table(origin(1), "w")
-    task, joined = table.contribute(Contribution(origin(1, 1), table.whole(0), [values(2)]))
+    task, joined = table.chunk(0).contribute(Contribution(origin(1, 1), table.chunk_map.whole(0), [values(2)]))
     assert joined == Admitted(origin(0, 1, epoch=1), False)
     assert jobs.contribute(origin(0, 2, epoch=1), "w", 0, values(10)) == []
     assert told(ran([task])) == [(1, 1, 3)]
@@ -641,7 +640,7 @@ def test_memory_is_bounded():
 
 @pytest.mark.parametrize("in_rack", [False, True])
 def test_a_table_that_cannot_be_made_takes_no_memory(in_rack):
-    jobs = SynchronousJobs(**({"make_table": RackTable, "more_arrays": MORE_ARRAYS} if in_rack else {}))
+    jobs = SynchronousJobs(**({"make_table": RackTable} if in_rack else {}))
     jobs.enter("job", 0, 1)
     with pytest.raises((LayoutError, ServerError), match="chunk_bytes"):
         jobs.register(origin(0), "w", TableSpec(LAYOUT, Sum(), BulkSynchronous(), 2, 0, 1))
@@ -765,3 +764,62 @@ def test_sum_over_any_order_of_arrivals(groups, data):
             assert done.values[0] == sum(10**other + number for other in range(groups))
             answered[done.origin.group, done.chunk] += 1
     assert answered == left
+
+
+def counted(rounds):
+    """What was computed, the slowest group, and how far it is behind, in chunks."""
+    return rounds.computed / 16, rounds.lag[0], rounds.lag[1] / 16
+
+
+def test_rounds_count_values_and_what_was_computed():
+    jobs = jobs_with(3)
+    rounds = jobs.table(origin(0), "w").rounds
+    for chunk in range(2):
+        jobs.contribute(origin(0, 1 + chunk), "w", chunk, values(1))
+    jobs.contribute(origin(2, 1), "w", 0, values(1))
+    assert counted(rounds) == (0, 1, 2)
+    jobs.contribute(origin(1, 1), "w", 0, values(1))
+    assert counted(rounds) == (1, 1, 1)
+    jobs.leave("job", 1, lost=True)
+    assert counted(rounds) == (1, 2, 1)
+    jobs.leave("job", 2, lost=True)
+    assert counted(rounds) == (2, 0, 0)
+    jobs.enter("job", 1, 3)
+    jobs.register(origin(1), "w", SPEC)
+    assert counted(rounds) == (2, 0, 0)
+    for group in (0, 1):
+        jobs.leave("job", group, lost=True)
+    assert rounds.lag == (None, 0)
+
+
+def test_rounds_count_parts_of_chunks_as_parts_of_values():
+    jobs = jobs_with(2)
+    rounds = jobs.table(origin(0), "w").rounds
+    jobs.contribute(origin(0, 1), "w", 0, values(1))
+    jobs.contribute(origin(1, 1), "w", 0, values(1), 0, 4)
+    assert counted(rounds) == (0.25, 1, 0.75)
+    jobs.contribute(origin(1, 2), "w", 0, values(1), 4, 16)
+    assert counted(rounds) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("clock", [BoundedStale(3), FreeRunning()])
+def test_every_value_is_a_round_without_synchrony(clock):
+    jobs = jobs_with(2, TableSpec(LAYOUT, SGD(rate=1), clock, 64, 0, 1))
+    for request in range(3):
+        jobs.contribute(origin(1, request), "w", 0, values(1))
+    assert counted(jobs.table(origin(0), "w").rounds) == (3, 0, 3)
+
+
+@pytest.mark.parametrize("last", ["leaves", "brings NaN"])
+def test_values_of_no_group_are_answered_with_what_was_there(last):
+    """A rack whose groups were all refused brings the sum of none: nobody is sent memory that was never written."""
+    jobs = jobs_with(5, msgspec.structs.replace(SPEC, rule=SGD(rate=1.0)), initial=3.0)
+    chunk = jobs.table(origin(0), "w").chunk(0)
+    answers = []
+    for group in range(4):
+        answers += ran(chunk.contribute(Contribution(origin(group, 1), chunk.span, [values(9)], groups=0)))
+    assert answers == []
+    answers = jobs.leave("job", 4) if last == "leaves" else jobs.contribute(origin(4, 1), "w", 0, values(np.nan))
+    assert sorted(told(answers)) == [(group, 1, 3.0) for group in range(4)]
+    for answer in answers:
+        assert answer.error is not None or (answer.values == 3).all()

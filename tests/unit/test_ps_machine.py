@@ -155,7 +155,8 @@ class Machine(RuleBasedStateMachine):
         sent = ([values], [target]) if target is not None else ([values.copy()], None)
         # What comes late, after a later one, is refused.
         with contextlib.nullcontext() if is_new else contextlib.suppress(ProtocolError):
-            self.take(self.table().contribute(Contribution(Origin("job", group, client.life, number), span, *sent)))
+            contribution = Contribution(Origin("job", group, client.life, number), span, *sent)
+            self.take(self.table().chunk(span.chunk).contribute(contribution))
 
     @rule(data=st.data())
     def send(self, data):
@@ -275,7 +276,7 @@ class Machine(RuleBasedStateMachine):
         if member is None:
             return
         for span in self.table().spans(0, ELEMENTS):
-            (task,) = self.table().pull(Origin("job", member, 0, 1 << 40), span)
+            task = self.table().chunk(span.chunk).pull(Origin("job", member, 0, 1 << 40))
             (answer,) = do(task)
             np.testing.assert_array_equal(answer.values, self.reference.centre[span.start : span.stop])
 

@@ -10,16 +10,16 @@ from synchronous_jobs import SynchronousJobs, errors, origin, ran
 from hybridps.errors import ProtocolError, ServerError
 from hybridps.memory import Layout
 from hybridps.ps.clocks import BulkSynchronous, FreeRunning
-from hybridps.ps.model import Admitted, Answer, TableSpec, Upward
+from hybridps.ps.model import Admitted, Answer, ParentRequest, TableSpec
 from hybridps.ps.rules import SGD, Elastic, Momentum, Sum
 from hybridps.ps.rules.finite import NotFiniteError
-from hybridps.ps.server.tables.rack import MORE_ARRAYS, RackTable
+from hybridps.ps.server.tables.rack import RackTable
 
 SPEC = TableSpec(Layout.of("float32", {"w": (32,)}), Sum(), BulkSynchronous(), 64, 0, 1)
 
 
 def ups(told):
-    return [up for up in told if isinstance(up, Upward)]
+    return [up for up in told if isinstance(up, ParentRequest)]
 
 
 def done(told):
@@ -27,7 +27,7 @@ def done(told):
 
 
 def in_rack(**options):
-    return SynchronousJobs(make_table=RackTable, more_arrays=MORE_ARRAYS, **options)
+    return SynchronousJobs(make_table=RackTable, **options)
 
 
 def brought(up):
@@ -54,7 +54,7 @@ def begun(groups=2, spec=SPEC, centre=5.0):
     jobs = entered(groups, spec)
     assert jobs.initialise(origin(0, 1), "w", 0, ones()) == []
     (up,) = jobs.initialise(origin(0, 1), "w", 1, ones())
-    assert (up.action, up.table.table, up.table.layout.length) == ("register", "w", 32)
+    assert (up.action, up.table.name, up.table.parent_layout.length) == ("register", "w", 32)
     assert (up.table.values == 1).all()
     up.table.values[:] = centre
     told = ran(up.then(None))
@@ -122,6 +122,21 @@ def test_one_group_sends_parts_of_what_another_sends_as_a_whole(parts):
         if isinstance(answer, Answer):
             start, stop = (0, 16) if answer.origin.group == 0 else parts[answer.origin.request - 10]
             np.testing.assert_array_equal(answer.values, numbers(start, stop, 100))
+
+
+def test_a_whole_is_answered_when_the_parents_have_answered_all_of_its_parts():
+    """The parents may answer the last part first."""
+    jobs = begun()
+    assert jobs.contribute(origin(0, 3), "w", 0, ones(1)) == []
+    (first,) = ups(jobs.contribute(origin(1, 10), "w", 0, ones(2), 0, 6))
+    (last,) = ups(jobs.contribute(origin(1, 11), "w", 0, ones(2), 6, 16))
+    for up, number in ((first, 7), (last, 8)):
+        brought(up)[:] = number
+    assert done(ran(last.then(None))) == [(1, 11, 0)]
+    told = ran(first.then(None))
+    assert sorted(done(told)) == [(0, 3, 0), (1, 10, 0)]
+    (whole,) = [answer for answer in told if answer.origin.group == 0]
+    np.testing.assert_array_equal(whole.values, [*[7] * 6, *[8] * 10])
 
 
 def test_what_was_added_up_early_enters_the_rounds_of_all_parts():
@@ -204,7 +219,7 @@ def test_a_table_that_all_groups_dropped_is_dropped_at_the_parents():
     jobs = begun()
     assert ups(jobs.drop(origin(0, 3), "w")) == []
     (up,) = ups(jobs.drop(origin(1, 3), "w"))
-    assert (up.action, up.table.table) == ("drop", "w")
+    assert (up.action, up.table.name) == ("drop", "w")
     assert jobs.budget.used_bytes == 0
 
 

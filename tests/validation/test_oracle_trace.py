@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridps.oracle.ssgd import fit_link, read_trace, replay
+from hybridps.oracle.ssgd.trace import fit_link, read_trace, replay
 
 TRACE = Path(__file__).parents[2].parent / "shared" / "data" / "ssgd" / "googlenet-k80-8nodes-10gbe.csv"
 pytestmark = pytest.mark.skipif(not TRACE.exists(), reason=f"{TRACE.name} is not here")

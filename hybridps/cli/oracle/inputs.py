@@ -9,7 +9,8 @@ import msgspec
 
 from hybridps.errors import HybridPSError, OracleError
 from hybridps.oracle.machines import SETTINGS, machine_of, with_settings
-from hybridps.oracle.networks import Network, built_in, read_mask, read_network, read_text
+from hybridps.oracle.networks import Network, built_in, read_mask, read_network
+from hybridps.oracle.networks.files import read_text
 from hybridps.oracle.paradl import Work
 
 HYBRID_SETTINGS = ("groups", "servers", "tau", "chunk_bytes", "tenants", "racks", "traffic")

@@ -51,8 +51,13 @@ def print_notes(notes: tuple[str, ...]) -> None:
         print(f"hybridps: {note}", file=sys.stderr)
 
 
-def show(table: object) -> None:
-    """Print a table. If the output is not a terminal, the table is as wide as it needs to be."""
+def show(form: Format, content: object, table: object) -> None:
+    """Print an answer: its content as JSON, or its table. Off a terminal, the table is as wide as it needs to be."""
+    if form is Format.json:
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode(content), indent=1).decode())
+        return
     from rich.console import Console
 
     console = Console()

@@ -7,43 +7,32 @@ from typing import Annotated
 
 import typer
 
-from hybridps.cli.oracle.options import (
-    BatchOption,
-    Format,
-    FormatOption,
-    MachineOption,
-    NetworkOption,
-    PesOption,
-    SettingsOption,
-    ShapeOption,
-    StrategyOption,
-    oracle_app,
-    print_notes,
-    show,
-)
+from hybridps.cli.oracle import options
+from hybridps.cli.oracle.options import Format, oracle_app, print_notes, show
 
 
 @oracle_app.command(name="predict")
 def predict_command(
     *,
-    network: NetworkOption,
-    machine: MachineOption,
-    strategy: StrategyOption,
-    pes: PesOption,
-    batch: BatchOption,
+    network: options.NetworkOption,
+    machine: options.MachineOption,
+    strategy: options.StrategyOption,
+    pes: options.PesOption,
+    batch: options.BatchOption,
     mask: Annotated[Path | None, typer.Option("--mask", help="File (.lc) with the layers that are split.")] = None,
-    settings: SettingsOption = None,
+    settings: options.SettingsOption = None,
     variant: Annotated[
         str, typer.Option("--variant", help="Equations of the paper, or of the authors' code.")
     ] = "paper",
-    shape: ShapeOption = "3x224x224",
-    form: FormatOption = Format.table,
+    shape: options.ShapeOption = "3x224x224",
+    form: options.FormatOption = Format.table,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw times, scaling and memory (PNG).")] = None,
 ) -> None:
     """Predict an epoch: compute, communication and memory for each strategy and number of PEs."""
     from hybridps.cli.oracle.inputs import HYBRID_SETTINGS, network_of, settings_of, work_of
     from hybridps.oracle.hybrid import ALGORITHMS, predict_scheme, scheme_of
-    from hybridps.oracle.output import predictions_json, predictions_table
+    from hybridps.oracle.output.plots import plot as draw
+    from hybridps.oracle.output.tables import predictions_table
     from hybridps.oracle.paradl import predict, strategies_of
 
     numbers = settings_of(settings or [])
@@ -58,23 +47,18 @@ def predict_command(
             else:
                 answers.append(predict(work, name, count, batch, variant=variant, segments=segments))
     print_notes(work.network.notes)
-    if form is Format.json:
-        print(predictions_json(answers))
-    else:
-        show(predictions_table(answers))
+    show(form, [each.prediction for each in answers], predictions_table(answers))
     if plot:
-        from hybridps.oracle.output import plot as draw
-
         draw(work, answers, plot)
 
 
 @oracle_app.command(name="plan")
 def plan_command(
     *,
-    network: NetworkOption,
-    machine: MachineOption,
-    pes: PesOption,
-    batch: BatchOption,
+    network: options.NetworkOption,
+    machine: options.MachineOption,
+    pes: options.PesOption,
+    batch: options.BatchOption,
     strategy: Annotated[
         list[str] | None,
         typer.Option("--strategy", help="Strategies and algorithms to search. Default: all but async."),
@@ -90,9 +74,9 @@ def plan_command(
         float | None,
         typer.Option("--least-efficiency", min=0.0, max=1.0, help="Efficiency that doubling the PEs must keep."),
     ] = None,
-    settings: SettingsOption = None,
-    shape: ShapeOption = "3x224x224",
-    form: FormatOption = Format.table,
+    settings: options.SettingsOption = None,
+    shape: options.ShapeOption = "3x224x224",
+    form: options.FormatOption = Format.table,
 ) -> None:
     """Search for the fastest strategy, groups, servers, tau and chunk size for each number of PEs.
 
@@ -100,7 +84,7 @@ def plan_command(
     """
     from hybridps.cli.oracle.inputs import network_of, settings_of, work_of
     from hybridps.oracle.hybrid import constraints_of, plan
-    from hybridps.oracle.output import plan_json, plan_table
+    from hybridps.oracle.output.tables import plan_table
 
     work = work_of(network_of(network, shape), machine, None, settings_of(settings or []))
     constraints = constraints_of(
@@ -112,7 +96,4 @@ def plan_command(
     )
     found = plan(work, batch, pes, constraints)
     print_notes(work.network.notes)
-    if form is Format.json:
-        print(plan_json(found))
-    else:
-        show(plan_table(found))
+    show(form, found, plan_table(found))

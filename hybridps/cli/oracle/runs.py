@@ -10,7 +10,8 @@ import typer
 
 from hybridps.cli.oracle.options import Format, FormatOption, oracle_app, show
 from hybridps.errors import ConfigError, OracleError
-from hybridps.oracle import CALIBRATION_FOLDER
+
+CALIBRATION_FOLDER = "calibration"
 
 
 @oracle_app.command(name="replay")
@@ -27,11 +28,11 @@ def replay_command(
     """Replay a measured trace: naive, wait-free, one message, merged gradients."""
     import json
 
-    import msgspec
-
     from hybridps.oracle.machines import Line
-    from hybridps.oracle.output import chrome_trace, plot_schedules, replay_table
-    from hybridps.oracle.ssgd import fit_link, iterations, place, read_trace, replay
+    from hybridps.oracle.output.tables import replay_table
+    from hybridps.oracle.output.timeline import chrome_trace, plot_schedules
+    from hybridps.oracle.ssgd.dag import place
+    from hybridps.oracle.ssgd.trace import fit_link, iterations, read_trace, replay
 
     if (a_us is None) != (b_us_per_byte is None):
         raise ConfigError("--a-us and --b-us-per-byte belong together: give both, or none to fit them to the trace")
@@ -39,10 +40,7 @@ def replay_command(
     given = None if a_us is None or b_us_per_byte is None else Line(1e-6 * a_us, 1e-6 * b_us_per_byte)
     link = given or fit_link(layers)
     found = replay(layers, link)
-    if form is Format.json:
-        print(json.dumps(msgspec.to_builtins(found), indent=1))
-    else:
-        show(replay_table(found))
+    show(form, found, replay_table(found))
     schedules = {name: place(*way) for name, way in iterations(layers, link).items()}
     if chrome:
         chrome.write_text(json.dumps(chrome_trace(schedules)) + "\n")
@@ -82,8 +80,8 @@ def calibrate_command(
 
     from hybridps.calibrate.calibrate import MeasurementPlan, calibrate, communications
     from hybridps.cli.run.user_command import check
-    from hybridps.oracle.machines import read_calibration, write_calibration
-    from hybridps.oracle.output import residuals_table
+    from hybridps.oracle.machines.calibration import read_calibration, write_calibration
+    from hybridps.oracle.output.tables import residuals_table
 
     check(command)
     pairs = tuple(_layout(part) for part in layouts.split(",") if part and part != "none")
@@ -102,7 +100,7 @@ def calibrate_command(
         measured = communications(plan, _report)
         found = msgspec.structs.replace(read_calibration(base), hosts=hosts, communications=measured)
     write_calibration(found, out)
-    show(residuals_table(found))
+    show(Format.table, found, residuals_table(found))
 
 
 @oracle_app.command(name="compare")
@@ -114,15 +112,10 @@ def compare_command(
     form: FormatOption = Format.table,
 ) -> None:
     """Compare a run's own events with what the oracle predicts for it, phase by phase."""
-    import json
-
-    import msgspec
-
     from hybridps.calibrate.runs import describe, measure
-    from hybridps.oracle.hybrid import compare
-    from hybridps.oracle.machines import read_calibration
-    from hybridps.oracle.output import comparison_table
-    from hybridps.oracle.ssgd import predict
+    from hybridps.oracle.machines.calibration import read_calibration
+    from hybridps.oracle.output.tables import comparison_table
+    from hybridps.oracle.ssgd.live import compare, predict
 
     known = read_calibration(calibration)
     what, settings = describe(run)
@@ -132,10 +125,7 @@ def compare_command(
             "give the --calibration of the network"
         )
     rows = compare(predict(known, what), measure(run, what))
-    if form is Format.json:
-        print(json.dumps([msgspec.to_builtins(row) for row in rows], indent=1))
-    else:
-        show(comparison_table(rows, what))
+    show(form, rows, comparison_table(rows, what))
 
 
 def _report(text: str) -> None:

@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from hybridps.errors import ConfigError, PlanError
 
@@ -52,18 +53,10 @@ def split_hosts(hosts: Sequence[Host], sizes: Sequence[int]) -> tuple[tuple[Host
         raise PlanError(f"{sum(sizes)} workers do not fit into the {len(slots)} slots of {named}")
     parts, start = [], 0
     for size in sizes:
-        parts.append(_counted(slots[start : start + size]))
+        same = groupby(slots[start : start + size])
+        parts.append(tuple(Host(name, len(list(each))) for name, each in same))
         start += size
     return tuple(parts)
-
-
-def most_on_a_host(parts: Sequence[Sequence[Host]]) -> int:
-    """Number of workers on the host that has the most workers."""
-    counts: dict[str, int] = {}
-    for part in parts:
-        for host in part:
-            counts[host.name] = counts.get(host.name, 0) + host.slots
-    return max(counts.values(), default=0)
 
 
 def is_here(name: str) -> bool:
@@ -87,14 +80,3 @@ def _host(text: str) -> Host:
     if not _NAME.fullmatch(name) or (colon and not slots.isdecimal()) or slots == "0":
         raise ConfigError(f"{text!r} is not a host: write NAME or NAME:SLOTS, with at least one slot")
     return Host(name, int(slots or 1))
-
-
-def _counted(names: Sequence[str]) -> tuple[Host, ...]:
-    """Merge consecutive equal names into one host."""
-    hosts: list[Host] = []
-    for name in names:
-        if hosts and hosts[-1].name == name:
-            hosts[-1] = Host(name, hosts[-1].slots + 1)
-        else:
-            hosts.append(Host(name, 1))
-    return tuple(hosts)

@@ -3,44 +3,29 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 from contextlib import ExitStack
+from itertools import chain, groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 
-from hybridps.cli.run.mpirun import (
-    Mpirun,
-    find_mpirun,
-    rank_environment,
-    root_environment,
-    session_environment,
-    without_rank_marks,
-)
+from hybridps.cli.run.mpirun import Mpirun, find_mpirun, rank_environment, root_environment, session_environment
 from hybridps.cli.run.output import Screen
-from hybridps.cli.run.plan import GroupLaunch, Launch, LaunchOptions, ServerLaunch, child_environment, make_launch
+from hybridps.cli.run.plan import GroupLaunch, Launch, ServerLaunch
 from hybridps.cli.run.processes import Child, Processes
 from hybridps.config import PREFIX
 from hybridps.errors import MISUSED, ServerError
 from hybridps.events import check_run_folder
+from hybridps.processes import SAYS, START_SECONDS, child_environment, without_rank_marks
 from hybridps.ps.keys import Credentials, make_tenant
-from hybridps.ps.process import START_SECONDS
 
-STOP_SECONDS = 5.0
-_SERVING = re.compile(r"hybridps: serving at (\S+)")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def _by_nohup(number: int) -> bool:
-    """Whether this is the signal of a closing terminal, and nohup told the job to survive it."""
-    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
-
-
-def run(options: LaunchOptions) -> int:
+def run(launch: Launch) -> int:
     """Start the job, wait for its end, and return the exit status. Raises HybridPSError before anything is started."""
-    launch = make_launch(options)
     mpirun = find_mpirun()
     check_run_folder(launch.settings.run_folder)
     status = Launcher(launch, mpirun).run()
@@ -57,23 +42,25 @@ class Launcher:
     def __init__(self, launch: Launch, mpirun: Mpirun) -> None:
         self._launch = launch
         self._mpirun = mpirun
-        servers = [server.name for server in launch.servers]
-        self._screen = Screen(sys.stdout, sys.stderr, [*servers, *(_name(group) for group in launch.groups)])
+        names = [server.name for server in launch.servers] + [_name(group) for group in launch.groups]
+        self._screen = Screen(sys.stdout, sys.stderr, names)
         self._processes = Processes(self._screen, self._ended)
-        self._servers: list[Child] = []
-        self._parents: list[Child] = []
-        """The servers that belong to no rack, if there are racks."""
+        self._servers: list[list[Child]] = []
+        """The parents, if there are racks, and last the servers that the groups meet at."""
         self._groups: list[Child] = []
         self._addresses: dict[str, str] = {}
+        """Of the servers that have said theirs, by their names."""
         self._keys: str | None = None
         self._credentials: str | None = None
         self._signals: list[int] = []
-        self._failed: int | None = None
+        self._failed = 0
         self._ends_all = False
         self._stopping = False
 
     def run(self) -> int:
-        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS if not _by_nohup(number)}
+        by_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # it told the job to survive the terminal
+        heard = [number for number in _SIGNALS if not (by_nohup and number == signal.SIGHUP)]
+        before = {number: signal.signal(number, self._on_signal) for number in heard}
         stay = ExitStack()
         try:
             with ExitStack() as stack:
@@ -81,16 +68,16 @@ class Launcher:
                     self._make_keys(Path(stack.enter_context(TemporaryDirectory(prefix="hybridps-"))))
                 # The servers have read their keys when they print their addresses.
                 self._start_servers()
-            self._start_groups(stay.enter_context(TemporaryDirectory(prefix="hybridps-", ignore_cleanup_errors=True)))
+            if not self._signals:
+                folder = stay.enter_context(TemporaryDirectory(prefix="hybridps-", ignore_cleanup_errors=True))
+                self._start_groups(folder)
             self._processes.until(lambda: bool(self._signals) or self._ends_all or not _running(self._groups))
         finally:
             self._stop()
             stay.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
-        if self._signals:
-            return 128 + self._signals[0]
-        return self._failed or 0
+        return 128 + self._signals[0] if self._signals else self._failed
 
     def _make_keys(self, folder: Path) -> None:
         """Make keys for this launch: servers read theirs from the folder, groups get theirs in the environment."""
@@ -99,67 +86,61 @@ class Launcher:
 
     def _start_servers(self) -> None:
         """Start the servers; those of racks last, as they need the addresses of their parents."""
-        in_racks = [server for server in self._launch.servers if server.rack is not None]
-        for server in self._launch.servers:
-            if server.rack is None:
-                self._start_server(server)
-        self._await_servers()
-        if in_racks and not self._signals:
-            self._parents = [*self._servers]
-            for server in in_racks:
-                self._start_server(server)
+        for _, servers in groupby(self._launch.servers, key=lambda server: server.rack is None):
+            parents = self._last_addresses()
+            self._servers.append([])
+            for server in servers:
+                self._servers[-1].append(self._start_server(server, parents))
             self._await_servers()
+            if self._signals:
+                return
 
-    def _start_server(self, server: ServerLaunch) -> None:
-        launch, name = self._launch, server.name
-        command = [sys.executable, "-m", "hybridps", "serve", "--bind", launch.bind]
-        command += ["--insecure"] if launch.insecure else []
-        parents = [self._addresses[parent.name] for parent in self._parents]
-        settings = launch.server_settings(server, parents, self._keys, self._credentials)
-        self._servers.append(
-            self._processes.start(
-                name,
-                [*command, *server.options],
-                child_environment(without_rank_marks(os.environ), settings),
-                death_signal=signal.SIGKILL,
-                on_line=lambda line: self._on_server_line(name, line),
-            )
+    def _last_addresses(self) -> list[str]:
+        return [self._addresses[server.name] for server in self._servers[-1]] if self._servers else []
+
+    def _start_server(self, server: ServerLaunch, parents: list[str]) -> Child:
+        def hear(line: str) -> None:
+            if line.startswith(SAYS):
+                self._addresses[server.name] = line.removeprefix(SAYS)
+
+        command = [sys.executable, "-m", "hybridps", "serve", "--bind", self._launch.bind]
+        command += ["--insecure"] if self._launch.insecure else []
+        settings = self._launch.server_settings(server, parents, self._keys, self._credentials)
+        environ = child_environment(without_rank_marks(os.environ), settings)
+        return self._processes.start(
+            server.name, [*command, *server.options], environ, death_signal=signal.SIGKILL, on_line=hear
         )
 
     def _await_servers(self) -> None:
-        """Wait until all servers have printed their addresses. Raises ServerError if one does not."""
+        """Wait until the servers have printed their addresses. Raises ServerError if one does not."""
+        started = [*chain(*self._servers)]
 
-        def settled() -> bool:
-            there = len(self._addresses) == len(self._servers)
-            return there or bool(self._signals) or len(_running(self._servers)) < len(self._servers)
+        def silent() -> list[Child]:
+            return [server for server in started if server.name not in self._addresses]
 
-        in_time = self._processes.until(settled, START_SECONDS)
-        if self._signals or len(self._addresses) == len(self._servers):
+        in_time = self._processes.until(
+            lambda: bool(self._signals) or not silent() or _running(started) != started, START_SECONDS
+        )
+        if self._signals or not silent():
             return
         self._stopping = True
-        silent = next(server for server in self._servers if server.name not in self._addresses)
-        what = f"ended with {_status(silent)}" if in_time else f"printed no address within {START_SECONDS:g} seconds"
-        raise ServerError(f"{silent.name} {what}, so no group was started; see its output above")
-
-    def _on_server_line(self, name: str, line: str) -> None:
-        if match := _SERVING.match(line):
-            self._addresses[name] = match[1]
+        first = silent()[0]
+        what = f"ended with {_status(first)}" if in_time else f"printed no address within {START_SECONDS:g} seconds"
+        raise ServerError(f"{first.name} {what}, so no group was started; see its output above")
 
     def _start_groups(self, folder: str) -> None:
         """Start one mpirun for each group. `folder`: where mpirun keeps its own files until the end."""
-        if self._signals:
-            return
-        addresses = [self._addresses[server.name] for server in self._servers if server not in self._parents]
         shared = without_rank_marks(os.environ)
         workers = self._launch.workers_on_a_host
         cores = len(os.sched_getaffinity(0))
-        shared |= rank_environment(shared, cores, workers, workers + len(self._servers)) | root_environment()
+        shared |= rank_environment(shared, cores, workers, workers + len(self._launch.servers)) | root_environment()
         shared |= session_environment(shared, folder)
         for group in self._launch.groups:
-            self._groups.append(self._start_group(group, shared, addresses))
+            self._groups.append(self._start_group(group, shared))
 
-    def _start_group(self, group: GroupLaunch, shared: dict[str, str], addresses: list[str]) -> Child:
-        environ = child_environment(shared, self._launch.group_settings(group, addresses, self._credentials))
+    def _start_group(self, group: GroupLaunch, shared: dict[str, str]) -> Child:
+        settings = self._launch.group_settings(group, self._last_addresses(), self._credentials)
+        environ = child_environment(shared, settings)
         exported = {
             name: value
             for name, value in environ.items()
@@ -177,30 +158,25 @@ class Launcher:
         """A child has ended: report it if it failed."""
         if self._stopping or self._signals:
             return
-        if child in self._servers:
+        if child not in self._groups:
             self._screen.message(f"{child.name} ended with {_status(child)}; groups that need it end at their deadline")
         elif child.status:
             self._failed = self._failed or child.status
-            self._ends_all = child.status == MISUSED or not self._launch.can_lose_a_group
+            # at MXNet's servers the others could not go on
+            self._ends_all = child.status == MISUSED or self._launch.settings.backend == "mxnet"
             others = ""
             if any(other is not child for other in _running(self._groups)):
                 others = "; stopping the others" if self._ends_all else "; the other groups go on"
             self._screen.message(f"{child.name} ended with {_status(child)}{others}")
 
     def _stop(self) -> None:
-        running = _running(self._groups)
         if self._signals:
-            name = signal.Signals(self._signals[0]).name
-            self._screen.message(f"{name}: stopping {len(running)} groups and {len(_running(self._servers))} servers")
+            name, servers = signal.Signals(self._signals[0]).name, _running([*chain(*self._servers)])
+            self._screen.message(f"{name}: stopping {len(_running(self._groups))} groups and {len(servers)} servers")
         self._stopping = True
-        self._processes.stop(running, STOP_SECONDS, self._hurry)
-        below = [server for server in self._servers if server not in self._parents]
-        for servers in (below, self._parents):
-            self._processes.stop(_running(servers), STOP_SECONDS, self._hurry)
+        for children in (self._groups, *reversed(self._servers)):
+            self._processes.stop(children, lambda: len(self._signals) > 1)
         self._processes.close()
-
-    def _hurry(self) -> bool:
-        return len(self._signals) > 1
 
 
 def _name(group: GroupLaunch) -> str:

@@ -54,29 +54,21 @@ class Mpirun:
         `at_once`: forward incomplete lines, so that progress bars are visible. Otherwise mpirun forwards whole lines,
         if it can.
         """
-        is_open_mpi = self.flavour == OPEN_MPI
-        options = self._open_mpi(hosts, exported, at_once) if is_open_mpi else self._mpich(hosts, exported)
-        return (self.path, *options, "-n", str(workers), *command)
-
-    def _open_mpi(self, hosts: Sequence[Host], exported: Mapping[str, str], at_once: bool) -> list[str]:
-        # Several mpiruns on one host would each bind their first rank to core 0.
-        options = ["--oversubscribe", "--bind-to", "none"]
-        if at_once and not _OLD_OPEN_MPI.search(self.version):
-            options += ["--stream-buffering", "0"]
+        is_open_mpi, options = self.flavour == OPEN_MPI, []
+        if is_open_mpi:
+            # Several mpiruns on one host would each bind their first rank to core 0.
+            options += ["--oversubscribe", "--bind-to", "none"]
+            if at_once and not _OLD_OPEN_MPI.search(self.version):
+                options += ["--stream-buffering", "0"]
         if hosts:
-            options += ["--host", ",".join(map(str, hosts))]
-            for name in exported:
+            options += ["--host" if is_open_mpi else "-hosts", ",".join(map(str, hosts))]
+        for name, value in exported.items() if hosts else ():
+            if is_open_mpi:
                 options += ["-x", name]
-        return options
-
-    def _mpich(self, hosts: Sequence[Host], exported: Mapping[str, str]) -> list[str]:
-        options = []
-        if hosts:
-            options += ["-hosts", ",".join(map(str, hosts))]
-            # All ranks get the whole environment anyway, and everyone on the host can read a command line.
-            for name, value in exported.items():
-                options += [] if name in SECRETS else ["-genv", name, value]
-        return options
+            elif name not in SECRETS:
+                # All ranks get the whole environment anyway, and everyone on the host can read a command line.
+                options += ["-genv", name, value]
+        return (self.path, *options, "-n", str(workers), *command)
 
 
 def find_mpirun() -> Mpirun:
@@ -88,15 +80,9 @@ def find_mpirun() -> Mpirun:
             f"there is no mpirun beside {sys.executable} or on PATH: pip install 'hybridps[mpi]', "
             "or load the MPI module of your cluster"
         )
-    version = version_of(found)
-    return Mpirun(found, flavour_of(version, found), version)
-
-
-def version_of(path: str) -> str:
-    """Output of `mpirun --version`. Raises ConfigError if it fails."""
     try:
         done = subprocess.run(
-            [path, "--version"],
+            [found, "--version"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -104,8 +90,9 @@ def version_of(path: str) -> str:
             env=os.environ | root_environment(),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"{path} --version failed: {error}") from None
-    return done.stdout + done.stderr
+        raise ConfigError(f"{found} --version failed: {error}") from None
+    version = done.stdout + done.stderr
+    return Mpirun(found, flavour_of(version, found), version)
 
 
 def flavour_of(version: str, path: str) -> str:
@@ -146,10 +133,3 @@ def session_environment(environ: Mapping[str, str], folder: str) -> dict[str, st
     if any(name.startswith("PRTE_MCA_prte") and "tmpdir_base" in name for name in environ):
         return {}
     return {"PRTE_MCA_prte_local_tmpdir_base": folder}
-
-
-def without_rank_marks(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables without those that mark a process as an MPI rank, so that children do not inherit the mark."""
-    marks = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI_", "PMIX_", "PRTE_", "MV2_COMM_WORLD_")
-    kept = ("PRTE_MCA_", "PRTE_ALLOW_", "PMIX_MCA_")
-    return {name: value for name, value in environ.items() if not name.startswith(marks) or name.startswith(kept)}

@@ -33,75 +33,73 @@ class LineSplitter:
     def feed(self, data: bytes) -> Iterator[str]:
         """The lines that these bytes complete, without line ends."""
         *lines, rest = (self._rest + data.replace(b"\0", b"")).split(b"\n")
-        self._rest = _last_segment(rest, ended=False)
-        for line in lines:
-            yield _text(_last_segment(line, ended=True))
+        overwritten = rest.rstrip(b"\r").rfind(b"\r")
+        self._rest = rest[max(overwritten, 0) :]
+        yield from map(_text, lines)
         if len(self._rest) > LONGEST_LINE:
             yield from self.end()
 
     def end(self) -> Iterator[str]:
         """The last line, if it did not end."""
         rest, self._rest = self._rest, b""
-        text = _text(rest.strip(b"\r"))
+        text = _text(rest)
         if text.strip():
             yield text
 
     @property
     def transient(self) -> str:
         """The current text of a line that rewrites itself, such as a progress bar."""
-        return _text(self._rest.strip(b"\r")) if b"\r" in self._rest else ""
+        return _text(self._rest) if b"\r" in self._rest else ""
 
 
 class NoiseFilter:
     """Drops mpirun's messages about ranks that ended, which the launcher reports itself, once.
 
     Open MPI writes blocks of lines between two lines of dashes, MPICH one between two of equals signs, on standard
-    output, and some lines. A block is held back until it is complete, or for `hold_seconds`, or for `HELD_LINES`
+    output, and some lines. A block is held back until it is complete, or for `HOLD_SECONDS`, or for `HELD_LINES`
     lines; one of another kind comes out unchanged. Blocks in dashes only with `blocks`; of those in equals signs the
     first line says whether they are MPICH's.
     """
 
     HELD_LINES = 40
+    HOLD_SECONDS = 1.0
 
-    def __init__(self, *, blocks: bool = True, hold_seconds: float = 1.0) -> None:
+    def __init__(self, *, blocks: bool = True) -> None:
         self.first_rank: int | None = None
         """The rank that ended first, if mpirun named one."""
         self.signal: int | None = None
         """The signal that ended a rank, if mpirun reported one."""
         self._blocks = blocks
-        self._hold_seconds = hold_seconds
         self._held: list[str] = []
         self._since = 0.0
         self._after_noise = False
 
-    def feed(self, line: str, now: float | None = None) -> list[str]:
+    def feed(self, line: str) -> list[str]:
         """The lines that may be shown after this line."""
-        now = time.monotonic() if now is None else now
         if not self._held:
-            return self._outside(line, now)
+            return self._outside(line)
         end = _DASHES
         if _EQUALS.fullmatch(self._held[0]):
             if len(self._held) == 1 and not _MPICH.match(line):
-                return self.end() + self._outside(line, now)
+                return self.end() + self._outside(line)
             end = _EQUALS
         self._held.append(line)
         if end.fullmatch(line):
             return self._complete()
         return self.end() if len(self._held) > self.HELD_LINES else []
 
-    def tick(self, now: float | None = None) -> list[str]:
+    def tick(self) -> list[str]:
         """The lines that were held for too long."""
-        now = time.monotonic() if now is None else now
-        return self.end() if self._held and now - self._since > self._hold_seconds else []
+        return self.end() if time.monotonic() - self._since > self.HOLD_SECONDS else []
 
     def end(self) -> list[str]:
         """The lines that are still held."""
         held, self._held = self._held, []
         return held
 
-    def _outside(self, line: str, now: float) -> list[str]:
+    def _outside(self, line: str) -> list[str]:
         if (self._blocks and _DASHES.fullmatch(line)) or _EQUALS.fullmatch(line):
-            self._held, self._since = [line], now
+            self._held, self._since = [line], time.monotonic()
             return []
         if said := _SIGNAL.match(line):
             self.signal = int(said["signal"])
@@ -142,7 +140,11 @@ class Screen:
 
     def line(self, name: str, text: str, kind: str = OUT) -> None:
         """Print a line of a child on standard output or (`ERR`) standard error."""
-        self._write(kind, name, text)
+        wipe = _WIPE if self._transient and self._terminal[kind] else ""
+        prefix = f"{self._prefixes[kind][name]} " if name else ""
+        self._emit(kind, f"{wipe}{prefix}{text}\n")
+        if self._transient:
+            self._emit(ERR, _WIPE + self._transient)
 
     def transient(self, name: str, text: str, kind: str = OUT) -> None:
         """Show a line that the child will rewrite, or remove it; on a terminal only."""
@@ -157,14 +159,7 @@ class Screen:
 
     def message(self, text: str) -> None:
         """Print a message of the launcher on standard error."""
-        self._write(ERR, "", f"hybridps: {text}")
-
-    def _write(self, kind: str, name: str, text: str) -> None:
-        wipe = _WIPE if self._transient and self._terminal[kind] else ""
-        prefix = f"{self._prefixes[kind][name]} " if name else ""
-        self._emit(kind, f"{wipe}{prefix}{text}\n")
-        if self._transient:
-            self._emit(ERR, _WIPE + self._transient)
+        self.line("", f"hybridps: {text}", ERR)
 
     def _emit(self, kind: str, text: str) -> None:
         sink = self._sinks[kind]
@@ -200,19 +195,9 @@ def _prefixes(sink: TextIO, names: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _last_segment(line: bytes, *, ended: bool) -> bytes:
-    """The text that a terminal would show of a line with carriage returns; marked if the line goes on."""
-    if b"\r" not in line:
-        return line
-    trailing = line.endswith(b"\r")
-    segment = line.rstrip(b"\r").rpartition(b"\r")[2]
-    if ended:
-        return segment
-    return b"\r" + segment + (b"\r" if trailing else b"")
-
-
 def _text(line: bytes) -> str:
-    return line.decode("utf-8", errors="replace")
+    """What a terminal would show of a line with carriage returns."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")
 
 
 _DASHES = re.compile(r"-{60,}")

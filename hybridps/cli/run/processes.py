@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import IO
 
-from hybridps.cli.lifetime import adopt_orphans, die_with_parent, end_orphans
 from hybridps.cli.run.output import ERR, OUT, LineSplitter, NoiseFilter, Screen
 from hybridps.errors import ConfigError
+from hybridps.processes import STOP_SECONDS, die_with_parent, prctl
 
 _MARK = "_HYBRIDPS_CHILD"
+_SET_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _TICK_SECONDS = 0.2
 _DRAIN_SECONDS = 2.0
+
+
+@dataclass
+class _Stream:
+    """Standard output or standard error of a child."""
+
+    child: Child
+    kind: str
+    pipe: IO[bytes]
+    noise: NoiseFilter
+    splitter: LineSplitter = field(default_factory=LineSplitter)
 
 
 @dataclass
@@ -31,26 +45,11 @@ class Child:
     on_line: Callable[[str], None]
     mark: str
     """A variable in its environment, which its descendants inherit."""
-    noise: dict[str, NoiseFilter] = field(default_factory=lambda: {OUT: NoiseFilter(blocks=False), ERR: NoiseFilter()})
+    streams: list[_Stream] = field(default_factory=list)
     status: int | None = None
     """Exit status as a shell counts it, 128 + n for signal n; None while the process runs."""
-
-    @property
-    def first_rank(self) -> int | None:
-        """The rank that ended first, if mpirun named one."""
-        return self.noise[ERR].first_rank
-
-    def signal(self, number: int) -> None:
-        if self.status is None:
-            self.process.send_signal(number)
-
-
-@dataclass(frozen=True)
-class _Stream:
-    child: Child
-    kind: str
-    pipe: IO[bytes]
-    splitter: LineSplitter = field(default_factory=LineSplitter)
+    first_rank: int | None = None
+    """The rank that ended first, if mpirun named one; known once there is a status."""
 
 
 class Processes:
@@ -60,7 +59,7 @@ class Processes:
     """
 
     def __init__(self, screen: Screen, on_end: Callable[[Child], None]) -> None:
-        adopt_orphans()
+        prctl(_SET_SUBREAPER, 1, 0, 0, 0)  # become the parent of processes whose own parent ends, to end them
         self._screen = screen
         self._on_end = on_end
         self._selector = selectors.DefaultSelector()
@@ -93,43 +92,46 @@ class Processes:
         self._children.append(child)
         for kind, pipe in ((OUT, process.stdout), (ERR, process.stderr)):
             if pipe is not None:
-                self._selector.register(pipe, selectors.EVENT_READ, _Stream(child, kind, pipe))
+                child.streams.append(_Stream(child, kind, pipe, NoiseFilter(blocks=kind == ERR)))
+                self._selector.register(pipe, selectors.EVENT_READ, child.streams[-1])
         return child
 
     @property
     def running(self) -> list[Child]:
         return [child for child in self._children if child.status is None]
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the running children."""
-        return [child.process.pid for child in self.running]
-
-    def until(self, condition: Callable[[], bool], seconds: float | None = None) -> bool:
+    def until(self, condition: Callable[[], bool], seconds: float = math.inf) -> bool:
         """Show output until the condition holds; false if `seconds` passed before that."""
-        end = None if seconds is None else time.monotonic() + seconds
+        end = time.monotonic() + seconds
         while not condition():
-            left = _TICK_SECONDS if end is None else min(_TICK_SECONDS, end - time.monotonic())
+            left = end - time.monotonic()
             if left <= 0:
                 return False
-            self._step(left)
+            self._step(min(left, _TICK_SECONDS))
         return True
 
-    def stop(self, children: Sequence[Child], seconds: float, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Send SIGTERM, and SIGKILL after `seconds` or as soon as `hurry` returns true."""
-        for child in children:
-            child.signal(signal.SIGTERM)
-        self.until(lambda: hurry() or all(child.status is not None for child in children), seconds)
-        for child in children:
-            child.signal(signal.SIGKILL)
-        self.until(lambda: all(child.status is not None for child in children))
+    def stop(self, children: Sequence[Child], hurry: Callable[[], bool]) -> None:
+        """Send SIGTERM, and SIGKILL after `STOP_SECONDS` or as soon as `hurry` returns true."""
+
+        def send(number: int) -> None:
+            for child in children:
+                if child.status is None:
+                    child.process.send_signal(number)
+
+        def have_ended() -> bool:
+            return all(child.status is not None for child in children)
+
+        send(signal.SIGTERM)
+        self.until(lambda: hurry() or have_ended(), STOP_SECONDS)
+        send(signal.SIGKILL)
+        self.until(have_ended)
 
     def _step(self, seconds: float) -> None:
         for key, _ in self._selector.select(seconds):
             self._read(key.data)
         for child in self.running:
-            for kind in (OUT, ERR):
-                self._show(child, kind, child.noise[kind].tick())
+            for stream in child.streams:
+                self._show(stream, stream.noise.tick())
             if child.process.poll() is not None:
                 self._finish(child)
 
@@ -139,56 +141,81 @@ class Processes:
             self._close(stream)
             return
         for line in stream.splitter.feed(data):
-            self._line(stream, line)
+            self._show(stream, stream.noise.feed(line))
         self._screen.transient(stream.child.name, stream.splitter.transient, stream.kind)
 
-    def _line(self, stream: _Stream, line: str) -> None:
-        child = stream.child
-        self._show(child, stream.kind, child.noise[stream.kind].feed(line))
-
-    def _show(self, child: Child, kind: str, lines: Sequence[str]) -> None:
+    def _show(self, stream: _Stream, lines: Sequence[str]) -> None:
         for line in lines:
-            self._screen.line(child.name, line, kind)
-            if kind == OUT:
-                child.on_line(line)
+            self._screen.line(stream.child.name, line, stream.kind)
+            if stream.kind == OUT:
+                stream.child.on_line(line)
 
     def _close(self, stream: _Stream) -> None:
         self._selector.unregister(stream.pipe)
         for line in stream.splitter.end():
-            self._line(stream, line)
+            self._show(stream, stream.noise.feed(line))
         stream.pipe.close()
 
     def _finish(self, child: Child) -> None:
-        """The process has ended: kill its descendants, show its last output, and report its status."""
-        end_orphans(self.pids, child.mark)
-        self._drain(child)
-        for kind in (OUT, ERR):
-            self._show(child, kind, child.noise[kind].end())
-        child.status = _status(child.process.returncode, child.noise[OUT].signal)
+        """The process has ended: kill its descendants, show its last output, and report its status.
+
+        It is read to the end, but a process that the child left behind may hold the pipes open, so there is a deadline.
+        """
+        self._end_orphans(child.mark)
+        end = time.monotonic() + _DRAIN_SECONDS
+        while _open_streams(child) and time.monotonic() < end:
+            for key, _ in self._selector.select(_TICK_SECONDS):
+                self._read(key.data)
+        for stream in _open_streams(child):
+            self._close(stream)
+        for stream in child.streams:
+            self._show(stream, stream.noise.end())
+        out, err = (stream.noise for stream in child.streams)
+        child.first_rank = err.first_rank
+        child.status = _status(child.process.returncode, out.signal)
         self._screen.clear()
         self._on_end(child)
 
-    def _drain(self, child: Child) -> None:
-        """Read to the end. A process that the child left behind may hold the pipes open, so there is a deadline."""
-        end = time.monotonic() + _DRAIN_SECONDS
-        while (streams := self._open_streams(child)) and time.monotonic() < end:
-            ready = [key.data for key, _ in self._selector.select(_TICK_SECONDS)]
-            for stream in ready:
-                self._read(stream)
-        for stream in streams:
-            self._close(stream)
+    def _end_orphans(self, mark: str = "") -> None:
+        """Kill what dead children left behind, and its descendants: the processes that are children of this one.
 
-    def _open_streams(self, child: Child) -> list[_Stream]:
-        return [key.data for key in self._selector.get_map().values() if key.data.child is child]
+        `mark`: kill only those that were started with this `NAME=VALUE` in their environment.
+        """
+        mine = {child.process.pid for child in self.running}
+        while orphans := [pid for pid in _children() if pid not in mine and _has(pid, mark)]:
+            for pid in orphans:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
     def close(self) -> None:
         """Release the descriptors, and kill remaining descendants. The processes must have ended."""
-        end_orphans(self.pids)
+        self._end_orphans()
         for child in self._children:
-            for stream in self._open_streams(child):
+            for stream in _open_streams(child):
                 with contextlib.suppress(OSError):
                     self._close(stream)
         self._selector.close()
+
+
+def _open_streams(child: Child) -> list[_Stream]:
+    return [stream for stream in child.streams if not stream.pipe.closed]
+
+
+def _has(pid: int, mark: str) -> bool:
+    try:
+        return not mark or mark.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _children() -> Iterator[int]:
+    """Process ids of the children of this process, including ended ones that nobody waited for."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            # "pid (name) state parent ...", and the name may have spaces and parentheses
+            parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+            if int(parent) == os.getpid():
+                yield int(folder.name)
 
 
 def _status(code: int, said: int | None) -> int:

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from hybridps.errors import ConfigError
 
 _INTERPRETER = re.compile(r"(python|pypy)[0-9.]*")
+_OPTION = re.compile(r"-([^-cmWX]*)([cmWX]?)(.*)", re.DOTALL)
+"""Options of the interpreter in one word: flags, a letter that takes a value, and the value unless it comes next."""
+
 _BARE = ("python", "python3")
 _OWN = ("hybridps", "mpi4py")
 
@@ -29,77 +32,53 @@ def wrap(command: Sequence[str], python: str = sys.executable) -> tuple[str, ...
     as it is. Commands that already run `-m hybridps` or `-m mpi4py`, Python code given with `-c`, scripts
     whose names do not end in `.py`, and programs other than Python are left alone.
     """
-    first, rest = command[0], list(command[1:])
+    first, rest = command[0], command[1:]
     if first.endswith(".py"):
         return (python, "-m", "hybridps", first, *rest)
-    if not is_python(first):
+    if not _is_python(first):
         return tuple(command)
     interpreter = python if first in _BARE else first
-    position = _program(rest)
-    if position is None or _is_own(rest, position):
-        return (interpreter, *rest)
-    if rest[position].startswith("-"):
-        options, module = _split_module(rest[position])
-        return (interpreter, *rest[:position], *options, "-m", "hybridps", "-m", *module, *rest[position + 1 :])
-    if not rest[position].endswith(".py"):
-        return (interpreter, *rest)
-    return (interpreter, *rest[:position], "-m", "hybridps", *rest[position:])
-
-
-def is_python(program: str) -> bool:
-    """Whether the name of a program is that of a Python interpreter."""
-    return _INTERPRETER.fullmatch(os.path.basename(program)) is not None
+    options, program = _split(rest)
+    of_module = program[:1] == ["-m"] and program[1:] and program[1].split(".")[0] not in _OWN
+    if of_module or (program and program[0].endswith(".py")):
+        return (interpreter, *options, "-m", "hybridps", *program)
+    return (interpreter, *rest)
 
 
 def check(command: Sequence[str]) -> None:
     """Raise ConfigError if the program or the script of a user's command does not exist here."""
     if not command:
         raise ConfigError("no command was given: hybridps run [OPTIONS] -- python train.py")
-    first, rest = command[0], list(command[1:])
-    script = first if first.endswith(".py") else None
-    if script is None and first not in _BARE and shutil.which(first) is None:
+    first = command[0]
+    if not first.endswith(".py") and first not in _BARE and shutil.which(first) is None:
         raise ConfigError(f"there is no program {first!r} on this host")
-    if is_python(first):
-        position = _program(rest)
-        if position is not None and not rest[position].startswith("-"):
-            script = rest[position]
-    if script is not None and not os.path.exists(script):
+    script = first if first.endswith(".py") else ""
+    if _is_python(first):
+        _, program = _split(command[1:])
+        script = program[0] if program and program[0] != "-m" else ""
+    if script and not os.path.exists(script):
         raise ConfigError(f"the script {script!r} does not exist in {os.getcwd()}")
 
 
-def _program(arguments: Sequence[str]) -> int | None:
-    """Index of the script or of `-m` among an interpreter's arguments; None for `-c`, `-` or no argument."""
-    position = 0
-    while position < len(arguments):
-        argument = arguments[position]
-        if not argument.startswith("-"):
-            return position
-        letter = _letter_with_value(argument)
-        if argument == "-" or letter == "c":
-            return None
+def _is_python(program: str) -> bool:
+    return _INTERPRETER.fullmatch(os.path.basename(program)) is not None
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """An interpreter's own options; then script or `-m`, module, and what follows (nothing for `-c` and `-`).
+
+    >>> _split(["-um", "package.train", "x"]), _split(["-W", "ignore", "a.py"])
+    ((['-u'], ['-m', 'package.train', 'x']), (['-W', 'ignore'], ['a.py']))
+    """
+    options, rest = [], list(arguments)
+    while rest and (found := _OPTION.fullmatch(rest[0])):
+        word = rest.pop(0)
+        flags, letter, value = found.groups()
+        if word == "-" or letter == "c":
+            return [], []
         if letter == "m":
-            return position
-        takes_next = argument == "--check-hash-based-pycs" or (letter is not None and argument.endswith(letter))
-        position += 2 if takes_next else 1
-    return None
-
-
-def _letter_with_value(argument: str) -> str | None:
-    """The first letter of a short option such as `-uW` that takes a value: c, m, W or X."""
-    if argument.startswith("--"):
-        return None
-    return next((letter for letter in argument[1:] if letter in "cmWX"), None)
-
-
-def _split_module(argument: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """`-um` -> `-u` and nothing, `-mname` -> nothing and `name`."""
-    flags, _, name = argument[1:].partition("m")
-    return (("-" + flags,) if flags else (), (name,) if name else ())
-
-
-def _is_own(arguments: Sequence[str], position: int) -> bool:
-    """Whether the arguments run a module of hybridps, or mpi4py's runner."""
-    if not arguments[position].startswith("-"):
-        return False
-    name = "".join(_split_module(arguments[position])[1]) or "".join(arguments[position + 1 : position + 2])
-    return name.split(".")[0] in _OWN
+            options += [f"-{flags}"] if flags else []
+            return options, ["-m", *([value] if value else []), *rest]
+        takes_next = word == "--check-hash-based-pycs" or (letter and not value)
+        options += [word, *([rest.pop(0)] if takes_next and rest else [])]
+    return options, rest

@@ -8,22 +8,21 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
 from typing import Any
 
 import mxnet as mx
 from mxnet.base import _LIB, KVStoreHandle, MXNetError, check_call
 from mxnet.ndarray import NDArray
 
+from hybridps.addresses import Scheduler
 from hybridps.config import Settings
 from hybridps.errors import FAILED, DeadlineError, HybridPSError, ServerError
-from hybridps.kvstore import engine
+from hybridps.kvstore.arrays import Done, operate
 from hybridps.ps.clocks import BulkSynchronous, Clock
-from hybridps.ps.scheduler import Scheduler
 
-_CONTROLLER, _SYNCHRONOUS = 0, 3
+CONTROLLER, SYNCHRONOUS = 0, 3
 """Commands of MXNet's servers: for what runs in Python there, and that a push waits for all workers."""
 
 
@@ -37,15 +36,22 @@ class Native:
     """
 
     def __init__(self, scheduler: Scheduler, settings: Settings) -> None:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._settings = settings
         self._failure: HybridPSError | None = None
-        self._clock: type[Clock] | None = None
-        self._chunks = 0
+        self.clock: type[Clock] | None = None
+        """That of all exchanges: with `BulkSynchronous` each push waits for a push of all groups."""
+        self._keys = 0
         self._users = 0
-        host = self._find(settings.connect_seconds)
-        with _variables(scheduler.environment("worker", host)):
+        variables = scheduler.environment("worker", self._find(settings.connect_seconds))
+        others = {name: os.environ.pop(name) for name in variables if name in os.environ}
+        os.environ.update(variables)  # ps-lite reads them when it starts; processes started later shall not have them
+        try:
             self.store: Any = self.call("meeting of all groups", lambda: mx.kv.create("dist_async"))
+        finally:
+            for name in variables:
+                del os.environ[name]
+            os.environ.update(others)
         check_call(_LIB.MXKVStoreSetBarrierBeforeExit(self.store.handle, 0))
 
     def join(self) -> None:
@@ -64,51 +70,39 @@ class Native:
             self._failure = ServerError("this process has left MXNet's servers, and ps-lite takes it once only")
         store.handle = KVStoreHandle()  # MXNet would free it a second time, or wait for ever
 
-    def take_chunks(self, count: int) -> range:
-        """Numbers for so many chunks: the same in all groups, which take them in the same order."""
-        self._chunks += count
-        return range(self._chunks - count, self._chunks)
+    def take_keys(self, count: int) -> range:
+        """So many new keys: the same in all groups, which take them in the same order."""
+        self._keys += count
+        return range(self._keys - count, self._keys)
 
-    def command(self, text: bytes) -> None:
+    def command(self, text: str, head: int = CONTROLLER) -> None:
         """Tell all servers something; return when they have heard it."""
-        self.call("command to MXNet's servers", lambda: self._send(_CONTROLLER, text.decode()))
+        self.call("command to MXNet's servers", lambda: self.store._send_command_to_servers(head, text))
 
     def use_clock(self, clock: Clock, table: str) -> None:
         """Have the servers make rounds as the clock says: one and the same for all that is exchanged."""
-        if self._clock is None:
-            self._clock = type(clock)
+        if self.clock is None:
+            self.clock = type(clock)
             if isinstance(clock, BulkSynchronous):
-                self.call("choice of dist_sync", lambda: self._send(_SYNCHRONOUS, ""))
-        if not isinstance(clock, self._clock):
+                self.command("", SYNCHRONOUS)
+        if not isinstance(clock, self.clock):
             raise ServerError(
-                f"table {table!r} has the clock {clock}, and this job's first exchange had {self._clock.__name__}: "
+                f"table {table!r} has the clock {clock}, and this job's first exchange had {self.clock.__name__}: "
                 "MXNet's servers have one for all tables; use the backend hybridps for both in one job"
             )
-
-    @property
-    def is_synchronous(self) -> bool:
-        """Whether each push waits for a push of all groups."""
-        return self._clock is BulkSynchronous
-
-    def when_done(self, arrays: Sequence[NDArray]) -> Future[None]:
-        """Done when all that was begun with the arrays is."""
-        future: Future[None] = Future()
-
-        def started(done: engine.Done) -> None:
-            done()
-            future.set_result(None)
-
-        if arrays:
-            engine.push(arrays, started)
-        else:
-            future.set_result(None)
-        return future
 
     def call(self, what: str, work: Callable[[], Any]) -> Any:
         """The result of something that may block. Raises DeadlineError or ServerError, then and from then on."""
         self._check()
         future: Future[Any] = Future()
-        threading.Thread(target=_settle, args=(future, work), name="hybridps-ps-lite", daemon=True).start()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="hybridps-ps-lite", daemon=True).start()
         self.await_(what, future)
         try:
             return future.result()
@@ -132,12 +126,9 @@ class Native:
             if not wait([future], min(left, self._settings.heartbeat_seconds)).done:
                 self._find(self._settings.lost_seconds)
 
-    def _send(self, head: int, body: str) -> None:
-        self.store._send_command_to_servers(head, body)
-
     def _find(self, seconds: float) -> str:
         """Make sure that the scheduler is there; this host's address on the way to it."""
-        place = self._scheduler
+        place = self.scheduler
         try:
             with socket.create_connection((place.host, place.port), seconds) as connection:
                 return str(connection.getsockname()[0])
@@ -167,8 +158,9 @@ class Operation:
         self._what = what
         self._native = native
         self._arrays = arrays
-        self._future: Future[None] = native.when_done(arrays)
+        self._future: Future[None] = Future()
         self._waited = False
+        operate(arrays, self._end)
 
     def await_end(self) -> None:
         """Return when it is done, whether somebody waits for it or not."""
@@ -186,30 +178,12 @@ class Operation:
         except MXNetError as error:
             raise ServerError(f"the {self._what} has failed: {error}") from None
 
+    def _end(self, done: Done) -> None:
+        done()
+        self._future.set_result(None)
+
 
 def _end_at_once() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(FAILED)
-
-
-def _settle(future: Future[Any], work: Callable[[], Any]) -> None:
-    try:
-        future.set_result(work())
-    except BaseException as error:
-        future.set_exception(error)
-
-
-@contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for ps-lite, which reads them when it starts; processes started later shall not have them."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, text in before.items():
-            if text is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = text

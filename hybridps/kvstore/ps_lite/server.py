@@ -1,7 +1,7 @@
-"""A scheduler or a server of MXNet's KVStore: `python -m hybridps.kvstore.ps_lite.server ROLE SERVERS`.
+"""A scheduler or a server of MXNet's KVStore: `python -m hybridps.kvstore.ps_lite.server ROLE`.
 
-ROLE is `scheduler` or `server`; SERVERS is their number. DMLC_* say where the scheduler is. It is MXNet's own server,
-but for what a group tells it: that is text which is decoded and checked, where MXNet would unpickle an optimizer.
+ROLE is `scheduler` or `server`. DMLC_* say where the scheduler is. It is MXNet's own server, but for what a group tells
+it: that is text which is decoded and checked, where MXNet would unpickle an optimizer.
 """
 
 from __future__ import annotations
@@ -9,54 +9,82 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import mxnet as mx
+import numpy as np
 from mxnet.kvstore.kvstore_server import KVStoreServer
+from mxnet.ndarray import NDArray
 
-from hybridps.kvstore.ps_lite.rules import Assignment, HybridPSRules
+from hybridps.kvstore.arrays import memory_of
+from hybridps.kvstore.ps_lite.table import Assignment
 from hybridps.memory import keep_freed_memory
-from hybridps.ps.rules import warm_up
+from hybridps.ps.rules import apply_, warm_up
 
 
-class Server(KVStoreServer):
-    """Serves until its process is ended. An error ends the process, and so the whole tier."""
-
-    def __init__(self, store: Any, servers: int) -> None:
-        super().__init__(store)
-        self._servers = servers
-        self._rules: HybridPSRules | None = None
-
-    def _controller(self) -> Callable[[int, bytes, int | None], None]:
-        return lambda _, body, __: _or_end(lambda: self._obey(body))
-
-    def _obey(self, body: bytes) -> None:
-        assignment = msgspec.json.decode(body, type=Assignment)
-        if self._rules is None:  # MXNet takes no updater before it serves
-            self._rules = mx.optimizer.create(HybridPSRules.__name__, servers=self._servers)
-            update = mx.optimizer.get_updater(self._rules)
-            self.kvstore._set_updater(lambda key, pushed, stored: _or_end(lambda: update(key, pushed, stored)))
-        for dtype in assignment.rule.dtypes:
-            warm_up(assignment.rule, dtype)
-        self._rules.assign(assignment)
-
-
-def _or_end(work: Callable[[], None]) -> None:
+@contextmanager
+def _or_end() -> Iterator[None]:
     """MXNet would go on after an exception, with values that are not there."""
     try:
-        work()
+        yield
     except BaseException:
         traceback.print_exc()
         os._exit(1)
 
 
-def main(role: str, servers: str) -> None:
-    """Be that role, beside so many servers, until the process is ended."""
+class Server(KVStoreServer):
+    """Serves until its process is ended. An error ends the process, and so the whole tier.
+
+    MXNet hands us a key, what was pushed to it and what is stored under it. What is pushed to a centre takes its
+    place. What is pushed to an answer goes through the rule, which updates the centre and leaves the answer, and a
+    group that pushes and pulls in one message gets that very answer: the same d on both sides with Elastic, as no
+    other group comes between. Chunks that MXNet has cut over its servers are computed part by part.
+    """
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store)
+        self._assignments: list[Assignment] = []
+        self._centres: dict[int, tuple[NDArray, np.ndarray]] = {}
+        self._states: dict[int, list[np.ndarray]] = {}
+        self._steps: dict[int, int] = {}
+
+    def _controller(self) -> Callable[[int, bytes, int | None], None]:
+        return lambda _, body, __: self._assign(body)
+
+    @_or_end()
+    def _assign(self, body: bytes) -> None:
+        """Every group says it; the first one counts."""
+        assignment = msgspec.json.decode(body, type=Assignment)
+        if not self._assignments:  # MXNet takes no updater before it serves
+            self.kvstore._set_updater(self._update)
+        if all(assignment.centres != other.centres for other in self._assignments):
+            warm_up(assignment.rule, "float32")
+            self._assignments.append(assignment)
+
+    @_or_end()
+    def _update(self, key: int, pushed: NDArray, stored: NDArray) -> None:
+        assignment = next(one for one in self._assignments if one.centres <= key < one.end)
+        values, answer = memory_of(pushed), memory_of(stored)
+        if key < assignment.answers:
+            np.copyto(answer, values)
+            self._centres[key] = stored, answer  # the store's own memory, for the rule
+            return
+        step = self._steps[key] = self._steps.get(key, 0) + 1
+        if step == 1:
+            self._states[key] = [np.zeros_like(answer) for _ in range(assignment.rule.states)]
+        _, centre = self._centres[key - assignment.answers + assignment.centres]
+        contributions = assignment.values
+        apply_(assignment.rule, [values], [answer], centre, self._states[key], step=step, contributions=contributions)
+
+
+def main(role: str) -> None:
+    """Be that role until the process is ended."""
     keep_freed_memory()
     os.environ["DMLC_ROLE"] = role  # not before: where it is set `import mxnet` serves, and never returns
-    Server(mx.kv.create("dist"), int(servers)).run()
+    Server(mx.kv.create("dist")).run()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -10,24 +9,12 @@ from typing import Any
 import numpy as np
 
 from hybridps.errors import OracleError
-from hybridps.oracle.machines import Link, Machine, allreduce_seconds
+from hybridps.oracle.machines import Link, Machine
 
 Numbers = Any
 """A float, or an array of them."""
 
 PLACEMENTS = ("colocated centralised", "colocated sharded", "non-colocated centralised", "non-colocated sharded")
-
-PHUB_MODEL_BYTES_PER_COMPUTE_SECOND: Mapping[str, float] = {
-    "AlexNet": 11.0e9,
-    "GoogleNet": 0.3585e9,
-    "Inception": 0.3913e9,
-    "ResNet-269": 1.0919e9,
-}
-"""M / T of the networks of PHub's table, inferred: the value that all four published numbers of a network round from.
-
-The four formulas have M and T only as this ratio, and each published number bounds it; the middle of what is left is
-here (docs/oracle.md has the intervals).
-"""
 
 
 def placement_bytes_per_second(placement: str, model_bytes: float, compute_seconds: float, workers: int) -> float:
@@ -72,24 +59,20 @@ def exchange_seconds(machine: Machine, link: Link, tier: Tier, clients: int, mod
 
     A chunk passes five stages: out of a client, into a server, its aggregation, out of the server, into the client. All
     work at once, on different chunks, so the whole takes all stages for the first chunk, and the slowest for the rest.
-    With R racks, the clients of a rack use its own servers, which then meet in an allreduce.
+    With R racks, the clients of a rack use its own servers, which then meet in an allreduce: 1 / N of the traffic of
+    N workers per rack.
     """
     if clients < 1 or model_bytes <= 0:
         raise OracleError(f"{clients} clients and {model_bytes:g} bytes cannot be exchanged: give more than 0")
     chunks, stages = _stages(machine, link, tier, -(-clients // tier.racks), model_bytes)
     inside = sum(stages) + (chunks - 1) * reduce(np.maximum, stages)
-    return inside + between_racks_seconds(link, tier, model_bytes)
+    return inside + tier.tenants * link.allreduce_seconds(tier.racks, model_bytes / tier.servers)
 
 
 def server_busy_seconds(machine: Machine, link: Link, tier: Tier, clients: int, model_bytes: float) -> Numbers:
     """Seconds that the servers are busy with one exchange of each of `clients`."""
     chunks, (_, incoming, adding, _, _) = _stages(machine, link, tier, -(-clients // tier.racks), model_bytes)
     return chunks * np.maximum(incoming, adding)
-
-
-def between_racks_seconds(link: Link, tier: Tier, model_bytes: float) -> Numbers:
-    """Seconds of the allreduce of R racks' servers: 1 / N of the traffic of N workers per rack."""
-    return tier.tenants * allreduce_seconds(link, tier.racks, model_bytes / tier.servers)
 
 
 def _stages(

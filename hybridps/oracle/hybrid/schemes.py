@@ -23,15 +23,19 @@ import numpy as np
 
 from hybridps.errors import OracleError
 from hybridps.oracle.hybrid.ps_tier import Numbers, Tier, exchange_seconds, server_busy_seconds
-from hybridps.oracle.machines import Link, allreduce_seconds
-from hybridps.oracle.paradl import GRADIENTS, PEERS, SERVERS, Answer, Costs, Work, answer
+from hybridps.oracle.machines import Link
+from hybridps.oracle.paradl import PAPER, Answer, Work, answer, predict
+from hybridps.oracle.paradl.costs import GRADIENTS, PEERS, SERVERS, Costs
 
 ALGORITHMS = ("sync", "async", "elastic", "gossip", "adaptive")
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """An algorithm with its parameters. `tau` may be an array, like the numbers of `tier`."""
+    """An algorithm with its parameters, or a strategy of ParaDL, which has none.
+
+    `tau` may be an array, like the numbers of `tier`.
+    """
 
     algorithm: str
     groups: int = 1
@@ -40,7 +44,7 @@ class Scheme:
     tier: Tier = Tier()
 
     def __post_init__(self) -> None:
-        if self.algorithm not in ALGORITHMS:
+        if self.algorithm not in ALGORITHMS and self.algorithm not in PAPER:
             raise OracleError(f"unknown algorithm {self.algorithm!r}: use one of {', '.join(ALGORITHMS)}")
         if self.groups < 1 or np.min(self.tau) < 1:
             raise OracleError(f"groups={self.groups} and tau={self.tau}: give 1 or more")
@@ -84,13 +88,19 @@ def step(work: Work, scheme: Scheme, pes: int, batch: int) -> Step:
     members = ceil(pes / scheme.groups)
     compute = batch / pes * work.passes_seconds + work.update_seconds
     inner = work.machine.link(members)
-    group = allreduce_seconds(inner, members, work.weight_bytes)
+    group = inner.allreduce_seconds(members, work.weight_bytes)
     if scheme.groups == 1:
         return Step(compute, group, 0.0)
-    own = _across_seconds(work, scheme, pes) + broadcast_seconds(inner, members, work.weight_bytes)
+    link = work.machine.link(pes)
+    clients = scheme.groups if scheme.algorithm == "sync" else 1
+    own = (
+        exchange_seconds(work.machine, link, scheme.tier, clients, work.weight_bytes)
+        if scheme.has_servers
+        else link.message_seconds(work.weight_bytes)
+    )
+    own = own + broadcast_seconds(inner, members, work.weight_bytes)
     if scheme.algorithm in ("async", "elastic"):
         # Groups that wait for no other still share the servers: a round of all takes at least what these need.
-        link = work.machine.link(pes)
         busy = server_busy_seconds(work.machine, link, scheme.tier, scheme.groups, work.weight_bytes)
         own = np.maximum(own, busy - scheme.period * (compute + group))
     return Step(compute, group, own / scheme.period)
@@ -113,7 +123,9 @@ def costs_of(work: Work, scheme: Scheme, pes: int, batch: int) -> Costs:
 
 
 def predict_scheme(work: Work, scheme: Scheme, pes: int, batch: int) -> Answer:
-    """The answer for an algorithm of hybridps. Raises OracleError for impossible numbers."""
+    """The answer for an algorithm of hybridps, or a strategy. Raises OracleError for impossible numbers."""
+    if scheme.algorithm not in ALGORITHMS:
+        return predict(work, scheme.algorithm, pes, batch)
     if pes < 1 or batch < 1:
         raise OracleError(f"pes={pes} and batch={batch}: give 1 or more")
     limits = [f"pes: {pes} > {batch}, the global batch"] if pes > batch else []
@@ -122,23 +134,9 @@ def predict_scheme(work: Work, scheme: Scheme, pes: int, batch: int) -> Answer:
     return answer(work, scheme.algorithm, pes, batch, costs_of(work, scheme, pes, batch), limits)
 
 
-def server_bytes_per_step(work: Work, scheme: Scheme) -> float:
-    """Bytes per step that all servers together receive and send: 2 C M / tau."""
-    return 2 * scheme.groups * work.weight_bytes / scheme.period if scheme.has_servers else 0.0
-
-
 def broadcast_seconds(link: Link, members: int, message_bytes: float) -> float:
     """Scatter along a tree, then a ring allgather: (log2 m + m - 1) a + 2 (m - 1) / m M b."""
     if members == 1:
         return 0.0
     starts = ceil(log2(members)) + members - 1
     return starts * link.latency_seconds + 2 * (members - 1) / members * message_bytes * link.seconds_per_byte
-
-
-def _across_seconds(work: Work, scheme: Scheme, pes: int) -> Numbers:
-    """Seconds of one exchange of a group's leader: with the servers, beside all groups or alone, or with a peer."""
-    link = work.machine.link(pes)
-    if not scheme.has_servers:
-        return link.message_seconds(work.weight_bytes)
-    clients = scheme.groups if scheme.algorithm == "sync" else 1
-    return exchange_seconds(work.machine, link, scheme.tier, clients, work.weight_bytes)

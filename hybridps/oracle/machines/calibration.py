@@ -9,8 +9,9 @@ import msgspec
 
 from hybridps.errors import OracleError
 from hybridps.oracle.machines.fit import Line
-from hybridps.oracle.machines.machine import Level, Machine, checked, write_machine
-from hybridps.oracle.networks import Network, write_network
+from hybridps.oracle.machines.machine import Level, Machine, checked
+from hybridps.oracle.networks import Network
+from hybridps.oracle.networks.files import write_json
 
 FILE = "calibration.json"
 
@@ -122,10 +123,10 @@ def read_calibration(folder: Path) -> Calibration:
 def write_calibration(calibration: Calibration, folder: Path) -> None:
     """Write the calibration and, beside it, the network with its layer times and the machine, for `predict`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(calibration), indent=1) + b"\n")
-    write_network(calibration.layers.network, folder / "network.json")
+    write_json(calibration, folder / FILE)
+    write_json(calibration.layers.network, folder / "network.json")
     if any(each.groups == 1 < each.workers for each in calibration.communications):
-        write_machine(machine_measured(calibration), folder / "machine.json")
+        write_json(machine_measured(calibration), folder / "machine.json")
 
 
 def machine_measured(calibration: Calibration) -> Machine:
@@ -135,11 +136,13 @@ def machine_measured(calibration: Calibration) -> Machine:
     T = 2 (p-1) (a + M b / p) gives for a = a' / (2 (p-1)) and b = b' p / (2 (p-1)). Servers: the layout with most
     groups, as if all of its time were theirs. Raises OracleError where no allreduce was measured.
     """
-    alone = sorted((each for each in calibration.communications if each.groups == 1), key=lambda each: each.workers)
-    levels = [_level(each.workers, each.sum.cost) for each in alone if each.workers > 1]
+    alone = {each.workers: each.sum.cost for each in calibration.communications if each.groups == 1 < each.workers}
+    levels = [_level(workers, cost) for workers, cost in sorted(alone.items())]
     if not levels:
         raise OracleError("no layout of several workers in one group was measured: calibrate with --layouts 2x1")
     levels[-1] = msgspec.structs.replace(levels[-1], pes=None)
+    apart = max(calibration.communications, key=lambda each: each.groups)
+    cost, has_servers = apart.sum.cost, apart.groups > 1
     machine = Machine(
         name="calibrated",
         memory_bytes=calibration.memory_bytes / calibration.cores,
@@ -147,18 +150,10 @@ def machine_measured(calibration: Calibration) -> Machine:
         levels=tuple(levels),
         pes_per_node=calibration.cores,
         aggregate_bytes_per_second=calibration.add_bytes_per_second,
+        server_bandwidth_bytes_per_second=apart.groups / cost.seconds_per_unit if has_servers else None,
+        server_message_seconds=max(0.0, cost.start_seconds) / apart.groups if has_servers else 0.0,
     )
-    apart = max(calibration.communications, key=lambda each: each.groups)
-    if apart.groups == 1:
-        return checked(machine)
-    cost = apart.sum.cost
-    return checked(
-        msgspec.structs.replace(
-            machine,
-            server_bandwidth_bytes_per_second=apart.groups / cost.seconds_per_unit,
-            server_message_seconds=max(0.0, cost.start_seconds) / apart.groups,
-        )
-    )
+    return checked(machine)
 
 
 def _level(pes: int, cost: Line) -> Level:

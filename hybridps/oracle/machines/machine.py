@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hybridps.errors import OracleError
-
-MICROSECOND = 1e-6
+from hybridps.oracle.networks.files import read_text, rows_of
 
 
 class Link(NamedTuple):
-    """Cost of a message: start-up time, and time per byte. These are `a` and `b` of the equations."""
+    """Cost of a message: start-up time, and time per byte. These are `a` and `b` of the equations.
+
+    Collectives are rings (ParaDL, section "communication"), in which each PE sends p - 1 messages.
+    """
 
     latency_seconds: float
     seconds_per_byte: float
@@ -21,6 +23,18 @@ class Link(NamedTuple):
     def message_seconds(self, message_bytes: float) -> float:
         """T_p2p = a + m b."""
         return self.latency_seconds + message_bytes * self.seconds_per_byte
+
+    def allreduce_seconds(self, pes: int, message_bytes: float) -> float:
+        """T_allreduce = 2 (p - 1) (a + m b / p) of a vector of m bytes."""
+        return 2 * (pes - 1) * self.message_seconds(message_bytes / pes)
+
+    def allgather_seconds(self, pes: int, message_bytes: float) -> float:
+        """T_allgather = (p - 1) (a + m b), where m is the contribution of one PE."""
+        return (pes - 1) * self.message_seconds(message_bytes)
+
+    def shared(self, flows: float) -> Link:
+        """The link with the bandwidth that one of so many flows has."""
+        return self._replace(seconds_per_byte=self.seconds_per_byte * flows)
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,7 +83,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         )
 
     def link_of(self, level: Level) -> Link:
-        latency = level.latency_seconds + level.plx_crossings * self.latency_plx_us * MICROSECOND
+        latency = level.latency_seconds + level.plx_crossings * 1e-6 * self.latency_plx_us
         return Link(latency, 1 / level.bandwidth_bytes_per_second)
 
 
@@ -100,18 +114,13 @@ def machine_of(name: str) -> Machine:
     path = Path(name)
     if not path.is_file():
         raise OracleError(f"unknown machine {name!r}: use one of {', '.join(MACHINES)}, or a JSON or .plat file")
-    text = path.read_text()
+    text = read_text(path)
     if not text.lstrip().startswith("{"):
         return _plat(text, path)
     try:
         return checked(msgspec.json.decode(text, type=Machine))
     except msgspec.DecodeError as error:
         raise OracleError(f"{path} is no machine: {error}") from None
-
-
-def write_machine(machine: Machine, path: Path) -> None:
-    """Write the JSON that `machine_of` reads."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(machine), indent=1) + b"\n")
 
 
 def with_settings(machine: Machine, settings: dict[str, float]) -> Machine:
@@ -125,61 +134,46 @@ def with_settings(machine: Machine, settings: dict[str, float]) -> Machine:
     return checked(msgspec.structs.replace(machine, **changed)) if settings else machine
 
 
+MAY_BE_ZERO = ("latency_seconds", "plx_crossings", "latency_plx_us", "server_message_seconds")
 SETTINGS = tuple(name for name in Machine.__struct_fields__ if name not in ("name", "levels", "staging"))
 
 
 def checked(machine: Machine) -> Machine:
     """Returns the machine. Raises OracleError for a number that is impossible."""
-    _check_positive(machine, "memory_bytes", "speed_flops", "pes_per_node", "max_pes", "contention")
-    _check_positive(machine, "server_bandwidth_bytes_per_second", "aggregate_bytes_per_second")
-    _check_not_negative(machine, "latency_plx_us", "server_message_seconds")
     if not machine.levels:
         raise OracleError(f"{machine.name} has no levels: give at least one link")
+    _check_numbers(machine)
     for level in (*machine.levels, *([machine.staging] if machine.staging else [])):
-        _check_positive(level, "bandwidth_bytes_per_second", "pes")
-        _check_not_negative(level, "latency_seconds", "plx_crossings")
+        _check_numbers(level)
     reaches = [float("inf") if level.pes is None else level.pes for level in machine.levels]
     if reaches != sorted(set(reaches)):
         raise OracleError(f"the levels of {machine.name} reach {reaches} PEs: order them from near to far")
     return machine
 
 
-def _check_positive(data: Machine | Level, *names: str) -> None:
-    for name in names:
-        value = getattr(data, name)
-        if value is not None and not value > 0:
-            raise OracleError(f"{name} of {data.name!r} is {value:g}: it must be above 0")
-
-
-def _check_not_negative(data: Machine | Level, *names: str) -> None:
-    for name in names:
-        if not getattr(data, name) >= 0:
-            raise OracleError(f"{name} of {data.name!r} is {getattr(data, name):g}: it must be 0 or more")
+def _check_numbers(data: Machine | Level) -> None:
+    for name, value in msgspec.structs.asdict(data).items():
+        least = "0 or more" if name in MAY_BE_ZERO else "above 0"
+        if isinstance(value, (int, float)) and not (value > 0 or (value == 0 and name in MAY_BE_ZERO)):
+            raise OracleError(f"{name} of {data.name!r} is {value:g}: it must be {least}")
 
 
 def _plat(text: str, path: Path) -> Machine:
     """A `.plat` file as the ParaDL authors published it: NAME|number|unit in each line, one link for all distances."""
-    fields = [line.split("|") for line in text.splitlines() if line.strip() and not line.startswith("#")]
     try:
-        numbers = {field[0].strip(): float(field[1]) for field in fields}
-        return checked(
-            Machine(
-                name=path.stem,
-                memory_bytes=numbers["MEM_PER_NODE"],
-                speed_flops=numbers["NODE_SPEED"],
-                pes_per_node=int(numbers["GPU_PER_NODE"]),
-                max_pes=int(numbers["MAX_NODE"]),
-                levels=(
-                    Level(
-                        name="network",
-                        latency_seconds=numbers["LATENCY"],
-                        bandwidth_bytes_per_second=numbers["BANDWIDTH"],
-                    ),
-                ),
-                latency_plx_us=ABCI.latency_plx_us,
-            )
+        numbers = {cells[0]: float(cells[1]) for _, cells in rows_of(text, str(path))}
+        latency, bandwidth = numbers["LATENCY"], numbers["BANDWIDTH"]
+        machine = Machine(
+            name=path.stem,
+            memory_bytes=numbers["MEM_PER_NODE"],
+            speed_flops=numbers["NODE_SPEED"],
+            pes_per_node=int(numbers["GPU_PER_NODE"]),
+            max_pes=int(numbers["MAX_NODE"]),
+            levels=(Level(name="network", latency_seconds=latency, bandwidth_bytes_per_second=bandwidth),),
+            latency_plx_us=ABCI.latency_plx_us,
         )
     except (IndexError, ValueError) as error:
         raise OracleError(f"{path} is no platform file: {error}") from None
     except KeyError as error:
         raise OracleError(f"{path} is no platform file: it has no line {error.args[0]}|number|unit") from None
+    return checked(machine)

@@ -4,9 +4,8 @@ A caller builds a `Network` by hand, takes one of the well-known networks by nam
 file (`read_network`).
 """
 
-from hybridps.oracle.networks.files import read_mask, read_network, read_table, read_text, write_network
+from hybridps.oracle.networks.files import NETWORKS, built_in, read_mask, read_network, write_network
 from hybridps.oracle.networks.network import OTHER, Layer, Network, checked, fed_by
-from hybridps.oracle.networks.zoo import NETWORKS, built_in
 
 __all__ = [
     "NETWORKS",
@@ -18,7 +17,5 @@ __all__ = [
     "fed_by",
     "read_mask",
     "read_network",
-    "read_table",
-    "read_text",
     "write_network",
 ]

@@ -9,7 +9,19 @@ import msgspec
 from hybridps.errors import OracleError
 from hybridps.oracle.networks.network import ELEMENTWISE, Layer, Network, checked, kind_of
 
+NETWORKS = ("alexnet", "vgg16", "resnet50", "resnet152", "googlenet", "cosmoflow", "cosmoflow256")
+TABLES = Path(__file__).parent / "tables"
+"""The well-known networks as layer tables, from their published architectures; each tells its source."""
+
 Shape = tuple[int, ...]
+
+
+def built_in(name: str) -> Network:
+    """A well-known network by its name; case, - and _ are ignored. Raises OracleError, which lists the names."""
+    known = name.lower().replace("-", "").replace("_", "")
+    if known not in NETWORKS:
+        raise OracleError(f"unknown network {name!r}: use one of {', '.join(NETWORKS)}")
+    return read_network(TABLES / f"{known}.net")
 
 
 def read_network(path: Path) -> Network:
@@ -33,7 +45,21 @@ def read_text(path: Path) -> str:
 
 def write_network(network: Network, path: Path) -> None:
     """Write the JSON that `read_network` reads."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(network), indent=1) + b"\n")
+    write_json(network, path)
+
+
+def write_json(content: msgspec.Struct, path: Path) -> None:
+    """Write JSON for people to read, too."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+
+
+def rows_of(text: str, source: str) -> list[tuple[str, list[str]]]:
+    """Where each line of a published table is that is no comment, and its cells."""
+    return [
+        (f"{source}, line {number}", [cell.strip() for cell in line.split("|")])
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
 
 
 def read_table(text: str, source: str) -> Network:
@@ -41,72 +67,72 @@ def read_table(text: str, source: str) -> Network:
 
     Lines that start with # are comments. A time may be missing. If only one layer has a time, it is the time
     of the whole network, as in the published tables; otherwise each layer has the time of all its own passes.
+    Two more cells may follow: the items of bias, scale and shift, and the positions of the layers that it reads.
     """
-    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    rows = [(number, line.split("|")) for number, line in lines if not line.startswith("#")]
-    if len(rows) < 4 or [row[1][0] for row in rows[:3]] != ["Dataset", "Input", "Model"]:
+    rows = rows_of(text, source)
+    if len(rows) < 4 or [cells[0] for _, cells in rows[:3]] != ["Dataset", "Input", "Model"]:
         raise OracleError(f"{source} is no layer table: it must begin with Dataset|, Input| and Model|")
     (_, dataset), (at, data), (_, model) = rows[:3]
-    samples, *_ = _shape(data[1], f"{source}, line {at}")
     layers: list[Layer] = []
     notes: list[str] = []
-    times: list[float | None] = []
-    for number, row in rows[3:]:
-        layer, seconds = _row(row, f"{source}, line {number}")
-        layers.append(_without_misprint(layer, layers, notes, f"{source}, line {number}"))
-        times.append(seconds)
+    for where, cells in rows[3:]:
+        layers.append(_without_misprint(_layer(cells, where), layers, notes, where))
+    times = [_seconds(cells, where) for where, cells in rows[3:]]
+    above = [seconds for seconds in times if seconds]
     return checked(
         Network(
-            name=model[1].strip(),
-            dataset=dataset[1].strip(),
-            samples=samples,
+            name=model[1],
+            dataset=dataset[1],
+            samples=sum(_shape(data[1], at)[:1]),
             notes=tuple(notes),
             layers=_timed(layers, times),
-            seconds_per_sample=_whole(times),
+            seconds_per_sample=above[0] if len(above) == 1 else None,
         )
     )
 
 
 def read_mask(path: Path, network: Network) -> tuple[bool, ...]:
     """Read a `.lc` file: for each layer of the network, in order, whether the strategy splits it (NAME|1 or NAME|0)."""
-    mask = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        name, _, value = line.partition("|")
-        if value.strip() not in ("0", "1"):
-            raise OracleError(f"{path}, line {number}: {line!r} must be NAME|0 or NAME|1")
-        mask.append((name.split()[-1] if name.split() else "", value.strip() == "1"))
-    if len(mask) != len(network.layers):
-        raise OracleError(f"{path} has {len(mask)} layers, and {network.name} has {len(network.layers)}")
-    for position, ((name, _), layer) in enumerate(zip(mask, network.layers, strict=True)):
-        if name != layer.name:
-            raise OracleError(f"{path} has {name!r} where {network.name} has layer {position}, {layer.name!r}")
-    return tuple(split for _, split in mask)
+    rows = rows_of(read_text(path), str(path))
+    for where, cells in rows:
+        if cells[1:] not in (["0"], ["1"]):
+            raise OracleError(f"{where}: {'|'.join(cells)!r} must be NAME|0 or NAME|1")
+    if len(rows) != len(network.layers):
+        raise OracleError(f"{path} has {len(rows)} layers, and {network.name} has {len(network.layers)}")
+    for position, ((_, cells), layer) in enumerate(zip(rows, network.layers, strict=True)):
+        name = cells[0].split()[-1:]
+        if name != [layer.name]:
+            raise OracleError(f"{path} has {cells[0]!r} where {network.name} has layer {position}, {layer.name!r}")
+    return tuple(cells[1] == "1" for _, cells in rows)
 
 
-def _row(row: list[str], where: str) -> tuple[Layer, float | None]:
-    if len(row) < 4:
-        raise OracleError(f"{where}: {'|'.join(row)!r} must be NAME|input|weight|output|seconds")
-    name = row[0].strip()
-    layer = Layer(
-        name=name,
-        kind=kind_of(name),
-        input=_shape(row[1], where),
-        weight=_shape(row[2], where),
-        output=_shape(row[3], where),
+def _layer(cells: list[str], where: str) -> Layer:
+    if len(cells) < 4:
+        raise OracleError(f"{where}: {'|'.join(cells)!r} must be NAME|input|weight|output|seconds")
+    given, weight, output = (_shape(cell, where) for cell in cells[1:4])
+    return Layer(
+        name=cells[0],
+        kind=kind_of(cells[0]),
+        input=given,
+        output=output,
+        weight=weight,
+        vector_items=sum(_shape(cells[5], where)) if cells[5:] else 0,
+        after=_shape(cells[6], where, between=",") if cells[6:] else None,
     )
-    try:
-        return layer, float(row[4]) if len(row) > 4 and row[4].strip() else None
-    except ValueError:
-        raise OracleError(f"{where}: {row[4]!r} is no time in seconds") from None
 
 
-def _shape(text: str, where: str) -> Shape:
+def _seconds(cells: list[str], where: str) -> float | None:
     try:
-        return tuple(int(size) for size in text.strip().split("x"))
+        return float(cells[4]) if len(cells) > 4 and cells[4] else None
     except ValueError:
-        raise OracleError(f"{where}: {text!r} must be whole numbers with x between them") from None
+        raise OracleError(f"{where}: {cells[4]!r} is no time in seconds") from None
+
+
+def _shape(text: str, where: str, between: str = "x") -> Shape:
+    try:
+        return tuple(int(size) for size in text.split(between)) if text else ()
+    except ValueError:
+        raise OracleError(f"{where}: {text!r} must be whole numbers with {between} between them") from None
 
 
 def _without_misprint(layer: Layer, before: list[Layer], notes: list[str], where: str) -> Layer:
@@ -118,12 +144,6 @@ def _without_misprint(layer: Layer, before: list[Layer], notes: list[str], where
         return layer
     notes.append(f"{where}: {layer.name} has the input {layer.input}, read as its output {layer.output}")
     return msgspec.structs.replace(layer, input=layer.output)
-
-
-def _whole(times: list[float | None]) -> float | None:
-    """The time of the whole network, if the table has only that one."""
-    above = [seconds for seconds in times if seconds]
-    return above[0] if len(above) == 1 else None
 
 
 def _timed(layers: list[Layer], times: list[float | None]) -> tuple[Layer, ...]:

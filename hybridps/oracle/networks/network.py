@@ -97,13 +97,14 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             for index, layer in enumerate(self.layers)
         )
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether any layer has a time."""
+        return any(layer.forward_seconds is not None for layer in self.layers)
+
     @cached_property
     def weight_items(self) -> int:
         return sum(layer.weight_items for layer in self.layers)
-
-    @cached_property
-    def forward_flops(self) -> int:
-        return sum(layer.forward_flops for layer in self.layers)
 
     @cached_property
     def crossing_items(self) -> tuple[int, ...]:
@@ -135,11 +136,9 @@ def checked(network: Network) -> Network:
 
 
 def kind_of(name: str) -> str:
-    """The kind of a layer, from its name in a published table."""
-    for kind in KINDS:
-        if kind in name.upper():
-            return kind
-    return OTHER
+    """The kind of a layer, from its name: the first one in it."""
+    upper = name.upper()
+    return min((kind for kind in KINDS if kind in upper), key=upper.index, default=OTHER)
 
 
 def _check_layer(layer: Layer, where: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,25 @@ from hybridps.oracle.paradl import Answer, Work, predict
 
 def plot(work: Work, answers: Sequence[Answer], path: Path) -> None:
     """Write a PNG with three parts. Raises OracleError if matplotlib is not installed, or there is nothing to draw."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise OracleError("the plot needs matplotlib: pip install 'hybridps[demo]'") from None
     if not answers:
         raise OracleError("there is no prediction to draw")
     answers = sorted(answers, key=lambda one: one.prediction.strategy)
-    figure = Figure(figsize=(max(15.0, 6 + 0.45 * len(answers)), 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = figure_of(max(15.0, 6 + 0.45 * len(answers)), 4.8)
     times, scaling, memory = figure.subplots(1, 3)
     _draw_times(times, answers)
     _draw_roofline(scaling, work, answers)
     _draw_memory(memory, work, answers)
     figure.suptitle(f"{work.network.name} on {work.machine.name}", fontsize=12)
-    partial = path.with_name(f".{path.name}.partial")
-    figure.savefig(partial, dpi=130, format="png")
-    os.replace(partial, path)
+    figure.savefig(path, dpi=130, format="png")
+
+
+def figure_of(width: float, height: float) -> Any:
+    """An empty figure, in inches. Raises OracleError if matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise OracleError("the plot needs matplotlib: pip install 'hybridps[demo]'") from None
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _draw_times(axes: Any, answers: Sequence[Answer]) -> None:
@@ -98,8 +98,7 @@ def _label_bars(axes: Any, answers: Sequence[Answer]) -> None:
         middle, below = sum(mine) / len(mine), axes.get_xaxis_transform()
         axes.text(middle, -0.11, name.replace("+", "+\n"), transform=below, ha="center", va="top", fontsize=8)
     axes.set_xlabel("PEs (pale: not feasible)", labelpad=36 if len(answers) > 1 else 12)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _places(answers: Sequence[Answer]) -> list[int]:

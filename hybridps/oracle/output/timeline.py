@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hybridps.errors import OracleError
-from hybridps.oracle.ssgd import Placed, end_seconds
+from hybridps.oracle.output.plots import figure_of
+from hybridps.oracle.ssgd.schedule import Placed, end_seconds
 
 
 def chrome_trace(schedules: Mapping[str, Sequence[Placed]]) -> dict[str, Any]:
@@ -41,18 +41,10 @@ def resources(placed: Sequence[Placed]) -> list[str]:
 
 def plot_schedules(schedules: Mapping[str, Sequence[Placed]], path: Path) -> None:
     """Draw a Gantt chart (PNG): a panel for each schedule, a lane for each resource, a colour for each kind of task."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
-    except ImportError:
-        raise OracleError("the plot needs matplotlib: pip install 'hybridps[demo]'") from None
-    everything = [each for placed in schedules.values() for each in placed if each.task.seconds]
-    kinds = list(dict.fromkeys(_kind(each) for each in everything))
+    kinds = list(dict.fromkeys(_kind(each) for placed in schedules.values() for each in placed if each.task.seconds))
     colour = {kind: f"C{number}" for number, kind in enumerate(kinds)}
     lanes = [resources(placed) for placed in schedules.values()]
-    figure = Figure(figsize=(11, 1 + 0.55 * sum(1.5 + len(each) for each in lanes)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = figure_of(11, 1 + 0.55 * sum(1.5 + len(each) for each in lanes))
     heights = [1 + len(each) for each in lanes]
     panels = figure.subplots(len(schedules), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (name, placed), names in zip(panels, schedules.items(), lanes, strict=True):
@@ -64,11 +56,11 @@ def plot_schedules(schedules: Mapping[str, Sequence[Placed]], path: Path) -> Non
         axes.set_yticks(range(len(names)), names)
         axes.invert_yaxis()
         axes.set_title(f"{name}: {1e3 * end_seconds(placed):.1f} ms", loc="left", fontsize=10)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+        axes.spines[["top", "right"]].set_visible(False)
     panels[-1].set_xlabel("milliseconds")
-    handles = [Patch(facecolor=colour[kind], label=kind) for kind in kinds]
-    figure.legend(handles=handles, loc="outside upper right", ncols=max(1, len(kinds)), frameon=False)
+    for kind in kinds:
+        panels[-1].broken_barh([], (0, 0), facecolor=colour[kind], label=kind)
+    figure.legend(loc="outside upper right", ncols=max(1, len(kinds)), frameon=False)
     figure.savefig(path, dpi=130, format="png")
 
 

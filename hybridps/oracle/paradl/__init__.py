@@ -6,7 +6,6 @@ memory, whether the strategy is possible, and its bottleneck.
 
 from hybridps.oracle.paradl.answers import (
     PAPER,
-    PUBLISHED,
     Answer,
     Prediction,
     answer,
@@ -14,18 +13,11 @@ from hybridps.oracle.paradl.answers import (
     strategies_of,
     strategy_of,
 )
-from hybridps.oracle.paradl.costs import CONGESTION, GRADIENTS, PEERS, SERVERS, Costs
 from hybridps.oracle.paradl.work import Work
 
 __all__ = [
-    "CONGESTION",
-    "GRADIENTS",
     "PAPER",
-    "PEERS",
-    "PUBLISHED",
-    "SERVERS",
     "Answer",
-    "Costs",
     "Prediction",
     "Work",
     "answer",

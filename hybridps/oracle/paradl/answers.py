@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from math import prod
+from math import inf, prod
 
 import msgspec
 
 from hybridps.errors import OracleError
-from hybridps.oracle.paradl import paper, published, published_spatial
+from hybridps.oracle.paradl import paper, published
 from hybridps.oracle.paradl.costs import CONGESTION, Costs
 from hybridps.oracle.paradl.paper import nodes_of
 from hybridps.oracle.paradl.work import Work
 
-Equations = Callable[[Work, int, int], Costs]
+Equations = Mapping[str, Callable[..., Costs]]
 
-PAPER: Mapping[str, Callable[..., Costs]] = {
+PAPER: Equations = {
     "serial": paper.serial,
     "data": paper.data,
     "spatial": paper.spatial,
@@ -27,14 +26,14 @@ PAPER: Mapping[str, Callable[..., Costs]] = {
     "data+filter": paper.data_filter,
     "data+spatial": paper.data_spatial,
 }
-PUBLISHED: Mapping[str, Callable[..., Costs]] = {
-    "serial": published.serial,
-    "data": published.data,
-    "spatial": published_spatial.spatial,
+PUBLISHED: Equations = {
+    "serial": paper.serial,
+    "data": paper.data,
+    "spatial": published.spatial,
     "filter": published.weights_split,
     "channel": published.weights_split,
     "data+filter": published.data_filter,
-    "data+spatial": published_spatial.data_spatial,
+    "data+spatial": published.data_spatial,
 }
 VARIANTS = {"paper": PAPER, "code": PUBLISHED}
 ALIASES = {"pipeline": "layer", "filter+data": "data+filter", "spatial+data": "data+spatial"}
@@ -63,8 +62,11 @@ class Bottleneck:
     """A cost that takes a share of the epoch or of the memory: a limitation of the strategy or of the system."""
 
     name: str
-    kind: str
     share: float
+
+    @property
+    def kind(self) -> str:
+        return "system" if self.name == CONGESTION else "inherent"
 
     def __str__(self) -> str:
         return f"{self.name} ({self.kind}, {self.share:.0%})"
@@ -88,7 +90,7 @@ class Answer:
         }
         shares = {name: second / total for name, second in seconds.items()}
         shares["memory redundancy"] = costs.replicated_bytes / costs.memory_bytes
-        found = [Bottleneck(name, _kind(name), share) for name, share in shares.items() if share >= least_share]
+        found = [Bottleneck(name, share) for name, share in shares.items() if share >= least_share]
         return tuple(sorted(found, key=lambda bottleneck: -bottleneck.share))
 
 
@@ -104,10 +106,10 @@ def predict(
     for what, value in (("pes", pes), ("batch", batch), ("segments", segments)):
         if value is not None and value < 1:
             raise OracleError(f"{what}={value}: give 1 or more")
-    equations = VARIANTS[variant][strategy]
-    if strategy == "layer":
-        equations = partial(equations, segments=segments or min(pes, batch))
-    return answer(work, strategy, pes, batch, equations(work, pes, batch), stops(work, strategy, pes, batch))
+    counted = published.as_published(work) if variant == "code" else work
+    of_pipeline = {"segments": segments or min(pes, batch)} if strategy == "layer" else {}
+    costs = equations_of(variant)[strategy](counted, pes, batch, **of_pipeline)
+    return answer(work, strategy, pes, batch, costs, stops(work, strategy, pes, batch))
 
 
 def answer(work: Work, strategy: str, pes: int, batch: int, costs: Costs, limits: list[str]) -> Answer:
@@ -135,66 +137,60 @@ def answer(work: Work, strategy: str, pes: int, batch: int, costs: Costs, limits
     )
 
 
-def strategy_of(name: str, variant: str) -> str:
-    """The strategy of this name in a variant. Raises OracleError, which lists the names."""
+def equations_of(variant: str) -> Equations:
+    """The strategies of a variant. Raises OracleError, which lists the variants."""
     if variant not in VARIANTS:
         raise OracleError(f"unknown variant {variant!r}: use one of {', '.join(VARIANTS)}")
-    strategy = ALIASES.get(name, name)
-    if strategy in PAPER and strategy not in VARIANTS[variant]:
-        raise OracleError(
-            f"the published program has no {strategy!r}: use variant paper, or one of {', '.join(VARIANTS[variant])}"
-        )
-    if strategy not in VARIANTS[variant]:
-        raise OracleError(f"unknown strategy {name!r}: use one of {', '.join(VARIANTS[variant])}")
-    return strategy
+    return VARIANTS[variant]
+
+
+def strategy_of(name: str, variant: str) -> str:
+    """The strategy of this name in a variant. Raises OracleError, which lists the names."""
+    strategy, known = ALIASES.get(name, name), equations_of(variant)
+    if strategy in known:
+        return strategy
+    if strategy in PAPER:
+        raise OracleError(f"the published program has no {strategy!r}: use variant paper, or one of {', '.join(known)}")
+    raise OracleError(f"unknown strategy {name!r}: use one of {', '.join(known)}")
 
 
 def strategies_of(names: Sequence[str], variant: str) -> list[str]:
     """The names, with all strategies of the variant for `all`."""
-    if variant not in VARIANTS:
-        raise OracleError(f"unknown variant {variant!r}: use one of {', '.join(VARIANTS)}")
-    return list(dict.fromkeys(each for name in names for each in (VARIANTS[variant] if name == "all" else (name,))))
+    known = equations_of(variant)
+    return list(dict.fromkeys(each for name in names for each in (known if name == "all" else (name,))))
 
 
 def stops(work: Work, strategy: str, pes: int, batch: int) -> list[str]:
     """The limits of a strategy that `pes` PEs exceed: the last column of the paper's table."""
-    inside, nodes = nodes_of(work, pes) if "+" in strategy else (pes, 1)
-    found = []
-    for value, bound, what in _bounds(work, strategy, pes, batch, inside, nodes):
-        if value > bound:
-            found.append(f"pes: {value} > {bound}, {what}")
-    if "+" in strategy and inside * nodes != pes:
+    is_hybrid = "+" in strategy
+    inside, nodes = nodes_of(work, pes) if is_hybrid else (pes, 1)
+    of_nodes = [(nodes, batch, "nodes, by the global batch")] if is_hybrid else []
+    bounds = [*of_nodes, (inside, *_most(work, strategy, batch))]
+    found = [f"pes: {value} > {bound}, {what}" for value, bound, what in bounds if value > bound]
+    if inside * nodes != pes:
         found.append(f"pes: {pes} is not a multiple of the {inside} PEs of a node")
     return found
 
 
-def _bounds(work: Work, strategy: str, pes: int, batch: int, inside: int, nodes: int) -> list[tuple[int, int, str]]:
-    """Numbers, their upper bounds, and what the bounds are."""
-    if strategy == "serial":
-        return [(pes, 1, "a serial run")]
-    if strategy == "data":
-        return [(pes, batch, "the global batch")]
-    if strategy == "layer":
-        return [(pes, len(work.network.layers), "the number of layers")]
-    batches = [(nodes, batch, "nodes, by the global batch")] if "+" in strategy else []
-    what, sizes = _smallest(work, strategy)
-    return [*batches, *([(inside, min(sizes), what)] if sizes else [])]
-
-
-def _smallest(work: Work, strategy: str) -> tuple[str, list[int]]:
-    """The limit in words (positions, filters or channels), and that size of each split layer."""
+def _most(work: Work, strategy: str, batch: int) -> tuple[float, str]:
+    """The largest number of PEs (in a node, for a hybrid), and what it is."""
     layers = work.network.layers
-    if strategy in ("spatial", "data+spatial"):
-        split = [layers[index] for index in work.by_space.positions]
-        places = [min(prod(layer.input[1:]), prod(layer.output[1:])) for layer in split]
-        return "the smallest width times height of a split layer", places
-    chosen = [index for index in work.by_weights.positions if layers[index].matrix_items]
-    if strategy == "channel":
-        return "the smallest number of channels of a split layer but the first", [
-            layers[index].input[0] for index in chosen if index > 0
-        ]
-    return "the smallest number of filters of a split layer", [layers[index].weight[1] for index in chosen]
-
-
-def _kind(name: str) -> str:
-    return "system" if name == CONGESTION else "inherent"
+    weighted = [index for index in work.by_weights.positions if layers[index].matrix_items]
+    match strategy:
+        case "serial":
+            return 1, "a serial run"
+        case "data":
+            return batch, "the global batch"
+        case "layer":
+            return len(layers), "the number of layers"
+        case "spatial" | "data+spatial":
+            split = [layers[index] for index in work.by_space.positions]
+            sizes = [min(prod(layer.input[1:]), prod(layer.output[1:])) for layer in split]
+            what = "the smallest width times height of a split layer"
+        case "channel":
+            sizes = [layers[index].input[0] for index in weighted if index > 0]
+            what = "the smallest number of channels of a split layer but the first"
+        case _:
+            sizes = [layers[index].weight[1] for index in weighted]
+            what = "the smallest number of filters of a split layer"
+    return min(sizes, default=inf), what

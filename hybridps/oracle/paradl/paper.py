@@ -1,12 +1,13 @@
 """The equations of the ParaDL paper (Kahira et al., HPDC 2021), one function for each strategy.
 
 D samples, global batch B, p PEs, per epoch. Memory has a factor 2 for the gradients of activations and weights.
-(a, b) is the link at the distance of the PEs that communicate.
+(a, b) is the link at the distance of the PEs that communicate. Hybrids split each sample over the p2 PEs of a node,
+and have a copy of the network on each of p1 nodes.
 """
 
 from __future__ import annotations
 
-from hybridps.oracle.machines import Link, allgather_seconds, allreduce_seconds
+from hybridps.oracle.machines import Link
 from hybridps.oracle.paradl.costs import CONGESTION, GRADIENTS, LAYERWISE, POINT_TO_POINT, Costs
 from hybridps.oracle.paradl.pipeline import largest_of_parts
 from hybridps.oracle.paradl.work import Split, Work, halo_items
@@ -14,37 +15,33 @@ from hybridps.oracle.paradl.work import Split, Work, halo_items
 
 def serial(work: Work, pes: int, batch: int) -> Costs:
     """D sum(FW + BW) + (D / B) sum WU; 2 d sum(B (x + y) + w)."""
-    samples, iterations = _epoch(work, batch)
-    return Costs(samples * work.passes_seconds, iterations * work.update_seconds, _memory(work, batch, 1))
+    return data(work, 1, batch)
 
 
 def data(work: Work, pes: int, batch: int) -> Costs:
     """(D / p) sum(FW + BW) + (D / B) sum WU; an allreduce of the gradients in each iteration."""
-    samples, iterations = _epoch(work, batch)
-    gradients = iterations * allreduce_seconds(work.machine.link(pes), pes, work.weight_bytes)
+    iterations = work.iterations(batch)
     return Costs(
-        samples / pes * work.passes_seconds,
+        work.samples(pes) * work.passes_seconds,
         iterations * work.update_seconds,
-        _memory(work, batch / pes, 1),
-        {GRADIENTS: gradients},
+        work.memory_bytes(batch / pes * work.activation_items, work.weight_items),
+        {GRADIENTS: iterations * work.machine.link(pes).allreduce_seconds(pes, work.weight_bytes)},
         replicated_bytes=2 * work.weight_bytes if pes > 1 else 0.0,
     )
 
 
 def spatial(work: Work, pes: int, batch: int) -> Costs:
     """Compute as data; an allreduce, and halos: 2 (D / B) sum(2 a + B (halo x + halo dL/dy) d b)."""
-    _, iterations = _epoch(work, batch)
-    link, split = work.machine.link(pes), work.by_space
-    return Costs(
-        *_split_compute(work, batch, split, pes, 1, update_parts=1),
-        _split_memory(work, split, batch, activation_parts=pes),
-        {
-            GRADIENTS: iterations * allreduce_seconds(link, pes, work.weight_bytes),
-            POINT_TO_POINT: iterations * _halo_seconds(work, split, link, batch, pes),
-        },
-        redundant_seconds=work.network.samples * split.whole_passes_seconds if pes > 1 else 0.0,
-        replicated_bytes=2 * work.weight_bytes if pes > 1 else 0.0,
-    )
+    return _split_by_space(work, pes, pes, batch)
+
+
+def data_spatial(work: Work, pes: int, batch: int) -> Costs:
+    """Our reconstruction: halos inside a node, an allgather where the split ends and the reverse on the way back,
+    an allreduce inside the node, then one between nodes."""
+    end = work.by_space.positions[-1] if work.by_space.positions else -1
+    layers = work.network.layers
+    gathered = layers[end].output_items if 0 <= end < len(layers) - 1 else 0
+    return _split_by_space(work, pes, nodes_of(work, pes)[0], batch, gathered)
 
 
 def layer(work: Work, pes: int, batch: int, segments: int) -> Costs:
@@ -52,17 +49,17 @@ def layer(work: Work, pes: int, batch: int, segments: int) -> Costs:
 
     Communication: 2 D (p + S - 2) / B max(a + (B / S) y_g d b).
     """
-    samples, iterations = _epoch(work, batch)
+    iterations = work.iterations(batch)
     largest = largest_of_parts(work, pes, batch)
-    passes = samples * (pes + segments - 1) / segments * (largest.forward_seconds + largest.backward_seconds)
-    link = work.machine.link(pes)
-    sent = link.message_seconds(batch / segments * largest.cut_items * work.bytes_per_item)
+    pass_seconds = largest.forward_seconds + largest.backward_seconds
+    passes = work.network.samples * (pes + segments - 1) / segments * pass_seconds
+    sent = work.machine.link(pes).message_seconds(batch / segments * largest.cut_items * work.bytes_per_item)
     return Costs(
         passes,
         iterations * largest.update_seconds,
         largest.memory_bytes,
         {POINT_TO_POINT: 2 * iterations * (pes + segments - 2) * sent if pes > 1 else 0.0},
-        idle_seconds=passes - samples / pes * work.passes_seconds,
+        idle_seconds=passes - work.samples(pes) * work.passes_seconds,
     )
 
 
@@ -71,118 +68,81 @@ def weights_split(work: Work, pes: int, batch: int) -> Costs:
 
     3 (D / B) (p - 1) sum over l < G of (a + B y d b / p).
     """
-    _, iterations = _epoch(work, batch)
-    split = work.by_weights
-    return Costs(
-        *_split_compute(work, batch, split, pes, 1, update_parts=pes),
-        _split_memory(work, split, batch, weight_parts=pes),
-        {LAYERWISE: iterations * _layerwise_seconds(work, split, work.machine.link(pes), batch, pes)},
-        redundant_seconds=work.network.samples * split.whole_passes_seconds if pes > 1 else 0.0,
-        replicated_bytes=2 * work.bytes_per_item * batch * work.activation_items if pes > 1 else 0.0,
-    )
+    return _split_by_weights(work, pes, pes, batch)
 
 
 def data_filter(work: Work, pes: int, batch: int) -> Costs:
-    """Filter over the p2 PEs of a node, data over the p1 nodes; p2 parts of the gradients are exchanged."""
-    _, iterations = _epoch(work, batch)
-    split, inside, nodes = work.by_weights, *nodes_of(work, pes)
-    link = work.machine.link(inside)
-    layerwise = _layerwise_seconds(work, split, link, batch / nodes, inside)
-    share = (split.weight_items / inside + split.whole_weight_items) * work.bytes_per_item
-    gradients, congestion = _between_nodes(work, pes, nodes, share)
-    return Costs(
-        *_split_compute(work, batch, split, inside, nodes, update_parts=inside),
-        _split_memory(work, split, batch / nodes, weight_parts=inside),
-        {
-            LAYERWISE: iterations * layerwise,
-            GRADIENTS: iterations * gradients,
-            CONGESTION: iterations * congestion,
-        },
-        redundant_seconds=work.network.samples / nodes * split.whole_passes_seconds if inside > 1 else 0.0,
-        replicated_bytes=2 * work.bytes_per_item * batch / nodes * work.activation_items if inside > 1 else 0.0,
-    )
-
-
-def data_spatial(work: Work, pes: int, batch: int) -> Costs:
-    """Our reconstruction: halos inside a node, an allgather where the split ends and the reverse on the way back,
-    an allreduce inside the node, then one between nodes."""
-    _, iterations = _epoch(work, batch)
-    split, inside, nodes = work.by_space, *nodes_of(work, pes)
-    link = work.machine.link(inside)
-    halos = _halo_seconds(work, split, link, batch / nodes, inside)
-    end = split.positions[-1] if split.positions else -1
-    layers = work.network.layers
-    gathered = layers[end].output_items if 0 <= end < len(layers) - 1 else 0
-    gather = 2 * allgather_seconds(link, inside, batch / nodes * gathered * work.bytes_per_item / inside)
-    gradients, congestion = _between_nodes(work, pes, nodes, work.weight_bytes)
-    local = allreduce_seconds(link, inside, work.weight_bytes)
-    return Costs(
-        *_split_compute(work, batch, split, inside, nodes, update_parts=1),
-        _split_memory(work, split, batch / nodes, activation_parts=inside),
-        {
-            POINT_TO_POINT: iterations * halos,
-            LAYERWISE: iterations * (gather if gathered else 0.0),
-            GRADIENTS: iterations * (local + gradients),
-            CONGESTION: iterations * congestion,
-        },
-        redundant_seconds=work.network.samples / nodes * split.whole_passes_seconds if inside > 1 else 0.0,
-        replicated_bytes=2 * work.weight_bytes if pes > 1 else 0.0,
-    )
+    """Filter inside a node, data between nodes, where each PE exchanges the gradients of its part of the weights."""
+    return _split_by_weights(work, pes, nodes_of(work, pes)[0], batch)
 
 
 def nodes_of(work: Work, pes: int) -> tuple[int, int]:
-    """p2 PEs inside a node and p1 nodes of a hybrid; p must be p1 p2, which `limits` checks."""
+    """p2 PEs inside a node and p1 nodes of a hybrid; p must be p1 p2, which `stops` checks."""
     inside = min(pes, work.machine.pes_per_node)
     return inside, -(-pes // inside)
 
 
-def _epoch(work: Work, batch: float) -> tuple[float, float]:
-    """Samples and iterations."""
-    return work.network.samples, work.network.samples / batch
+def between_nodes(work: Work, pes: int, nodes: int, message_bytes: float, flows: float) -> tuple[float, float]:
+    """Seconds of an allreduce between nodes, and the additional seconds because `flows` share the link.
+
+    The `contention` of the machine, if it has one, counts instead of `flows`.
+    """
+    link = work.machine.link(pes)
+    alone = link.allreduce_seconds(nodes, message_bytes)
+    return alone, link.shared(work.machine.contention or flows).allreduce_seconds(nodes, message_bytes) - alone
 
 
-def _memory(work: Work, batch: float, weight_parts: int) -> float:
-    items = batch * work.activation_items + work.network.weight_items / weight_parts
-    return 2 * work.bytes_per_item * items
+def _split_by_weights(work: Work, pes: int, inside: int, batch: int) -> Costs:
+    """The layers are split over the PEs `inside` a node, or over all if these are as many."""
+    nodes, iterations, split = -(-pes // inside), work.iterations(batch), work.by_weights
+    micro, weights = batch / nodes, split.sum(work.weights, inside)
+    gradients, congestion = between_nodes(work, pes, nodes, weights * work.bytes_per_item, flows=1)
+    layerwise = _layerwise_seconds(work, split, work.machine.link(inside), micro, inside)
+    return Costs(
+        iterations * micro * split.sum(work.times.passes_seconds, inside),
+        iterations * split.sum(work.times.update_seconds, inside),
+        work.memory_bytes(micro * work.activation_items, weights),
+        {LAYERWISE: iterations * layerwise, GRADIENTS: iterations * gradients, CONGESTION: iterations * congestion},
+        redundant_seconds=iterations * micro * split.whole(work.times.passes_seconds) if inside > 1 else 0.0,
+        replicated_bytes=work.memory_bytes(micro * work.activation_items, 0) if inside > 1 else 0.0,
+    )
 
 
-def _split_compute(
-    work: Work, batch: int, split: Split, parts: int, copies: int, update_parts: int
-) -> tuple[float, float]:
-    """Passes and updates of an epoch: split layers in `parts`, the others as a whole, `copies` batches at a time."""
-    samples, iterations = _epoch(work, batch)
-    passes = samples / copies * (split.passes_seconds / parts + split.whole_passes_seconds)
-    return passes, iterations * (split.update_seconds / update_parts + split.whole_update_seconds)
-
-
-def _split_memory(work: Work, split: Split, batch: float, *, activation_parts: int = 1, weight_parts: int = 1) -> float:
-    activations = split.activation_items / activation_parts + split.whole_activation_items
-    weights = split.weight_items / weight_parts + split.whole_weight_items
-    return 2 * work.bytes_per_item * (batch * activations + weights)
+def _split_by_space(work: Work, pes: int, inside: int, batch: int, gathered_items: int = 0) -> Costs:
+    """The same by space; `gathered_items` of a sample are gathered where the split ends."""
+    nodes, iterations, split = -(-pes // inside), work.iterations(batch), work.by_space
+    micro, link = batch / nodes, work.machine.link(inside)
+    halos = _halo_seconds(work, split, link, micro) if inside > 1 else 0.0
+    at_end = micro * gathered_items * work.bytes_per_item
+    gather = 2 * link.allgather_seconds(inside, at_end / inside) if gathered_items else 0.0
+    gradients, congestion = between_nodes(work, pes, nodes, work.weight_bytes, flows=1)
+    gradients += link.allreduce_seconds(inside, work.weight_bytes)
+    return Costs(
+        work.samples(nodes) * split.sum(work.times.passes_seconds, inside),
+        iterations * work.update_seconds,
+        work.memory_bytes(micro * split.sum(work.activations, inside), work.weight_items),
+        {
+            POINT_TO_POINT: iterations * halos,
+            LAYERWISE: iterations * gather,
+            GRADIENTS: iterations * gradients,
+            CONGESTION: iterations * congestion,
+        },
+        redundant_seconds=work.samples(nodes) * split.whole(work.times.passes_seconds) if inside > 1 else 0.0,
+        replicated_bytes=2 * work.weight_bytes if pes > 1 else 0.0,
+    )
 
 
 def _layerwise_seconds(work: Work, split: Split, link: Link, batch: float, parts: int) -> float:
-    """3 (p - 1) sum(a + B y d b / p) over the split layers that have weights, without the last layer."""
-    last = len(work.network.layers) - 1
-    gathered = [index for index in split.positions if index < last and work.network.layers[index].weight_items]
-    items = sum(work.network.layers[index].output_items for index in gathered)
-    byte_seconds = batch * items * work.bytes_per_item * link.seconds_per_byte / parts
-    return 3 * (parts - 1) * (len(gathered) * link.latency_seconds + byte_seconds)
+    """3 (p - 1) sum(a + B y d b / p) over the split layers that are gathered, without the last layer."""
+    layers = work.network.layers
+    gathered = [layers[index] for index in split.positions if index < len(layers) - 1 and work.is_gathered[index]]
+    byte_seconds = batch * sum(each.output_items for each in gathered) * work.bytes_per_item * link.seconds_per_byte
+    return 3 * (parts - 1) * (len(gathered) * link.latency_seconds + byte_seconds / parts)
 
 
-def _halo_seconds(work: Work, split: Split, link: Link, batch: float, parts: int) -> float:
+def _halo_seconds(work: Work, split: Split, link: Link, batch: float) -> float:
     """2 sum(2 a + B (halo x + halo dL/dy) d b) over the split layers that need their neighbours."""
     halos = [sum(halo_items(work.network.layers[index])) for index in split.positions]
     needed = [items for items in halos if items]
-    if parts == 1:
-        return 0.0
     byte_seconds = batch * sum(needed) * work.bytes_per_item * link.seconds_per_byte
     return 2 * (2 * len(needed) * link.latency_seconds + byte_seconds)
-
-
-def _between_nodes(work: Work, pes: int, nodes: int, message_bytes: float) -> tuple[float, float]:
-    """Seconds of an allreduce between nodes, and the additional seconds because all PEs of a node share its link."""
-    link = work.machine.link(pes)
-    alone = allreduce_seconds(link, nodes, message_bytes)
-    shared = link._replace(seconds_per_byte=link.seconds_per_byte * (work.machine.contention or 1.0))
-    return alone, allreduce_seconds(shared, nodes, message_bytes) - alone

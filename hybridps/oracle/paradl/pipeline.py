@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from hybridps.oracle.paradl.work import Work
+from hybridps.oracle.paradl.work import Work
 
 
 @dataclass(frozen=True)
@@ -27,15 +25,12 @@ class Largest:
 def largest_of_parts(work: Work, parts: int, batch: int) -> Largest:
     """Cut the layers, in order, into `parts` so that the longest part is as short as possible."""
     times = work.times
-    layers = work.network.layers
-    seconds = times.forward_seconds + times.backward_seconds
-    starts = _starts(tuple(float(second) for second in seconds), parts)
-    memory = [batch * (layer.input_items + layer.output_items) + layer.weight_items for layer in layers]
+    starts = _starts(tuple(times.passes_seconds.tolist()), parts)
     return Largest(
         _largest(times.forward_seconds, starts),
         _largest(times.backward_seconds, starts),
         _largest(times.update_seconds, starts),
-        2 * work.bytes_per_item * _largest(memory, starts),
+        2 * work.bytes_per_item * _largest(batch * work.activations + work.weights, starts),
         max((work.network.crossing_items[start - 1] for start in starts[1:]), default=0),
     )
 
@@ -61,5 +56,5 @@ def _greedy(seconds: Sequence[float], longest: float) -> tuple[int, ...]:
     return tuple(starts)
 
 
-def _largest(values: Sequence[float] | np.ndarray, starts: Sequence[int]) -> float:
-    return float(np.add.reduceat(np.asarray(values, float), list(starts)).max())
+def _largest(values: np.ndarray, starts: Sequence[int]) -> float:
+    return float(np.add.reduceat(values, list(starts)).max())

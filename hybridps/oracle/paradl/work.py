@@ -1,4 +1,4 @@
-"""A network on a machine: times, items, and the layers that a strategy splits, each summed once."""
+"""A network on a machine: times, items, and the layers that a strategy splits."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ class Times:
     backward_seconds: np.ndarray
     update_seconds: np.ndarray
 
+    @cached_property
+    def passes_seconds(self) -> np.ndarray:
+        return self.forward_seconds + self.backward_seconds
+
 
 def times_of(network: Network, machine: Machine) -> Times:
     """The times of the network, or else times derived from its operations and the speed of the machine.
@@ -33,15 +37,30 @@ def times_of(network: Network, machine: Machine) -> Times:
     operations of forward: it makes the gradients of the input and of the weights.
     """
     flops = np.array([layer.forward_flops for layer in network.layers], float)
-    items = np.array([layer.weight_items for layer in network.layers], float)
     if network.seconds_per_sample is not None:
         share = flops / flops.sum() * network.seconds_per_sample
         return Times(share / 3, share * 2 / 3, np.zeros(len(flops)))
+    items = np.array([layer.weight_items for layer in network.layers], float)
     forward = _or_else([layer.forward_seconds for layer in network.layers], flops / machine.speed_flops)
     backward = _or_else([layer.backward_seconds for layer in network.layers], 2 * forward)
-    measured = any(layer.forward_seconds is not None for layer in network.layers)
-    estimated = np.zeros(len(flops)) if measured else UPDATE_FLOPS * items / machine.speed_flops
+    estimated = np.zeros(len(flops)) if network.is_timed else UPDATE_FLOPS * items / machine.speed_flops
     return Times(forward, backward, _or_else([layer.update_seconds for layer in network.layers], estimated))
+
+
+@dataclass(frozen=True)
+class Split:
+    """The layers that a strategy splits, and the positions of those that exchange something because of that."""
+
+    mask: np.ndarray
+    positions: tuple[int, ...]
+
+    def sum(self, values: np.ndarray, parts: int) -> float:
+        """The sum over the layers for one of `parts` PEs: its part of the split layers, and the others as a whole."""
+        return float(values[self.mask].sum() / parts) + self.whole(values)
+
+    def whole(self, values: np.ndarray) -> float:
+        """The sum over the layers that every PE computes as a whole."""
+        return float(values[~self.mask].sum())
 
 
 @dataclass(frozen=True)
@@ -58,9 +77,19 @@ class Work:
         return times_of(self.network, self.machine)
 
     @cached_property
+    def activations(self) -> np.ndarray:
+        """Items of each layer's input and output for one sample: x + y."""
+        return np.array([layer.input_items + layer.output_items for layer in self.network.layers], float)
+
+    @cached_property
+    def weights(self) -> np.ndarray:
+        """Trainable items of each layer: w."""
+        return np.array([layer.weight_items for layer in self.network.layers], float)
+
+    @cached_property
     def passes_seconds(self) -> float:
         """Forward and backward of one sample."""
-        return float((self.times.forward_seconds + self.times.backward_seconds).sum())
+        return float(self.times.passes_seconds.sum())
 
     @cached_property
     def update_seconds(self) -> float:
@@ -68,57 +97,50 @@ class Work:
         return float(self.times.update_seconds.sum())
 
     @cached_property
-    def activation_items(self) -> int:
-        """Inputs and outputs of all layers for one sample: sum of x + y."""
-        return sum(layer.input_items + layer.output_items for layer in self.network.layers)
+    def activation_items(self) -> float:
+        return float(self.activations.sum())
 
     @cached_property
+    def weight_items(self) -> float:
+        return float(self.weights.sum())
+
+    @property
     def weight_bytes(self) -> float:
-        return self.network.weight_items * self.bytes_per_item
+        return self.weight_items * self.bytes_per_item
 
     @cached_property
     def by_weights(self) -> Split:
         """For filter and channel: the layers of the mask; without one, compute is split everywhere."""
-        layers = self.network.layers
-        return self._split(self.mask or (True,) * len(layers))
+        return self._split(self.mask or (True,) * len(self.network.layers))
 
     @cached_property
     def by_space(self) -> Split:
         """For spatial: the layers of the mask; without one, those before the first one that reads its whole input."""
         return self._split(self.mask or (True,) * len(self.network.layers), self.mask or _local(self.network.layers))
 
+    @property
+    def is_gathered(self) -> np.ndarray:
+        """Of each layer, whether its output is gathered where it is split by weights: the others go on with a part."""
+        return self.weights > 0
+
+    def iterations(self, batch: int) -> float:
+        """Iterations in an epoch."""
+        return self.network.samples / batch
+
+    def samples(self, copies: int) -> float:
+        """Samples in an epoch of one of `copies` of the network."""
+        return self.network.samples / copies
+
+    def memory_bytes(self, activation_items: float, weight_items: float) -> float:
+        """Memory of these items, and of as many gradients."""
+        return 2 * self.bytes_per_item * (activation_items + weight_items)
+
     def _split(self, mask: Sequence[bool], exchanging: Sequence[bool] | None = None) -> Split:
         if len(mask) != len(self.network.layers):
             raise OracleError(
                 f"the mask has {len(mask)} layers, and {self.network.name} has {len(self.network.layers)}"
             )
-        split = np.array(mask, bool)
-        passes = self.times.forward_seconds + self.times.backward_seconds
-        items = np.array([layer.weight_items for layer in self.network.layers], float)
-        activations = np.array([layer.input_items + layer.output_items for layer in self.network.layers], float)
-        updates = self.times.update_seconds
-        positions = tuple(int(index) for index in np.flatnonzero(np.array(exchanging or mask, bool)))
-        return Split(
-            positions,
-            *(float(values[split].sum()) for values in (passes, updates, items, activations)),
-            *(float(values[~split].sum()) for values in (passes, updates, items, activations)),
-        )
-
-
-@dataclass(frozen=True)
-class Split:
-    """Sums over the layers that are split, and over those that every PE computes as a whole."""
-
-    positions: tuple[int, ...]
-    """The layers that exchange something because they are split."""
-    passes_seconds: float
-    update_seconds: float
-    weight_items: float
-    activation_items: float
-    whole_passes_seconds: float
-    whole_update_seconds: float
-    whole_weight_items: float
-    whole_activation_items: float
+        return Split(np.array(mask, bool), tuple(map(int, np.flatnonzero(exchanging or mask))))
 
 
 def halo_items(layer: Layer) -> tuple[int, int]:

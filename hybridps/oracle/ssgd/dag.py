@@ -4,14 +4,7 @@ io -> host to device -> forward 1..L -> backward L..1; the backward of a layer -
 Reading, computing and communicating are three serial resources. Where a message keeps cores busy that compute, it also
 takes time of the second (`serve`).
 
-| variant | the next batch is read | a message begins | an update begins |
-|---|---|---|---|
-| `naive` | after the update | after the backward pass | after all messages |
-| `io_overlapped` | meanwhile | after the backward pass | after all messages |
-| `wait_free` | meanwhile | when its layers' backward is done | after all messages |
-| `hybridps` | meanwhile | when its layers' backward is done | after the messages with that layer |
-
-Merged gradients (MG-WFBP) are `wait_free` with merged messages.
+docs/oracle.md has the table of the variants. Merged gradients (MG-WFBP) are `wait_free` with merged messages.
 """
 
 from __future__ import annotations
@@ -84,77 +77,58 @@ def waited_seconds(placed: Sequence[Placed]) -> float:
 
 
 def place(iteration: Iteration, variant: str, iterations: int = 1) -> list[Placed]:
-    """The schedule of this many iterations."""
-    return schedule(tasks(iteration, variant, iterations))
-
-
-def tasks(iteration: Iteration, variant: str, iterations: int = 1) -> list[Task]:
-    """The tasks of this many iterations. Raises OracleError for an unknown variant."""
+    """The schedule of this many iterations. Raises OracleError for an unknown variant."""
     if variant not in VARIANTS:
         raise OracleError(f"variant {variant!r} is unknown: use one of {', '.join(VARIANTS)}")
     graph: list[Task] = []
     updates: list[int] = []
     for _ in range(iterations):
-        updates = _IterationGraph(graph, iteration, VARIANTS[variant]).append(updates)
-    return graph
+        updates = _append(graph, iteration, VARIANTS[variant], updates)
+    return schedule(graph)
 
 
-class _IterationGraph:
-    """Appends the tasks of one iteration to a graph; a task is known by its place in the graph."""
+def _append(graph: list[Task], iteration: Iteration, variant: Variant, updates: Sequence[int]) -> list[int]:
+    """Append the tasks of one iteration after these updates. Returns its own updates, in forward order of the layers.
 
-    def __init__(self, graph: list[Task], iteration: Iteration, variant: Variant) -> None:
-        self._graph = graph
-        self._iteration = iteration
-        self._variant = variant
-        self._backward: dict[int, int] = {}
-        self._messages: list[int] = []
-        self._messages_of_layer: dict[int, list[int]] = {number: [] for number in range(len(iteration.layers))}
+    A task is known by its place in the graph.
+    """
+    layers = list(enumerate(iteration.layers))
+    backward: dict[int, int] = {}
+    sent: list[int] = []
+    sent_with: dict[int, list[int]] = {number: [] for number, _ in layers}
 
-    def append(self, updates: Sequence[int]) -> list[int]:
-        """Append the iteration after these updates. Returns its own updates, in forward order of the layers."""
-        last = self._backward_pass(self._forward_pass(updates), updates)
-        numbers = range(len(self._iteration.layers))
-        return [self._update(number, last) for number in numbers]
+    def add(name: str, resource: str, seconds: float, *after: int) -> int:
+        graph.append(Task(name, resource, seconds, after))
+        return len(graph) - 1
 
-    def _add(self, name: str, resource: str, seconds: float, *after: int) -> int:
-        self._graph.append(Task(name, resource, seconds, after))
-        return len(self._graph) - 1
-
-    def _forward_pass(self, updates: Sequence[int]) -> int:
-        iteration = self._iteration
-        last = self._add("io", INPUT, iteration.io_seconds, *(() if self._variant.io_overlaps else updates))
-        last = self._add("host to device", INPUT, iteration.host_to_device_seconds, last)
-        for number, layer in enumerate(iteration.layers):
-            before = updates[number : number + 1]
-            last = self._add(f"forward {layer.name}", COMPUTE, layer.forward_seconds, last, *before)
-        return last
-
-    def _backward_pass(self, last: int, updates: Sequence[int]) -> int:
-        """Add the backward tasks, and each message at the moment when its variant sends it."""
-        waiting = deque(self._iteration.messages)
-        for number, layer in reversed(list(enumerate(self._iteration.layers))):
-            last = self._add(f"{BACKWARD} {layer.name}", COMPUTE, layer.backward_seconds, last)
-            self._backward[number] = last
-            while self._variant.wait_free and waiting and set(waiting[0].layers) <= set(self._backward):
-                self._send(waiting.popleft(), last, updates)
-        for message in waiting:
-            self._send(message, last, updates)
-        return last
-
-    def _send(self, message: Message, last: int, updates: Sequence[int]) -> None:
-        gradients = [self._backward[number] for number in message.layers] if self._variant.wait_free else [last]
-        ready = [*(gradients if message.layers else updates), *self._messages[-1:]]
-        ends = dict.fromkeys(self._iteration.layers[number].name for number in message.layers[-1:] + message.layers[:1])
+    def send(message: Message, last: int) -> None:
+        gradients = [backward[number] for number in message.layers] if variant.wait_free else [last]
+        ready = [*(gradients if message.layers else updates), *sent[-1:]]
+        ends = dict.fromkeys(iteration.layers[number].name for number in message.layers[-1:] + message.layers[:1])
         what = " to ".join(ends) or "weights"
         if message.busy_seconds:
-            self._add(f"serve {what}", COMPUTE, message.busy_seconds, *ready)
-        self._messages.append(self._add(f"communicate {what}", COMMUNICATION, message.seconds, *ready))
+            add(f"serve {what}", COMPUTE, message.busy_seconds, *ready)
+        sent.append(add(f"communicate {what}", COMMUNICATION, message.seconds, *ready))
         for number in message.layers:
-            self._messages_of_layer[number].append(self._messages[-1])
+            sent_with[number].append(sent[-1])
 
-    def _update(self, number: int, last: int) -> int:
-        layer = self._iteration.layers[number]
-        if self._variant.update_waits_for_all:
-            return self._add(f"update {layer.name}", COMPUTE, layer.update_seconds, last, *self._messages[-1:])
-        after = self._backward[number], *self._messages_of_layer[number]
-        return self._add(f"update {layer.name}", COMPUTE, layer.update_seconds, *after)
+    last = add("io", INPUT, iteration.io_seconds, *(() if variant.io_overlaps else updates))
+    last = add("host to device", INPUT, iteration.host_to_device_seconds, last)
+    for number, layer in layers:
+        last = add(f"forward {layer.name}", COMPUTE, layer.forward_seconds, last, *updates[number : number + 1])
+    waiting = deque(iteration.messages)
+    for number, layer in reversed(layers):
+        backward[number] = last = add(f"{BACKWARD} {layer.name}", COMPUTE, layer.backward_seconds, last)
+        while variant.wait_free and waiting and set(waiting[0].layers) <= set(backward):
+            send(waiting.popleft(), last)
+    for message in waiting:
+        send(message, last)
+    return [
+        add(
+            f"update {layer.name}",
+            COMPUTE,
+            layer.update_seconds,
+            *([last, *sent[-1:]] if variant.update_waits_for_all else [backward[number], *sent_with[number]]),
+        )
+        for number, layer in layers
+    ]

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from hybridps.oracle.machines import Calibration, Operation
+from hybridps.oracle.machines.calibration import Calibration
 from hybridps.oracle.ssgd.dag import Iteration, Layer, iteration_seconds, place, waited_seconds
 from hybridps.oracle.ssgd.merge import Message, buckets
 
 ITEM_BYTES = 4
-PHASES = ("step", "compute", "loader", "communication", "exposed")
+LEAST_PART = 0.01
+"""A phase shorter than this fraction of a step is too short to measure, and gets no accuracy."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,28 @@ class Phases(msgspec.Struct, frozen=True):
     exposed: float
 
 
+PHASES = Phases.__struct_fields__
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One phase of a step. `accuracy` is None if the phase is too short to measure."""
+
+    phase: str
+    predicted_seconds: float
+    measured_seconds: float
+    accuracy: float | None
+
+
+def compare(predicted: Phases, measured: Phases) -> list[Row]:
+    """One row per phase. The accuracy is 1 - |predicted - measured| / measured (Kahira et al., 2021)."""
+    rows = []
+    for phase in PHASES:
+        expected, found = getattr(predicted, phase), getattr(measured, phase)
+        long_enough = found >= LEAST_PART * measured.step > 0
+        rows.append(Row(phase, expected, found, 1 - abs(expected - found) / found if long_enough else None))
+    return rows
+
+
 def predict(calibration: Calibration, run: Run) -> Phases:
     """Predict the phases. Raises OracleError if the calibration lacks a measurement that the run needs."""
     steps = calibration.steps_of(run.workers)
@@ -58,7 +81,8 @@ def predict(calibration: Calibration, run: Run) -> Phases:
     average = calibration.communication_of(run.workers, run.groups).average
     if not run.elastic or average is None:
         return plain
-    weights = _message((), ITEM_BYTES * calibration.layers.weight_items, average)
+    seconds = average.cost(ITEM_BYTES * calibration.layers.weight_items)
+    weights = Message((), seconds, average.loss * seconds)
     averaging = _phases(Iteration(layers, [weights, *sums]), loader_seconds)
     part = 1 / run.tau
     return Phases(*(part * getattr(averaging, name) + (1 - part) * getattr(plain, name) for name in PHASES))
@@ -106,10 +130,6 @@ def messages(calibration: Calibration, run: Run) -> list[Message]:
         for bucket in lengths
         for part in [bucket.seconds / total]
     ]
-
-
-def _message(layers: tuple[int, ...], nbytes: float, operation: Operation) -> Message:
-    return Message(layers, operation.cost(nbytes), operation.loss * operation.cost(nbytes))
 
 
 def _phases(iteration: Iteration, loader_seconds: float) -> Phases:

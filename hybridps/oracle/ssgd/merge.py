@@ -1,4 +1,4 @@
-"""Which gradients are sent together: one message per layer, one for all, the groups of MG-WFBP, or hybridps' buckets.
+"""Which gradients are sent together: all, the groups of MG-WFBP, or hybridps' buckets.
 
 A layer is identified by its number in forward order. Messages are in the order in which they are sent; a layer without
 gradients sends nothing.
@@ -26,11 +26,6 @@ class Message:
     layers: tuple[int, ...]
     seconds: float
     busy_seconds: float = 0.0
-
-
-def each_alone(gradient_bytes: Sequence[float], cost: Cost) -> list[Message]:
-    """One message per layer, last layer first (wait-free backpropagation)."""
-    return [Message((layer,), cost(size)) for layer, size in reversed(list(enumerate(gradient_bytes))) if size]
 
 
 def all_in_one(gradient_bytes: Sequence[float], cost: Cost) -> list[Message]:

@@ -20,13 +20,10 @@ BYTES_PER_PARAMETER = 4
 
 
 @dataclass(frozen=True)
-class TracedLayer:
-    """One line of a trace: elements of the gradient, backward time, time of an allreduce of this gradient alone."""
+class TracedLayer(Layer):
+    """One line of a trace; `allreduce_seconds`: time of an allreduce of this gradient alone."""
 
-    name: str
-    parameters: int
-    backward_seconds: float
-    allreduce_seconds: float
+    allreduce_seconds: float = 0.0
 
 
 class Replay(msgspec.Struct, frozen=True):
@@ -60,11 +57,9 @@ def read_trace(path: Path) -> list[TracedLayer]:
 
 def fit_link(trace: Sequence[TracedLayer]) -> Line:
     """a and b of an allreduce, a + b bytes: least squares over all allreduces of the trace."""
-    sent = [layer for layer in trace if layer.parameters or layer.allreduce_seconds]
+    sent = [layer for layer in trace if layer.gradient_bytes or layer.allreduce_seconds]
     try:
-        return fit_line(
-            [BYTES_PER_PARAMETER * layer.parameters for layer in sent], [layer.allreduce_seconds for layer in sent]
-        )
+        return fit_line([layer.gradient_bytes for layer in sent], [layer.allreduce_seconds for layer in sent])
     except OracleError as error:
         raise OracleError(f"a and b cannot be fitted, give both: {error}") from None
 
@@ -74,18 +69,14 @@ def iterations(trace: Sequence[TracedLayer], link: Line) -> dict[str, tuple[Iter
 
     Layer by layer with the times of the trace; whole and merged with those of `link`.
     """
-    layers = [
-        Layer(layer.name, layer.backward_seconds, gradient_bytes=BYTES_PER_PARAMETER * layer.parameters)
-        for layer in trace
-    ]
-    sizes = [layer.gradient_bytes for layer in layers]
+    sizes = [layer.gradient_bytes for layer in trace]
     measured = [Message((number,), layer.allreduce_seconds) for number, layer in reversed(list(enumerate(trace)))]
-    merged = merge_gradients([layer.backward_seconds for layer in layers], sizes, link.start_seconds, link)
+    merged = merge_gradients([layer.backward_seconds for layer in trace], sizes, link.start_seconds, link)
     return {
-        "naive": (Iteration(layers, measured), "naive"),
-        "wfbp": (Iteration(layers, measured), "wait_free"),
-        "single_message": (Iteration(layers, all_in_one(sizes, link)), "wait_free"),
-        "merged": (Iteration(layers, merged), "wait_free"),
+        "naive": (Iteration(trace, measured), "naive"),
+        "wfbp": (Iteration(trace, measured), "wait_free"),
+        "single_message": (Iteration(trace, all_in_one(sizes, link)), "wait_free"),
+        "merged": (Iteration(trace, merged), "wait_free"),
     }
 
 
@@ -114,7 +105,12 @@ def _layer(row: Sequence[str], where: str) -> TracedLayer:
     )
     if not parameters.is_integer():
         raise OracleError(f"{where}: parameters {row[1].strip()} is not a whole number")
-    return TracedLayer(row[0].strip(), int(parameters), 1e-6 * backward_us, 1e-6 * allreduce_us)
+    return TracedLayer(
+        row[0].strip(),
+        1e-6 * backward_us,
+        gradient_bytes=BYTES_PER_PARAMETER * parameters,
+        allreduce_seconds=1e-6 * allreduce_us,
+    )
 
 
 def _number(text: str, name: str, where: str) -> float:

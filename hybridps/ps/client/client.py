@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from types import MappingProxyType, TracebackType
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from hybridps.codecs import CODECS
 from hybridps.config import Settings
-from hybridps.errors import ServerError
-from hybridps.memory import Layout, Place
+from hybridps.errors import ProtocolError, ServerError
+from hybridps.memory import Layout
 from hybridps.ps import wire
-from hybridps.ps.client.operations import Operation, OperationSequence, Sent, Transfer
+from hybridps.ps.client.operations import EXACT, Operation, OperationSequence, Sent, Table
 from hybridps.ps.client.regions import Regions
 from hybridps.ps.client.session import Session
-from hybridps.ps.client.streaming_copy import prepare
-from hybridps.ps.client.table import Table
 from hybridps.ps.clocks import Clock
 from hybridps.ps.model import CodecName, Joining, TableSpec
 from hybridps.ps.rules import Rule
 from hybridps.ps.store import check_new, registered
-
-_EXACT = CODECS["exact"]
-"""The centre is not rounded: neither its initial values nor what is pulled."""
-
-_InPlace = tuple[tuple[wire.Spot, ...], tuple[wire.Spot, ...]]
-"""Where the values are, and where their answers go."""
+from hybridps.streaming_copy import prepare
 
 
 class Client:
@@ -45,14 +36,7 @@ class Client:
     """
 
     def __init__(
-        self,
-        addresses: Sequence[str],
-        *,
-        job: str,
-        group: int,
-        groups: int,
-        settings: Settings,
-        context: Any = None,
+        self, addresses: Sequence[str], *, job: str, group: int, groups: int, settings: Settings, context: Any = None
     ) -> None:
         if not addresses:
             raise ServerError("no server is given: name one, as in tcp://127.0.0.1:5555")
@@ -61,15 +45,13 @@ class Client:
         self._group = group
         self._chunk_bytes = settings.chunk_bytes
         self._tables: dict[str, Table] = {}
-        self._regions = Regions(self._offer, self._withdraw)
-        self._closed = False
-        self._session = Session(addresses, job=job, group=group, groups=groups, settings=settings, context=context)
-        self._servers = range(len(addresses))
-
-    @property
-    def has_parent(self) -> bool:
+        self.session = Session(addresses, job=job, group=group, groups=groups, settings=settings, context=context)
+        """A caller that waits for several operations at once listens here."""
+        self._regions = Regions(self.session)
+        self.servers = range(len(addresses))
+        """Their numbers."""
+        self.has_parent = self.session.has_parent
         """Whether the servers are themselves clients of others: rack servers."""
-        return self._session.has_parent
 
     def register(
         self,
@@ -84,31 +66,33 @@ class Client:
 
         Servers with parents have the parents' centre afterwards, whoever initialised it: the table is `LATE`.
         """
-        return self.begin_register(table, layout, initial, rule, clock, codec).wait()
+        rule = check_new(self._tables, table, self._group, rule)
+        spec = TableSpec(layout, rule, clock or rule.clocks[0](), self._chunk_bytes, 0, len(self.servers), codec)
+        return OperationSequence(self.begin_register(table, spec, initial)).wait()
 
     def begin_register(
-        self,
-        table: str,
-        layout: Layout,
-        initial: np.ndarray | None,
-        rule: Rule,
-        clock: Clock | None = None,
-        codec: CodecName = "exact",
-        chunk_bytes: int | None = None,
-    ) -> OperationSequence[Joining]:
-        """As `register`, for a caller that has other operations under way."""
-        self._check_usable()
-        rule = check_new(self._tables, table, self._group, rule)
-        chunk_bytes = chunk_bytes or self._chunk_bytes
-        spec = TableSpec(layout, rule, clock or rule.clocks[0](), chunk_bytes, 0, len(self._servers), codec)
+        self, table: str, spec: TableSpec, initial: np.ndarray | None
+    ) -> Generator[Operation, None, Joining]:
+        """The operations of `register`, for an `OperationSequence`."""
         spec.check()
         joined = Table(table, spec)
         if initial is not None:
             joined.chunk_map.check_array(initial)
-        prepare(layout.nbytes)
+        prepare(spec.layout.nbytes)
         if not joined.codec.exact:
             joined.codec.prepare()
-        return OperationSequence(self._register(joined, spec, initial))
+        told = yield from self._join(table, spec, self.servers[:1], False)
+        initialise = any(each.initialise for each in told)
+        if not any(each.dropped for each in told):
+            told += yield from self._join(table, spec, self.servers[1:], initialise)
+        if any(each.dropped for each in told):
+            yield self._begin_drop(table, [server for server, each in enumerate(told) if not each.dropped])
+            return Joining.DROPPED
+        # The first server comes last: it lets the other groups in when it has the values.
+        for servers in (self.servers[1:], self.servers[:1]) if initialise else ():
+            yield self._transfer(wire.Initial, joined, 0, spec.layout.length, initial, servers=servers)
+        self._tables[table] = joined
+        return Joining.NEW if initialise and not self.has_parent else Joining.LATE
 
     def exchange(
         self, table: str, values: np.ndarray, answer: np.ndarray, start: int, stop: int, groups: int = 1
@@ -119,137 +103,60 @@ class Client:
         the contributions of so many `groups`.
         """
         known = self._table(table, values, answer)
-        spots = self._regions.spots(self._servers, [values, answer]) if known.codec.exact else {}
-        places = {server: (found[:1], found[1:]) for server, found in spots.items()}
-        return self._exchange(known, values, answer, start, stop, places, groups)
+        found = self._regions.offsets(self.servers, [values, answer]) if known.codec.exact else {}
+        places = {server: (at[:1], at[1:]) for server, at in found.items()}
+        return self._transfer(wire.Exchange, known, start, stop, values, answer, places, groups=groups)
 
     def exchange_rows(self, table: str, rows: Sequence[np.ndarray], start: int, stop: int) -> Operation | None:
         """As `ParameterStore.exchange_rows`."""
         known = self._table(table, *rows)
         if not known.codec.exact or len(rows) > wire.MOST_ROWS:
             return None
-        spots = self._regions.spots(self._servers, rows)
-        if len(spots) < len(self._servers):
+        found = self._regions.offsets(self.servers, rows)
+        if len(found) < len(self.servers):
             return None
-        return self._exchange(known, rows[0], None, start, stop, {server: (at, at) for server, at in spots.items()})
+        places = {server: (at, at) for server, at in found.items()}
+        return self._transfer(wire.Exchange, known, start, stop, rows[0], None, places)
 
     def pull(self, table: str, out: np.ndarray, start: int = 0, stop: int | None = None) -> Operation:
         """As `ParameterStore.pull`; only of elements `start:stop`, which are whole chunks, if they are given."""
-        known = self._table(table, out)
-        stop = known.chunk_map.layout.length if stop is None else stop
-        known.chunk_map.check_span(start, stop)
-        return self._transfer(wire.Pull, known, start, stop, None, out)
+        return self._transfer(wire.Pull, self._table(table, out), start, len(out) if stop is None else stop, None, out)
 
     def drop(self, table: str) -> None:
-        """As `ParameterStore.drop`. Exchanges of the table that are under way fail."""
-        self._table(table).give_up()
+        """As `ParameterStore.drop`. What is under way there fails."""
+        known = self._table(table)
+        for operation in self.session.under_way.values():
+            if operation.table is known and not operation.done:
+                operation.error = ServerError(f"table {table!r} was dropped during the {operation.what}")
         del self._tables[table]
-        self._ask(f"drop of table {table!r}", self._servers, lambda request, _: wire.Drop(request, table)).wait()
+        self._begin_drop(table, self.servers).wait()
 
-    def wake_by(self, descriptor: int) -> None:
-        """Have `listen` return when that descriptor can be read."""
-        self._session.wake_by(descriptor)
+    def close(self, lost: bool = False) -> None:
+        """Leave all tables and release what is held, in bounded time. A second time does nothing.
 
-    def listen(self, under_way: Iterable[Operation | OperationSequence[Any]]) -> None:
-        """Receive what the servers send, for a caller that waits for several operations; return soon in any case.
-
-        Raises the error that ended the session, or DeadlineError if one of the operations `under_way` is late.
+        `lost`: end as a group does that is lost, without telling the servers, which keep its tables.
         """
-        self._session.listen()
-        for each in under_way:
-            operation = each.current if isinstance(each, OperationSequence) else each
-            if operation is not None:
-                self._session.check_late(operation)
-
-    def close(self) -> None:
-        """Leave all tables and release what is held, in bounded time. A second time does nothing."""
-        self._end(lost=False)
-
-    def lose(self) -> None:
-        """End as a group does that is lost: without telling the servers, which keep its tables."""
-        self._end(lost=True)
+        self.session.close(lost)
 
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _end(self, lost: bool) -> None:
-        if not self._closed:
-            self._closed = True
-            self._session.close(lost)
+    def _join(
+        self, table: str, spec: TableSpec, servers: Sequence[int], initialise: bool
+    ) -> Generator[Operation, None, list[wire.Registered]]:
+        def message(request: int, server: int) -> wire.Register:
+            return wire.Register(request, table, msgspec.structs.replace(spec, server=server), initialise)
 
-    def _register(
-        self, table: Table, spec: TableSpec, initial: np.ndarray | None
-    ) -> Generator[Operation, None, Joining]:
-        """Register at the first server, then at the others, and initialise the centre if this group is to do it."""
-        first = self._ask_to_join(table, spec, self._servers[:1], False)
-        yield first
-        first.wait()
-        told = _registered(first)
-        initialise = any(each.initialise for each in told)
-        others = self._ask_to_join(table, spec, self._servers[1:] if not told[0].dropped else (), initialise)
-        yield others
-        others.wait()
-        told += _registered(others)
-        if any(each.dropped for each in told):
-            there = [server for server, each in enumerate(told) if not each.dropped]
-            left = self._ask(f"drop of table {table.name!r}", there, lambda request, _: wire.Drop(request, table.name))
-            yield left
-            left.wait()
-            return Joining.DROPPED
-        # The first server comes last: it lets the other groups in when it has the values.
-        for servers in (self._servers[1:], self._servers[:1]) if initialise else ():
-            length = table.chunk_map.layout.length
-            transfer = self._transfer(wire.Initial, table, 0, length, initial, None, servers=servers)
-            yield transfer
-            transfer.wait()
-        self._tables[table.name] = table
-        return Joining.NEW if initialise and not self._session.has_parent else Joining.LATE
+        joining = self.session.ask(f"registration of table {table!r}", servers, message)
+        yield joining
+        told = [joining.answers[server] for server in servers]
+        return [answer for answer in told if isinstance(answer, wire.Registered)]
 
-    def _ask_to_join(self, table: Table, spec: TableSpec, servers: Sequence[int], initialise: bool) -> Operation:
-        what, at = f"registration of table {table.name!r}", msgspec.structs.replace
-        return self._ask(what, servers, lambda n, s: wire.Register(n, table.name, at(spec, server=s), initialise))
-
-    def _offer(self, server: int, region: int, place: Place) -> bool:
-        """Offer memory to a server; returns whether the server works there."""
-
-        what, memory = f"offer of memory to {self._session.addresses[server]}", (place.descriptor, place.secret)
-        offer = self._ask(what, [server], lambda n, _: wire.Attach(n, region, os.getpid(), *memory, place.nbytes))
-        self._session.finish(offer)
-        return offer.error is None
-
-    def _withdraw(self, server: int, region: int) -> None:
-        self._ask("withdrawal of memory", [server], lambda request, _: wire.Detach(request, region)).wait()
-
-    def _ask(self, what: str, servers: Sequence[int], message: Callable[[int, int], Any]) -> Operation:
-        """Send a request without payload to some servers."""
-        request = self._session.number()
-        operation = Operation(what, request, servers, self._session.pace(what), self._session.finish)
-        self._session.begin(operation)
-        for server in servers:
-            self._session.send(operation, Sent(server, message(request, server), (), (server,)))
-        return operation
-
-    def _exchange(
-        self,
-        table: Table,
-        values: np.ndarray,
-        answer: np.ndarray | None,
-        start: int,
-        stop: int,
-        places: Mapping[int, _InPlace],
-        groups: int = 1,
-    ) -> Transfer:
-        table.chunk_map.check_span(start, stop)
-        table.check_free(start, stop)
-        transfer = self._transfer(wire.Exchange, table, start, stop, values, answer, places, groups=groups)
-        table.begin(start, stop, transfer)
-        self.bytes_to_servers += table.codec.nbytes(stop - start, values.dtype)
-        return transfer
+    def _begin_drop(self, table: str, servers: Sequence[int]) -> Operation:
+        return self.session.ask(f"drop of table {table!r}", servers, lambda request, _: wire.Drop(request, table))
 
     def _transfer(
         self,
@@ -257,58 +164,49 @@ class Client:
         table: Table,
         start: int,
         stop: int,
-        values: np.ndarray | None,
-        answer: np.ndarray | None,
-        places: Mapping[int, _InPlace] = MappingProxyType({}),
+        values: np.ndarray | None = None,
+        answer: np.ndarray | None = None,
+        places: Mapping[int, tuple[wire.RegionOffsets, wire.RegionOffsets]] = MappingProxyType({}),
         servers: Sequence[int] | None = None,
         **more: Any,
-    ) -> Transfer:
+    ) -> Operation:
         """Send the messages of a request for elements `start:stop` to the servers that own some of them."""
-        what, request, name = f"{kind.__name__.lower()} of table {table.name!r}", self._session.number(), table.name
-        servers = self._servers if servers is None else servers
-        codec = table.codec if kind is wire.Exchange else _EXACT
-        owned = {server: [*table.batches(server, start, stop, server in places)] for server in servers}
+        table.chunk_map.check_span(start, stop)
+        codec = EXACT
+        if kind is wire.Exchange and values is not None:
+            codec = table.codec
+            if not codec.exact:
+                self._check_free(table, start, stop)
+            self.bytes_to_servers += codec.nbytes(stop - start, values.dtype)
 
-        def finish(operation: Operation) -> None:
-            try:
-                self._session.finish(operation)
-            finally:
-                table.end(start, stop, operation)
+        def messages(request: int) -> Iterator[Sent]:
+            for server in self.servers if servers is None else servers:
+                at = places.get(server, ())
+                sent, target = (None, None) if at else (values, answer)
+                for spans in table.batches(server, start, stop, server in places):
+                    message = kind(request, table.name, spans[0].start, spans[-1].stop, *at, **more)
+                    payloads = () if sent is None else table.payloads(sent, spans, codec)
+                    parts = [None if target is None else target[each.start : each.stop] for each in spans]
+                    asks_for = dict(zip((each.chunk for each in spans), parts, strict=True))
+                    yield Sent(server, message, payloads, asks_for)
 
-        chunks = (chunk for batches in owned.values() for batch in batches for chunk in batch.chunks)
-        into: dict[str, Any] = {"answer": answer, "codec": codec, "in_place": places.keys()}
-        into["span"] = start, stop, table.chunk_map.step
-        transfer = Transfer(what, request, chunks, self._session.pace(what), finish, **into)
-        self._session.begin(transfer)
-        for server, batches in owned.items():
-            for batch in batches:
-                edges = batch.start, batch.stop
-                message: wire.OfSpan
-                payloads: Sequence[np.ndarray] = ()
-                if server in places:
-                    message = wire.ExchangeInPlace(request, name, *edges, *places[server], **more)
-                else:
-                    message = kind(request, name, *edges, **more)
-                    payloads = () if values is None else table.payloads(values, batch, codec)
-                self._session.send(transfer, Sent(server, message, payloads, batch.chunks))
-        return transfer
+        return self.session.begin(f"{kind.__name__.lower()} of table {table.name!r}", messages, table, codec)
+
+    def _check_free(self, table: Table, start: int, stop: int) -> None:
+        """Raise ProtocolError while encoded values of these elements may still be sent: their memory is used again."""
+        for other in self.session.under_way.values():
+            for sent in other.unanswered if other.table is table else ():
+                if isinstance(sent.message, wire.OfSpan) and max(start, sent.message.start) < min(
+                    stop, sent.message.stop
+                ):
+                    raise ProtocolError(
+                        f"elements {start}:{stop} of table {table.name!r} are exchanged while elements "
+                        f"{sent.message.start}:{sent.message.stop} are under way: wait for those first"
+                    )
 
     def _table(self, name: str, *arrays: np.ndarray) -> Table:
         """A registered table, whose layout `arrays` must have (else LayoutError)."""
-        self._check_usable()
         table = registered(self._tables, name, self._group)
         for array in arrays:
             table.chunk_map.check_array(array)
         return table
-
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise ServerError(f"group {self._group} has left its servers: open a new client")
-        if self._session.failure is not None:
-            raise self._session.failure
-
-
-def _registered(operation: Operation) -> list[wire.Registered]:
-    """The servers' answers to a registration, in the order of the servers."""
-    answers = [operation.answers[server] for server in sorted(operation.answers)]
-    return [answer for answer in answers if isinstance(answer, wire.Registered)]

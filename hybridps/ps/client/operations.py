@@ -1,64 +1,117 @@
-"""Requests under way at servers, as the client keeps them until they are answered."""
+"""What a client sends for a table, and the requests under way, which it keeps until they are answered."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence, Set
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from hybridps.codecs import Codec
+from hybridps.codecs import CODECS, Codec, codec_of
 from hybridps.errors import HybridPSError, ProtocolError, ServerError
 from hybridps.ps import wire
 from hybridps.ps.chunk_map import Span
-from hybridps.ps.client.pace import Pace
-from hybridps.ps.client.streaming_copy import copy_
+from hybridps.ps.model import TableSpec
+from hybridps.streaming_copy import copy_
+
+EXACT = CODECS["exact"]
+"""The centre is not rounded: neither its initial values nor what is pulled."""
+
+_MESSAGE_BYTES = 4 << 20
+"""Small chunks travel together in messages of about this size: each message costs as much as 64 KB of payload."""
 
 Result = TypeVar("Result")
 
 
+class Table:
+    """The chunks of a registered table on all servers.
+
+    With a codec that is not exact it keeps memory for the encoded values of the whole table.
+    """
+
+    def __init__(self, name: str, spec: TableSpec) -> None:
+        self.name = name
+        self.chunk_map = spec.chunk_map()
+        self.codec = codec_of(spec.codec)
+        self._dtype = spec.layout.dtype
+        self._most_chunks = min(wire.MOST_CHUNKS, max(1, _MESSAGE_BYTES // spec.chunk_bytes))
+        length = 0 if self.codec.exact else spec.layout.length
+        self._encoded = np.empty(self.codec.nbytes(length, self._dtype), np.uint8)
+
+    def batches(self, server: int, start: int, stop: int, in_place: bool = False) -> Iterator[Sequence[Span]]:
+        """What a server owns of elements `start:stop`, in messages that are not too large."""
+        spans = [*self.chunk_map.spans(server, start, stop)]
+        most = wire.MOST_CHUNKS if in_place else self._most_chunks
+        for first in range(0, len(spans), most):
+            yield spans[first : first + most]
+
+    def payloads(self, values: np.ndarray, spans: Sequence[Span], codec: Codec) -> Sequence[np.ndarray]:
+        """Some of the values as they are sent, one array for each chunk. Exact values are not copied."""
+        if codec.exact:
+            return [values[span.start : span.stop] for span in spans]
+        payloads = []
+        for span in spans:
+            begin, end = (codec.nbytes(edge, self._dtype) for edge in (span.start, span.stop))
+            payloads.append(self._encoded[begin:end])
+            codec.encode(values[span.start : span.stop], payloads[-1])
+        return payloads
+
+
 class Sent(NamedTuple):
-    """A message as it was sent, in case it must be sent again. `asks_for`: what of the operation it asks for."""
+    """A message as it was sent, in case it must be sent again.
+
+    `asks_for`: chunks, each with where its values go, or None if no values come back. A request that concerns no chunks
+    asks for one answer, which has the number of the server.
+    """
 
     server: int
-    message: wire.Requested
+    message: wire.Request
     payloads: Sequence[np.ndarray]
-    asks_for: Collection[int]
+    asks_for: Mapping[int, np.ndarray | None]
 
 
 class Operation:
-    """One request, sent to some servers, which are `awaited` until they answer. Implements `Pending`.
+    """One request, sent to some servers. Implements `Pending`.
 
-    `finish` is called once, by `wait`; it returns when the operation is done, and raises DeadlineError if it is late.
+    `finish(operation)` is called once, by `wait`; it returns when that is done, and raises DeadlineError if it is late.
+    Values of the `table` come back as `codec` encodes them.
     """
 
     def __init__(
-        self, what: str, request: int, awaited: Iterable[int], pace: Pace, finish: Callable[[Operation], None]
+        self, what: str, request: int, finish: Callable[..., None], table: Table | None = None, codec: Codec = EXACT
     ) -> None:
         self.what = what
         self.request = request
-        self.awaited = set(awaited)
-        """What is not answered: numbers of servers; in a `Transfer`, of chunks."""
-        self.pace = pace
+        self.table = table
         self.began = time.monotonic()
         self.sent: list[Sent] = []
         self.answers: dict[int, wire.Answer] = {}
-        """The answer of each server."""
+        """The last answer of each server."""
         self.error: HybridPSError | None = None
         """The reason for which a server refused the request."""
+        self._codec = codec
         self._finish = finish
+        self._asked: dict[int, np.ndarray | None] = {}
+        self._awaited: set[int] = set()
+        """What of that is not answered yet."""
         self._waited = False
 
     @property
     def done(self) -> bool:
         """Whether all servers have answered, or one has refused."""
-        return not self.awaited or self.error is not None
+        return not self._awaited or self.error is not None
 
     @property
     def unanswered(self) -> list[Sent]:
         """The messages that must be sent again if a connection was lost meanwhile."""
-        return [sent for sent in self.sent if not self.done and not self.awaited.isdisjoint(sent.asks_for)]
+        return [sent for sent in self.sent if not self.done and not self._awaited.isdisjoint(sent.asks_for)]
+
+    def add(self, sent: Sent) -> None:
+        """A message of this operation is sent."""
+        self.sent.append(sent)
+        self._asked.update(sent.asks_for)
+        self._awaited.update(sent.asks_for)
 
     def wait(self) -> None:
         """Return when it is done. Raises DeadlineError, or the error with which a server refused it."""
@@ -69,96 +122,60 @@ class Operation:
         if self.error is not None:
             raise self.error
 
-    def take(self, server: int, answer: wire.Answer, payloads: Sequence[memoryview]) -> None:
-        """A server answered, or answered again."""
-        self.awaited.discard(server)
+    def take(self, server: int, answer: wire.Registered | wire.Done, payloads: Sequence[memoryview]) -> None:
+        """A server answered, or answered again.
+
+        Raises ProtocolError for chunks that were not asked for, or payloads that do not fit.
+        """
+        chunks = (answer.chunks if isinstance(answer, wire.Done) else ()) or (server,)
+        targets = []
+        for chunk in chunks:
+            if chunk not in self._asked:
+                raise ProtocolError(f"an answer to the {self.what} came for chunk {chunk}, which is not awaited")
+            if (target := self._asked[chunk]) is not None:
+                targets.append((chunk, target))
+        if len(payloads) != len(targets):
+            raise ProtocolError(f"an answer to the {self.what} has {len(payloads)} payloads for {len(chunks)} chunks")
+        for (chunk, target), payload in zip(targets, payloads, strict=True):
+            if chunk in self._awaited:  # else it came again
+                self._receive(chunk, target, payload)
+        self._awaited.difference_update(chunks)
         self.answers[server] = answer
 
-
-class Transfer(Operation):
-    """A request for a span, answered chunk by chunk into the same elements of `answer`, if it is given.
-
-    `span`: its first element, its end, and the elements of a chunk. `in_place`: the servers that write to `answer`
-    by themselves.
-    """
-
-    def __init__(
-        self,
-        what: str,
-        request: int,
-        chunks: Iterable[int],
-        pace: Pace,
-        finish: Callable[[Operation], None],
-        *,
-        span: tuple[int, int, int],
-        answer: np.ndarray | None,
-        codec: Codec,
-        in_place: Set[int],
-    ) -> None:
-        super().__init__(what, request, chunks, pace, finish)
-        self._chunks = frozenset(self.awaited)
-        self._span = span
-        self._answer = answer
-        self._codec = codec
-        self._in_place = in_place
-
-    def take(self, server: int, answer: wire.Answer, payloads: Sequence[memoryview]) -> None:
-        """As `Operation.take`. Raises ProtocolError for chunks that were not asked for, or payloads that do not fit."""
-        chunks = answer.chunks if isinstance(answer, wire.Done) else ()
-        target = None if server in self._in_place else self._answer
-        if len(payloads) != (0 if target is None else len(chunks)):
-            raise ProtocolError(f"an answer to the {self.what} has {len(payloads)} payloads for {len(chunks)} chunks")
-        for place, chunk in enumerate(chunks):
-            if chunk not in self._chunks:
-                raise ProtocolError(f"an answer to the {self.what} came for chunk {chunk}, which is not awaited")
-            if chunk not in self.awaited:
-                continue  # it came again
-            if target is not None:
-                self._receive(part_of(chunk, *self._span), target, payloads[place])
-            self.awaited.remove(chunk)
-
-    def _receive(self, span: Span, target: np.ndarray, payload: memoryview) -> None:
-        expected = self._codec.nbytes(span.length, target.dtype)
+    def _receive(self, chunk: int, target: np.ndarray, payload: memoryview) -> None:
+        expected = self._codec.nbytes(target.size, target.dtype)
         if payload.nbytes != expected:
             raise ProtocolError(
-                f"the answer to the {self.what} for chunk {span.chunk} has {payload.nbytes} bytes, not {expected}"
+                f"the answer to the {self.what} for chunk {chunk} has {payload.nbytes} bytes, not {expected}"
             )
-        part = target[span.start : span.stop]
         if self._codec.exact:
-            copy_(part, np.frombuffer(payload, target.dtype), target.nbytes)
+            whole = target.nbytes if self.table is None else self.table.chunk_map.layout.nbytes
+            copy_(target, np.frombuffer(payload, target.dtype), whole)
         else:
-            self._codec.decode(payload, part)
-
-
-def part_of(chunk: int, start: int, stop: int, step: int) -> Span:
-    """The part of elements `start:stop` that is in a chunk, where chunks have `step` elements."""
-    return Span(chunk, max(start, chunk * step), min(stop, (chunk + 1) * step))
+            self._codec.decode(payload, target)
 
 
 class OperationSequence(Generic[Result]):
-    """Operations that follow each other, as one: each begins when the one before is done.
-
-    `steps` yields each operation, is resumed when that is done, and calls its `wait`.
-    """
+    """Operations that follow each other, as one: `steps` yields each, and goes on when it is done, unless it failed."""
 
     def __init__(self, steps: Generator[Operation, None, Result]) -> None:
         self._steps = steps
+        self._current: Operation | None = None
+        """The operation under way; None at the end."""
         self._error: HybridPSError | None = None
         self._result: Result | None = None
-        self.current: Operation | None = None
-        """The operation under way; None at the end."""
         self._advance()
 
     @property
     def done(self) -> bool:
         """Whether all operations are done, or one has failed. Begins the next ones, if it is their turn."""
-        while self.current is not None and self.current.done:
+        while self._current is not None and self._current.done:
             self._advance()
-        return self.current is None
+        return self._current is None
 
     def wait(self) -> Result:
-        """Return the result of the steps. Raises what one of them raised."""
-        while self.current is not None:
+        """Return the result of the steps. Raises what one of the operations raised."""
+        while self._current is not None:
             self._advance()
         if self._error is not None:
             raise self._error
@@ -166,8 +183,29 @@ class OperationSequence(Generic[Result]):
 
     def _advance(self) -> None:
         try:
-            self.current = next(self._steps)
+            if self._current is not None:
+                self._current.wait()
+            self._current = next(self._steps)
         except StopIteration as end:
-            self.current, self._result = None, end.value
+            self._current, self._result = None, end.value
         except HybridPSError as error:
-            self.current, self._error = None, error
+            self._current, self._error = None, error
+
+
+class Pace:
+    """How long an operation usually takes: mean and mean deviation, smoothed (RFC 6298, Jacobson 1988)."""
+
+    def __init__(self) -> None:
+        self._mean = self._deviation = 0.0
+
+    def add(self, seconds: float) -> None:
+        """The operation took so long."""
+        if not self._mean:
+            self._mean, self._deviation = seconds, seconds / 2
+            return
+        self._deviation += (abs(seconds - self._mean) - self._deviation) / 4
+        self._mean += (seconds - self._mean) / 8
+
+    def deadline_seconds(self, least_seconds: float) -> float:
+        """The setting, or eight times the usual duration, mean + 4 deviation, if the operation is always slower."""
+        return max(least_seconds, 8 * (self._mean + 4 * self._deviation))

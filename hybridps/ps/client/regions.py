@@ -2,62 +2,51 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 
 import numpy as np
 
 from hybridps.memory import Place, is_released, place_of
 from hybridps.ps import wire
-
-Offer = Callable[[int, int, Place], bool]
-"""Offers a server, by its number, memory as a region of that number. Returns whether the server works there."""
-
-Withdraw = Callable[[int, int], None]
-"""Tells a server, by its number, that a region is no longer used."""
+from hybridps.ps.client.operations import Operation
+from hybridps.ps.client.session import Session
 
 
 class Regions:
     """Which memory was offered to which server. Each is offered once, and withdrawn when this process releases it."""
 
-    def __init__(self, offer: Offer, withdraw: Withdraw) -> None:
-        self._offer = offer
-        self._withdraw = withdraw
-        self._next = itertools.count()
-        self._numbers: dict[tuple[int, str], int | None] = {}
-        """By server and secret. None: the server does not reach it."""
-        self._descriptors: dict[str, int] = {}
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._offers: dict[tuple[int, int, str], Operation] = {}
+        """By server, descriptor and secret. A region has the number of the request that offered it."""
 
-    def spots(self, servers: Sequence[int], arrays: Sequence[np.ndarray]) -> dict[int, tuple[wire.Spot, ...]]:
+    def offsets(self, servers: Sequence[int], arrays: Sequence[np.ndarray]) -> dict[int, tuple[wire.RegionOffset, ...]]:
         """Where each server finds the arrays, in their order; without the servers that do not reach all of them."""
-        places = [place_of(array) for array in arrays]
-        found = [place for place in places if place is not None]
-        if len(found) < len(places):
+        places = [place for place in map(place_of, arrays) if place is not None]
+        if len(places) < len(arrays):
             return {}
-        spots = {}
+        found = {}
         for server in servers:
-            numbers = [self._number(server, place) for place in found]
-            if None not in numbers:
-                spots[server] = tuple(
-                    wire.Spot(number, place.offset)
-                    for number, place in zip(numbers, found, strict=True)
-                    if number is not None
-                )
-        return spots
+            offers = [self._offer(server, place) for place in places]
+            if all(offer.error is None for offer in offers):
+                regions = [(offer.request, place.offset) for offer, place in zip(offers, places, strict=True)]
+                found[server] = tuple(wire.RegionOffset(*each) for each in regions)
+        return found
 
-    def _number(self, server: int, place: Place) -> int | None:
+    def _offer(self, server: int, place: Place) -> Operation:
+        """The offer of that memory, which is answered. Its error says why the server does not reach it."""
         # A descriptor may be used again for other memory; a secret is not.
-        known = server, place.secret
-        if known not in self._numbers:
-            self._withdraw_released()
-            number = next(self._next)
-            self._numbers[known] = number if self._offer(server, number, place) else None
-            self._descriptors[place.secret] = place.descriptor
-        return self._numbers[known]
+        known = server, place.descriptor, place.secret
+        if known not in self._offers:
+            for released in [each for each in self._offers if is_released(*each[1:])]:
+                self._withdraw(self._offers.pop(released), released[0])
+            what, memory = f"offer of memory to {self._session.addresses[server]}", (*known[1:], place.nbytes)
+            offer = self._session.ask(what, [server], lambda n, _: wire.Attach(n, n, os.getpid(), *memory))
+            self._session.finish(offer)
+            self._offers[known] = offer
+        return self._offers[known]
 
-    def _withdraw_released(self) -> None:
-        for server, secret in [*self._numbers]:
-            if is_released(self._descriptors[secret], secret):
-                number = self._numbers.pop((server, secret))
-                if number is not None:
-                    self._withdraw(server, number)
+    def _withdraw(self, offer: Operation, server: int) -> None:
+        if offer.error is None:
+            self._session.ask("withdrawal of memory", [server], lambda n, _: wire.Detach(n, offer.request)).wait()

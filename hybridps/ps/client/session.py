@@ -1,22 +1,27 @@
-"""One life of a group at its servers: greeting, answers and refusals, resending, leaving."""
+"""One life of a group at its servers: greeting, sending and receiving, refusals, resending, leaving."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
+import zmq
 
+from hybridps.codecs import Codec
 from hybridps.config import Settings
-from hybridps.errors import DeadlineError, HybridPSError, ProtocolError, ServerError
+from hybridps.errors import DeadlineError, HybridPSError, ServerError
 from hybridps.ps import wire
 from hybridps.ps.client.heartbeat import Heartbeat
-from hybridps.ps.client.operations import Operation, Sent
-from hybridps.ps.client.pace import Pace
-from hybridps.ps.client.sockets import Received, Sockets
+from hybridps.ps.client.operations import EXACT, Operation, Pace, Sent, Table
+from hybridps.ps.client.sockets import Sockets
 from hybridps.ps.keys import Credentials
 from hybridps.ps.model import GroupTakenError, UnknownClientError
 
@@ -29,54 +34,53 @@ class Session:
     def __init__(
         self, addresses: Sequence[str], *, job: str, group: int, groups: int, settings: Settings, context: Any = None
     ) -> None:
-        self._settings = settings
-        self._under_way: dict[int, Operation] = {}
-        """By the number of the request: an answer finds its operation here."""
-        self._requests = itertools.count()
-        self._paces: dict[str, Pace] = {}
+        self.addresses = tuple(addresses)
         self.has_parent = False
         """Whether the servers are themselves clients of others."""
+        self.under_way: dict[int, Operation] = {}
+        """By the number of the request, ascending: an answer finds its operation here."""
+        self._settings = settings
+        self._numbers = itertools.count()
+        self._paces: defaultdict[str, Pace] = defaultdict(Pace)
         self._welcomed: set[int] = set()
         self._greeting: set[int] = set()
         """Servers that were greeted again on a restored connection, and have not answered."""
-        self._left: set[int] = set()
-        self.failure: HybridPSError | None = None
+        self._left: set[int] | None = None
+        """Servers that have let this group go; None before it leaves."""
+        self._failure: HybridPSError | None = None
         """The error that ended the session; it concerns no single request."""
-        self._heartbeat: Heartbeat | None = None
-        self._credentials = Credentials.of(settings)
+        credentials = Credentials.of(settings)
         self._hello = wire.Hello(wire.VERSION, secrets.randbits(62), job, group, groups)
-        if self._credentials is not None:
-            named = {"tenant": self._credentials.tenant, "token": self._credentials.token}
-            self._hello = msgspec.structs.replace(self._hello, **named)
-        self._sockets = Sockets(addresses, self._credentials, context)
+        if credentials is not None:
+            self._hello = msgspec.structs.replace(self._hello, tenant=credentials.tenant, token=credentials.token)
+        self._sockets = Sockets(self.addresses, credentials, context)
+        self._heartbeat = Heartbeat(self._sockets, self._hello.session, settings)
         try:
-            self._greet_all()
+            for server in range(len(addresses)):
+                self._greet(server)
+            self._heartbeat.start()
         except BaseException:
             self.close()
             raise
 
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The addresses of the servers."""
-        return self._sockets.addresses
-
-    def number(self) -> int:
-        """A number for a request, greater than all before."""
-        return next(self._requests)
-
-    def pace(self, what: str) -> Pace:
-        """How long operations of that name take."""
-        return self._paces.setdefault(what, Pace())
-
-    def begin(self, operation: Operation) -> None:
-        """Deliver answers with the operation's number to it, from now on."""
+    def begin(
+        self, what: str, messages: Callable[[int], Iterable[Sent]], table: Table | None = None, codec: Codec = EXACT
+    ) -> Operation:
+        """Send the messages of a request, given the number of the request, which is greater than all before."""
+        self.check()
+        operation = Operation(what, next(self._numbers), self.finish, table, codec)
+        for sent in messages(operation.request):
+            operation.add(sent)
+            self.send(*sent[:3])
         if not operation.done:
-            self._under_way[operation.request] = operation
+            self.under_way[operation.request] = operation
+        return operation
 
-    def send(self, operation: Operation, sent: Sent) -> None:
-        """Send a message of an operation, which keeps it: it may have to be sent again."""
-        operation.sent.append(sent)
-        self._sockets.send(sent.server, sent.message, sent.payloads)
+    def ask(self, what: str, servers: Iterable[int], message: Callable[[int, int], wire.Request]) -> Operation:
+        """Send some servers a request without payload: `message(request, server)`."""
+        return self.begin(
+            what, lambda request: (Sent(each, message(request, each), (), {each: None}) for each in servers)
+        )
 
     def finish(self, operation: Operation) -> None:
         """Return when an operation is done, which may wait for other groups, or for the turn of this tenant.
@@ -85,170 +89,150 @@ class Session:
         ServerError as soon as a server is gone; not the operation's own error.
         """
         try:
-            seconds = operation.pace.deadline_seconds(self._settings.deadline_seconds)
-            self._until(lambda: operation.done, seconds, lambda: self._late(operation, seconds))
-            operation.pace.add(time.monotonic() - operation.began)
+            if not self._until(lambda: operation.done, self._allowed_seconds(operation)):
+                raise self._late(operation)
+            self._paces[operation.what].add(time.monotonic() - operation.began)
         finally:
-            self._under_way.pop(operation.request, None)
-            if self._heartbeat is not None:
-                self._heartbeat.settled = min(self._under_way, default=operation.request + 1)
+            self.under_way.pop(operation.request, None)
+            self._heartbeat.settled = min(self.under_way, default=operation.request + 1)
 
     def wake_by(self, descriptor: int) -> None:
         """Have `listen` return when that descriptor can be read."""
-        self._sockets.wake_by(descriptor)
+        self._sockets.poller.register(descriptor, zmq.POLLIN)
 
     def listen(self) -> None:
-        """Receive what the servers send, for one heartbeat at most. Raises the error that ended the session."""
-        self._check()
-        self._take_all(self._settings.heartbeat_seconds)
+        """Receive what the servers send, for one heartbeat at most. Raises as `finish` does, for all under way."""
+        self.check()
+        self._receive(self._settings.heartbeat_seconds)
+        now = time.monotonic()
+        for operation in self.under_way.values():
+            if not operation.done and now - operation.began > self._allowed_seconds(operation):
+                raise self._late(operation)
 
-    def check_late(self, operation: Operation) -> None:
-        """Raise DeadlineError if an operation is not done in the time that `finish` would give it."""
-        seconds = operation.pace.deadline_seconds(self._settings.deadline_seconds)
-        if not operation.done and time.monotonic() - operation.began > seconds:
-            raise self._late(operation, seconds)
+    def check(self) -> None:
+        """Raise the error that ended the session, if it has ended."""
+        failure = self._failure or self._heartbeat.failure
+        if failure is not None:
+            raise failure
 
     def close(self, lost: bool = False) -> None:
-        """Leave, and release what is held, in bounded time. Only once. `lost`: without telling the servers."""
-        try:
-            if not lost:
-                self._leave()
-        finally:
-            if self._heartbeat is not None:
-                self._heartbeat.stop()
-            self._sockets.close(linger_seconds=0.0 if self._left >= self._welcomed else 0.1)
+        """Release what is held. A second time does nothing.
 
-    def _greet_all(self) -> None:
-        for server in range(len(self.addresses)):
-            self._greet(server)
-        settings = self._settings
-        self._heartbeat = Heartbeat(
-            self._sockets.context,
-            self.addresses,
-            self._hello.session,
-            settings.heartbeat_seconds,
-            settings.lost_seconds,
-            self._credentials,
-        )
+        Unless `lost` tells the servers, and waits a moment for their answers, so that they do not take it as lost.
+        """
+        if self._left is not None:
+            return
+        left = self._left = set()
+        try:
+            for server in () if lost else self._welcomed:
+                self.send(server, wire.Leave())
+            with contextlib.suppress(HybridPSError):
+                seconds = min(_LEAVE_SECONDS, self._settings.connect_seconds)
+                self._until(lambda: lost or left >= self._welcomed, seconds)
+        finally:
+            self._failure = ServerError(f"group {self._hello.group} has left its servers: open a new client")
+            self._heartbeat.stop()
+            self._sockets.close(linger_seconds=0.0 if left >= self._welcomed else 0.1)
+
+    def send(self, server: int, message: wire.Message, payloads: Sequence[np.ndarray] = ()) -> None:
+        """Hand a message to the transport. Payloads are not copied: they may not change until the answer is there."""
+        frames = [wire.encode(message), *(payload.view(np.uint8).data for payload in payloads)]
+        self._sockets.sockets[server].send_multipart(frames, copy=not payloads)
 
     def _greet(self, server: int) -> None:
         """Introduce the group to a server. While another process is that group, wait until it is lost."""
-        patience = time.monotonic() + self._settings.lost_seconds + self._settings.connect_seconds
+        settings = self._settings
+        patience = time.monotonic() + settings.lost_seconds + settings.connect_seconds
         while server not in self._welcomed:
-            self._sockets.send(server, self._hello)
+            self.send(server, self._hello)
             try:
-                self._until(
-                    lambda: server in self._welcomed, self._settings.connect_seconds, lambda: self._silence(server)
-                )
+                if not self._until(lambda: server in self._welcomed, settings.connect_seconds):
+                    raise ServerError(
+                        f"no answer from {self.addresses[server]} within {settings.connect_seconds:g} s: "
+                        "is `hybridps serve` running there?"
+                    )
             except GroupTakenError:
                 if time.monotonic() > patience:
                     raise
-                self.failure = None
-                time.sleep(min(self._settings.heartbeat_seconds, self._settings.lost_seconds / 4))
+                self._failure = None
+                time.sleep(min(settings.heartbeat_seconds, settings.lost_seconds / 4))
 
-    def _silence(self, server: int) -> ServerError:
-        return ServerError(
-            f"no answer from {self.addresses[server]} within {self._settings.connect_seconds:g} s: "
-            "is `hybridps serve` running there?"
-        )
+    def _allowed_seconds(self, operation: Operation) -> float:
+        return self._paces[operation.what].deadline_seconds(self._settings.deadline_seconds)
 
-    def _late(self, operation: Operation, seconds: float) -> DeadlineError:
+    def _late(self, operation: Operation) -> DeadlineError:
         return DeadlineError(
-            f"the {operation.what} is not done after {seconds:g} s: another group has not contributed yet; "
-            "check what that group is doing, or raise HYBRIDPS_DEADLINE_SECONDS"
+            f"the {operation.what} is not done after {self._allowed_seconds(operation):g} s: another group has not "
+            "contributed yet; check what that group is doing, or raise HYBRIDPS_DEADLINE_SECONDS"
         )
 
-    def _until(self, done: Callable[[], bool], seconds: float, late: Callable[[], HybridPSError]) -> None:
-        """Receive until `done`. Raise `late` after `seconds`, and at once what ended the session."""
+    def _until(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Receive until `done`, for so many seconds at most; whether it is. Raises at once what ended the session."""
         deadline = time.monotonic() + seconds
         while not done():
-            self._check()
+            self.check()
             left = deadline - time.monotonic()
             if left <= 0:
-                raise late()
-            self._take_all(left)
+                return False
+            self._receive(min(left, self._settings.heartbeat_seconds))
+        return True
 
-    def _check(self) -> None:
-        if self.failure is not None:
-            raise self.failure
-        if self._heartbeat is not None:
-            self._heartbeat.check()
+    def _receive(self, seconds: float) -> None:
+        """Take the messages that are there, or arrive within `seconds`.
 
-    def _take_all(self, seconds: float) -> None:
-        for received in self._sockets.receive(min(seconds, self._settings.heartbeat_seconds)):
-            self._take(received)
+        Raises ProtocolError for a message that cannot be read, ServerError if a server refuses the connection.
+        """
+        ready = dict(self._sockets.poller.poll(math.ceil(max(0.0, seconds) * 1000)))
+        for server, monitor in enumerate(self._sockets.monitors):
+            while monitor in ready and monitor.poll(0):
+                if self._sockets.is_restored(server):
+                    self._greet_again(server)
+        for server, socket in enumerate(self._sockets.sockets):
+            while socket in ready:
+                try:
+                    frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                except zmq.Again:
+                    break
+                # The payloads are valid as long as they are held.
+                self._take(server, wire.decode_answer(frames[0].buffer), [frame.buffer for frame in frames[1:]])
 
-    def _take(self, received: Received) -> None:
-        server, answer, payloads = received
+    def _take(self, server: int, answer: wire.Answer, payloads: Sequence[memoryview]) -> None:
         match answer:
-            case None:
-                self._greet_again(server)
+            case wire.Done() | wire.Registered():
+                # The answer to an operation that was given up finds none, and is dropped.
+                operation = self.under_way.get(answer.request)
+                if operation is not None:
+                    operation.take(server, answer, payloads)
             case wire.Welcome():
                 self._welcomed.add(server)
                 self.has_parent |= answer.has_parent
                 if server in self._greeting:
                     self._greeting.discard(server)
-                    self._send_again(server)
-            case wire.Left():
-                self._left.add(server)
+                    for sent in [sent for operation in self.under_way.values() for sent in operation.unanswered]:
+                        if sent.server == server:
+                            self.send(*sent[:3])
+            case wire.Alive():
+                if self._left is not None:
+                    self._left.add(server)
             case wire.Refused():
                 self._take_refusal(answer, server)
-            case wire.Registered() | wire.Attached() | wire.Done():
-                # The answer to an operation that was given up finds none, and is dropped.
-                operation = self._under_way.get(answer.request)
-                if operation is not None:
-                    operation.take(server, answer, payloads)
 
     def _greet_again(self, server: int) -> None:
-        """The connection is restored: what was under way may have been lost with the old one."""
+        """The connection is restored: requests under way may have been lost with the old one, or their answers."""
         self._greeting.add(server)
-        self._sockets.send(server, msgspec.structs.replace(self._hello, again=server in self._welcomed))
-
-    def _send_again(self, server: int) -> None:
-        """A request may have been lost, or its answer."""
-        for _, operation in sorted(self._under_way.items()):
-            for sent in operation.unanswered:
-                if sent.server == server:
-                    self._sockets.send(server, sent.message, sent.payloads)
+        self.send(server, msgspec.structs.replace(self._hello, again=server in self._welcomed))
+        if self._left is not None:
+            self.send(server, wire.Leave())
 
     def _take_refusal(self, refused: wire.Refused, server: int) -> None:
         error = wire.error_of(refused, self.addresses[server])
         if refused.request is None:
-            self.failure = error
+            self._failure = error
         elif isinstance(error, UnknownClientError):
             # The request overtook the greeting, whose answer says whether the server still knows this client.
             if server not in self._greeting:
                 self._greet_again(server)
         else:
-            operation = self._under_way.get(refused.request)
+            operation = self.under_way.get(refused.request)
             if operation is not None and operation.error is None:
                 operation.error = error
-
-    def _leave(self) -> None:
-        """Tell the servers, and wait a moment for their answers, so that they do not take the group as lost."""
-        for server in self._welcomed:
-            self._sockets.send(server, wire.Leave())
-        deadline = time.monotonic() + min(_LEAVE_SECONDS, self._settings.connect_seconds)
-        while not self._left >= self._welcomed and time.monotonic() < deadline:
-            try:
-                if self._heartbeat is not None:
-                    self._heartbeat.check()
-                for received in self._sockets.receive(
-                    min(deadline - time.monotonic(), self._settings.heartbeat_seconds)
-                ):
-                    if not self._take_goodbye(received):
-                        return
-            except ProtocolError:
-                continue
-            except ServerError:
-                return
-
-    def _take_goodbye(self, received: Received) -> bool:
-        """Returns whether to wait for more answers: not if a server has ended the session by itself."""
-        server, answer, _ = received
-        if isinstance(answer, wire.Left):
-            self._left.add(server)
-        elif answer is None:
-            self._greet_again(server)
-            self._sockets.send(server, wire.Leave())
-        return not (isinstance(answer, wire.Refused) and answer.request is None)

@@ -1,12 +1,10 @@
-"""The client's sockets to its servers."""
+"""The client's sockets to its servers: how they are opened, and what becomes of their connections."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
@@ -25,95 +23,71 @@ _ATTEMPTS = 3
 """So many failed handshakes in a row are a refusal. A single one may be a connection that broke."""
 
 
-class Received(NamedTuple):
-    """A message of a server; `payloads` are valid as long as they are held.
-
-    `answer` is None if the connection was lost and is restored: what was under way may have been lost with it.
-    """
-
-    server: int
-    answer: wire.Answer | None
-    payloads: Sequence[memoryview] = ()
-
-
 class Sockets:
-    """One socket for each address, in a ZeroMQ `context` of their own, or one that is given.
+    """One socket for each address, in a ZeroMQ `context` of their own, or one that is not None.
 
     Raises ServerError for an unusable address. With `credentials` everything is encrypted, and both sides know each
     other.
     """
 
-    def __init__(
-        self, addresses: Sequence[str], credentials: Credentials | None = None, context: zmq.Context[Any] | None = None
-    ) -> None:
+    def __init__(self, addresses: Sequence[str], credentials: Credentials | None, context: Any) -> None:
         keep_message_memory()
-        self.addresses = tuple(addresses)
+        self._context = context or zmq.Context()
+        self.poller = zmq.Poller()
+        """Of all sockets and monitors."""
+        self.sockets: list[Any] = []
+        self.monitors: list[Any] = []
+        """What becomes of the connection of each socket is read here, by `is_restored`."""
+        self.addresses = addresses
         self._credentials = credentials
         self._owns_context = context is None
-        self.context: Any = context or zmq.Context()
-        self._poller = zmq.Poller()
-        self._sockets: list[Any] = []
-        self._monitors: list[Any] = []
         self._connected: set[int] = set()
         """Servers that there was a connection with before."""
-        self._failed = [0] * len(self.addresses)
+        self._failed = [0] * len(addresses)
         try:
-            for address in self.addresses:
-                self._connect(address)
+            for address in addresses:
+                self._open(address)
         except BaseException:
             self.close(0.0)
             raise
 
-    def send(self, server: int, message: wire.Message, payloads: Sequence[np.ndarray] = ()) -> None:
-        """Hand a message to the transport. Payloads are not copied: they may not change until the answer is there."""
-        frames = [wire.encode(message), *(payload.view(np.uint8).data for payload in payloads)]
-        self._sockets[server].send_multipart(frames, copy=not payloads)
+    def is_restored(self, server: int) -> bool:
+        """Read one event of a monitor: whether a connection that was lost is there again.
 
-    def wake_by(self, descriptor: int) -> None:
-        """Have `receive` return when that descriptor can be read."""
-        self._poller.register(descriptor, zmq.POLLIN)
-
-    def receive(self, seconds: float) -> Iterator[Received]:
-        """The messages that are there, or arrive within `seconds`.
-
-        Raises ProtocolError for a message that cannot be read, ServerError if a server refuses the connection.
+        What was under way may have been lost with the old one. Raises ServerError if the server refuses connections.
         """
-        ready = dict(self._poller.poll(math.ceil(max(0.0, seconds) * 1000)))
-        for server, monitor in enumerate(self._monitors):
-            while monitor in ready and monitor.poll(0):
-                yield from self._take_event(server, recv_monitor_message(monitor))
-        for server, socket in enumerate(self._sockets):
-            while socket in ready:
-                try:
-                    frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                except zmq.Again:
-                    break
-                answer = wire.decode_answer(frames[0].buffer)
-                yield Received(server, answer, [frame.buffer for frame in frames[1:]])
-
-    def close(self, linger_seconds: float) -> None:
-        """Release everything; messages that are not sent after `linger_seconds` are dropped."""
-        for socket in self._sockets:
-            socket.close(linger=int(linger_seconds * 1000))
-        for monitor in self._monitors:
-            monitor.close(linger=0)
-        if self._owns_context:
-            self.context.term()
-
-    def _take_event(self, server: int, told: Mapping[str, Any]) -> Iterator[Received]:
+        told = recv_monitor_message(self.monitors[server])
         event = told["event"]
         if event == _CONNECTED:
             send_unpaced(told["value"])
-            return
-        if event == _UP:
+        elif event == _UP:
             self._failed[server] = 0
             if server in self._connected:
-                yield Received(server, None)
+                return True
             self._connected.add(server)
-            return
-        self._failed[server] += 1
-        if event != zmq.Event.HANDSHAKE_FAILED_NO_DETAIL or self._failed[server] == _ATTEMPTS:
-            raise self._refused(server, event)
+        else:
+            self._failed[server] += 1
+            if event != zmq.Event.HANDSHAKE_FAILED_NO_DETAIL or self._failed[server] == _ATTEMPTS:
+                raise self._refused(server, event)
+        return False
+
+    def make(self, most_unsent: int, most_bytes: int) -> Any:
+        """A socket that keeps so many messages (0: all), and takes messages of so many bytes."""
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.SNDHWM, most_unsent)
+        socket.setsockopt(zmq.MAXMSGSIZE, most_bytes)
+        if self._credentials is not None:
+            self._credentials.secure(socket)
+        return socket
+
+    def close(self, linger_seconds: float) -> None:
+        """Release everything; messages that are not sent after `linger_seconds` are dropped."""
+        for socket in self.sockets:
+            socket.close(linger=int(linger_seconds * 1000))
+        for monitor in self.monitors:
+            monitor.close(linger=0)
+        if self._owns_context:
+            self._context.term()
 
     def _refused(self, server: int, event: int) -> ServerError:
         """Which side notices first that keys do not fit is a matter of chance: the server reports one case only."""
@@ -127,21 +101,16 @@ class Sockets:
             "set HYBRIDPS_KEYS to the folder that `hybridps keys` made for this tenant and this server"
         )
 
-    def _connect(self, address: str) -> None:
-        socket = self.context.socket(zmq.DEALER)
-        self._sockets.append(socket)
+    def _open(self, address: str) -> None:
         # Messages that wait to be sent are the caller's memory, not copies: there is nothing to bound.
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, wire.LARGEST_CHUNK_BYTES)
-        if self._credentials is not None:
-            self._credentials.secure(socket)
-        monitor = socket.get_monitor_socket(_CONNECTED | _UP | _FAILED)
-        self._monitors.append(monitor)
-        self._poller.register(monitor, zmq.POLLIN)
+        socket = self.make(0, wire.LARGEST_CHUNK_BYTES)
+        self.sockets.append(socket)
+        self.monitors.append(socket.get_monitor_socket(_CONNECTED | _UP | _FAILED))
         try:
             socket.connect(address)
         except zmq.ZMQError as error:
             raise ServerError(
                 f"{address!r} is no address of a server: {error.strerror}; write it like tcp://127.0.0.1:5555"
             ) from None
-        self._poller.register(socket, zmq.POLLIN)
+        self.poller.register(self.monitors[-1], zmq.POLLIN)
+        self.poller.register(socket, zmq.POLLIN)

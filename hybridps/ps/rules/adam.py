@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from msgspec import Meta
@@ -14,14 +14,14 @@ from hybridps.ps.rules.sgd import SGD, NotNegative
 Below1 = Annotated[float, Meta(ge=0, lt=1)]
 
 
-class Adam(SGD, frozen=True, tag="adam", forbid_unknown_fields=True, kw_only=True):
+class Adam(SGD, frozen=True, tag="adam", kw_only=True):
     """Round t, with h = rescale g + weight_decay w:
 
     m <- beta1 m + (1 - beta1) h,   v <- beta2 v + (1 - beta2) h^2
     w <- w - rate sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + epsilon)
     """
 
-    states: ClassVar[int] = 2
+    states = 2
 
     rate: NotNegative = 0.001
     beta1: Below1 = 0.9

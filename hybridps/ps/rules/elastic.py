@@ -4,33 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-import msgspec
 import numpy as np
 from msgspec import Meta
 
 from hybridps.compiled import compiled
 from hybridps.memory import DTYPES
 from hybridps.ps.clocks import BulkSynchronous, Clock, FreeRunning
+from hybridps.ps.rules.rule import Rule
 
 
-class Elastic(msgspec.Struct, frozen=True, tag="elastic", forbid_unknown_fields=True):
+class Elastic(Rule, frozen=True, tag="elastic"):
     """d = alpha (w - centre); centre += d at the server (Elastic1), w -= d in the group (Elastic2).
 
     The answer is d: both sides use the same bits, and an exchange conserves w + centre. d is computed in at least
     float32, so that alpha is not rounded to float16, and then stored in the table's dtype.
     """
 
-    states: ClassVar[int] = 0
-    dtypes: ClassVar[tuple[str, ...]] = DTYPES
+    dtypes = DTYPES
     clocks: ClassVar[tuple[type[Clock], ...]] = (FreeRunning,)
-    separate: ClassVar[bool] = True
-    answer_is_new_value: ClassVar[bool] = False
-    transparent: ClassVar[bool] = False
+    separate = True
+    answer_is_new_value = False
 
     alpha: Annotated[float, Meta(ge=0, le=1)]
-
-    def numbers(self, step: int, contributions: int) -> tuple[float, ...]:
-        return (self.alpha,)
 
     @staticmethod
     @compiled
@@ -48,7 +43,7 @@ class Elastic(msgspec.Struct, frozen=True, tag="elastic", forbid_unknown_fields=
         return float(np.linalg.norm(answer)) / (self.alpha * size) if self.alpha * size else float("nan")
 
 
-class ElasticTogether(Elastic, frozen=True, tag="elastic-together", forbid_unknown_fields=True):
+class ElasticTogether(Elastic, frozen=True, tag="elastic-together"):
     """The synchronous form, for the values w_i of C groups:
 
     centre <- centre + alpha sum_i (w_i - centre) = (1 - C alpha) centre + C alpha mean(w)
@@ -57,14 +52,11 @@ class ElasticTogether(Elastic, frozen=True, tag="elastic-together", forbid_unkno
     Both sides use the centre as it was before the round; it is the answer. Stable for C alpha <= 1.
     """
 
-    states: ClassVar[int] = 1
+    states = 1
     """The answer, in case a group asks for it again."""
 
-    clocks: ClassVar[tuple[type[Clock], ...]] = (BulkSynchronous,)
-    separate: ClassVar[bool] = False
-
-    def numbers(self, step: int, contributions: int) -> tuple[float, ...]:
-        return self.alpha, contributions
+    clocks = (BulkSynchronous,)
+    separate = False
 
     @staticmethod
     @compiled
@@ -78,14 +70,9 @@ class ElasticTogether(Elastic, frozen=True, tag="elastic-together", forbid_unkno
 
     def apply_answer_(self, values: np.ndarray, answer: np.ndarray) -> None:
         np.subtract(values, answer, out=answer)
-        np.subtract(values, _times(answer, self.alpha), out=values)
+        np.multiply(answer, self.alpha, out=answer, dtype=np.result_type(answer.dtype, np.float32))
+        np.subtract(values, answer, out=values)
 
     def distance(self, values: np.ndarray, answer: np.ndarray) -> float:
         size = float(np.linalg.norm(values))
         return float(np.linalg.norm(values - answer)) / size if size else float("nan")
-
-
-def _times(array: np.ndarray, number: float) -> np.ndarray:
-    """The product in at least float32, rounded to the array's dtype."""
-    wide = np.result_type(array.dtype, np.float32)
-    return np.multiply(array, wide.type(number), dtype=wide).astype(array.dtype, copy=False)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-import msgspec
-
 from hybridps.compiled import compiled
-from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
-from hybridps.ps.rules.rule import NewValue
+from hybridps.ps.rules.rule import Rule
 from hybridps.ps.rules.sgd import Fraction, NotNegative
 
 
-class Outer(NewValue, msgspec.Struct, frozen=True, tag="outer", forbid_unknown_fields=True, kw_only=True):
+class Outer(Rule, frozen=True, tag="outer", kw_only=True):
     """The groups contribute their weights w_i after some local steps. With d = centre - mean(w), Nesterov's momentum:
 
     v <- momentum v + d,   centre <- centre - rate (d + momentum v)
@@ -20,17 +15,10 @@ class Outer(NewValue, msgspec.Struct, frozen=True, tag="outer", forbid_unknown_f
     The answer is the centre, from which all groups go on. rate = 1 and momentum = 0 average the weights.
     """
 
-    states: ClassVar[int] = 1
-    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float64")
-    clocks: ClassVar[tuple[type[Clock], ...]] = (BulkSynchronous, BoundedStale, FreeRunning)
-    separate: ClassVar[bool] = False
-    transparent: ClassVar[bool] = False
+    states = 1
 
     rate: NotNegative = 0.7
     momentum: Fraction = 0.9
-
-    def numbers(self, step: int, contributions: int) -> tuple[float, ...]:
-        return self.rate, self.momentum, contributions
 
     @staticmethod
     @compiled

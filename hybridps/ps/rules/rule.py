@@ -6,62 +6,55 @@ A rule works on one chunk: flat arrays of equal length and dtype. A clock says w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 
-from hybridps.ps.clocks import Clock
-from hybridps.ps.rules.kernel import BLOCK, COMPILED, addresses, block_loop, sum_
+from hybridps.compiled import addresses
+from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
+from hybridps.ps.rules.kernel import BLOCK, COMPILED, block_loop, sum_
 
 
-class Rule(Protocol):
-    """A frozen struct of numbers, and the two sides of the rule. In-place functions end in an underscore."""
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base class: numbers, and the two sides of a rule. In-place functions end in an underscore."""
 
-    states: ClassVar[int]
+    states: ClassVar[int] = 0
     """Arrays that the server keeps beside the centre, zeros at first: 0, 1 or 2."""
 
-    dtypes: ClassVar[tuple[str, ...]]
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float64")
     """The dtypes that it is computed in."""
 
-    clocks: ClassVar[tuple[type[Clock], ...]]
+    clocks: ClassVar[tuple[type[Clock], ...]] = (BulkSynchronous, BoundedStale, FreeRunning)
     """The clocks that it has a meaning with, the usual one first; that one takes no arguments."""
 
-    separate: ClassVar[bool]
+    separate: ClassVar[bool] = False
     """Whether every contribution is a round of its own; else those of a round are summed first."""
 
-    answer_is_new_value: ClassVar[bool]
+    answer_is_new_value: ClassVar[bool] = True
     """Whether the answer replaces the group's values as it is."""
 
-    transparent: ClassVar[bool]
+    transparent: ClassVar[bool] = False
     """Whether NaN and Inf may pass through to the groups: the next round starts without them."""
 
+    update_: ClassVar[Any]
+    """`update_(total, centre, state, numbers)`: update a block of `centre` and `state` with the round's `total`, which
+    may be overwritten; return the answer, one of the arrays given.
+
+    A compiled static method. If the rule is computed in float16, its source runs in NumPy too: there an "element"
+    `total[i]` is a whole block, and a number is a float32 array of one element.
+    """
+
     def numbers(self, step: int, contributions: int) -> tuple[float, ...]:
-        """The numbers that the update needs in round `step` (1, 2, ...), the sum of so many `contributions`."""
-
-    @staticmethod
-    def update_(total: np.ndarray, centre: np.ndarray, state: tuple[np.ndarray, ...], numbers: Any) -> np.ndarray:
-        """Update a block of `centre` and `state` with the round's `total`, which may be overwritten; return the answer.
-
-        Compiled. The answer is one of the arrays given. If the rule is computed in float16, its source runs in NumPy
-        too: there an "element" `total[i]` is a whole block, and a number is a float32 array of one element.
-        """
+        """What the update needs in round `step` (1, 2, ...): the rule's numbers, in order, and the contributions."""
+        return *msgspec.structs.astuple(self), contributions
 
     def apply_answer_(self, values: np.ndarray, answer: np.ndarray) -> None:
         """The group's side: change its `values` by the server's `answer`, which may be overwritten."""
-
-    def distance(self, values: np.ndarray, answer: np.ndarray) -> float:
-        """The group's side, before `apply_answer_`: |values - centre| / |values|; nan where it has no meaning."""
-
-
-class NewValue:
-    """The group's side of the rules whose answer replaces the values."""
-
-    answer_is_new_value: ClassVar[bool] = True
-
-    def apply_answer_(self, values: np.ndarray, answer: np.ndarray) -> None:
         np.copyto(values, answer)
 
     def distance(self, values: np.ndarray, answer: np.ndarray) -> float:
+        """The group's side, before `apply_answer_`: |values - centre| / |values|; nan where it has no meaning."""
         return float("nan")
 
 
@@ -85,15 +78,15 @@ def apply_(
     dtype = np.result_type(centre.dtype, np.float32)
     numbers = tuple(map(dtype.type, rule.numbers(step, contributions)))
     if centre.dtype in COMPILED:
-        loop = block_loop(rule.update_, rule.states)
-        return loop(addresses(sources), addresses(targets), centre, tuple(state), numbers, check_finite)
+        loop = block_loop(rule.update_)
+        states = (*state, centre, centre)[:2]  # always two: a rule that keeps less does not look at the others
+        return loop(addresses(sources), addresses(targets), centre, states, numbers, check_finite)
     total = np.empty_like(centre)
     add_up_(total, sources)
     not_finite = np.flatnonzero(~np.isfinite(total)) if check_finite else total[:0]
     done = int(not_finite[0]) // BLOCK * BLOCK if not_finite.size else centre.size
     blocks = [array[None, :done] for array in (total, centre, *state)]
-    update_ = rule.update_.py_func  # type: ignore[attr-defined]
-    answer = update_(*blocks[:2], blocks[2:], [*map(np.atleast_1d, numbers)])
+    answer = rule.update_.py_func(*blocks[:2], blocks[2:], [*map(np.atleast_1d, numbers)])
     for target in targets:
         np.copyto(target[:done], answer[0])
     return done

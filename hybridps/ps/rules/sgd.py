@@ -6,59 +6,45 @@ each.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from hybridps.compiled import compiled
-from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
-from hybridps.ps.rules.rule import NewValue
+from hybridps.ps.rules.rule import Rule
 
 Finite = Annotated[float, Meta(ge=-1e30, le=1e30)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e30)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 
-class SGD(NewValue, msgspec.Struct, frozen=True, tag="sgd", forbid_unknown_fields=True, kw_only=True):
+class SGD(Rule, frozen=True, tag="sgd", kw_only=True):
     """w <- w - rate (rescale g + weight_decay w). The groups get the new weights."""
-
-    states: ClassVar[int] = 0
-    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float64")
-    clocks: ClassVar[tuple[type[Clock], ...]] = (BulkSynchronous, BoundedStale, FreeRunning)
-    separate: ClassVar[bool] = False
-    transparent: ClassVar[bool] = False
 
     rate: NotNegative
     rescale: Finite = 1.0
     weight_decay: NotNegative = 0.0
 
-    def numbers(self, step: int, contributions: int) -> tuple[float, ...]:
-        return self.rate, self.rescale, self.weight_decay
-
     @staticmethod
     @compiled
     def update_(total, w, state, numbers):  # type: ignore[no-untyped-def]
-        rate, rescale, decay = numbers
+        rate, rescale, decay, _ = numbers
         for i in range(len(w)):
             w[i] -= rate * (rescale * total[i] + decay * w[i])
         return w
 
 
-class Momentum(SGD, frozen=True, tag="momentum", forbid_unknown_fields=True, kw_only=True):
+class Momentum(SGD, frozen=True, tag="momentum", kw_only=True):
     """v <- momentum v - rate (rescale g + weight_decay w), w <- w + v."""
 
-    states: ClassVar[int] = 1
+    states = 1
 
     momentum: Fraction = 0.9
-
-    def numbers(self, step: int, contributions: int) -> tuple[float, ...]:
-        return self.rate, self.rescale, self.weight_decay, self.momentum
 
     @staticmethod
     @compiled
     def update_(total, w, state, numbers):  # type: ignore[no-untyped-def]
-        rate, rescale, decay, momentum = numbers
+        rate, rescale, decay, momentum, _ = numbers
         v = state[0]
         for i in range(len(w)):
             v[i] = momentum * v[i] - rate * (rescale * total[i] + decay * w[i])
@@ -66,7 +52,7 @@ class Momentum(SGD, frozen=True, tag="momentum", forbid_unknown_fields=True, kw_
         return w
 
 
-class Nesterov(Momentum, frozen=True, tag="nesterov", forbid_unknown_fields=True, kw_only=True):
+class Nesterov(Momentum, frozen=True, tag="nesterov", kw_only=True):
     """d = rate (rescale g + weight_decay w), w <- w + momentum (momentum v - d) - d, then v <- momentum v - d'.
 
     d' is d with the new w, as in MXNet, whose operator writes w before v. Without weight decay d' = d.
@@ -75,7 +61,7 @@ class Nesterov(Momentum, frozen=True, tag="nesterov", forbid_unknown_fields=True
     @staticmethod
     @compiled
     def update_(total, w, state, numbers):  # type: ignore[no-untyped-def]
-        rate, rescale, decay, momentum = numbers
+        rate, rescale, decay, momentum, _ = numbers
         v = state[0]
         for i in range(len(w)):
             down = rate * (rescale * total[i] + decay * w[i])

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-import msgspec
-
 from hybridps.compiled import compiled
 from hybridps.memory import DTYPES
-from hybridps.ps.clocks import BulkSynchronous, Clock
-from hybridps.ps.rules.rule import NewValue
+from hybridps.ps.clocks import BulkSynchronous
+from hybridps.ps.rules.rule import Rule
 
 
-class Sum(NewValue, msgspec.Struct, frozen=True, tag="sum", forbid_unknown_fields=True):
+class Sum(Rule, frozen=True, tag="sum"):
     """The sum of one contribution from each group; the centre is the last sum."""
 
-    states: ClassVar[int] = 0
-    dtypes: ClassVar[tuple[str, ...]] = DTYPES
-    clocks: ClassVar[tuple[type[Clock], ...]] = (BulkSynchronous,)
-    separate: ClassVar[bool] = False
-    transparent: ClassVar[bool] = True
-
-    def numbers(self, step: int, contributions: int) -> tuple[float, ...]:
-        return ()
+    dtypes = DTYPES
+    clocks = (BulkSynchronous,)
+    transparent = True
 
     @staticmethod
     @compiled
@@ -32,11 +23,8 @@ class Sum(NewValue, msgspec.Struct, frozen=True, tag="sum", forbid_unknown_field
         return total
 
 
-class Mean(Sum, frozen=True, tag="mean", forbid_unknown_fields=True):
+class Mean(Sum, frozen=True, tag="mean"):
     """The mean of the contributions of a round: of those groups that take part in it."""
-
-    def numbers(self, step: int, contributions: int) -> tuple[float, ...]:
-        return (contributions,)
 
     @staticmethod
     @compiled

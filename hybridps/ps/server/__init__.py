@@ -1,6 +1,5 @@
-"""The server: `Server` serves in this process, `ServerProcess` starts one as a child. Callers use nothing else."""
+"""The server: `Server` serves in this process, `hybridps.processes` starts one as a child. Callers use nothing else."""
 
-from hybridps.ps.process import ServerProcess
-from hybridps.ps.server.loop import Server
+from hybridps.ps.server.server import Server
 
-__all__ = ["Server", "ServerProcess"]
+__all__ = ["Server"]

@@ -10,6 +10,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from hybridps.ps.keys import AllowList
 
 MESSAGE_BYTES = 4096
 """What a message takes and costs beside its payload, about."""
+
+_MOST_ACCOUNTS = 4096
 
 
 class Budget:
@@ -42,19 +45,22 @@ class Budget:
             self._used -= self._returned.popleft()
         return self._used
 
-    def has(self, nbytes: int) -> bool:
-        """Whether there is room for so much more."""
-        return all(b.limit_bytes is None or b.used_bytes + nbytes <= b.limit_bytes for b in self.chain)
+    def lacking(self, nbytes: int) -> Budget | None:
+        """The one of the chain, this one first, that has no room for so much more."""
+        for budget in self.chain:
+            if budget.limit_bytes is not None and budget.used_bytes + nbytes > budget.limit_bytes:
+                return budget
+        return None
 
     def check(self, nbytes: int, what: str) -> None:
         """Raise ServerError if there is no room for so much more."""
-        for budget in () if self.has(nbytes) else self.chain:
-            if budget.limit_bytes is not None and nbytes > budget.limit_bytes - budget.used_bytes:
-                whose = f"tenant {budget._name!r} may use" if budget._name else "this server may use"
-                raise ServerError(
-                    f"{what} needs about {nbytes} bytes here, and {max(budget.limit_bytes - budget.used_bytes, 0)} "
-                    f"of the {budget.limit_bytes} that {whose} are free: use more servers, or ask for more memory"
-                )
+        lacking = self.lacking(nbytes)
+        if lacking is not None and lacking.limit_bytes is not None:
+            whose = f"tenant {lacking._name!r} may use" if lacking._name else "this server may use"
+            raise ServerError(
+                f"{what} needs about {nbytes} bytes here, and {max(lacking.limit_bytes - lacking.used_bytes, 0)} "
+                f"of the {lacking.limit_bytes} that {whose} are free: use more servers, or ask for more memory"
+            )
 
     def take(self, nbytes: int) -> None:
         """So much more is used; less if it is negative."""
@@ -68,32 +74,26 @@ class Budget:
         for budget in self.chain:
             weakref.finalize(array, budget._returned.append, nbytes).atexit = False
 
-    def lacking(self, nbytes: int) -> Budget | None:
-        """The one of the chain, this one first, that has no room for so much more."""
-        return next(
-            (b for b in self.chain if b.limit_bytes is not None and b.used_bytes + nbytes > b.limit_bytes), None
-        )
 
-
+@dataclass(eq=False)
 class Account:
     """One tenant at a server: its messages that wait, what it may use, and what it has used."""
 
-    def __init__(self, name: str, budget: Budget, bytes_per_second: int | None = None) -> None:
-        self.name = name
-        self.budget = budget
-        self.bytes_per_second = bytes_per_second
-        self.waiting: deque[tuple[Any, int]] = deque()
-        self.start_bytes = 0
-        """Where its next message begins, on the line on which all tenants move on alike."""
-        self.rests_until_seconds = -math.inf
-        self.rested_seconds = 0.0
-        """What its rate has cost it."""
-        self.messages = 0
-        self.received_bytes = 0
-        self.served_bytes = 0
-        self.sent_bytes = 0
-        self.refused = 0
-        self.not_finite = 0
+    name: str
+    budget: Budget
+    bytes_per_second: int | None = None
+    waiting: deque[tuple[Any, int]] = field(default_factory=deque)
+    start_bytes: int = 0
+    """Where its next message begins, on the line on which all tenants move on alike."""
+    rests_until_seconds: float = -math.inf
+    rested_seconds: float = 0.0
+    """What its rate has cost it."""
+    messages: int = 0
+    received_bytes: int = 0
+    served_bytes: int = 0
+    sent_bytes: int = 0
+    refused: int = 0
+    not_finite: int = 0
 
 
 class FairQueue:
@@ -150,9 +150,6 @@ class FairQueue:
         return max(0.0, min((account.rests_until_seconds for account in self._turns), default=math.inf) - now)
 
 
-_MOST = 4096
-
-
 class Accounts:
     """Of all tenants of an allow-list. Without one each job is a tenant, with no bound of its own."""
 
@@ -160,23 +157,23 @@ class Accounts:
         self._allowed = allowed
         self._whole = whole
         self._accounts: dict[str, Account] = {}
-        if allowed is not None:
-            for tenant in allowed.tenants.values():
-                budget = Budget(tenant.quotas.memory_bytes, whole, tenant.name)
-                self._accounts[tenant.name] = Account(tenant.name, budget, tenant.quotas.bytes_per_second)
+        for tenant in allowed.tenants.values() if allowed is not None else ():
+            budget = Budget(tenant.quotas.memory_bytes, whole, tenant.name)
+            self._accounts[tenant.name] = Account(tenant.name, budget, tenant.quotas.bytes_per_second)
 
     def __iter__(self) -> Iterator[Account]:
-        return iter([*self._accounts.values()])
+        return iter(self._accounts.values())
 
-    def name_of(self, hello: wire.Hello) -> str:
-        """Of the job, so that jobs of different tenants never meet."""
-        return hello.job if self._allowed is None else f"{hello.tenant}/{hello.job}"
+    def admit(self, hello: wire.Hello, key: str) -> tuple[Account, str]:
+        """The account of a client whose connection has that public key, and what its job is called here.
 
-    def of(self, hello: wire.Hello, key: str) -> Account:
-        """The account of a client whose connection has that public key. Raises ServerError for another tenant."""
+        Jobs of different tenants never meet. Raises ServerError for another tenant.
+        """
         if self._allowed is None:
-            self._make_room()
-            return self._accounts.setdefault(hello.job, Account(hello.job, Budget(None, self._whole)))
+            if len(self._accounts) >= _MOST_ACCOUNTS:
+                idle = (name for name, account in self._accounts.items() if not account.budget.used_bytes)
+                self._accounts.pop(next(idle, ""), None)
+            return self._accounts.setdefault(hello.job, Account(hello.job, Budget(None, self._whole))), hello.job
         tenant = self._allowed.tenants.get(key)
         if tenant is None or hello.tenant != tenant.name or not tenant.knows(hello.token):
             whose = f"the key of tenant {tenant.name!r}" if tenant else "no key"
@@ -184,10 +181,4 @@ class Accounts:
                 f"the token is not that of the key: this connection has {whose}, and says it is {hello.tenant!r}; "
                 "use the folder that `hybridps keys` made, as it is"
             )
-        return self._accounts[tenant.name]
-
-    def _make_room(self) -> None:
-        """Forget a job that uses nothing."""
-        if len(self._accounts) >= _MOST:
-            idle = (name for name, account in self._accounts.items() if not account.budget.used_bytes)
-            self._accounts.pop(next(idle, ""), None)
+        return self._accounts[tenant.name], f"{tenant.name}/{hello.job}"

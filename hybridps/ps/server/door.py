@@ -1,12 +1,15 @@
-"""The socket that a server listens on, and who may connect.
+"""The socket that a server listens on: who may connect, and which connections are ended.
 
 ZeroMQ asks who may (ZAP, rfc.zeromq.org/spec/27); the loop answers, and counts who failed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import socket as sockets
+import struct
 import time
 from ipaddress import ip_address
 from typing import Any
@@ -17,6 +20,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from hybridps.errors import ServerError
+from hybridps.ps import wire
 from hybridps.ps.keys import AllowList
 from hybridps.ps.loopback import send_unpaced
 
@@ -29,37 +33,65 @@ _WRONG_KEY = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
 _QUIET_SECONDS = 1.0
 """Between two lines about refused connections."""
 
+_LOOK_SECONDS = 0.05
+"""Between two looks at what connections have sent."""
+
+_UNFINISHED_BYTES = 32 << 20
+"""Of one message that is not complete, beside two of the largest chunks: a client sends messages of about 4 MB."""
+
+_BYTES_RECEIVED = 128
+"""Offset of the number of bytes received in Linux's struct tcp_info."""
 
 MOST_UNREAD = 1 << 16
 """Answers that wait for one connection: whoever reads none is taken as lost then."""
 
 
 class Gatekeeper:
-    """Lets the tenants of an allow-list in, and counts the others. Without an allow-list anybody may come."""
+    """Listens at `address`, and lets in the tenants of an allow-list; without one anybody. Counts the others.
 
-    def __init__(self, context: Any, allowed: AllowList | None) -> None:
-        self.allowed = allowed
+    Ends TCP connections that send a message without end: ZeroMQ keeps it in memory, and never hands it over. Raises
+    ServerError if the address cannot be used, or is beyond this host without keys and not `insecure`.
+    """
+
+    def __init__(
+        self, address: str, allowed: AllowList | None, insecure: bool, io_threads: int, context: Any = None
+    ) -> None:
+        if not insecure and allowed is None:
+            _check_local(address)
         self.refused = 0
         """Connections that were refused or failed."""
-        self._told_seconds = float("-inf")
-        self.connections: set[int] = set()
-        """Descriptors of the connections that were accepted; some may be closed by now."""
-        self._questions: Any = None
-        self._events: Any = None
-        if allowed is not None:
-            self._questions = context.socket(zmq.REP)
-            self._questions.linger = 0
-            self._questions.bind("inproc://zeromq.zap.01")
+        self.heard: dict[bytes, int] = {}
+        """Clients whose messages came since the last look, and their connections."""
+        self._allowed = allowed
+        self._told_seconds = self._looked_seconds = float("-inf")
+        self._most_bytes = _UNFINISHED_BYTES
+        self._connections: dict[int, int] = {}
+        """By descriptor, the bytes that a connection had received when its message began. Some may be closed by now."""
+        self._owns_context = context is None
+        self._context: Any = zmq.Context(io_threads=io_threads) if context is None else context
+        self._questions: Any = None if allowed is None else self._context.socket(zmq.REP)
+        self.socket: Any = self._context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, wire.LARGEST_CHUNK_BYTES)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # Few messages of each connection: what is read waits in the accounts of the tenants.
+        self.socket.setsockopt(zmq.RCVHWM, 64)
+        # A router drops what is over the mark: far more than a group that reads its answers leaves waiting.
+        self.socket.setsockopt(zmq.SNDHWM, MOST_UNREAD)
+        # Before anybody knows the address.
+        self._events: Any = self.socket.get_monitor_socket(_ACCEPTED | _ENDED | _FAILED)
+        try:
+            if self._questions is not None and allowed is not None:
+                self._questions.bind("inproc://zeromq.zap.01")
+                allowed.secure(self.socket)
+            self.socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ServerError(f"cannot serve at {address}: {error.strerror or error}; use another address") from None
 
-    def attend(self, socket: Any) -> None:
-        """Keep who comes to the server's socket from now on: before anybody knows its address."""
-        self._events = socket.get_monitor_socket(_ACCEPTED | _ENDED | _FAILED)
-
-    def watch(self, poller: zmq.Poller) -> None:
-        """Have `poller` wake up when `serve` has something to do."""
-        if self._questions is not None:
-            poller.register(self._questions, zmq.POLLIN)
-        poller.register(self._events, zmq.POLLIN)
+    @property
+    def polled(self) -> list[Any]:
+        """The sockets that wake the loop."""
+        return [each for each in (self.socket, self._events, self._questions) if each is not None]
 
     def serve(self) -> None:
         """Answer the questions that wait."""
@@ -69,85 +101,82 @@ class Gatekeeper:
             happened = recv_monitor_message(self._events)
             if happened["event"] == _ACCEPTED:
                 send_unpaced(happened["value"])
-                self.connections.add(happened["value"])
+                self._connections[happened["value"]] = 0
             elif happened["event"] == _ENDED:
-                self.connections.discard(happened["value"])
+                self._connections.pop(happened["value"], None)
+            elif happened["value"] == _WRONG_KEY:
+                self.refuse("a client has another key of this server")
             else:
-                self.tell(self._why_failed(happened["value"]))
+                keys = "without keys" if self._allowed is not None else "with keys, of which this server has none"
+                self.refuse(f"a client came {keys}, or broke off")
 
     def key_of(self, frame: Any) -> str:
         """The public key of the connection that a frame came by; empty without keys."""
-        return str(frame.get("User-Id")) if self.allowed is not None else ""
+        return str(frame.get("User-Id")) if self._allowed is not None else ""
 
-    def close(self) -> None:
-        if self._questions is not None:
-            self._questions.close()
-        if self._events is not None:
-            self._events.close(linger=0)
-
-    def _why_failed(self, value: int) -> str:
-        if value == _WRONG_KEY:
-            return "a client has another key of this server"
-        keys = "without keys" if self.allowed is not None else "with keys, of which this server has none"
-        return f"a client came {keys}, or broke off"
-
-    def _answer(self, question: list[bytes]) -> None:
-        version, number, _, address, _, mechanism, *keys = question
-        key = z85.encode(keys[0]) if mechanism == b"CURVE" and keys else b""
-        known = self.allowed is not None and key.decode() in self.allowed.tenants
-        if not known:
-            self.tell(f"a client at {address.decode()} has the key {key.decode()}, which is no tenant's")
-        status = (b"200", b"", key) if known else (b"400", b"no tenant has this key", b"")
-        self._questions.send_multipart([version, number, *status, b""])
-
-    def tell(self, why: str) -> None:
+    def refuse(self, why: str) -> None:
         """A connection was refused: count it, and say so once in a while."""
         self.refused += 1
         if time.monotonic() >= self._told_seconds + _QUIET_SECONDS:
             self._told_seconds = time.monotonic()
             log.warning("refused a connection (%d so far): %s", self.refused, why)
 
+    def expect(self, chunk_bytes: int) -> None:
+        """There is a table with chunks of this size."""
+        self._most_bytes = max(self._most_bytes, _UNFINISHED_BYTES + 2 * chunk_bytes)
 
-def check_local(address: str) -> None:
+    def hear(self, identity: bytes, frame: Any) -> None:
+        """A message of a client was read, the first one since the last look."""
+        self.heard[identity] = -1
+        with contextlib.suppress(zmq.ZMQError):
+            self.heard[identity] = frame.get(zmq.SRCFD)
+
+    def look(self) -> None:
+        """No complete message waits: end connections that have sent more than they may of an incomplete one."""
+        now = time.monotonic()
+        if now < self._looked_seconds + _LOOK_SECONDS:
+            return
+        self._looked_seconds = now
+        heard = {*self.heard.values()}
+        self.heard.clear()
+        for descriptor, began in [*self._connections.items()]:
+            with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(descriptor)) as tcp:
+                if tcp.family not in (sockets.AF_INET, sockets.AF_INET6):
+                    continue
+                info = tcp.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _BYTES_RECEIVED + 8)
+                (received,) = struct.unpack_from("<Q", info, _BYTES_RECEIVED)
+                if descriptor in heard or received < began:
+                    self._connections[descriptor] = received
+                elif received - began > self._most_bytes:
+                    log.warning("a message of over %d bytes without end: its connection is ended", self._most_bytes)
+                    tcp.shutdown(sockets.SHUT_RDWR)
+                    del self._connections[descriptor]
+
+    def close(self) -> None:
+        """Release the address. Only once."""
+        for each in self.polled:
+            each.close(linger=500 if each is self.socket else 0)
+        if self._owns_context:
+            self._context.term()
+
+    def _answer(self, question: list[bytes]) -> None:
+        version, number, _, address, _, mechanism, *keys = question
+        key = z85.encode(keys[0]) if mechanism == b"CURVE" and keys else b""
+        known = self._allowed is not None and key.decode() in self._allowed.tenants
+        if not known:
+            self.refuse(f"a client at {address.decode()} has the key {key.decode()}, which is no tenant's")
+        status = (b"200", b"", key) if known else (b"400", b"no tenant has this key", b"")
+        self._questions.send_multipart([version, number, *status, b""])
+
+
+def _check_local(address: str) -> None:
     """Raise ServerError if an address can be reached from other hosts."""
-    if not _is_local(address):
-        raise ServerError(
-            f"{address} can be reached from other hosts, and nothing tells who may: make keys with `hybridps keys`, "
-            "bind to tcp://127.0.0.1:*, or give insecure=True (--insecure) in a network that you trust"
-        )
-
-
-def memory_of_host() -> int:
-    """Bytes."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def listen(context: Any, address: str, largest_message_bytes: int, allowed: AllowList | None = None) -> Any:
-    """The socket, which demands keys if there are any allowed. Raises ServerError if it cannot be had."""
-    socket = context.socket(zmq.ROUTER)
-    socket.setsockopt(zmq.MAXMSGSIZE, largest_message_bytes)
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    # Few messages of each connection: what is read waits in the accounts of the tenants.
-    socket.setsockopt(zmq.RCVHWM, 64)
-    # A router drops what is over the mark: far more than a group that reads leaves waiting, whose values are counted.
-    socket.setsockopt(zmq.SNDHWM, MOST_UNREAD)
-    if allowed is not None:
-        allowed.secure(socket)
-    try:
-        socket.bind(address)
-    except zmq.ZMQError as error:
-        socket.close(linger=0)
-        raise ServerError(f"cannot serve at {address}: {error.strerror or error}; use another address") from None
-    return socket
-
-
-def _is_local(address: str) -> bool:
     parts = urlsplit(address)
-    try:
-        return (
-            parts.scheme in ("ipc", "inproc")
-            or parts.hostname == "localhost"
-            or ip_address(parts.hostname or "").is_loopback
-        )
-    except ValueError:
-        return False
+    with contextlib.suppress(ValueError):
+        local = parts.scheme in ("ipc", "inproc") or parts.hostname == "localhost"
+        if local or ip_address(parts.hostname or "").is_loopback:
+            return
+    raise ServerError(
+        f"{address} can be reached from other hosts, and nothing tells who may: make keys with `hybridps keys`, "
+        "bind to tcp://127.0.0.1:*, or give insecure=True (--insecure) in a network that you trust"
+    )

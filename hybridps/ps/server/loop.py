@@ -1,188 +1,286 @@
-"""The server's loop: sockets and heartbeats. It never computes and never compiles: that is done by workers."""
+"""The server's loop: what a message passes. It never computes and never compiles: that is done by workers."""
 
 from __future__ import annotations
 
 import logging
 import math
-import os
-import threading
 import time
-from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from hybridps.config import Settings
-from hybridps.errors import ServerError
+from hybridps.errors import HybridPSError, ProtocolError, ServerError
 from hybridps.ps import wire
-from hybridps.ps.keys import AllowList
-from hybridps.ps.server.admission import Accounts
-from hybridps.ps.server.door import memory_of_host
-from hybridps.ps.server.members import Members
-from hybridps.ps.server.observer import Observer, Work
-from hybridps.ps.server.service import MOST_BACKLOG, Service
+from hybridps.ps.model import Admitted, Answer, Origin, Outcome, ParentRequest, Task, UnknownClientError
+from hybridps.ps.rules.finite import NotFiniteError
+from hybridps.ps.server.admission import MESSAGE_BYTES, Account, Accounts, FairQueue
+from hybridps.ps.server.door import MOST_UNREAD
+from hybridps.ps.server.members import Member, Members
+from hybridps.ps.server.requests import carry_out
 from hybridps.ps.server.tables.jobs import Jobs
-from hybridps.ps.server.tables.rack import MORE_ARRAYS, RackTable
 from hybridps.ps.server.transport import Transport
 from hybridps.ps.server.upstream import Parents
-from hybridps.ps.server.workers import Workers
+from hybridps.ps.server.workers import Workers, as_refusal
+
+if TYPE_CHECKING:
+    from hybridps.ps.server.metrics import Observer
 
 log = logging.getLogger("hybridps.ps")
 
 _LONGEST_LAP_SECONDS = 0.05
 """A message that never ends wakes nobody: what it takes meanwhile is kept in memory."""
-_MOST_THREADS = 4
-"""Unless asked for: a few cores move all that the memory can."""
+
+_MESSAGES_PER_LAP = 32
+
+_MOST_BACKLOG = 32
+"""Tasks that are handed out in advance: what a tenant waits for that has just come."""
+
+_LARGEST_GREETING_BYTES = 4096
+"""A client that is not known yet cannot say more."""
+
+_CONTROL_WEIGHT = 16
+"""To read a byte of a control message takes as long as to add up so many of values."""
+
+_FRAME_BYTES = 512
+"""What a frame takes beside its payload, about."""
+
+_JUDGED_PER_LOST = 64
+"""So many times in `lost_seconds` the clients are looked at."""
 
 
-class Server:
-    """Serves at `address` from construction on; `run` does the work.
+@dataclass(eq=False)
+class Loop:
+    """What a server does with the messages of its clients. `parents`: of a rack server."""
 
-    `threads` share the chunks (default: as many as cores, 4 at most), beside that of `run`, which talks to the groups.
-    `cores` pins them.
-    `lost_seconds`: a group without sign of life for so long is lost. `stop_after_groups`: end when so many
-    groups came and none is there any more. `memory_bytes` bounds all tables together (default: what this
-    host has).
-    `check_finite`: sums of gradients with NaN or Inf are refused too; what groups share is never poisoned. `allowed`:
-    only these tenants may connect, with their keys. `parents`: where this server's groups, a rack, meet other racks;
-    the server closes them. `context`: of ZeroMQ, for addresses of inproc://; it stays open.
-    Raises ServerError if the address cannot be used, or is beyond this host without keys and not `insecure`.
-    """
+    transport: Transport
+    jobs: Jobs
+    members: Members
+    accounts: Accounts
+    workers: Workers
+    parents: Parents | None
+    stop_after_groups: int | None
+    refused: int = 0
+    """Number of requests that were refused."""
+    stopping: bool = False
+    observer: Observer | None = None
+    """Makes snapshots, if there is one."""
+    queue: FairQueue = field(default_factory=FairQueue)
+    judged_seconds: float = -math.inf
 
-    def __init__(
-        self,
-        address: str = "tcp://127.0.0.1:*",
-        *,
-        lost_seconds: float = 10.0,
-        stop_after_groups: int | None = None,
-        memory_bytes: int | None = None,
-        largest_message_bytes: int = wire.LARGEST_CHUNK_BYTES,
-        insecure: bool = False,
-        threads: int | None = None,
-        cores: Sequence[int] = (),
-        check_finite: bool = False,
-        allowed: AllowList | None = None,
-        parents: Parents | None = None,
-        context: Any = None,
-    ) -> None:
-        threads = threads or min(os.cpu_count() or 1, _MOST_THREADS)
-        _check_cores(cores)
-        self._lap_seconds = min(_LONGEST_LAP_SECONDS, lost_seconds / 4)
-        self._parents = parents
-        # Each connection is given to the thread that has fewest. An odd number: every other connection has heartbeats.
-        options = {"largest_message_bytes": largest_message_bytes, "io_threads": 2 * threads + 1, "context": context}
-        try:
-            self._transport = Transport(address, allowed=allowed, insecure=insecure, **options)
-        except BaseException:
-            if parents is not None:
-                parents.close()
-            raise
-        self.address = self._transport.address
-        """Where clients find it, with the actual port."""
-        in_rack: dict[str, Any] = {"make_table": RackTable, "more_arrays": MORE_ARRAYS} if parents is not None else {}
-        memory_bytes = memory_of_host() if memory_bytes is None else memory_bytes
-        self._jobs = Jobs(memory_bytes, threads, check_finite, **in_rack)
-        self._members = Members(lost_seconds)
-        self._accounts = Accounts(allowed, self._jobs.budget)
-        self._workers = Workers(threads, cores)
-        parts = self._transport, self._jobs, self._members, self._accounts, self._workers, parents
-        self._service = Service(*parts, lost_seconds=lost_seconds, stop_after_groups=stop_after_groups)
-        self._observer: Observer | None = None
-        self._stopping = threading.Event()
-        self._closing = threading.RLock()
-
-    @classmethod
-    def of(
-        cls, settings: Settings, address: str, *, insecure: bool = False, stop_after_groups: int | None = None
-    ) -> Server:
-        """A server as the settings say. Raises ConfigError for keys that cannot be read, and as the constructor."""
-        return cls(
-            address,
-            lost_seconds=settings.lost_seconds,
-            stop_after_groups=stop_after_groups,
-            insecure=insecure,
-            threads=settings.server_threads,
-            cores=settings.server_cores,
-            check_finite=settings.check_finite == "refuse",
-            allowed=AllowList.of(settings),
-            parents=Parents.of(settings),
-        )
-
-    def run(self, until: Callable[[], bool] | None = None) -> None:
-        """Serve until `stop` is called, `stop_after_groups` is reached, or `until()`, asked now and then, is true.
-
-        Closes the server.
-        """
+    def run(self) -> None:
+        """Serve until `stopping`, or until so many groups came and none is there any more."""
         poller = zmq.Poller()
-        self._transport.register(poller)
-        self._workers.start()
-        poller.register(self._workers.ready, zmq.POLLIN)
-        if self._parents is not None:
-            poller.register(self._parents.ready, zmq.POLLIN)
-        try:
-            while not self._stopping.is_set() and not self._service.finished and not (until and until()):
-                events = poller.poll(math.ceil(1000 * min(self._lap_seconds, self._idle_seconds())))
-                self._workers.begin_lap(any(ready == self._workers.ready for ready, _ in events))
-                self._lap()
-        finally:
-            self.close()
-
-    def _lap(self) -> None:
-        self._transport.door.serve()
-        self._members.heard(self._service.read_waiting(), self._transport.reads)
-        self._service.drop_lost()
-        self._service.serve_waiting()
-        self._service.follow(self._workers.collect())
-        self._service.hear_parents()
-        if self._observer is not None:
-            work = Work(self._workers.backlog, self._service.refused, self._transport.door.refused)
-            self._observer.look(time.monotonic(), work)
-
-    @property
-    def refused(self) -> int:
-        """Number of requests that were refused."""
-        return self._service.refused
-
-    def observe(self) -> Observer:
-        """Have snapshots made while it runs."""
-        self._observer = Observer(self._accounts, self._members, self._jobs, self._workers.count)
-        return self._observer
-
-    def stop(self) -> None:
-        """End `run` soon. May be called from any thread, and from a signal handler."""
-        with self._closing:
-            self._stopping.set()
-            self._transport.wake()
-
-    def close(self) -> None:
-        """Release the address. Only when `run` does not run; a second time does nothing."""
-        with self._closing:
-            if self._transport.closed:
-                return
-            self._workers.close()
-            if self._parents is not None:
-                self._parents.close()
-            self._transport.close()
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        for each in (*self.transport.door.polled, self.workers.ready, *([self.parents.ready] if self.parents else [])):
+            poller.register(each, zmq.POLLIN)
+        while not self.stopping and not self.members.finished(self.stop_after_groups):
+            events = dict(poller.poll(math.ceil(1000 * self._idle_seconds())))
+            self.transport.door.serve()
+            self._drop_lost(emptied=self._read_waiting())
+            self._serve_waiting()
+            self._follow(self.workers.collect(self.workers.ready in events))
+            self._hear_parents()
+            if self.observer is not None:
+                self.observer.look(time.monotonic())
 
     def _idle_seconds(self) -> float:
         """How long there is nothing to do if nothing comes."""
-        if self._workers.has_done:
+        if self.workers.done_at_once:
             return 0.0
-        if self._workers.backlog >= MOST_BACKLOG:
-            return math.inf
-        return self._service.queue.rest_seconds(time.monotonic())
+        rests = math.inf if self.workers.backlog >= _MOST_BACKLOG else self.queue.rest_seconds(time.monotonic())
+        return min(_LONGEST_LAP_SECONDS, self.members.lost_seconds / 4, rests)
 
+    def _read_waiting(self) -> bool:
+        """Read the messages that wait at the socket, a bounded number; returns whether none is left."""
+        for _ in range(_MESSAGES_PER_LAP):
+            received = self.transport.receive()
+            if received is None:
+                return True
+            self.read(*received)
+        return False
 
-def _check_cores(cores: Sequence[int]) -> None:
-    if not set(cores) <= os.sched_getaffinity(0):
-        usable = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
-        raise ServerError(f"threads cannot be pinned to the cores {list(cores)}: this process may use {usable}")
+    def read(self, identity: bytes, frames: list[Any]) -> None:
+        """What members send waits for their turn; greetings and signs of life are answered at once."""
+        member = self.members.by_name.get(identity)
+        if member is None:
+            self._serve(identity, frames, None)
+            return
+        if frames and member.key != self.transport.door.key_of(frames[0]):
+            # A peer may choose its socket's name, that of a client which is gone too.
+            error = UnknownClientError("this socket has the name of another tenant's client: open a new one")
+            self._serve(identity, frames, None, error)
+            return
+        member.seen_seconds = time.monotonic()
+        try:
+            if len(frames) > wire.MOST_CHUNKS + 1:
+                raise ProtocolError(f"a message has {wire.MOST_CHUNKS} payload frames at most: send several")
+            nbytes = sum(len(frame) + _FRAME_BYTES for frame in frames)
+            self.jobs.evict_for(member.account.budget, nbytes + MESSAGE_BYTES)
+            self.queue.put(member.account, (identity, frames), nbytes)
+        except ServerError as refused:
+            self._serve(identity, frames, member.account, refused)
+
+    def _serve_waiting(self) -> None:
+        """Carry out messages of members, whose turn it is, as long as there is little work in advance."""
+        for _ in range(_MESSAGES_PER_LAP):
+            if self.members.finished(self.stop_after_groups) or self.workers.backlog >= _MOST_BACKLOG:
+                return
+            now = time.monotonic()
+            found = self.queue.take(now)
+            if found is None:
+                return
+            account, (identity, frames) = found
+            self.queue.charge(account, self._serve(identity, frames, account), now)
+
+    def _serve(
+        self, identity: bytes, frames: list[Any], account: Account | None, refused: ServerError | None = None
+    ) -> int:
+        """Carry out one message, and return what it cost in bytes. Whatever it is, the server goes on.
+
+        `account`: of whom it is; None if the client is not known. `refused`: why it is only looked at.
+        """
+        request = None
+        try:
+            if not frames:
+                raise ProtocolError("the message has no frames: it begins with a control frame")
+            if account is None and len(frames[0]) > _LARGEST_GREETING_BYTES:
+                raise UnknownClientError("this client is not known here: it must say hello first")
+            message = wire.decode_request(frames[0].buffer)
+            request = getattr(message, "request", None)
+            if refused is not None:
+                raise refused
+            return self._handle(identity, message, frames, time.monotonic())
+        except Exception as error:
+            self._refuse(identity, account, as_refusal(error), request)
+        return sum(len(frame) for frame in frames)
+
+    def _handle(self, identity: bytes, message: wire.Request, frames: list[Any], now: float) -> int:
+        match message:
+            case wire.OfTable():
+                member = self.members.of(identity, now)
+                if self.parents is not None and member.job in self.parents.failed:
+                    raise self.parents.failed[member.job]
+                if isinstance(message, wire.Register):
+                    self.transport.door.expect(message.spec.chunk_bytes)
+                origin = Origin(member.job, member.group, member.session, message.request)
+                payloads = [frame.buffer for frame in frames[1:]]
+                cost, outcomes = carry_out(self.jobs, origin, message, payloads, member.regions)
+                self._carry_on(outcomes)
+                return _CONTROL_WEIGHT * len(frames[0]) if cost is None else cost
+            case wire.Heartbeat(session=session, settled=settled):
+                self.members.beat(session, settled, now)
+                self.transport.send(identity, wire.Alive())
+            case wire.Hello():
+                self._greet(identity, message, frames[0], now)
+            case wire.Leave():
+                self._remove(self.members.of(identity, now), lost=False)
+                self.transport.send(identity, wire.Alive())
+            case wire.Attach(request=request) | wire.Detach(request=request):
+                self.members.of(identity, now).regions.change(message)
+                self.transport.send(identity, wire.Done(request, ()))
+        return len(frames[0])
+
+    def _greet(self, identity: bytes, hello: wire.Hello, frame: Any, now: float) -> None:
+        """A client comes, or comes back. Raises ServerError if it may not."""
+        key = self.transport.door.key_of(frame)
+        try:
+            account, job = self.accounts.admit(hello, key)
+        except ServerError as error:
+            self.transport.door.refuse(f"a client: {error}")
+            raise
+        member = Member(identity, hello.session, job, hello.group, now, account, key)
+        self.members.enter(member, hello.groups, hello.again)
+        self.transport.send(identity, wire.Welcome(wire.VERSION, has_parent=self.parents is not None))
+
+    def _remove(self, member: Member, lost: bool) -> None:
+        # Their memory is their own again: no task may be left that uses it.
+        while self.workers.backlog:
+            self._follow(self.workers.collect(is_ready=False, wait=True))
+        self._carry_on(self.members.leave(member, lost))
+        if self.parents is not None and not self.members.there(member.job):
+            self.parents.leave(member.job, lost)
+
+    def _drop_lost(self, emptied: bool) -> None:
+        """Go on without clients that gave no sign of life, or do not read their answers."""
+        while self.transport.unread:  # an answer of theirs was dropped: they cannot go on
+            member = self.members.by_name.get(self.transport.unread.pop())
+            if member is not None:
+                log.warning("%s left %d answers unread: lost", member, MOST_UNREAD)
+                self._remove(member, lost=True)
+        now = time.monotonic()
+        if now < self.judged_seconds + self.members.lost_seconds / _JUDGED_PER_LOST:
+            return
+        self.judged_seconds = now
+        for member in self.members.silent(now, emptied, self.transport.reads):
+            if any(identity == member.identity for (identity, _), _ in member.account.waiting):
+                continue  # its tenant rests: maybe it has said goodbye
+            log.warning("%s gave no sign of life for %g s: lost", member, self.members.lost_seconds)
+            self._remove(member, lost=True)
+        self._carry_on(self.members.begin_without_absent(now))
+
+    def _hear_parents(self) -> None:
+        """What is back from the parents; the groups of a job that has lost them are told once, and are refused then."""
+        if self.parents is None:
+            return
+        before = {*self.parents.failed}
+        for up, error in self.parents.collect():
+            self._carry_on(up.then(error))
+        for job in self.parents.failed.keys() - before:
+            log.warning("job %r: %s", job, self.parents.failed[job])
+            for member in self.members.there(job):
+                self._refuse(member.identity, member.account, self.parents.failed[job], None)
+
+    def _follow(self, done: Sequence[tuple[Task, Any]]) -> None:
+        """What follows from tasks that are done; whatever goes wrong, the others go on."""
+        outcomes: list[Outcome] = []
+        for task, result in done:
+            try:
+                outcomes += task.then(result)
+            except Exception:
+                log.exception("what follows from a task has failed")
+        self._carry_on(outcomes)
+
+    def _carry_on(self, outcomes: Iterable[Outcome]) -> None:
+        """Hand out tasks, and answer: what ends together for a request is told in one message.
+
+        What came before an exception counts.
+        """
+        tasks: list[Task] = []
+        together: dict[Origin, list[Answer]] = {}
+        try:
+            for outcome in outcomes:
+                match outcome:
+                    case Task():
+                        tasks.append(outcome)
+                    case Answer(origin=origin, error=HybridPSError() as error):
+                        member = self.members.by_name.get(origin.epoch)
+                        if member is not None:
+                            self._refuse(member.identity, member.account, error, origin.request)
+                    case Answer(origin=origin):
+                        together.setdefault(origin, []).append(outcome)
+                    case Admitted(origin=origin, initialise=initialise, dropped=dropped):
+                        self._answer(origin, wire.Registered(origin.request, initialise, dropped))
+                    case ParentRequest(table=table) if self.parents is not None and self.members.there(table.job):
+                        self.parents.send(outcome)
+        finally:
+            for origin, answers in together.items():
+                chunks = tuple(answer.chunk for answer in answers if answer.chunk is not None)
+                self._answer(origin, wire.Done(origin.request, chunks), answers)
+            self.workers.hand(tasks)
+
+    def _answer(self, origin: Origin, message: wire.Message, answers: Sequence[Answer] = ()) -> None:
+        """Answer the same life of the group, if it is there."""
+        member = self.members.by_name.get(origin.epoch)
+        if member is not None:
+            values = [answer.values for answer in answers if answer.values is not None]
+            member.account.sent_bytes += sum(array.nbytes for array in values)
+            self.transport.send(member.identity, message, values)
+
+    def _refuse(self, identity: bytes, account: Account | None, error: HybridPSError, request: int | None) -> None:
+        self.refused += 1
+        if account is not None:
+            account.refused += 1
+            account.not_finite += isinstance(error, NotFiniteError)
+        log.info("refused: %s", error)
+        self.transport.send(identity, wire.refusal(error, request))

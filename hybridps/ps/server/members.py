@@ -1,18 +1,26 @@
-"""Which clients a server has, and when each gave its last sign of life. Pure: the time is passed in."""
+"""The clients of a server: how they come and go, and when each gave its last sign of life. The time is passed in."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from hybridps.errors import ServerError
-from hybridps.ps.model import UnknownClientError
+from hybridps.ps.model import Outcome, UnknownClientError
 from hybridps.ps.server.admission import Account
+from hybridps.ps.server.requests import Regions
+from hybridps.ps.server.tables.jobs import Jobs
 
 FAIR_READS = 4096
 """The socket takes the messages of its connections in turn: after so many, one of each was read."""
+
+_SETTLED_PER_LOST = 8
+"""So many times in `lost_seconds` a client may settle requests, as all chunks are looked at then."""
+
+_ABSENT_LAPS = 3
+"""So many times `lost_seconds` after a job's first group, its tables wait no more for one that is not there."""
 
 _REMEMBERED = 4096
 _MOST_CAME = 1 << 16
@@ -30,137 +38,113 @@ class Member:
     account: Account
     key: str = ""
     """The public key of its connections, if there are keys."""
+    regions: Regions = field(default_factory=Regions)
     settled_seconds: float = -math.inf
     overdue: tuple[float, int] | None = None
     """When it was heard last, and how many messages had been read, as it was first seen to be overdue."""
-
-    def may_settle(self, now: float, interval_seconds: float) -> bool:
-        """Whether it has not settled requests for so long."""
-        if now - self.settled_seconds < interval_seconds:
-            return False
-        self.settled_seconds = now
-        return True
 
     def __str__(self) -> str:
         return f"group {self.group} of job {self.job!r}"
 
 
 class Members:
-    """The clients that are there. Times are seconds of one monotonic clock."""
+    """The clients that are there. `jobs`: what they take part in. Times are seconds of one monotonic clock."""
 
-    def __init__(self, lost_seconds: float) -> None:
-        self._lost_seconds = lost_seconds
-        self._by_identity: dict[bytes, Member] = {}
-        self._by_session: dict[int, Member] = {}
-        self._by_group: dict[tuple[str, int], Member] = {}
+    def __init__(self, lost_seconds: float, jobs: Jobs) -> None:
+        self.lost_seconds = lost_seconds
+        self._jobs = jobs
+        self.by_name: dict[bytes | int, Member] = {}
+        """Each by the address of its socket, and by its session."""
         self._came: set[tuple[str, int]] = set()
         self._began_seconds: dict[str, float] = {}
         self._lost: dict[bytes | int, None] = {}
-        self._emptied, self._reads = True, 0
 
     def __iter__(self) -> Iterator[Member]:
-        return iter([*self._by_identity.values()])
+        return iter(dict.fromkeys(self.by_name.values()))
 
-    def __len__(self) -> int:
-        return len(self._by_identity)
+    def finished(self, wanted: int | None) -> bool:
+        """Whether as many groups came as were wanted, if any, and none is there any more."""
+        return wanted is not None and len(self._came) >= wanted and not self.by_name
 
-    @property
-    def came(self) -> int:
-        """Number of groups that were ever there."""
-        return len(self._came)
+    def enter(self, new: Member, groups: int, again: bool = False) -> None:
+        """A client of a job of so many groups comes, or comes back, maybe at another socket.
 
-    def back(self, identity: bytes, session: int, job: str, group: int, now: float) -> bool:
-        """Whether this is the client of that session, which came back, maybe at another socket; false if it is new.
-
-        Raises ServerError for a second client of a socket or a session.
+        `again`: it was there before. Raises ServerError if it may not come, also if it was lost.
         """
-        member = self._by_session.get(session)
-        if member is None and identity not in self._by_identity:
-            return False
-        if member is None or (member.job, member.group) != (job, group):
+        known = self.of(new.session, new.seen_seconds) if again else self.by_name.get(new.session)
+        if known is None and new.identity not in self.by_name:
+            self._jobs.enter(new.job, new.group, groups, new.account.budget)
+            self.by_name |= dict.fromkeys((new.identity, new.session), new)
+            if len(self._came) < _MOST_CAME:
+                self._came.add((new.job, new.group))
+            self._began_seconds.setdefault(new.job, new.seen_seconds)
+            return
+        if known is None or (known.job, known.group) != (new.job, new.group):
             raise ServerError("this client has said hello already: open another one for another group")
-        if self._by_identity.get(identity, member) is not member:
+        if self.by_name.get(new.identity, known) is not known:
             raise ServerError("another client has said hello here: open a connection for each")
-        del self._by_identity[member.identity]
-        member.identity, member.seen_seconds = identity, now
-        self._by_identity[identity] = member
-        return True
+        del self.by_name[known.identity]
+        known.identity, known.seen_seconds = new.identity, new.seen_seconds
+        self.by_name[known.identity] = known
 
-    def enter(self, member: Member) -> None:
-        self._by_identity[member.identity] = member
-        self._by_session[member.session] = member
-        self._by_group[member.job, member.group] = member
-        if len(self._came) < _MOST_CAME:
-            self._came.add((member.job, member.group))
-        self._began_seconds.setdefault(member.job, member.seen_seconds)
-
-    def leave(self, member: Member, lost: bool = False) -> None:
-        del self._by_identity[member.identity]
-        del self._by_session[member.session]
-        del self._by_group[member.job, member.group]
+    def leave(self, member: Member, lost: bool) -> list[Outcome]:
+        """A client goes: what follows for its job."""
+        names = member.identity, member.session
+        for name in names:
+            del self.by_name[name]
         if not self.there(member.job):
             self._began_seconds.pop(member.job, None)
         if lost:
-            self._lost |= dict.fromkeys((member.identity, member.session))
+            self._lost |= dict.fromkeys(names)
             for name in [*islice(self._lost, max(0, len(self._lost) - _REMEMBERED))]:
                 del self._lost[name]
+        return self._jobs.leave(member.job, member.group, lost)
 
-    def there(self, job: str) -> bool:
-        """Whether a job has clients."""
-        return any(job == theirs for theirs, _ in self._by_group)
+    def there(self, job: str) -> list[Member]:
+        """The clients of a job."""
+        return [member for member in self if member.job == job]
 
-    def begun_before(self, seconds: float) -> list[str]:
-        """The jobs whose first group came before that time; each is told once."""
-        begun = [job for job, began in self._began_seconds.items() if began < seconds]
-        for job in begun:
-            self._began_seconds[job] = math.inf
-        return begun
-
-    def of_identity(self, identity: bytes, now: float) -> Member:
-        """The client at a socket, which gives a sign of life. Raises UnknownClientError, also if it was lost."""
-        return self._seen(self._by_identity.get(identity), identity, now)
-
-    def of_session(self, session: int, now: float) -> Member:
-        """The client of a session, likewise."""
-        return self._seen(self._by_session.get(session), session, now)
-
-    def at(self, identity: bytes, now: float) -> Member | None:
-        """The client at a socket, if there is one; it gives a sign of life."""
-        member = self._by_identity.get(identity)
+    def of(self, name: bytes | int, now: float) -> Member:
+        """The client of that name, which gives a sign of life. Raises UnknownClientError, also if it was lost."""
+        member = self.by_name.get(name)
         if member is not None:
             member.seen_seconds = now
-        return member
-
-    def of_group(self, job: str, group: int) -> Member | None:
-        return self._by_group.get((job, group))
-
-    def heard(self, emptied: bool, reads: int) -> None:
-        """So many messages were read so far; `emptied`: none was left waiting."""
-        self._emptied, self._reads = emptied, reads
-
-    def silent(self, now: float) -> list[Member]:
-        """The clients to be taken as lost: overdue, though every message that may be theirs was read."""
-        return [member for member in self._by_identity.values() if self._is_silent(member, now)]
-
-    def _is_silent(self, member: Member, now: float) -> bool:
-        if now - member.seen_seconds <= self._lost_seconds:
-            return False
-        if member.overdue is None or member.overdue[0] != member.seen_seconds:
-            # Not yet: if this server itself was suspended, what was sent meanwhile comes first.
-            member.overdue = member.seen_seconds, self._reads
-            return False
-        return self._emptied or self._reads - member.overdue[1] > FAIR_READS
-
-    def _seen(self, member: Member | None, name: bytes | int, now: float) -> Member:
-        if member is None:
-            raise UnknownClientError(self._why_unknown(name))
-        member.seen_seconds = now
-        return member
-
-    def _why_unknown(self, name: bytes | int) -> str:
+            return member
         if name in self._lost:
-            return (
-                f"this group gave no sign of life for {self._lost_seconds:g} s, was taken as lost, and the others "
+            raise UnknownClientError(
+                f"this group gave no sign of life for {self.lost_seconds:g} s, was taken as lost, and the others "
                 "went on without it: register again with a new client, and raise lost_seconds if it was only slow"
             )
-        return "this client is not known here: was the server or the connection restarted? Open a new client"
+        raise UnknownClientError(
+            "this client is not known here: was the server or the connection restarted? Open a new client"
+        )
+
+    def beat(self, session: int, settled: int, now: float) -> None:
+        """A client gives a sign of life, and has all answers before request `settled`. Raises as `of`."""
+        member = self.of(session, now)
+        if now - member.settled_seconds >= self.lost_seconds / _SETTLED_PER_LOST:
+            member.settled_seconds = now
+            self._jobs.settle(member.job, member.group, settled)
+
+    def silent(self, now: float, emptied: bool, reads: int) -> list[Member]:
+        """The clients to be taken as lost: overdue, though every message that may be theirs was read and served.
+
+        So many messages were read so far; `emptied`: none was left unread.
+        """
+        silent = []
+        for member in self:
+            if now - member.seen_seconds <= self.lost_seconds:
+                continue
+            if member.overdue is None or member.overdue[0] != member.seen_seconds:
+                # Not yet: if this server itself was suspended, what was sent meanwhile comes first.
+                member.overdue = member.seen_seconds, reads
+            elif emptied or reads - member.overdue[1] > FAIR_READS:
+                silent.append(member)
+        return silent
+
+    def begin_without_absent(self, now: float) -> list[Outcome]:
+        """Let jobs begin whose first group has waited long enough for the others."""
+        late = now - _ABSENT_LAPS * self.lost_seconds
+        begun = [job for job, began in self._began_seconds.items() if began < late]
+        self._began_seconds |= dict.fromkeys(begun, math.inf)
+        return [outcome for job in begun for outcome in self._jobs.begin_without_absent(job)]

@@ -1,9 +1,17 @@
-"""The metrics of a server over HTTP, in the form of Prometheus."""
+"""The metrics of a server, over HTTP in the form of Prometheus.
+
+The loop makes snapshots of the counters, and nobody changes them: any thread may read the latest one. So no counter is
+locked, and none is read while it changes. Secrets are in none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from operator import attrgetter as get
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -12,25 +20,118 @@ from prometheus_client.registry import Collector
 
 from hybridps.config import Settings
 from hybridps.errors import ServerError
-from hybridps.ps.server.observer import METRICS, Observer
 
-_FAMILIES: dict[str, Any] = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
+if TYPE_CHECKING:
+    from hybridps.ps.server.loop import Loop
+
+SNAPSHOT_SECONDS = 0.5
+"""Minimum time between two snapshots. A server that has nothing to do makes them too."""
+
+MOST_TABLES = 1000
+"""In a snapshot: a tenant with more of them cannot make it long."""
+
+Labels = tuple[str, ...]
+SERVER, TENANT, JOB, TABLE = (), ("tenant",), ("tenant", "job"), ("tenant", "job", "table")
+
+METRICS: dict[tuple[Any, Labels], dict[str, tuple[Callable[[Any], float | None], str]]] = {
+    (GaugeMetricFamily, SERVER): {
+        "uptime_seconds": (get("age_seconds"), "Age of the server when these figures were taken."),
+        "threads": (get("loop.workers.count"), "Threads that share the chunks."),
+        "backlog": (get("loop.workers.backlog"), "Tasks handed to the threads and not done."),
+    },
+    (CounterMetricFamily, SERVER): {
+        "refused_requests": (get("loop.refused"), "Requests refused, of all clients."),
+        "refused_connections": (get("loop.transport.door.refused"), "Connections refused or broken off."),
+    },
+    (CounterMetricFamily, TENANT): {
+        "tenant_messages": (get("messages"), "Messages carried out or refused."),
+        "tenant_received_bytes": (
+            get("received_bytes"),
+            "Bytes of messages received, with about 4 KB for each message.",
+        ),
+        "tenant_served_bytes": (
+            get("served_bytes"),
+            "Bytes of chunks read or written, in which shares and rates are measured.",
+        ),
+        "tenant_sent_bytes": (get("sent_bytes"), "Payload bytes of answers."),
+        "tenant_refused": (get("refused"), "Requests refused."),
+        "tenant_not_finite": (get("not_finite"), "Requests refused for NaN or Inf."),
+        "tenant_rested_seconds": (get("rested_seconds"), "Seconds that a tenant was held back by its rate."),
+    },
+    (GaugeMetricFamily, TENANT): {
+        "tenant_memory_bytes": (get("budget.used_bytes"), "Memory used."),
+        "tenant_waiting_messages": (lambda account: len(account.waiting), "Messages in the queue."),
+        "tenant_memory_limit_bytes": (get("budget.limit_bytes"), "Memory quota, if any."),
+    },
+    (GaugeMetricFamily, JOB): {"job_groups": (int, "Groups that are there.")},
+    (CounterMetricFamily, TABLE): {"table_rounds": (get("rounds"), "Rounds computed, of all chunks.")},
+    (GaugeMetricFamily, TABLE): {
+        "table_staleness_values": (
+            get("staleness_values"),
+            "Values that the slowest group is behind the furthest one.",
+        ),
+        "table_slowest_group": (get("slowest_group"), "Index of the slowest group."),
+        "table_round_age_seconds": (get("age_seconds"), "Seconds since a round was computed, to about one second."),
+    },
+}
+"""By kind and labels: how each metric is read (None: it has no value), and what it is. Add `hybridps_` to its name."""
 
 
-class ServerCollector(Collector):
-    """The latest snapshot as metrics."""
+class _TableState(NamedTuple):
+    rounds: float
+    staleness_values: float
+    slowest_group: int | None
+    moved_seconds: float
+    """When a snapshot first had so many rounds."""
+    age_seconds: float
 
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
+
+class Observer(Collector):
+    """Makes snapshots, in the loop. `latest` may be read by any thread."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.latest: Mapping[str, Mapping[Labels, float]] = {}
+        """Of each metric, by its labels."""
+        self.loop = loop
+        self.age_seconds = 0.0
+        self._began_seconds = self._due_seconds = time.monotonic()
+        self._tables: dict[Labels, _TableState] = {}
+
+    def look(self, now: float) -> None:
+        """Make a snapshot if it is time for one."""
+        if now < self._due_seconds:
+            return
+        self._due_seconds = now + SNAPSHOT_SECONDS
+        self.age_seconds = now - self._began_seconds
+        self._look_at_tables(now)
+        groups = Counter((member.account.name, member.job.rpartition("/")[2]) for member in self.loop.members)
+        tenants = {(account.name,): account for account in self.loop.accounts}
+        of: dict[Labels, Mapping[Any, Any]] = {SERVER: {(): self}, TENANT: tenants, JOB: groups, TABLE: self._tables}
+        self.latest = {
+            name: {labels: value for labels, state in of[kind].items() if (value := read(state)) is not None}
+            for (_, kind), metrics in METRICS.items()
+            for name, (read, _) in metrics.items()
+        }
 
     def collect(self) -> Iterable[Metric]:
         """All metrics of one snapshot."""
-        latest = self._observer.latest
-        for name, (kind, labels, description) in METRICS.items():
-            family = _FAMILIES[kind](f"hybridps_{name}", description, labels=labels)
-            for of, value in latest.get(name, {}).items():
-                family.add_metric(of, value)
-            yield family
+        latest = self.latest
+        for (family, names), metrics in METRICS.items():
+            for name, (_, description) in metrics.items():
+                metric = family(f"hybridps_{name}", description, labels=names)
+                for labels, value in latest.get(name, {}).items():
+                    metric.add_metric(labels, value)
+                yield metric
+
+    def _look_at_tables(self, now: float) -> None:
+        before, self._tables = self._tables, {}
+        for job, table in islice(self.loop.jobs.tables(), MOST_TABLES):
+            tenant, _, name = job.rpartition("/")  # without tenants each job is one
+            labels = tenant or name, name, table.name
+            (slowest, behind), elements = table.rounds.lag, max(table.elements, 1)
+            known, rounds = before.get(labels), table.rounds.computed / elements
+            moved = known.moved_seconds if known is not None and known.rounds == rounds else now
+            self._tables[labels] = _TableState(rounds, behind / elements, slowest, moved, now - moved)
 
 
 def serve_metrics(observe: Callable[[], Observer], settings: Settings) -> list[str]:
@@ -39,14 +140,11 @@ def serve_metrics(observe: Callable[[], Observer], settings: Settings) -> list[s
     HTTP is answered in threads of their own, until the process ends. Raises ServerError.
     """
     bind, port = settings.metrics_bind, settings.metrics_port
-    return [] if port is None else [f"hybridps: metrics at {_listen(observe(), bind, port)}"]
-
-
-def _listen(observer: Observer, bind: str, port: int) -> str:
-    """The URL."""
+    if port is None:
+        return []
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(ServerCollector(observer))
+    registry.register(observe())
     try:
         server, _ = start_http_server(port, bind, registry)
     except OSError as error:
@@ -54,4 +152,4 @@ def _listen(observer: Observer, bind: str, port: int) -> str:
             f"metrics cannot be served at {bind}:{port}: {error.strerror}; use another port, or 0 for any that is free"
         ) from None
     host = f"[{bind}]" if ":" in bind else bind
-    return f"http://{host}:{server.server_port}/metrics"
+    return [f"hybridps: metrics at http://{host}:{server.server_port}/metrics"]

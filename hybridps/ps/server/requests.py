@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,120 +17,67 @@ from hybridps.ps.server.tables.rounds import ANSWER_BYTES, CONTRIBUTION_BYTES
 from hybridps.ps.server.tables.table import Table
 from hybridps.ps.shared_memory import MOST_REGIONS, attach
 
-EXACT = CODECS["exact"]
+Payloads = Sequence[memoryview]
 
 MOST_SLICES = 1 << 16
 """Of one message in shared memory: chunks times rows and answers."""
-
-_CONTROL_WEIGHT = 16
-"""To read a byte of a control message takes as long as to add up so many of values."""
 
 
 class Regions:
     """The shared memory of one client, by the numbers that it gave."""
 
     def __init__(self) -> None:
-        self._memory: dict[int, np.ndarray] = {}
-        self._attached: dict[int, wire.Attach] = {}
+        self._attached: dict[int, tuple[wire.Attach, np.ndarray]] = {}
 
-    def attach(self, message: wire.Attach) -> None:
-        """Raises LayoutError if it cannot be had, ProtocolError for a number that is taken or too many.
+    def change(self, message: wire.Attach | wire.Detach) -> None:
+        """The client offers a region, or has released it; the same message may come again.
 
-        The same message may come again.
+        Raises LayoutError if it cannot be had, ProtocolError for a number that is taken or too many.
         """
-        if self._attached.get(message.region) == message:
-            return
-        if message.region in self._memory or len(self._memory) >= MOST_REGIONS:
+        known = self._attached.get(message.region)
+        if isinstance(message, wire.Detach):
+            self._attached.pop(message.region, None)
+        elif known is None and len(self._attached) < MOST_REGIONS:
+            memory = attach(message.pid, message.descriptor, message.secret, message.nbytes)
+            self._attached[message.region] = message, memory
+        elif known is None or known[0] != message:
             raise ProtocolError(f"region {message.region} is taken, or there are {MOST_REGIONS} already")
-        self._memory[message.region] = attach(message.pid, message.descriptor, message.secret, message.nbytes)
-        self._attached[message.region] = message
 
-    def detach(self, region: int) -> None:
-        """The client has released a region. Nothing happens if it is not there."""
-        self._memory.pop(region, None)
-        self._attached.pop(region, None)
-
-    def buffer(self, spot: wire.Spot, table: Table) -> np.ndarray:
-        """The flat buffer of a table at that spot. Raises ProtocolError if it is not wholly in a region."""
-        memory, layout = self._memory.get(spot.region), table.spec.layout
-        if memory is None or spot.offset % layout.itemsize or spot.offset + layout.nbytes > len(memory):
-            raise ProtocolError(f"{spot} is no place for the {layout.nbytes} bytes of table {table.name!r}")
-        return memory[spot.offset : spot.offset + layout.nbytes].view(layout.dtype)
+    def buffer(self, begins: wire.RegionOffset, table: Table) -> np.ndarray:
+        """The flat buffer of a table that begins there. Raises ProtocolError if it is not wholly in a region."""
+        known, layout = self._attached.get(begins.region), table.spec.layout
+        stop = begins.offset + layout.nbytes
+        if known is None or begins.offset % layout.itemsize or stop > len(known[1]):
+            raise ProtocolError(f"{begins} is no place for the {layout.nbytes} bytes of table {table.name!r}")
+        return known[1][begins.offset : stop].view(layout.dtype)
 
 
 def carry_out(
-    jobs: Jobs, origin: Origin, message: wire.Request, payloads: Sequence[memoryview], regions: Regions
-) -> Iterator[Outcome]:
-    """Outcomes of a request of a group that is there. Raises what it is refused with: what came before counts."""
+    jobs: Jobs, origin: Origin, message: wire.OfTable, payloads: Payloads, regions: Regions
+) -> tuple[int | None, Iterable[Outcome]]:
+    """A request of a group that is there: bytes of chunks that it has read or written, about, and what follows.
+
+    A message without elements has None. Raises what the request is refused with; then, or while outcomes are taken:
+    what came before counts.
+    """
     if isinstance(message, wire.Register):
-        yield from jobs.register(origin, message.table, message.spec, message.initialise)
-    elif isinstance(message, wire.Drop):
-        yield from jobs.drop(origin, message.table)
-    elif isinstance(message, wire.OfSpan):
-        yield from _of_span(jobs, origin, message, payloads, regions)
-    else:
-        raise ProtocolError(f"{type(message).__name__} is no request of a group")
-
-
-def cost_bytes(jobs: Jobs, origin: Origin, message: wire.Request, control_bytes: int) -> int:
-    """What a request causes: bytes of chunks that are read or written for it, or of a control message, about."""
+        return None, jobs.register(origin, message.table, message.spec, message.initialise)
     if not isinstance(message, wire.OfSpan):
-        return _CONTROL_WEIGHT * control_bytes
-    table = jobs.table(origin, message.table)
-    rows = max(len(message.values), len(message.answers)) if isinstance(message, wire.ExchangeInPlace) else 1
-    chunks = table.count_chunks(message.start, message.stop)
-    elements = min(message.stop - message.start, chunks * table.spec.chunk_bytes // table.spec.layout.itemsize)
-    return rows * elements * table.spec.layout.itemsize + chunks * CONTRIBUTION_BYTES
-
-
-def _of_span(
-    jobs: Jobs, origin: Origin, message: wire.OfSpan, payloads: Sequence[memoryview], regions: Regions
-) -> Iterator[Outcome]:
+        return None, jobs.drop(origin, message.table)
     table = jobs.table(origin, message.table)
     spans = _spans(table, message)
-    if isinstance(message, wire.ExchangeInPlace):
-        yield from _in_place(table, origin, spans, message, regions)
-    elif isinstance(message, wire.Pull):
+    nbytes = sum(span.length for span in spans) * table.spec.layout.itemsize
+    cost = nbytes + len(spans) * CONTRIBUTION_BYTES
+    if isinstance(message, wire.Exchange):
+        cost += nbytes * max(0, len(message.values) - 1, len(message.answers) - 1)
+        return cost, _exchange(table, origin, spans, message, payloads, regions)
+    if isinstance(message, wire.Pull):
         # The one small message with a large answer, which waits until it is read.
-        nbytes = sum(span.length * table.spec.layout.itemsize + ANSWER_BYTES for span in spans)
-        jobs.check_room(origin, nbytes, f"the answer to a pull of table {table.name!r}")
-        for span in spans:
-            yield from table.pull(origin, span)
-    elif isinstance(message, wire.Initial) and not payloads:
-        for span in spans:
-            yield from table.initialise(origin, span, None)
-    elif isinstance(message, wire.Initial):
-        for span, array in zip(spans, _values(table, spans, payloads), strict=True):
-            yield from table.initialise(origin, span, array)
-    else:
-        yield from _exchange(table, origin, spans, payloads, getattr(message, "groups", 1))
-
-
-def _exchange(
-    table: Table, origin: Origin, spans: Sequence[Span], payloads: Sequence[memoryview], groups: int
-) -> Iterator[Outcome]:
-    """Contributions that came over the network; a worker decodes them first if that changes them."""
-    codec = CODECS[table.spec.codec]
-    values = _values(table, spans, payloads, codec)
-    if codec.exact:
-        for span, array in zip(spans, values, strict=True):
-            yield from table.contribute(Contribution(origin, span, [array], groups=groups))
-        return
-
-    def decode() -> list[np.ndarray]:
-        decoded = [np.empty(span.length, table.spec.layout.dtype) for span in spans]
-        for array, payload in zip(decoded, payloads, strict=True):
-            codec.decode(payload, array)
-        return decoded
-
-    def then(result: Any) -> Iterator[Outcome]:
-        for number, span in enumerate(spans):
-            if isinstance(result, HybridPSError):
-                yield Answer(origin, span.chunk, error=result)
-            else:
-                yield from table.contribute(Contribution(origin, span, [result[number]], groups=groups))
-
-    yield Task(table.owner_of(spans[0].chunk), decode, then)
+        jobs.check_room(origin, nbytes + len(spans) * ANSWER_BYTES, f"the answer to a pull of table {table.name!r}")
+        table.registrations.check_usable(origin)
+        return cost, (table.chunk(span.chunk).pull(origin) for span in spans)
+    initial = _values(table, spans, payloads, CODECS["exact"]) if payloads else [None] * len(spans)
+    return cost, (outcome for at in zip(spans, initial, strict=True) for outcome in table.initialise(origin, *at))
 
 
 def _spans(table: Table, message: wire.OfSpan) -> list[Span]:
@@ -142,46 +89,67 @@ def _spans(table: Table, message: wire.OfSpan) -> list[Span]:
             f"{table.spec.server} of {table.spec.servers}: a message concerns 1 to {wire.MOST_CHUNKS}"
         )
     spans = table.spans(message.start, message.stop)
-    exchange = isinstance(message, (wire.Exchange, wire.ExchangeInPlace))
-    if not exchange or table.only_whole_chunks:
+    if not isinstance(message, wire.Exchange) or table.only_whole_chunks:
         for span in spans:
-            if span != table.whole(span.chunk):
+            if span != table.chunk_map.whole(span.chunk):
                 raise ProtocolError(f"elements {span.start}:{span.stop} of table {table.name!r} are no whole chunk")
     return spans
 
 
-def _values(
-    table: Table, spans: Sequence[Span], payloads: Sequence[memoryview], codec: Codec = EXACT
-) -> list[np.ndarray]:
+def _exchange(
+    table: Table, origin: Origin, spans: Sequence[Span], message: wire.Exchange, payloads: Payloads, regions: Regions
+) -> Iterable[Outcome]:
+    """Contributions in memory of the group, or from over the network: a worker decodes those if that changes them."""
+    codec = CODECS[table.spec.codec]
+
+    def contribute(brought: Iterable[tuple[list[np.ndarray], list[np.ndarray] | None]]) -> Iterator[Outcome]:
+        table.registrations.check_usable(origin)
+        for span, (rows, targets) in zip(spans, brought, strict=True):
+            yield from table.chunk(span.chunk).contribute(Contribution(origin, span, rows, targets, message.groups))
+
+    if message.values or message.answers:
+        if not message.values or not message.answers:
+            raise ProtocolError("an exchange in place has values and answers, or neither if values are sent")
+        if len(spans) * (len(message.values) + len(message.answers)) > MOST_SLICES:
+            raise ProtocolError(
+                f"a message concerns {MOST_SLICES} chunks of all rows and answers at most: send several"
+            )
+        if not codec.exact:
+            raise ProtocolError(f"table {table.name!r} has the codec {table.spec.codec}: its values must be sent")
+        values, answers = (
+            [regions.buffer(begins, table) for begins in each] for each in (message.values, message.answers)
+        )
+        parts = (slice(span.start, span.stop) for span in spans)
+        return contribute(([row[part] for row in values], [row[part] for row in answers]) for part in parts)
+    sent = _values(table, spans, payloads, codec)
+    if codec.exact:
+        return contribute(([array], None) for array in sent)
+
+    def decode() -> list[np.ndarray]:
+        decoded = [np.empty(span.length, table.spec.layout.dtype) for span in spans]
+        for array, payload in zip(decoded, payloads, strict=True):
+            codec.decode(payload, array)
+        return decoded
+
+    def then(result: Any) -> Iterator[Outcome]:
+        try:
+            if isinstance(result, HybridPSError):
+                raise result
+            yield from contribute(([array], None) for array in result)
+        except HybridPSError as error:
+            yield Answer(origin, spans[0].chunk, error=error)
+
+    return [Task(table.owner_of(spans[0].chunk), decode, then)]
+
+
+def _values(table: Table, spans: Sequence[Span], payloads: Payloads, codec: Codec) -> list[np.ndarray]:
     """The payloads as arrays of the table's dtype, or of bytes if encoded. Raises ProtocolError for another size."""
-    if len(payloads) != len(spans):
+    dtype = table.spec.layout.dtype
+    came, expected = [p.nbytes for p in payloads], [codec.nbytes(span.length, dtype) for span in spans]
+    if came != expected:
         raise ProtocolError(
             f"{len(spans)} chunks from {spans[0].chunk} on of table {table.name!r} came without their values: "
-            f"with {len(payloads)} payloads"
+            f"with {len(came)} payloads of {sum(came)} bytes, not {len(expected)} of {sum(expected)}"
         )
-    dtype = table.spec.layout.dtype
-    for span, payload in zip(spans, payloads, strict=True):
-        expected = codec.nbytes(span.length, dtype)
-        if payload.nbytes != expected:
-            raise ProtocolError(
-                f"chunk {span.chunk} of table {table.name!r} has {expected} bytes here, {payload.nbytes} came"
-            )
-    return [_aligned(np.frombuffer(payload, dtype if codec.exact else np.uint8)) for payload in payloads]
-
-
-def _aligned(values: np.ndarray) -> np.ndarray:
-    return values if values.flags.aligned else values.copy()
-
-
-def _in_place(
-    table: Table, origin: Origin, spans: Sequence[Span], message: wire.ExchangeInPlace, regions: Regions
-) -> Iterator[Outcome]:
-    if len(spans) * (len(message.values) + len(message.answers)) > MOST_SLICES:
-        raise ProtocolError(f"a message concerns {MOST_SLICES} chunks of all rows and answers at most: send several")
-    if not CODECS[table.spec.codec].exact:
-        raise ProtocolError(f"table {table.name!r} has the codec {table.spec.codec}: its values must be sent")
-    values = [regions.buffer(spot, table) for spot in message.values]
-    answers = [regions.buffer(spot, table) for spot in message.answers]
-    for span in spans:
-        rows, targets = ([array[span.start : span.stop] for array in arrays] for arrays in (values, answers))
-        yield from table.contribute(Contribution(origin, span, rows, targets, message.groups))
+    arrays = [np.frombuffer(payload, dtype if codec.exact else np.uint8) for payload in payloads]
+    return [array if array.flags.aligned else array.copy() for array in arrays]

@@ -11,14 +11,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+
+import msgspec
 
 from hybridps.config import Settings
 from hybridps.errors import ConfigError, HybridPSError, LayoutError, ServerError
 from hybridps.ps.client.client import Client
 from hybridps.ps.client.operations import Operation, OperationSequence
-from hybridps.ps.model import Joining, Upward
+from hybridps.ps.model import Joining, ParentRequest
 from hybridps.ps.rules.finite import NotFiniteError
 
 log = logging.getLogger("hybridps.ps")
@@ -26,20 +28,8 @@ log = logging.getLogger("hybridps.ps")
 _CLOSE_SECONDS = 3.0
 """For all links together, in which each says goodbye."""
 
-
-class Answered(NamedTuple):
-    """What went up is back. `error`: the parents did not take these values."""
-
-    up: Upward
-    error: HybridPSError | None
-
-
-class Failed(NamedTuple):
-    """A job has lost the parents, because of a link to them, or of what happened here."""
-
-    job: str
-    error: HybridPSError
-    link: _Link | None = None
+_Back = tuple["_Link", ParentRequest | None, HybridPSError | None]
+"""A request is back, maybe with the error for which the parents did not take its values; None: the link has failed."""
 
 
 class Parents:
@@ -57,7 +47,7 @@ class Parents:
         """The jobs that lost them, and why."""
         self.ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._open = partial(Client, addresses, group=rack, groups=racks, settings=settings)
-        self._back: queue.SimpleQueue[Answered | Failed] = queue.SimpleQueue()
+        self._back: queue.SimpleQueue[_Back] = queue.SimpleQueue()
         self._links: dict[tuple[str, str], _Link] = {}
         self._leaving: list[_Link] = []
 
@@ -68,33 +58,32 @@ class Parents:
             return None
         return cls(settings.parents, settings.rack_index, settings.racks, settings)
 
-    def send(self, up: Upward) -> None:
-        """Begin with what goes up. Of a part of a table only one exchange may be under way."""
-        known = up.job, up.table.job
+    def send(self, up: ParentRequest) -> None:
+        """Begin with a request. Of a part of a table only one exchange may be under way."""
+        known = up.table.job, up.table.parent_job
         if known not in self._links:
-            self._links[known] = _Link(up.job, lambda: self._open(job=up.table.job), self._tell)
-        self._links[known].send(up)
+            self._links[known] = _Link(known[0], partial(self._open, job=known[1]), self._tell)
+        self._links[known].put(up)
 
-    def collect(self) -> list[Answered]:
+    def collect(self) -> list[tuple[ParentRequest, HybridPSError | None]]:
         """What is back. From then on `failed` has the jobs that lost the parents."""
-        try:
-            os.eventfd_read(self.ready)
-        except BlockingIOError:
-            return []
-        answered = []
+        _read(self.ready)
+        back = []
         while not self._back.empty():
-            back = self._back.get()
-            if isinstance(back, Answered):
-                answered.append(back)
-            elif back.link is None or back.link in self._links.values():
-                self.failed.setdefault(back.job, _said(back.error, self.addresses))
-        return answered
+            link, up, error = self._back.get()
+            if up is not None:
+                back.append((up, error))
+            elif link in self._links.values():
+                kind = LayoutError if isinstance(error, LayoutError) else ServerError
+                lost = kind(f"this rack server has lost its parents at {', '.join(self.addresses)}: {error}")
+                self.failed.setdefault(link.job, lost)
+        return back
 
     def leave(self, job: str, lost: bool) -> None:
         """A job has no groups here any more: leave it, as `lost` if its groups are. It may come back."""
         for known in [known for known in self._links if known[0] == job]:
             link = self._links.pop(known)
-            link.leave(lost)
+            link.put(lost)
             self._leaving.append(link)
         self.failed.pop(job, None)
         self._leaving = [link for link in self._leaving if not link.over()]
@@ -108,34 +97,28 @@ class Parents:
         if not self._leaving:
             os.close(self.ready)
 
-    def _tell(self, back: Answered | Failed) -> None:
+    def _tell(self, back: _Back) -> None:
         self._back.put(back)
         os.eventfd_write(self.ready, 1)
-
-
-class _Leave(NamedTuple):
-    lost: bool
 
 
 class _Link:
     """One job at the parents. A thread has the client, and never waits for one operation while another can begin."""
 
-    def __init__(self, job: str, open_client: Callable[[], Client], tell: Callable[[Answered | Failed], None]) -> None:
-        self._job = job
+    def __init__(self, job: str, open_client: Callable[[], Client], tell: Callable[[_Back], None]) -> None:
+        self.job = job
         self._open = open_client
         self._tell = tell
-        self._queue: queue.SimpleQueue[Upward | _Leave] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[ParentRequest | bool] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._under_way: dict[Upward, OperationSequence[None]] = {}
+        self._under_way: dict[ParentRequest, OperationSequence[None]] = {}
         self._thread = threading.Thread(target=self._run, name=f"hybridps-parents-{job}", daemon=True)
         self._thread.start()
 
-    def send(self, up: Upward) -> None:
-        self._put(up)
-
-    def leave(self, lost: bool) -> None:
-        """The last that may be called but for `over`."""
-        self._put(_Leave(lost))
+    def put(self, what: ParentRequest | bool) -> None:
+        """Begin with a request; or leave, which is the last, and say whether as lost."""
+        self._queue.put(what)
+        os.eventfd_write(self._wake, 1)
 
     def over(self, seconds: float = 0.0) -> bool:
         """Whether the thread has ended, within so many seconds; only once it is."""
@@ -144,91 +127,64 @@ class _Link:
             os.close(self._wake)
         return not self._thread.is_alive()
 
-    def _put(self, what: Upward | _Leave) -> None:
-        self._queue.put(what)
-        os.eventfd_write(self._wake, 1)
-
     def _run(self) -> None:
         try:
-            client = self._open()
-            try:
-                client.wake_by(self._wake)
-                lost = self._work(client)
-            except BaseException:
-                client.close()
-                raise
-            client.lose() if lost else client.close()
+            with self._open() as client:
+                client.session.wake_by(self._wake)
+                client.close(lost=self._work(client))
         except HybridPSError as error:
-            self._tell(Failed(self._job, error, self))
+            self._tell((self, None, error))
         except Exception as error:
             log.exception("the link to the parents failed")
-            failed = ServerError(f"the rack server failed: {type(error).__name__}: {error}")
-            self._tell(Failed(self._job, failed, self))
+            self._tell((self, None, ServerError(f"the rack server failed: {type(error).__name__}: {error}")))
 
     def _work(self, client: Client) -> bool:
         """Until the job leaves; returns whether as lost."""
         while True:
             while not self._queue.empty():
                 what = self._queue.get()
-                if isinstance(what, _Leave):
-                    return what.lost
+                if isinstance(what, bool):
+                    return what
                 self._under_way[what] = OperationSequence(_ACTIONS[what.action](client, what))
-            client.listen(self._under_way.values())
-            self._drain()
+            client.session.listen()
+            _read(self._wake)
             for up, steps in [*self._under_way.items()]:
                 if steps.done:
                     del self._under_way[up]
-                    self._end(up, steps)
-
-    def _end(self, up: Upward, steps: OperationSequence[None]) -> None:
-        try:
-            steps.wait()
-            self._tell(Answered(up, None))
-        except NotFiniteError as error:
-            self._tell(Answered(up, error))
-
-    def _drain(self) -> None:
-        try:
-            os.eventfd_read(self._wake)
-        except BlockingIOError:
-            return
+                    try:
+                        steps.wait()
+                        self._tell((self, up, None))
+                    except NotFiniteError as error:
+                        self._tell((self, up, error))
 
 
-def _register(client: Client, up: Upward) -> Generator[Operation, None, None]:
+def _register(client: Client, up: ParentRequest) -> Generator[Operation, None, None]:
     """Register the table; the parents' centre comes back."""
-    above = up.table
-    spec = above.layout, above.values, above.rule, above.clock, above.codec, above.chunk_bytes
-    registration = client.begin_register(above.table, *spec)
-    while not registration.done and registration.current is not None:
-        yield registration.current
-    if registration.wait() is not Joining.NEW:
-        pull = client.pull(above.table, above.values)
-        yield pull
-        pull.wait()
+    table = up.table
+    spec = msgspec.structs.replace(table.spec, layout=table.parent_layout, server=0, servers=len(client.servers))
+    joining = yield from client.begin_register(table.name, spec, table.values)
+    if joining is not Joining.NEW:
+        yield client.pull(table.name, table.values)
 
 
-def _exchange(client: Client, up: Upward) -> Generator[Operation, None, None]:
+def _exchange(client: Client, up: ParentRequest) -> Generator[Operation, None, None]:
     """Exchange a part, and read the centre if the answer is something else."""
-    above, place = up.table, up.place or slice(0, 0)
-    exchange = client.exchange(above.table, above.values, above.values, place.start, place.stop, up.groups)
-    yield exchange
-    exchange.wait()
-    if above.centre is not None:
+    table, start, stop = up.table, up.place.start, up.place.stop
+    yield client.exchange(table.name, table.values, table.values, start, stop, up.groups)
+    if table.parent_centre is not None:
         # Nobody can complete the next round without this rack.
-        pull = client.pull(above.table, above.centre, place.start, place.stop)
-        yield pull
-        pull.wait()
+        yield client.pull(table.name, table.parent_centre, start, stop)
 
 
-def _drop(client: Client, up: Upward) -> Generator[Operation, None, None]:
-    client.drop(up.table.table)
+def _drop(client: Client, up: ParentRequest) -> Generator[Operation, None, None]:
+    client.drop(up.table.name)
     yield from ()
 
 
 _ACTIONS = {"register": _register, "exchange": _exchange, "drop": _drop}
 
 
-def _said(error: HybridPSError, addresses: tuple[str, ...]) -> HybridPSError:
-    """What the groups of the rack are told."""
-    kind = LayoutError if isinstance(error, LayoutError) else ServerError
-    return kind(f"this rack server has lost its parents at {', '.join(addresses)}: {error}")
+def _read(descriptor: int) -> None:
+    """Until it is written to again, it cannot be read."""
+    with suppress(BlockingIOError):
+        os.eventfd_read(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import queue
@@ -17,121 +18,121 @@ log = logging.getLogger("hybridps.ps")
 TOGETHER = 8
 """Tasks whose ends are told together, if so many wait."""
 
-LITTLE_BYTES = 2 << 20
-"""A task that moves no more takes about as long as handing it to a thread and back (0.1 ms): the loop does it at once.
-Between two looks at the sockets it does no more than so many bytes altogether."""
+AT_ONCE_BYTES, LITTLE_BYTES = 6 << 20, 1 << 20
+"""To hand a task to a thread and back takes as long as to move about 2 MB. So between two looks at the sockets the loop
+does tasks of one owner, if all have nothing to do, as long as they move no more than the first, and others up to the
+second."""
 
 
 class Workers:
-    """`count` threads, pinned to `cores` in turn if given. Used by the loop alone.
+    """`count` threads, pinned to `cores` in turn if given. Used by the loop alone, but for `wake`.
 
-    `ready` is a descriptor that can be read when `collect` has something.
+    Raises ServerError for cores that this process may not use.
     """
 
     def __init__(self, count: int, cores: Sequence[int] = ()) -> None:
+        usable = os.sched_getaffinity(0)
+        if not usable.issuperset(cores):
+            named = ", ".join(map(str, sorted(usable)))
+            raise ServerError(f"threads cannot be pinned to the cores {list(cores)}: this process may use {named}")
         self.count = count
         self.backlog = 0
         """Tasks handed out that are not known to be done."""
         self.ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._at_once: list[tuple[Task, Any]] = []
-        """Tasks that the loop has done."""
+        """A descriptor that can be read when `collect` has something that a thread has done."""
+        self.done_at_once: list[tuple[Task, Any]] = []
+        """What the loop itself has done, for `collect`."""
         self._at_once_bytes = 0
         self._handed = [0] * count
         """Tasks of each owner that are handed out and not known to be done."""
-        self._done: queue.SimpleQueue[list[tuple[Task, Any]]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Task, Any]] = queue.SimpleQueue()
         self._queues: list[queue.SimpleQueue[Task | None]] = [queue.SimpleQueue() for _ in range(count)]
+        pinned = itertools.cycle(cores or [None])
         self._threads = [
-            threading.Thread(
-                target=self._run, args=(tasks, cores[number % len(cores)] if cores else None), name="hybridps-worker"
-            )
-            for number, tasks in enumerate(self._queues)
+            threading.Thread(target=self._run, args=work, name="hybridps-worker", daemon=True)
+            for work in zip(self._queues, pinned, strict=False)
         ]
-
-    def start(self) -> None:
-        """Start the threads. Only once."""
         for thread in self._threads:
             thread.start()
 
     def hand(self, tasks: Iterable[Task]) -> None:
         """Hand tasks to their owners; those of one owner are done in this order.
 
-        A little one whose owner has nothing to do is done at once.
+        Where no thread has anything to do, little ones are done at once, when the others are handed out.
         """
+        kept: dict[int, list[Task]] = {}
+        left_over: list[Task] = []
+        is_idle = not self.backlog
         for task in tasks:
             self.backlog += 1
             self._handed[task.owner] += 1
-            left = LITTLE_BYTES - self._at_once_bytes
-            if task.nbytes is not None and task.nbytes <= left and self._handed[task.owner] == 1:
+            most = AT_ONCE_BYTES if not kept or task.owner in kept else LITTLE_BYTES
+            is_next = is_idle and self._handed[task.owner] == len(kept.get(task.owner, ())) + 1
+            if is_next and task.nbytes is not None and self._at_once_bytes + task.nbytes <= most:
                 self._at_once_bytes += task.nbytes
-                self._at_once.append((task, _do(task)))
+                kept.setdefault(task.owner, []).append(task)
+            elif task.owner in kept:
+                left_over.append(task)
             else:
                 self._queues[task.owner].put(task)
+        for task in [task for own in kept.values() for task in own]:
+            self.done_at_once.append((task, _do(task)))
+        for task in left_over:
+            self._queues[task.owner].put(task)
 
-    @property
-    def has_done(self) -> bool:
-        """Whether `collect` has something that the loop itself has done."""
-        return bool(self._at_once)
+    def collect(self, is_ready: bool, wait: bool = False) -> list[tuple[Task, Any]]:
+        """Tasks that are done, each with what its `run` returned, or a ServerError. Little ones may be done again.
 
-    def collect(self) -> list[tuple[Task, Any]]:
-        """Tasks that are done, each with what its `run` returned, or a ServerError."""
-        done, self._at_once = self._at_once, []
-        while not self._done.empty():
-            done += self._done.get()
+        `is_ready`: `ready` can be read. `wait`: for all that were handed out.
+        """
+        if is_ready:
+            os.eventfd_read(self.ready)
+        self._at_once_bytes = 0
+        done, self.done_at_once = self.done_at_once, []
+        while not self._done.empty() or (wait and len(done) < self.backlog):
+            done.append(self._done.get())
         self.backlog -= len(done)
         for task, _ in done:
             self._handed[task.owner] -= 1
         return done
 
-    def begin_lap(self, is_ready: bool) -> None:
-        """The loop has looked at its sockets: it may do little tasks again. `is_ready`: `ready` could be read."""
-        self._at_once_bytes = 0
-        if is_ready:
-            os.eventfd_read(self.ready)
-
-    def drain(self) -> list[tuple[Task, Any]]:
-        """Wait until all tasks that were handed out are done; as `collect`."""
-        ends = [threading.Event() for _ in self._queues]
-        for owner, end in enumerate(ends):
-            self.backlog += 1
-            self._handed[owner] += 1
-            self._queues[owner].put(Task(owner, end.set, lambda result: ()))
-        for end in ends:
-            end.wait()
-        done = self.collect()
-        while self.backlog:  # a worker may not have put down what it has just done
-            done += self.collect()
-        return done
+    def wake(self) -> None:
+        """Have `ready` be readable. Any thread may call it; nothing happens after `close`."""
+        if self.ready >= 0:
+            os.eventfd_write(self.ready, 1)
 
     def close(self) -> None:
         """End the threads when they have done what they were handed."""
         for tasks in self._queues:
             tasks.put(None)
         for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
+            thread.join()
         os.close(self.ready)
+        self.ready = -1
 
     def _run(self, tasks: queue.SimpleQueue[Task | None], core: int | None) -> None:
         if core is not None:
             os.sched_setaffinity(0, {core})
+        untold = 0
         while (task := tasks.get()) is not None:
-            done = [(task, _do(task))]
-            while len(done) < TOGETHER and not task.sends and not tasks.empty():
-                task = tasks.get()
-                if task is None:
-                    tasks.put(None)
-                    break
-                done.append((task, _do(task)))
-            self._done.put(done)
-            os.eventfd_write(self.ready, 1)
+            self._done.put((task, _do(task)))
+            untold += 1
+            if untold == TOGETHER or task.sends or tasks.empty():
+                untold = 0
+                self.wake()
 
 
 def _do(task: Task) -> Any:
     """Whatever goes wrong, the groups hear of it, and the thread goes on."""
     try:
         return task.run()
-    except HybridPSError as error:
-        return error
     except Exception as error:
-        log.exception("a task has failed")
-        return ServerError(f"the server failed: {type(error).__name__}: {error}")
+        return as_refusal(error)
+
+
+def as_refusal(error: Exception) -> HybridPSError:
+    """The error that groups are told."""
+    if isinstance(error, HybridPSError):
+        return error
+    log.error("a request or a task has failed", exc_info=error)
+    return ServerError(f"the server failed: {type(error).__name__}: {error}")

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hybridps.tensor_collectives.between_nodes import halving_doubling, ring
-from hybridps.tensor_collectives.between_nodes.lane import PATIENCE_SECONDS, Lane
+from hybridps.tensor_collectives.between_nodes import chain, halving_doubling, ring
+from hybridps.tensor_collectives.between_nodes.lane import PATIENCE_SECONDS, Lane, StepsOf
 from hybridps.tensor_collectives.between_nodes.talk import Steps, Talk
 
-__all__ = ["ALLREDUCE", "PATIENCE_SECONDS", "Lane", "Steps", "Talk"]
+__all__ = ["ALLREDUCE", "PATIENCE_SECONDS", "Lane", "Steps", "StepsOf", "Talk", "chain", "ring"]
 
 
 def _library(talk: Talk, part: np.ndarray) -> Steps:
@@ -23,9 +23,11 @@ def _library(talk: Talk, part: np.ndarray) -> Steps:
 
 
 ALLREDUCE: dict[str, Callable[[Talk, np.ndarray], Steps]] = {
+    "node": ring.allreduce,
     "library": _library,
     "ring": ring.allreduce,
     "multi_ring": ring.multi_ring,
     "halving_doubling": halving_doubling.halving_doubling,
 }
-"""By the name of the algorithm: an operation that combines a chunk over the ranks of a lane."""
+"""By the name of the algorithm: an operation that combines a chunk over the ranks of a lane. On one node a lane has
+one rank."""

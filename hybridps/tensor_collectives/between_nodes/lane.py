@@ -1,17 +1,19 @@
-"""A lane: ranks of different nodes that exchange their part of the nodes' data."""
+"""A lane: ranks of different nodes that exchange their part of the nodes' data, several chunks at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from hybridps.codecs import CODECS, Codec
 from hybridps.errors import DeadlineError
-from hybridps.mpi_groups.group import Group
+from hybridps.mpi_groups.group import Group, Transfer
 from hybridps.tensor_collectives import kernels
 from hybridps.tensor_collectives.between_nodes.halving_doubling import halving_doubling
-from hybridps.tensor_collectives.between_nodes.talk import Steps, Talk, nap, run, silent_ranks, spin
+from hybridps.tensor_collectives.between_nodes.talk import Steps, Talk
 from hybridps.tensor_collectives.choice import Choice
 from hybridps.tensor_collectives.tensor import GROUP_OPERATION, Rows
 
@@ -20,6 +22,15 @@ PATIENCE_SECONDS = 1.0
 
 UNDER_WAY = 4
 """Chunks in transfer at a time: while some of them travel, the node combines another."""
+
+HELLO = (1 << 15) - 1
+"""The tag of a sign of life after a deadline. Chunks have smaller ones."""
+
+SPIN_SECONDS = 50e-6
+"""How long a vote does not sleep yet."""
+
+StepsOf = Callable[[Talk, int, int], Steps]
+"""The operation on the chunk of elements `begin:end`."""
 
 
 class Lane:
@@ -46,42 +57,33 @@ class Lane:
         self._moved = moved
         self._talks: dict[int, list[Talk]] = {}
         """By the size of their chunks in bytes."""
-        self._voting: Talk | None = None
         codec.prepare()
         # Compiled now, while nobody waits for a vote.
         kernels.accumulate_(np.zeros(0, np.int64), np.zeros(0, np.int64), kernels.MAX)
 
     def run(
-        self,
-        choice: Choice,
-        op: str | None,
-        rows: Rows,
-        start: int,
-        stop: int,
-        steps_of: Callable[[Talk, int, int], Steps],
-        blocks: int,
+        self, choice: Choice, op: str | None, rows: Rows, start: int, stop: int, steps_of: StepsOf, blocks: int
     ) -> None:
         """Do `steps_of(talk, begin, end)` for the chunks of elements `start:stop`. See `Levels.run`."""
         dtype = rows.array.dtype if op is None else rows.exact
         step = max(1, choice.chunk_bytes // dtype.itemsize // blocks)
+        # Only sums use a lossy codec, and only those of floats: rows of bits are rounded once, in the end.
+        lossy = op in ("sum", "mean") and rows.array.dtype.kind == "f"
         talks = self._talks_of(step * blocks * dtype.itemsize)
-        codec = self._codec_for(op, rows)
         for talk in talks:
-            talk.op, talk.codec = GROUP_OPERATION[op or "sum"], codec
-        self._run(((begin, min(begin + step, stop)) for begin in range(start, stop, step)), talks, steps_of, spin)
+            talk.op, talk.codec = GROUP_OPERATION[op or "sum"], self._codec if lossy else CODECS["exact"]
+        self._run([(begin, min(begin + step, stop)) for begin in range(start, stop, step)], talks, steps_of)
 
     def vote(self, low: int, high: int) -> tuple[int, int]:
         """The smallest `low` and the largest `high` over the ranks of the lane. It waits asleep after a short spin."""
         extremes = np.array([high, ~low], np.int64)  # the complement reverses the order, and cannot overflow
-        if self._voting is None:
-            self._voting = Talk(self.group, extremes.nbytes)
-            self._voting.op = "max"
-        self._run([(0, 2)], [self._voting], lambda talk, begin, end: halving_doubling(talk, extremes), nap)
+        talk = self._talks_of(extremes.nbytes)[0]
+        talk.op, talk.codec = "max", CODECS["exact"]
+        self._run([(0, 2)], [talk], lambda talk, begin, end: halving_doubling(talk, extremes), asleep=True)
         return ~int(extremes[1]), int(extremes[0])
 
     def close(self) -> None:
         self._talks.clear()
-        self._voting = None
         self.group.free()
 
     def _talks_of(self, nbytes: int) -> list[Talk]:
@@ -90,25 +92,59 @@ class Lane:
             talks = self._talks[nbytes] = [Talk(self.group, nbytes) for _ in range(UNDER_WAY)]
         return talks
 
-    def _codec_for(self, op: str | None, rows: Rows) -> Codec:
-        """Only sums use a lossy codec, and only those of floats: rows of bits are rounded once, in the end."""
-        if self._codec.exact or op not in ("sum", "mean") or rows.array.dtype.kind != "f":
-            return CODECS["exact"]
-        return self._codec
-
     def _run(
-        self,
-        chunks: Iterable[tuple[int, int]],
-        talks: Sequence[Talk],
-        steps_of: Callable[[Talk, int, int], Steps],
-        pause: Callable[[float], None],
+        self, chunks: Sequence[tuple[int, int]], talks: Sequence[Talk], steps_of: StepsOf, asleep: bool = False
     ) -> None:
-        if not run(chunks, talks, steps_of, self._moved, self.deadline_seconds, pause):
-            raise self._late()
+        """Do `steps_of(talk, begin, end)` for each chunk, as many at a time as there are talks.
+
+        While the transfers of one chunk are under way, other chunks proceed. Raises DeadlineError when none has
+        proceeded for `deadline_seconds`.
+        """
+        coming = enumerate(chunks)
+
+        def conversation(talk: Talk) -> Steps:
+            for number, (begin, end) in coming:
+                talk.tag = number % HELLO
+                yield from steps_of(talk, begin, end)
+                yield ()
+
+        waiting = [conversation(talk) for talk, _ in zip(talks, chunks, strict=False)]
+        active: list[tuple[Steps, tuple[Transfer, ...]]] = []
+        last = time.monotonic()
+        while active or waiting:
+            going, progress = [], bool(waiting)
+            for steps, transfers in active:
+                following: tuple[Transfer, ...] | None = transfers
+                if all(done() for done in transfers):
+                    progress = True
+                    following = next(steps, None)
+                if following is not None:
+                    going.append((steps, following))
+            if waiting:  # one after the other, so that the first chunk goes on while others begin
+                going.append((waiting.pop(), ()))
+            active = going
+            if progress:
+                last = time.monotonic()
+                self._moved()
+            elif (waited := time.monotonic() - last) > self.deadline_seconds:
+                raise self._late()
+            elif asleep and waited > SPIN_SECONDS:
+                time.sleep(min(waited / 10, 0.001))
+            else:
+                os.sched_yield()
 
     def _late(self) -> DeadlineError:
-        missing = [self.peers[rank] for rank in silent_ranks(self.group, PATIENCE_SECONDS)]
-        who = f"rank {' and '.join(map(str, missing))}" if missing else "a rank"
+        """The error that names the ranks of the lane which send no sign of life within `PATIENCE_SECONDS`."""
+        others = [rank for rank in range(self.group.size) if rank != self.group.rank]
+        told, heard = np.zeros(1, np.uint8), np.zeros(self.group.size, np.uint8)
+        listening = {rank: self.group.receive(heard[rank : rank + 1], rank, HELLO) for rank in others}
+        said = [self.group.send(told, rank, HELLO) for rank in others]
+        end = time.monotonic() + PATIENCE_SECONDS
+        while listening and time.monotonic() < end:
+            listening = {rank: came for rank, came in listening.items() if not came()}
+            _ = [sent() for sent in said]
+            time.sleep(0.001)
+        who = f"rank {' and '.join(str(self.peers[rank]) for rank in listening)}" if listening else "a rank"
         return DeadlineError(
             f"{who} did not come to a collective of rank {self.name}, between nodes, within {self.deadline_seconds:g} s"
         )

@@ -1,6 +1,7 @@
 """Reduction in a ring: each rank sends only to the next one, and all links are in use all the time.
 
 For n bytes and p ranks each rank sends `2 (p - 1) / p n` bytes in `2 (p - 1)` messages (Patarasuk and Yuan, 2009).
+The next rank of rank r is r + `way`: 1, or -1 for the ring in the other direction.
 """
 
 from __future__ import annotations
@@ -8,37 +9,32 @@ from __future__ import annotations
 import numpy as np
 
 from hybridps.tensor_collectives.between_nodes.talk import Steps, Talk
-from hybridps.tensor_collectives.tensor import part_sizes
 
 
-def allreduce(talk: Talk, part: np.ndarray) -> Steps:
+def allreduce(talk: Talk, part: np.ndarray, way: int = 1) -> Steps:
     """`part` becomes the combination of all ranks' parts."""
-    blocks = cut(part, talk.size)
-    yield from reduce_scatter(talk, blocks)
+    blocks = np.array_split(part, talk.size)
+    yield from reduce_scatter(talk, blocks, way)
     talk.round_(blocks[talk.rank])
-    yield from allgather(talk, blocks)
+    yield from allgather(talk, blocks, way)
 
 
 def multi_ring(talk: Talk, part: np.ndarray) -> Steps:
     """As `allreduce`, with every other chunk in the opposite direction, so that two rings use different links."""
-    yield from allreduce(talk.reversed() if talk.tag % 2 else talk, part)
+    yield from allreduce(talk, part, -1 if talk.tag % 2 else 1)
 
 
-def reduce_scatter(talk: Talk, blocks: list[np.ndarray]) -> Steps:
+def reduce_scatter(talk: Talk, blocks: list[np.ndarray], way: int = 1) -> Steps:
     """Block `talk.rank` becomes the combination of all ranks' blocks of that number; others are overwritten."""
     p, me = talk.size, talk.rank
     for step in range(1, p):
-        yield from talk.swap(blocks[(me - step) % p], (me + 1) % p, blocks[(me - step - 1) % p], (me - 1) % p, True)
+        given, taken = (me - way * step) % p, (me - way * (step + 1)) % p
+        yield from talk.swap(blocks[given], (me + way) % p, blocks[taken], (me - way) % p, True)
 
 
-def allgather(talk: Talk, blocks: list[np.ndarray]) -> Steps:
+def allgather(talk: Talk, blocks: list[np.ndarray], way: int = 1) -> Steps:
     """Block r becomes that of rank r, on all ranks."""
     p, me = talk.size, talk.rank
     for step in range(p - 1):
-        yield from talk.swap(blocks[(me - step) % p], (me + 1) % p, blocks[(me - step - 1) % p], (me - 1) % p, False)
-
-
-def cut(part: np.ndarray, size: int) -> list[np.ndarray]:
-    """`part` in `size` blocks, as equal as possible."""
-    ends = np.cumsum(part_sizes(len(part), size))
-    return [part[start:stop] for start, stop in zip([0, *ends[:-1]], ends, strict=True)]
+        given, taken = (me - way * step) % p, (me - way * (step + 1)) % p
+        yield from talk.swap(blocks[given], (me + way) % p, blocks[taken], (me - way) % p, False)

@@ -54,9 +54,10 @@ class _Table:
 
 
 class CudaDevice:
-    """GPU `number`, with the memory of the GPUs that it can access. Two pieces are in transfer in each direction.
+    """As `HostDevice`: GPU `number`, with the memory of the GPUs that it can access.
 
-    Its work starts after everything that the caller has queued on CuPy's current streams.
+    Two pieces are in transfer in each direction. Work starts after everything that the caller has queued on CuPy's
+    current streams.
     """
 
     def __init__(self, number: int) -> None:
@@ -98,7 +99,8 @@ class CudaDevice:
             target = slot.buffer[: packed.nbytes].view(packed.dtype) if on_host else packed
             _launch(vectors, op, table, start, stop, target)
             if on_host:
-                _copy(packed.ctypes.data, target.data.ptr, packed.nbytes, runtime.memcpyDeviceToHost, slot)
+                to_host = runtime.memcpyDeviceToHost
+                runtime.memcpyAsync(packed.ctypes.data, target.data.ptr, packed.nbytes, to_host, slot.stream.ptr)
             return _done(slot)
 
     def unpack(self, packed: Any, divisor: int, vectors: Vectors, start: int, stop: int) -> Wait:
@@ -108,7 +110,8 @@ class CudaDevice:
             source = packed
             if isinstance(packed, np.ndarray):
                 source = slot.buffer[: packed.nbytes].view(packed.dtype)
-                _copy(source.data.ptr, packed.ctypes.data, packed.nbytes, runtime.memcpyHostToDevice, slot)
+                to_device = runtime.memcpyHostToDevice
+                runtime.memcpyAsync(source.data.ptr, packed.ctypes.data, packed.nbytes, to_device, slot.stream.ptr)
             _launch(vectors, "unpack", table, start, stop, source, vectors.exact.type(divisor))
             return _done(slot)
 
@@ -148,10 +151,6 @@ def _launch(vectors: Vectors, name: str, table: _Table, start: int, stop: int, *
     kernel = _module(vectors.dtype.name).get_function(kernel_names(vectors.dtype.name)[name])
     limits = (np.int64(start), np.int64(stop), np.int64(share))
     kernel((-(-(stop - start) // share),), (THREADS,), (table.arrays, table.starts, *table.counts, *limits, *rest))
-
-
-def _copy(target: int, source: int, nbytes: int, kind: int, slot: _Slot) -> None:
-    runtime.memcpyAsync(target, source, nbytes, kind, slot.stream.ptr)
 
 
 def _done(slot: _Slot) -> Wait:

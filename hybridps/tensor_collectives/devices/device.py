@@ -5,22 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from hybridps.errors import LayoutError
-from hybridps.tensor_collectives.tensor import OPERATIONS
-
-EXACT = {
-    "float16": "float32",
-    "bfloat16": "float32",
-    "float32": "float32",
-    "float64": "float64",
-    "int32": "int32",
-    "int64": "int64",
-}
-"""For each dtype of vectors, the dtype in which they are packed and combined. They are rounded once, at the end."""
+from hybridps.mpi_groups.group import UFUNC
+from hybridps.tensor_collectives.tensor import EXACT, check_dtype
 
 PIECE_BYTES = 4 << 20
 """Packed vectors are copied to host memory and back in pieces of this size."""
@@ -53,8 +44,7 @@ class Vectors:
         if not arrays[0]:
             raise LayoutError("vector 0 has no arrays: give an empty one for no elements")
         first = arrays[0][0]
-        if first.dtype.name not in EXACT:
-            raise LayoutError(f"a tensor of dtype {first.dtype} cannot be reduced: use one of {', '.join(EXACT)}")
+        check_dtype(first.dtype.name)
         sizes = [array.size for array in arrays[0]]
         for number, vector in enumerate(arrays):
             if [array.size for array in vector] != sizes:
@@ -83,64 +73,43 @@ class Vectors:
     def exact(self) -> np.dtype:
         return np.dtype(EXACT[self.dtype.name])
 
-    def first(self) -> Vectors:
-        """Vector 0 alone."""
-        return Vectors(self.arrays[:1], self.starts)
-
-
-class Device(Protocol):
-    """A device, with the memory that it can access. Its operations may run concurrently.
-
-    A packed buffer is an array of dtype `vectors.exact`, of the device (`empty`) or NumPy's, and holds elements
-    `start:stop` of the vectors: at most `PIECE_BYTES`, if it is NumPy's.
-    """
-
-    gpu: str
-    """Host and bus address of the GPU; empty for the CPU."""
-
-    def reaches(self, array: Any) -> bool:
-        """Whether the device can access `array`, as a vector or a packed buffer."""
-
-    def empty(self, length: int, dtype: np.dtype) -> Any:
-        """An uninitialised array in the device's memory."""
-
-    def pin(self, buffers: Sequence[np.ndarray]) -> str:
-        """Page-lock packed buffers of one mapping, in order of address. Returns why that failed, or an empty text."""
-
-    def pack(self, vectors: Vectors, op: str, start: int, stop: int, packed: Any) -> Wait:
-        """Start: `packed` becomes `op` ('sum', 'max', 'min') over elements `start:stop` of the vectors."""
-
-    def unpack(self, packed: Any, divisor: int, vectors: Vectors, start: int, stop: int) -> Wait:
-        """Start: elements `start:stop` of all vectors become `packed` over `divisor`."""
-
-    def close(self) -> None:
-        """Release threads, streams and page-locked memory."""
-
 
 class HostDevice:
-    """The CPU as a device, for vectors that are NumPy arrays. A thread of its own does the work."""
+    """The CPU as a device, for vectors that are NumPy arrays. A thread of its own does the work.
+
+    What a device does: its operations may run concurrently. A packed buffer is an array of dtype `vectors.exact`, of
+    the device (`empty`) or NumPy's, and holds elements `start:stop` of the vectors: at most `PIECE_BYTES`, if it is
+    NumPy's.
+    """
 
     gpu = ""
+    """Host and bus address of the GPU; empty for the CPU."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "hybridps-device")
 
     def reaches(self, array: Any) -> bool:
+        """Whether the device can access `array`, as a vector or a packed buffer."""
         return isinstance(array, np.ndarray)
 
-    def empty(self, length: int, dtype: np.dtype) -> np.ndarray:
+    def empty(self, length: int, dtype: np.dtype) -> Any:
+        """An uninitialised array in the device's memory."""
         return np.empty(length, dtype)
 
     def pin(self, buffers: Sequence[np.ndarray]) -> str:
+        """Page-lock packed buffers of one mapping, in order of address. Returns why that failed, or an empty text."""
         return ""  # nothing to do: the CPU copies, so pages need not be locked
 
-    def pack(self, vectors: Vectors, op: str, start: int, stop: int, packed: np.ndarray) -> Wait:
+    def pack(self, vectors: Vectors, op: str, start: int, stop: int, packed: Any) -> Wait:
+        """Start: `packed` becomes `op` ('sum', 'max', 'min') over elements `start:stop` of the vectors."""
         return self._thread.submit(_pack, vectors, op, start, stop, packed).result
 
-    def unpack(self, packed: np.ndarray, divisor: int, vectors: Vectors, start: int, stop: int) -> Wait:
+    def unpack(self, packed: Any, divisor: int, vectors: Vectors, start: int, stop: int) -> Wait:
+        """Start: elements `start:stop` of all vectors become `packed` over `divisor`."""
         return self._thread.submit(_unpack, packed, divisor, vectors, start, stop).result
 
     def close(self) -> None:
+        """Release threads, streams and page-locked memory."""
         self._thread.shutdown()
 
 
@@ -149,7 +118,7 @@ def _pack(vectors: Vectors, op: str, start: int, stop: int, packed: np.ndarray) 
         total = packed[part]
         np.copyto(total, arrays[0], casting="unsafe")
         for array in arrays[1:]:
-            OPERATIONS[op](total, array, out=total)
+            UFUNC[op](total, array, out=total)
 
 
 def _unpack(packed: np.ndarray, divisor: int, vectors: Vectors, start: int, stop: int) -> None:

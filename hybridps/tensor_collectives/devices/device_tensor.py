@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from hybridps.errors import LayoutError
-from hybridps.mpi_groups.device_memory import why_no_device_memory
 from hybridps.mpi_groups.group import Group
-from hybridps.tensor_collectives.devices.device import Device, HostDevice, Vectors, Wait
-from hybridps.tensor_collectives.devices.transport import Collectives, Direct, Staged, Transport
+from hybridps.tensor_collectives.devices.device import PIECE_BYTES, HostDevice, Vectors, Wait
 from hybridps.tensor_collectives.levels import Levels
+from hybridps.tensor_collectives.tensor import Tensor
+
+if TYPE_CHECKING:
+    from hybridps.tensor_collectives.devices.cuda import CudaDevice
+
+    Device = HostDevice | CudaDevice
+
+DIRECT_PIECE_BYTES = 32 << 20
+"""Size of the pieces that are not staged. Only packing could overlap with a transfer, and long messages are faster."""
 
 TRANSPORTS = ("nccl", "direct", "staged")
 """In order of preference: NCCL; the group's collectives on device memory (CUDA-aware MPI); staged in host memory."""
 
 
-@dataclass(frozen=True)
-class Packer:
+class Packer(NamedTuple):
     """A device, and the vectors that it packs into one buffer: its own, and those in memory that it can access."""
 
     device: Device
     vectors: Vectors
-    first: Vectors
-    """Its first vector alone."""
 
 
 class _Facts(msgspec.Struct, forbid_unknown_fields=True):
@@ -63,61 +66,71 @@ class DeviceTensor:
         self.dtype = everything.dtype
         self.count = len(vectors)
         self.packers = _packers(everything)
+        self._first = Vectors(everything.arrays[:1], everything.starts)
         self._held = ExitStack()
         for packer in self.packers:
             self._held.callback(packer.device.close)
         form = (
             f"{self.count} vectors of {self.length} {self.dtype}, {len(self.packers)} buffers, transport {transport!r}"
         )
-        name, self.note = _choose(transport, form, self.packers, self.group)
-        self.transport: Transport
-        if name == "staged":
-            self.transport = Staged(levels, self.length, everything.exact, [packer.device for packer in self.packers])
-            self.note = "; ".join(filter(None, (self.note, self.transport.note)))
+        self.transport, self.note = _choose(transport, form, self.packers, self.group)
+        self.packed_group: Any = self.group
+        """Its `allreduce_` and `broadcast_` take the packed buffers."""
+        if self.transport == "staged":
+            self.packed = levels.tensor(self.length, everything.exact.name, len(self.packers))
+            """The packed buffers, one for each packer."""
+            self.note = "; ".join(filter(None, (self.note, self._pin())))
         else:
-            group = self._nccl_group(levels.deadline_seconds) if name == "nccl" else self.group
-            device = self.packers[0].device
-            self.transport = Direct(name, group, self.length, lambda length: device.empty(length, everything.exact))
+            self.packed = Tensor([self.packers[0].device.empty(self.length, everything.exact)])
+            if self.transport == "nccl":
+                from hybridps.tensor_collectives.devices.nccl import NcclGroup
 
-    def check_group(self, group: Group) -> None:
-        """Raises LayoutError unless the tensor was made for `group`."""
+                number = everything.arrays[0][0].device.id
+                self.packed_group = NcclGroup(self.group, number, levels.deadline_seconds)
+                self._held.callback(self.packed_group.free)
+
+    def pieces(self, group: Group, start: int, stop: int | None) -> list[tuple[int, int]]:
+        """The spans of the pieces in elements `start:stop`.
+
+        Raises LayoutError if these exceed the vectors, or if the tensor was not made for `group`.
+        """
         if group is not self.group:
             raise LayoutError("this tensor was made for another group: give the group of its Levels")
-
-    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The spans of the transport's pieces in elements `start:stop`."""
-        step = max(1, self.transport.piece_bytes // self.packers[0].vectors.exact.itemsize)
+        start, stop = self.packed.span(start, stop)
+        nbytes = PIECE_BYTES if self.transport == "staged" else DIRECT_PIECE_BYTES
+        step = nbytes // self.packed.dtype.itemsize
         return [(begin, min(begin + step, stop)) for begin in range(start, stop, step)]
 
-    def fetch(self, op: str, start: int, stop: int) -> Wait:
+    def fetch(self, op: str, start: int, stop: int) -> list[Wait]:
         """Start: the buffers become `op` over the vectors."""
-        return _all(
-            packer.device.pack(packer.vectors, op, start, stop, buffer[start:stop])
-            for packer, buffer in zip(self.packers, self.transport.buffers, strict=True)
-        )
+        return [
+            device.pack(vectors, op, start, stop, buffer[start:stop])
+            for (device, vectors), buffer in zip(self.packers, self.packed.vectors, strict=True)
+        ]
 
-    def fetch_first(self, start: int, stop: int) -> Wait:
+    def fetch_first(self, start: int, stop: int) -> list[Wait]:
         """Start: the first buffer becomes vector 0."""
-        packer = self.packers[0]
-        return packer.device.pack(packer.first, "sum", start, stop, self.transport.buffers[0][start:stop])
+        return [self.packers[0].device.pack(self._first, "sum", start, stop, self.packed.vectors[0][start:stop])]
 
-    def store(self, divisor: int, start: int, stop: int) -> Wait:
+    def store(self, divisor: int, start: int, stop: int) -> list[Wait]:
         """Start: all vectors become the buffers divided by `divisor`."""
-        return _all(
-            packer.device.unpack(buffer[start:stop], divisor, packer.vectors, start, stop)
-            for packer, buffer in zip(self.packers, self.transport.buffers, strict=True)
-        )
+        return [
+            device.unpack(buffer[start:stop], divisor, vectors, start, stop)
+            for (device, vectors), buffer in zip(self.packers, self.packed.vectors, strict=True)
+        ]
 
     def close(self) -> None:
         """Release the resources of devices and NCCL. The vectors are not changed."""
         self._held.close()
 
-    def _nccl_group(self, deadline_seconds: float) -> Collectives:
-        from hybridps.tensor_collectives.devices.nccl import NcclGroup
-
-        group = NcclGroup(self.group, self.packers[0].vectors.arrays[0][0].device.id, deadline_seconds)
-        self._held.callback(group.free)
-        return group
+    def _pin(self) -> str:
+        """Page-lock the packed buffers. Returns why that failed, or an empty text."""
+        devices = [packer.device for packer in self.packers]
+        pinner = next((device for device in devices if device.gpu), devices[0])
+        buffers = self.packed.vectors
+        mappings = [buffers] if self.packed.rows is not None else [(buffer,) for buffer in buffers]
+        notes = [pinner.pin(mapping) for mapping in mappings]
+        return next(filter(None, notes), "")
 
 
 def _packers(everything: Vectors) -> tuple[Packer, ...]:
@@ -131,10 +144,7 @@ def _packers(everything: Vectors) -> tuple[Packer, ...]:
                 raise LayoutError(f"vector {number} has arrays on devices that do not reach each other's memory")
             found.append((device, members))
         members.append(arrays)
-    return tuple(
-        Packer(device, Vectors(tuple(members), everything.starts), Vectors(tuple(members[:1]), everything.starts))
-        for device, members in found
-    )
+    return tuple(Packer(device, Vectors(tuple(members), everything.starts)) for device, members in found)
 
 
 def _device_of(array: Any) -> Device:
@@ -183,14 +193,9 @@ def _missing(packers: Sequence[Packer], group: Group) -> dict[str, str]:
         return {"nccl": "the vectors are not on a GPU", "direct": "", "staged": ""}
     from hybridps.tensor_collectives.devices import nccl
 
-    return {"nccl": nccl.missing(), "direct": why_no_device_memory(group), "staged": ""}
+    direct = f"{type(group).__name__} is not an MPI group"
+    if hasattr(group, "communicator"):
+        from hybridps.mpi_groups.mpi import why_no_device_memory
 
-
-def _all(waits: Iterable[Wait]) -> Wait:
-    started = list(waits)
-
-    def wait() -> None:
-        for each in started:
-            each()
-
-    return wait
+        direct = why_no_device_memory()
+    return {"nccl": nccl.missing(), "direct": direct, "staged": ""}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import cupy
 import msgspec
@@ -24,7 +23,7 @@ def missing() -> str:
 
 
 class NcclGroup:
-    """The collectives of a Group on CuPy arrays of GPU `number`, which no other rank uses.
+    """`allreduce_` and `broadcast_` of a Group on CuPy arrays of GPU `number`, which no other rank uses.
 
     The ranks of `group` agree on it. Raises DeadlineError where a rank does not come to a collective in time, and
     GroupError for an error of NCCL; it cannot be used after that.
@@ -33,7 +32,6 @@ class NcclGroup:
     def __init__(self, group: Group, number: int, deadline_seconds: float) -> None:
         self.rank = group.rank
         self.size = group.size
-        self.bytes_moved = 0
         self.deadline_seconds = deadline_seconds
         own = list(nccl.get_unique_id()) if group.rank == 0 else []
         identity = msgspec.json.decode(group.allgather_bytes(msgspec.json.encode(own))[0], type=list[int])
@@ -44,51 +42,23 @@ class NcclGroup:
             self._communicator = nccl.NcclCommunicator(group.size, kind(identity), group.rank)
 
     def allreduce_(self, array: cupy.ndarray, op: Operation = "sum") -> None:
-        self._start(array, "allReduce", array, array, array.size, _type(array), OPERATION[op])
+        self._run("allReduce", array, OPERATION[op])
 
     def broadcast_(self, array: cupy.ndarray, root: int = 0) -> None:
-        self._start(array, "broadcast", array, array, array.size, _type(array), root)
-
-    def reduce_scatter(self, array: cupy.ndarray, out: cupy.ndarray, counts: list[int]) -> None:
-        """NCCL's own operation needs equal parts: this is one reduction for each part, in one NCCL group."""
-        start = 0
-        nccl.groupStart()
-        for rank, count in enumerate(counts):
-            part = array[start : start + count]
-            self._call("reduce", part, out if rank == self.rank else part, count, _type(array), nccl.NCCL_SUM, rank)
-            start += count
-        nccl.groupEnd()
-        self._wait(array)
-
-    def allgather(self, array: cupy.ndarray, out: cupy.ndarray, counts: list[int]) -> None:
-        """NCCL's own operation needs equal parts: this is one broadcast for each part, in one NCCL group."""
-        start = 0
-        nccl.groupStart()
-        for rank, count in enumerate(counts):
-            part = out[start : start + count]
-            self._call("broadcast", array if rank == self.rank else part, part, count, _type(array), rank)
-            start += count
-        nccl.groupEnd()
-        self._wait(array)
+        self._run("broadcast", array, root)
 
     def free(self) -> None:
         self._communicator.destroy()
 
-    def _start(self, array: cupy.ndarray, name: str, *arguments: Any) -> None:
-        self._call(name, *arguments)
-        self._wait(array)
-
-    def _call(self, name: str, source: cupy.ndarray, target: cupy.ndarray, *rest: int) -> None:
-        with source.device:
-            getattr(self._communicator, name)(source.data.ptr, target.data.ptr, *rest, self._stream.ptr)
-
-    def _wait(self, array: cupy.ndarray) -> None:
-        """Wait for the stream. NCCL itself would wait for ever for a rank that is gone."""
-        self.bytes_moved += array.nbytes
+    def _run(self, name: str, array: cupy.ndarray, last: int) -> None:
+        """Begin an operation in place, and wait for it. NCCL itself would wait for ever for a rank that is gone."""
+        kind = int(getattr(nccl, _TYPE_NAMES[np.dtype(array.dtype).name]))
+        with array.device:
+            address = array.data.ptr
+            getattr(self._communicator, name)(address, address, array.size, kind, last, self._stream.ptr)
+            event = self._stream.record(cupy.cuda.Event(disable_timing=True))
         end = time.monotonic() + self.deadline_seconds
         pause = 1e-5
-        with array.device:
-            event = self._stream.record(cupy.cuda.Event(disable_timing=True))
         while not event.done:
             try:
                 self._communicator.check_async_error()
@@ -100,7 +70,3 @@ class NcclGroup:
                 raise DeadlineError(f"rank {self.rank} waited {self.deadline_seconds:g} s for the other GPUs in NCCL")
             time.sleep(pause)
             pause = min(2 * pause, 1e-3)
-
-
-def _type(array: cupy.ndarray) -> int:
-    return int(getattr(nccl, _TYPE_NAMES[np.dtype(array.dtype).name]))

@@ -7,13 +7,23 @@ earlier pieces are copied back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from hybridps.errors import LayoutError
 from hybridps.mpi_groups.group import Group
-from hybridps.tensor_collectives.devices.device import Device, Vectors, Wait
+from hybridps.tensor_collectives.allreduce import allreduce_ as allreduce_packed
+from hybridps.tensor_collectives.broadcast import broadcast_ as broadcast_packed
+from hybridps.tensor_collectives.devices.device import Vectors, Wait
 from hybridps.tensor_collectives.devices.device_tensor import DeviceTensor
-from hybridps.tensor_collectives.tensor import GROUP_OPERATION, check_operation, check_root, part_sizes
+from hybridps.tensor_collectives.reduce import reduce_ as reduce_packed
+from hybridps.tensor_collectives.tensor import GROUP_OPERATION, check_operation, check_part, check_root
+
+if TYPE_CHECKING:
+    from hybridps.tensor_collectives.devices.device_tensor import Device
+
+OfPiece = Callable[[int, int], list[Wait]]
+"""Starts what is done with elements `begin:end`."""
 
 
 def allreduce_(tensor: DeviceTensor, group: Group, op: str = "sum", start: int = 0, stop: int | None = None) -> None:
@@ -21,41 +31,21 @@ def allreduce_(tensor: DeviceTensor, group: Group, op: str = "sum", start: int =
 
     `op`: 'sum', 'max', 'min', or 'mean' over all vectors of all ranks (not of integers).
     """
-    check_operation(op, tensor.dtype)
-    tensor.check_group(group)
-    _pipeline(
-        tensor.pieces(start, tensor.length if stop is None else stop),
-        lambda begin, end: tensor.fetch(GROUP_OPERATION[op], begin, end),
-        lambda begin, end: tensor.transport.allreduce_(GROUP_OPERATION[op], begin, end),
-        lambda begin, end: tensor.store(_divisor(tensor, op), begin, end),
-    )
+    _reduce(tensor, group, None, op, start, stop, partial(tensor.store, _divisor(tensor, op)))
 
 
 def reduce_(
     tensor: DeviceTensor, group: Group, root: int = 0, op: str = "sum", start: int = 0, stop: int | None = None
 ) -> None:
     """Reduce elements `start:stop` of all vectors over all ranks, into the vectors of rank `root` only."""
-    check_operation(op, tensor.dtype)
     check_root(root, group.size)
-    tensor.check_group(group)
-    _pipeline(
-        tensor.pieces(start, tensor.length if stop is None else stop),
-        lambda begin, end: tensor.fetch(GROUP_OPERATION[op], begin, end),
-        lambda begin, end: tensor.transport.reduce_(root, GROUP_OPERATION[op], begin, end),
-        lambda begin, end: tensor.store(_divisor(tensor, op), begin, end) if group.rank == root else _nothing,
-    )
+    _reduce(tensor, group, root, op, start, stop, partial(tensor.store, _divisor(tensor, op)))
 
 
 def broadcast_(tensor: DeviceTensor, group: Group, root: int = 0, start: int = 0, stop: int | None = None) -> None:
     """Copy elements `start:stop` of vector 0 of rank `root` to all vectors of all ranks, in place."""
     check_root(root, group.size)
-    tensor.check_group(group)
-    _pipeline(
-        tensor.pieces(start, tensor.length if stop is None else stop),
-        lambda begin, end: tensor.fetch_first(begin, end) if group.rank == root else _nothing,
-        lambda begin, end: tensor.transport.broadcast_(root, begin, end),
-        lambda begin, end: tensor.store(1, begin, end),
-    )
+    _broadcast(tensor, group, root, start, stop, tensor.fetch_first)
 
 
 def reduce_scatter(tensor: DeviceTensor, group: Group, out: Any, op: str = "sum") -> None:
@@ -64,12 +54,15 @@ def reduce_scatter(tensor: DeviceTensor, group: Group, out: Any, op: str = "sum"
     `out`: an array of the tensor's kind in memory that the device of vector 0 can access, with
     `part_sizes(length, group.size)[group.rank]` elements (else LayoutError). `op` as in `allreduce_`.
     """
-    check_operation(op, tensor.dtype)
-    tensor.check_group(group)
-    device, part = _part(tensor, group, out, "out")
-    _wait([tensor.fetch(GROUP_OPERATION[op], *piece) for piece in tensor.pieces(0, tensor.length)])
-    packed, divisor = tensor.transport.reduce_scatter(GROUP_OPERATION[op]), _divisor(tensor, op)
-    _wait([device.unpack(packed[begin:end], divisor, part, begin, end) for begin, end in tensor.pieces(0, part.length)])
+    device, part, spans = _part(tensor, group, out, "out")
+    first = spans[group.rank][0]
+
+    def store(begin: int, end: int) -> list[Wait]:
+        packed = tensor.packed.vectors[0][begin:end]
+        return [device.unpack(packed, _divisor(tensor, op), part, begin - first, end - first)]
+
+    for root, span in enumerate(spans):
+        _reduce(tensor, group, root, op, *span, store)
 
 
 def allgather_(tensor: DeviceTensor, group: Group, part: Any) -> None:
@@ -77,41 +70,72 @@ def allgather_(tensor: DeviceTensor, group: Group, part: Any) -> None:
 
     `part`: an array as `out` there (else LayoutError).
     """
-    tensor.check_group(group)
-    device, own = _part(tensor, group, part, "part")
-    packed = tensor.transport.part
-    _wait([device.pack(own, "sum", begin, end, packed[begin:end]) for begin, end in tensor.pieces(0, own.length)])
-    tensor.transport.allgather_()
-    _wait([tensor.store(1, *piece) for piece in tensor.pieces(0, tensor.length)])
+    device, own, spans = _part(tensor, group, part, "part")
+    first = spans[group.rank][0]
+
+    def fetch(begin: int, end: int) -> list[Wait]:
+        return [device.pack(own, "sum", begin - first, end - first, tensor.packed.vectors[0][begin:end])]
+
+    for root, span in enumerate(spans):
+        _broadcast(tensor, group, root, *span, fetch)
+
+
+def _reduce(
+    tensor: DeviceTensor, group: Group, root: int | None, op: str, start: int, stop: int | None, store: OfPiece
+) -> None:
+    """Combine elements `start:stop` of all vectors over all ranks. Rank `root` (None: each rank) stores the result."""
+    check_operation(op, tensor.dtype)
+    combined = GROUP_OPERATION[op]
+
+    def combine(begin: int, end: int) -> None:
+        if root is None or tensor.transport != "staged":  # a group has no reduction to one rank
+            allreduce_packed(tensor.packed, tensor.packed_group, combined, begin, end)
+        else:
+            reduce_packed(tensor.packed, tensor.packed_group, root, combined, begin, end)
+
+    _pipeline(
+        tensor.pieces(group, start, stop),
+        partial(tensor.fetch, combined),
+        combine,
+        store if root in (None, group.rank) else _nothing,
+    )
+
+
+def _broadcast(tensor: DeviceTensor, group: Group, root: int, start: int, stop: int | None, fetch: OfPiece) -> None:
+    """Fill elements `start:stop` of all vectors with what rank `root` fetches."""
+    _pipeline(
+        tensor.pieces(group, start, stop),
+        fetch if group.rank == root else _nothing,
+        lambda begin, end: broadcast_packed(tensor.packed, tensor.packed_group, root, begin, end),
+        partial(tensor.store, 1),
+    )
 
 
 def _pipeline(
-    pieces: list[tuple[int, int]],
-    fetch: Callable[[int, int], Wait],
-    combine: Callable[[int, int], None],
-    store: Callable[[int, int], Wait],
+    pieces: list[tuple[int, int]], fetch: OfPiece, combine: Callable[[int, int], None], store: OfPiece
 ) -> None:
     """Fetch, combine and store each piece in turn. Fetches and stores run while this thread combines."""
     fetched = [fetch(*piece) for piece in pieces]
     stored = []
-    for piece, wait in zip(pieces, fetched, strict=True):
-        wait()
+    for piece, waits in zip(pieces, fetched, strict=True):
+        for wait in waits:
+            wait()
         combine(*piece)
-        stored.append(store(*piece))
-    _wait(stored)
+        stored += store(*piece)
+    for wait in stored:
+        wait()
 
 
-def _part(tensor: DeviceTensor, group: Group, array: Any, name: str) -> tuple[Device, Vectors]:
-    """The device of vector 0, and `array` as a vector for it. Raises LayoutError if it is not this rank's part."""
-    count = part_sizes(tensor.length, group.size)[group.rank]
+def _part(tensor: DeviceTensor, group: Group, array: Any, name: str) -> tuple[Device, Vectors, list[tuple[int, int]]]:
+    """The device of vector 0, `array` as a vector for it, and the spans of all parts.
+
+    Raises LayoutError if `array` is not this rank's part.
+    """
+    spans = check_part(tensor, group, array, name)
     device = tensor.packers[0].device
-    if array.shape != (count,) or array.dtype != tensor.dtype:
-        raise LayoutError(
-            f"{name} has {array.shape} of {array.dtype}, part {group.rank} is ({count},) of {tensor.dtype}"
-        )
     if not device.reaches(array):
         raise LayoutError(f"{name} is a {type(array).__name__} that the device of vector 0 does not reach")
-    return device, Vectors.of([array])
+    return device, Vectors.of([array]), spans
 
 
 def _divisor(tensor: DeviceTensor, op: str) -> int:
@@ -119,10 +143,5 @@ def _divisor(tensor: DeviceTensor, op: str) -> int:
     return tensor.group.size * tensor.count if op == "mean" else 1
 
 
-def _wait(started: list[Wait]) -> None:
-    for wait in started:
-        wait()
-
-
-def _nothing() -> None:
-    """Wait for nothing."""
+def _nothing(begin: int, end: int) -> list[Wait]:
+    return []

@@ -13,7 +13,7 @@ from numba.extending import intrinsic
 
 from hybridps.compiled import compiled
 from hybridps.memory import ALIGNMENT
-from hybridps.tensor_collectives.kernels import SUM, combine_
+from hybridps.tensor_collectives.kernels import SUM, accumulate_, combine_, fold, spread
 
 LINE = ALIGNMENT // 8
 """int64 words in a cache line."""
@@ -102,15 +102,15 @@ def count_votes(counters, mine, target, tries, word):  # type: ignore[no-untyped
 
 
 @compiled
-def meet_and_combine_(counters, mine, met, rows, op, divisor, elements, targets, scratch):  # type: ignore[no-untyped-def]
+def meet_and_combine_(counters, mine, met, rows, op, divisor, part, work, in_place):  # type: ignore[no-untyped-def]
     """Meet the other ranks of the node, combine, and meet again. One call, as small operations take a microsecond.
 
-    `met`: the count of the first meeting; the others as in `combine_`, with `elements` and `targets` as pairs. Returns
-    `DONE`; `NOT_ALL_CAME` where a rank is missing and nothing is combined; or `NOT_ALL_DONE`.
+    `met`: the count of the first meeting; `part`: start, stop, first and last of `combine_`. Returns `DONE`;
+    `NOT_ALL_CAME` where a rank is missing and nothing is combined; or `NOT_ALL_DONE`.
     """
     if wait_for_all(counters, mine, met, TRIES) >= 0:
         return NOT_ALL_CAME
-    combine_(rows, op, divisor, elements[0], elements[1], targets[0], targets[1], scratch)
+    combine_(rows, op, divisor, part[0], part[1], part[2], part[3], work, in_place)
     if wait_for_all(counters, mine, met + 1, TRIES) >= 0:
         return NOT_ALL_DONE
     return DONE
@@ -125,5 +125,8 @@ def prepare() -> None:
 
 
 def prepare_for(rows: np.ndarray, scratch: np.ndarray) -> None:
-    """The same for `meet_and_combine_` of rows of this dtype."""
-    meet_and_combine_(np.zeros(LINE, np.int64), 0, 0, rows, SUM, 1, (0, 0), (0, 0), scratch)
+    """The same for what works on rows of this dtype, here and in `kernels`."""
+    meet_and_combine_(np.zeros(LINE, np.int64), 0, 0, rows, SUM, 1, (0, 0, 0, 0), scratch, False)
+    fold(rows, SUM, 0, 0, scratch)
+    spread(scratch, 1, rows, 0, 0, 0, 0)
+    accumulate_(scratch[:0], scratch[:0], SUM)

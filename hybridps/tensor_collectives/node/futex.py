@@ -22,10 +22,6 @@ _call = ctypes.CDLL(None).syscall
 _EVERYONE = (1 << 31) - 1
 
 
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
 def wait_for_change(address: int, seen: int, seconds: float) -> None:
     """Return when the lower 32 bits of the int64 at `address` differ from `seen`, after `wake`, or after `seconds`.
 
@@ -34,7 +30,7 @@ def wait_for_change(address: int, seen: int, seconds: float) -> None:
     if _NUMBER is None:
         time.sleep(min(_NAP_SECONDS, seconds))
         return
-    limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
+    limit = (ctypes.c_long * 2)(int(seconds), int(seconds % 1 * 1e9))  # struct timespec: seconds, nanoseconds
     _call(_NUMBER, ctypes.c_void_p(address), _WAIT, ctypes.c_uint32(seen & 0xFFFFFFFF), ctypes.byref(limit), None, 0)
 
 

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from hybridps.errors import DeadlineError, GroupError, LayoutError
-from hybridps.memory import ALIGNMENT, SharedMemory, private_memory, shared_memory
+from hybridps.memory import ALIGNMENT, attach_shared, create_shared, private_memory, shared_memory, shared_name
 from hybridps.mpi_groups.group import Group
 from hybridps.tensor_collectives import kernels
 from hybridps.tensor_collectives.node import barrier
@@ -32,13 +31,6 @@ VOTE_TRIES = 300
 
 VOTE_WORD = 2
 """The first of four words of a rank's line: low and high of its last vote with an even and with an odd number."""
-
-
-class _Offer(msgspec.Struct, forbid_unknown_fields=True):
-    """What a rank tells the others: the name of memory that it made, or why it cannot use it."""
-
-    name: str = ""
-    error: str = ""
 
 
 class Node:
@@ -100,7 +92,7 @@ class Node:
     def wait_for_rank(self, rank: int, what: str) -> None:
         """As `meet` with `asleep`, but return as soon as that one rank has met or arrived."""
         self.arrive()
-        self._wait(self._met, what, asleep=True, ranks=(rank, rank + 1))
+        self._wait(self._met, what, asleep=True, only=rank)
 
     def vote(self, low: int, high: int, patience_seconds: float = 0.0) -> tuple[int, int]:
         """The smallest `low` and the largest `high` over the ranks of the node. All ranks call it.
@@ -122,32 +114,22 @@ class Node:
             _, lowest, highest = count_votes(self._counters, self.rank, self._met, 1, word)
         return lowest, highest
 
-    def combine_(self, rows: Rows, op: str, divisor: int, start: int, stop: int, of_rank: int | None = None) -> None:
-        """Elements `start:stop` of all rows, or of one rank's, become `op` over all rows, divided by `divisor`.
+    def combine_(self, rows: Rows, code: int, divisor: int, start: int, stop: int, targets: tuple[int, int]) -> None:
+        """Elements `start:stop` of rows `targets` become the combination of all rows, divided by `divisor`.
 
-        Each rank combines its part of the elements.
+        Each rank combines its part of the elements. `code`: the operation, of `kernels.CODE`.
         """
-        array, code = rows.array, kernels.CODE[op]
-        elements = self.part(start, stop, rows.itemsize, self.size)
-        targets = (0, len(array)) if of_rank is None else rows.of_rank(of_rank)
+        array, row = rows.array, rows.row if targets[0] == 0 else None
+        part = (*part_of(self.rank, self.size, start, stop, rows.itemsize), *targets)
+        in_place, work = row is not None, rows.scratch if row is None else row
         came = self._met + 1
         self._met += 2
-        outcome = barrier.meet_and_combine_(
-            self._counters, self.rank, came, array, code, divisor, elements, targets, rows.scratch
-        )
+        outcome = barrier.meet_and_combine_(self._counters, self.rank, came, array, code, divisor, part, work, in_place)
         if outcome == barrier.NOT_ALL_CAME:
             self._wait(came, "a collective")
-            kernels.combine_(array, code, divisor, *elements, *targets, rows.scratch)
+            kernels.combine_(array, code, divisor, *part, work, in_place)
         if outcome != barrier.DONE:
             self._wait(came + 1, "the end of a collective")
-
-    def prepare(self, rows: Rows) -> None:
-        """Compile what `combine_` of these rows needs now, while nobody waits."""
-        barrier.prepare_for(rows.array, rows.scratch)
-
-    def part(self, start: int, stop: int, itemsize: int, parts: int) -> tuple[int, int]:
-        """This rank's share of elements `start:stop` in `parts` parts; empty for ranks beyond the last part."""
-        return part_of(min(self.rank, parts), parts, start, stop, itemsize)
 
     def moved(self) -> None:
         """Report progress: the deadline of ranks that wait for this one begins anew."""
@@ -163,16 +145,11 @@ class Node:
         wake(self._address + self.rank * ALIGNMENT)
 
     def _wait(
-        self,
-        met: int,
-        what: str,
-        asleep: bool = False,
-        patience_seconds: float = 0.0,
-        ranks: tuple[int, int] | None = None,
+        self, met: int, what: str, asleep: bool = False, patience_seconds: float = 0.0, only: int | None = None
     ) -> None:
-        """Return when the counters of `ranks` (first and last + 1; None: all) have reached `met`."""
-        end, seen = math.inf, -1
-        tries, (first, last) = 1 if asleep else TRIES, ranks or (0, self.size)
+        """Return when the counters of all ranks, or of `only` one, have reached `met`."""
+        end, seen, tries = math.inf, -1, 1 if asleep else TRIES
+        first, last = (0, self.size) if only is None else (only, only + 1)
         while (missing := wait_for(self._counters, self.rank, met, tries, first, last)) >= 0:
             if asleep and 0 <= (count := int(self._counters[missing * LINE])) < met:
                 wait_for_change(self._address + missing * ALIGNMENT, count, SLEEP_SECONDS)
@@ -190,42 +167,36 @@ class Node:
 
     def _share(self, nbytes: int) -> np.ndarray:
         """`nbytes` zeroed bytes (uint8) that rank 0 makes and all ranks map. Raises LayoutError on all ranks."""
-        if self.size == 1:
+        if self.size == 1 or not nbytes:
             return shared_memory(nbytes) if self._alone else private_memory(nbytes)
-        segment, offer, answer = None, _Offer(), _Offer()
+        memory, name, error = private_memory(0), "", ""
         if self.rank == 0:
             try:
-                segment = SharedMemory.create(nbytes)
-                offer.name = segment.name
-            except OSError as error:
-                offer.error = f"{nbytes} bytes of shared memory cannot be had: {error.strerror}"
-        first = self._hear(offer)[0]
-        if segment is None and not first.error:
+                memory = create_shared(nbytes)
+                name = shared_name(memory)
+            except OSError as problem:
+                error = f"{nbytes} bytes of shared memory cannot be had: {problem.strerror}"
+        name = self._hear(name)[0]
+        if self.rank and name:
             try:
-                segment = SharedMemory.attach(first.name, nbytes)
-            except LayoutError as error:
-                answer.error = str(error)
-        answer.error = answer.error or first.error
-        heard = self._hear(answer)
-        if segment is not None:
-            segment.close()  # all ranks have attached: the memory exists as long as a process uses it
-        for other in heard:
-            if other.error:
-                raise LayoutError(other.error)
-        if segment is None:
-            raise LayoutError(first.error)
-        return segment.bytes
+                memory = attach_shared(name, nbytes)
+            except LayoutError as problem:
+                error = str(problem)
+        for other in self._hear(error):
+            if other:
+                raise LayoutError(other)
+        return memory
 
-    def _hear(self, offer: _Offer) -> list[_Offer]:
-        told = self.group.allgather_bytes(msgspec.json.encode(offer))
-        return [msgspec.json.decode(other, type=_Offer) for other in told]
+    def _hear(self, text: str) -> list[str]:
+        return [other.decode() for other in self.group.allgather_bytes(text.encode())]
 
 
 @lru_cache(maxsize=4096)
 def part_of(number: int, parts: int, start: int, stop: int, itemsize: int) -> tuple[int, int]:
     """Part `number` of `parts` parts of elements `start:stop`, as equal as possible, cut between cache lines.
 
-    Results are cached: for small ranges the computation would take as long as the operation.
+    It is empty beyond the last part. Results are cached: for small ranges the computation would take as long as the
+    operation.
 
     >>> part_of(1, 2, 0, 100, 4), part_of(2, 2, 0, 100, 4)
     ((48, 100), (100, 100))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import numpy as np
 
-from hybridps.ps.model import Contribution
+from hybridps.ps.model import Contribution, Outcome
 from hybridps.ps.rules import AnyRule, add_up_, apply_
 from hybridps.ps.rules.finite import NotFiniteError, check_finite, is_finite, not_finite
 from hybridps.ps.rules.kernel import BLOCK
@@ -14,11 +17,35 @@ from hybridps.ps.rules.kernel import BLOCK
 SENT = -1
 """Stands for the groups that an answer is sent to."""
 
-Outlets = Mapping[int, Sequence[np.ndarray]]
+Outlets = dict[int, list[np.ndarray]]
 """Where answers are written, by group or `SENT`: arrays of the length of the round's elements."""
 
 Refused = dict[int, NotFiniteError]
 """Groups whose values did not count, and why."""
+
+
+@dataclass
+class EarlySum:
+    """Contributions of a whole chunk that were added up before their round is complete: those of the first groups."""
+
+    rows: Sequence[np.ndarray] = ()
+    """The sum, if any counts."""
+    groups: int = 0
+
+
+class Round(msgspec.Struct, frozen=True, eq=False):
+    """Elements `start:stop` of a chunk whose round is complete, the sum of `early` and `contributions`.
+
+    The loop calls `finish` with the groups that were refused, or with the error that ended the round; it returns the
+    answers.
+    """
+
+    start: int
+    stop: int
+    early: EarlySum
+    contributions: Sequence[Contribution]
+    outlets: Outlets
+    finish: Callable[[Any], Iterable[Outcome]]
 
 
 class ChunkMemory:
@@ -41,13 +68,6 @@ class ChunkMemory:
         self._steps = 0
         self._computed: list[tuple[int, int]] = []
         """Elements whose last round is number `_steps`, as runs."""
-        self._total: np.ndarray | None = None
-        """The sum of contributions to the round under way that were added early, of `_counted` groups."""
-        self._left = 0
-        """Elements of that sum that are in no complete round yet."""
-        self._counted = 0
-        self._early: Refused = {}
-        """Refused when they were added early: they are told when the round ends."""
 
     def reset_(self, initial: np.ndarray | None) -> None:
         """Initial values, or zeros, become the centre. Raises NotFiniteError, and changes nothing."""
@@ -58,121 +78,82 @@ class ChunkMemory:
         for array in self._state:
             array[:] = 0
 
-    def kept(self, start: int, stop: int) -> np.ndarray:
-        """The answer of the last round of these elements."""
-        whole = self.centre if self.rule.answer_is_new_value else self._state[0]
-        return whole[start - self._start : stop - self._start]
+    def add_(self, complete: Round) -> Refused:
+        """Add contributions of the whole chunk to what was added early. Who is refused."""
+        early = complete.early
+        total = early.rows[0] if early.rows else np.empty_like(self.centre)
+        early.groups, refused = self.sum_(complete, total)
+        early.rows = [total] if early.rows or len(refused) < len(complete.contributions) else ()
+        return refused
 
-    def forget_(self) -> None:
-        """The round under way is void."""
-        self._total, self._left, self._counted, self._early = None, 0, 0, {}
-
-    def add_(self, contributions: Sequence[Contribution]) -> None:
-        """Add contributions of the whole chunk to the round under way, before it is complete."""
-        rows, groups, refused = self._usable(contributions, self._start, self._start + len(self.centre))
-        self._early |= refused
-        self._left = len(self.centre)
+    def sum_(self, complete: Round, out: np.ndarray) -> tuple[int, Refused]:
+        """`out` becomes the sum of a round. Of how many groups, and who is refused."""
+        start, stop, early = complete.start, complete.stop, complete.early
+        refused = self._not_finite(complete.contributions, start, stop) if self._refuses else {}
+        taken = [each for each in complete.contributions if each.origin.group not in refused]
+        rows = [cut(row, self._start, start, stop) for row in early.rows]
+        rows += [row for each in taken for row in _rows(each, start, stop)]
         if rows:
-            begun = [] if self._total is None else [self._total]
-            self._total = np.empty_like(self.centre) if self._total is None else self._total
-            add_up_(self._total, [*begun, *rows])
-        self._counted += groups
-
-    def sum_(
-        self, start: int, stop: int, contributions: Sequence[Contribution], out: np.ndarray
-    ) -> tuple[int, Refused]:
-        """The sum of a round of elements `start:stop`, for the parents; of how many groups, and who is refused."""
-        rows, groups, refused = self._usable(contributions, start, stop)
-        early, counted, refused_early = self._take_early(start, stop)
-        if early or rows:
-            add_up_(out, [*early, *rows])
+            add_up_(out, rows)
         else:
             out[:] = 0
-        return counted + groups, refused_early | refused
+        return early.groups + sum(each.groups for each in taken), refused
 
-    def apply_(self, start: int, stop: int, contributions: Sequence[Contribution], outlets: Outlets) -> Refused:
-        """A round of elements `start:stop`: update them, and write the answer to the outlets. Who is refused.
+    def apply_(self, complete: Round) -> Refused:
+        """Update the elements of a round, and write the answer to the outlets. Who is refused.
 
         The rule runs on the values of all groups up to the block in which one of them is not finite, and goes on from
         there without that group.
         """
-        early, counted, refused = self._take_early(start, stop)
-        left = {each.origin.group: each for each in contributions}
-        to = {group: arrays for group, arrays in outlets.items() if group not in refused}
-        begin, end, check = start, stop, self._refuses
-        advanced = False
-        while begin < stop and (early or left):
-            rows = [cut(row, start, begin, end) for row in early]
-            rows += [row for each in left.values() for row in _rows(each, begin, end)]
-            targets = [cut(array, start, begin, end) for arrays in to.values() for array in arrays]
-            count = counted + sum(each.groups for each in left.values())
-            if not count and not self.rule.separate:  # values of no group
-                self._give(begin, end, targets)
-                break
-            if not advanced:
+        start, stop, early = complete.start, complete.stop, complete.early
+        left = {each.origin.group: each for each in complete.contributions}
+        refused: Refused = {}
+        begin, end, check, is_begun = start, stop, self._refuses, False
+        while begin < stop:
+            outlets = {group: arrays for group, arrays in complete.outlets.items() if group not in refused}
+            targets = [cut(array, start, begin, end) for arrays in outlets.values() for array in arrays]
+            groups = early.groups + sum(each.groups for each in left.values())
+            if not (early.rows or left) or not (groups or self.rule.separate):  # no values, or values of no group
+                if not self.rule.separate:  # else nobody is left to be answered
+                    self.give_(begin, end, targets)
+                begin, end = end, stop
+                continue
+            if not is_begun:
                 self._advance(start, stop)
-                advanced = True
-            begin += self._run_rule(begin, end, rows, targets, count, check)
-            over = begin >= min(end, stop)
-            end, check = stop, self._refuses
-            if not over:
-                found = self._not_finite(left.values(), begin, min(begin + BLOCK, stop))
-                if not found:  # all are finite, but for their sum
-                    end, check = min(begin + BLOCK, stop), False
-                for group, error in found.items():
-                    refused[group] = error
+                is_begun = True
+            rows = [cut(row, self._start, begin, end) for row in early.rows]
+            rows += [row for each in left.values() for row in _rows(each, begin, end)]
+            centre, *state = [cut(array, self._start, begin, end) for array in (self.centre, *self._state)]
+            options: dict[str, Any] = {"step": self._steps, "contributions": groups, "check_finite": check}
+            begin += apply_(self.rule, rows, targets, centre, state, **options)
+            is_done, end, check = begin >= end, stop, self._refuses
+            if not is_done:
+                block_end = min(begin + BLOCK, stop)
+                found = self._not_finite(left.values(), begin, block_end)
+                refused |= found
+                for group in found:
                     del left[group]
-                    to.pop(group, None)
+                if not found:  # all are finite, but for their sum
+                    end, check = block_end, False
         return refused
 
-    def take_(self, start: int, stop: int, answer: np.ndarray, centre: np.ndarray | None, outlets: Outlets) -> None:
-        """The answer of other servers to a round of these elements is kept, and written to the outlets."""
-        np.copyto(self.kept(start, stop), answer)
+    def take_(
+        self, start: int, stop: int, answer: np.ndarray, centre: np.ndarray | None, targets: Iterable[np.ndarray]
+    ) -> None:
+        """The answer of other servers to a round of these elements is kept, and written to the targets."""
+        np.copyto(self._kept(start, stop), answer)
         if centre is not None:
-            np.copyto(self.centre[start - self._start : stop - self._start], centre)
-        self.give_(start, stop, outlets)
+            np.copyto(cut(self.centre, self._start, start, stop), centre)
+        self.give_(start, stop, targets)
 
-    def give_(self, start: int, stop: int, outlets: Outlets) -> None:
-        """Write what was kept of the last round to the outlets."""
-        self._give(start, stop, [array for arrays in outlets.values() for array in arrays])
-
-    def _usable(
-        self, contributions: Sequence[Contribution], start: int, stop: int
-    ) -> tuple[list[np.ndarray], int, Refused]:
-        """Elements `start:stop` of the rows that count, how many groups they stand for, and who is refused."""
-        refused = self._not_finite(contributions, start, stop) if self._refuses else {}
-        taken = [each for each in contributions if each.origin.group not in refused]
-        return [row for each in taken for row in _rows(each, start, stop)], sum(each.groups for each in taken), refused
-
-    def _run_rule(
-        self, start: int, stop: int, rows: list[np.ndarray], targets: list[np.ndarray], values: int, check: bool
-    ) -> int:
-        part = slice(start - self._start, stop - self._start)
-        state = [array[part] for array in self._state]
-        return apply_(
-            self.rule,
-            rows,
-            targets,
-            self.centre[part],
-            state,
-            step=self._steps,
-            contributions=values,
-            check_finite=check,
-        )
-
-    def _take_early(self, start: int, stop: int) -> tuple[list[np.ndarray], int, Refused]:
-        """What was added early to a round of elements `start:stop`."""
-        total = [] if self._total is None else [cut(self._total, self._start, start, stop)]
-        early = total, self._counted, dict(self._early)
-        self._left -= stop - start
-        if self._left <= 0:
-            self.forget_()
-        return early
-
-    def _give(self, start: int, stop: int, targets: Sequence[np.ndarray]) -> None:
-        values = self.kept(start, stop)
+    def give_(self, start: int, stop: int, targets: Iterable[np.ndarray]) -> None:
+        """Write what was kept of the last round of these elements to the targets."""
         for target in targets:
-            np.copyto(target, values)
+            np.copyto(target, self._kept(start, stop))
+
+    def _kept(self, start: int, stop: int) -> np.ndarray:
+        """The answer of the last round of these elements."""
+        return cut(self.centre if self.rule.answer_is_new_value else self._state[0], self._start, start, stop)
 
     def _not_finite(self, contributions: Iterable[Contribution], start: int, stop: int) -> Refused:
         """Who brought NaN or Inf among elements `start:stop`."""

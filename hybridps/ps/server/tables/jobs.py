@@ -5,36 +5,23 @@ Driven by calls, one at a time, of the loop. Groups of different jobs never meet
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
-
-import msgspec
 
 from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
 from hybridps.memory import DTYPES
 from hybridps.ps.model import Admitted, Answer, GroupTakenError, Origin, Outcome, TableSpec, Task
+from hybridps.ps.rules import warm_up
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.tables.table import Table
+from hybridps.ps.server.workers import as_refusal
 
-MOST_JOBS = 4096
-"""On a server."""
+MOST_JOBS, MOST_TABLES, MOST_ELEMENTS = 4096, 4096, 1 << 48
+"""Of a server, of a job, and of a table."""
 
-MOST_TABLES = 4096
-"""Of a job."""
-
-MOST_ELEMENTS = 1 << 48
-
-CHUNK_BYTES, GROUP_BYTES, KEY_BYTES = 3072, 64, 512
-"""What Python's objects for a chunk, a group in each chunk, and a key take, about."""
-
-TABLE_BYTES, MEMBER_BYTES = 8192, 256
-"""Of a table, and of a group in it."""
-
-MakeTable = Callable[..., Table]
-"""Makes a table: `Table`, or that of a rack server."""
+CHUNK_BYTES, GROUP_BYTES, KEY_BYTES, TABLE_BYTES, MEMBER_BYTES = 3072, 64, 512, 8192, 256
+"""What Python's objects take, about: for a chunk, a group in each chunk, a key, a table, and a group in it."""
 
 
 @dataclass
@@ -44,30 +31,17 @@ class _Job:
     present: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
     tables: dict[str, Table] = field(default_factory=dict)
-    charged: dict[str, int] = field(default_factory=dict)
-    """Memory that each table was charged with."""
-    dropped: dict[str, bytes] = field(default_factory=dict)
-    """Tables that all groups have dropped, and digests of what they were."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Tables that all groups have dropped, and hashes of what they were."""
     waits_for_absent: bool = True
     """Whether a table waits for a group that has not come yet, to initialise it."""
-
-    @property
-    def abandoned(self) -> bool:
-        return not self.present
-
-    def free(self, name: str) -> Table:
-        """Forget a table, and what was brought to its rounds."""
-        table = self.tables.pop(name)
-        table.forget()
-        self.budget.take(-self.charged.pop(name, 0))
-        return table
 
 
 class Jobs:
     """What one server owns of every job, shared out over `threads`.
 
     `memory_bytes` bounds the memory of all jobs together. `check_finite`: sums refuse NaN and Inf too; other rules
-    always do. `make_table`, `more_arrays`: for a rack server, its tables, and how many more arrays each has.
+    always do. `make_table`: `Table`, or that of a rack server.
     """
 
     def __init__(
@@ -75,15 +49,13 @@ class Jobs:
         memory_bytes: int | None = None,
         threads: int = 1,
         check_finite: bool = False,
-        make_table: MakeTable | None = None,
-        more_arrays: int = 0,
+        make_table: type[Table] = Table,
     ) -> None:
         self.budget = Budget(memory_bytes)
         """Of all tenants."""
         self._threads = threads
         self._check_finite = check_finite
         self._make_table = make_table
-        self._more_arrays = more_arrays
         self._jobs: dict[str, _Job] = {}
 
     def enter(self, job: str, group: int, groups: int, budget: Budget | None = None) -> None:
@@ -101,7 +73,8 @@ class Jobs:
             )
         if there is None or there.groups != groups:
             self._forget(job)
-            self._make_room()
+            if len(self._jobs) >= MOST_JOBS and not self._evict(self.budget):
+                raise ServerError(f"this server has {MOST_JOBS} jobs, and takes no more: use another one")
             there = self._jobs[job] = _Job(groups, budget or self.budget)
         if group in there.present:
             raise GroupTakenError(
@@ -123,31 +96,36 @@ class Jobs:
         there.gone.add(group)
         outcomes = [outcome for table in there.tables.values() for outcome in table.leave(group)]
         outcomes += self._free_unwanted(there)
-        if there.abandoned and (not lost or not there.tables or self._make_table is not None):
+        if not there.present and (not lost or not there.tables or self._make_table is not Table):
             self._forget(job)
         return outcomes
 
     def begin_without_absent(self, job: str) -> list[Outcome]:
         """Let the groups of `job` that are there initialise tables that wait for one that never came."""
+        outcomes: list[Outcome] = []
         there = self._jobs.get(job)
-        if there is None:
-            return []
-        there.waits_for_absent = False
-        joined = [table.registrations for table in there.tables.values()]
-        outcomes = [outcome for each in joined for outcome in each.begin_without_absent(there.present)]
-        return [*outcomes, *self._free_unwanted(there)]
+        if there is not None:
+            there.waits_for_absent = False
+            for table in there.tables.values():
+                outcomes += table.registrations.begin_without_absent(there.present)
+            outcomes += self._free_unwanted(there)
+        return outcomes
 
-    def register(self, origin: Origin, name: str, spec: TableSpec, initialise: bool = False) -> list[Outcome]:
-        """Join a table, and make it if it is new. `initialise` as in `Table.register`."""
+    def register(self, origin: Origin, name: str, spec: TableSpec, initialise: bool = False) -> Sequence[Outcome]:
+        """Join a table, and make it if it is new. `initialise` as in `Registrations.register`."""
         job = self._job(origin)
         there = job.tables.get(name)
-        if there is not None and there.registrations.abandoned and there.spec != spec:
-            job.free(name)
+        if there is not None and not there.registrations.joined and there.spec != spec:
+            self._free(job, name)
             there = None
         if there is None and name in job.dropped:
-            return [self._had(job, origin, name, spec)]
+            if job.dropped[name] != hash(spec):
+                raise LayoutError(
+                    f"table {name!r} was registered with another layout, rule or clock, and dropped since"
+                )
+            return [Admitted(origin, initialise=False, dropped=True)]
         if there is None:
-            return self._begin(job, origin, name, spec, initialise)
+            return [self._begin(origin, name, spec, initialise)]
         there.spec.check_same(spec, name)
         return there.registrations.register(origin, initialise)
 
@@ -156,7 +134,7 @@ class Jobs:
         job, done = self._job(origin), Answer(origin, None)
         if name in job.dropped:
             return [done]
-        outcomes = self.table(origin, name).drop(origin.group)
+        outcomes = self.table(origin, name).leave(origin.group, drops=True)
         return [*outcomes, *self._free_unwanted(job), done]
 
     def settle(self, job: str, group: int, request: int) -> None:
@@ -173,8 +151,8 @@ class Jobs:
 
     def evict_for(self, budget: Budget, nbytes: int) -> None:
         """Forget jobs whose groups were all lost, the oldest first, until there is room if that helps."""
-        while (lacking := budget.lacking(nbytes)) and (abandoned := self._oldest_abandoned(lacking)):
-            self._forget(abandoned)
+        while (lacking := budget.lacking(nbytes)) and self._evict(lacking):
+            pass
 
     def table(self, origin: Origin, name: str) -> Table:
         """The table of that name of the group's job. Raises ServerError if there is none."""
@@ -187,77 +165,59 @@ class Jobs:
         """All tables, each with its job."""
         return ((name, table) for name, job in self._jobs.items() for table in job.tables.values())
 
-    def _begin(self, job: _Job, origin: Origin, name: str, spec: TableSpec, initialise: bool) -> list[Outcome]:
-        """Make a table: its layout is checked on a worker, then its memory is charged, then a worker prepares it."""
+    def _begin(self, origin: Origin, name: str, spec: TableSpec, initialise: bool) -> Task:
+        """A worker checks the layout, and compiles the rule: both may take long. Then the table is made."""
+
+        def run() -> None:
+            check_spec(spec)
+            warm_up(spec.rule, spec.layout.dtype)
+
+        def then(error: HybridPSError | None) -> Sequence[Outcome]:
+            job = self._jobs.get(origin.job)
+            if job is None or origin.group not in job.present:
+                return []
+            try:
+                if error is not None:
+                    raise error
+                if name not in job.tables and name not in job.dropped:  # another group may have been here meanwhile
+                    job.tables[name] = self._make(job, origin.job, name, spec)
+                return self.register(origin, name, spec, initialise)
+            except Exception as refused:  # also where the system has no memory
+                return [Answer(origin, None, error=as_refusal(refused))]
+
+        return Task(0, run, then)
+
+    def _make(self, job: _Job, of_job: str, name: str, spec: TableSpec) -> Table:
         if len(job.tables) >= MOST_TABLES:
-            raise ServerError(f"job {origin.job!r} has {MOST_TABLES} tables, and this server takes no more of it")
-        return [Task(0, lambda: check_spec(spec), partial(self._checked, origin, name, spec, initialise))]
-
-    def _checked(
-        self, origin: Origin, name: str, spec: TableSpec, initialise: bool, result: HybridPSError | None
-    ) -> Iterable[Outcome]:
-        """The layout can be used, or cannot. Meanwhile another group may have made the table."""
-        job = self._jobs.get(origin.job)
-        if job is None or origin.group not in job.present:
-            return
-        try:
-            if result is not None:
-                raise result
-            if name in job.tables:
-                yield from self.register(origin, name, spec, initialise)
-                return
-            table = self._make(job, origin, name, spec)
-            yield from table.registrations.register(origin, initialise)
-            yield self._preparing(origin.job, name, table)
-        except HybridPSError as error:
-            yield Answer(origin, None, error=error)
-
-    def _make(self, job: _Job, origin: Origin, name: str, spec: TableSpec) -> Table:
-        values = (1 + spec.rule.states + self._more_arrays) * spec.layout.nbytes // spec.servers
-        chunks = spec.layout.nbytes // spec.chunk_bytes // spec.servers + 1
-        keys = sum(KEY_BYTES + len(slot.key) for slot in spec.layout.slots)
-        records = (CHUNK_BYTES + GROUP_BYTES * job.groups) * chunks + keys + TABLE_BYTES + MEMBER_BYTES * job.groups
-        self._take_memory(name, values + records, job)
-        options = {
-            "threads": self._threads,
-            "refuses": self._check_finite or not spec.rule.transparent,
-            "budget": job.budget,
-        }
-        try:
-            make = self._make_table or (lambda _, *arguments, **options: Table(*arguments, **options))
-            table = make(origin.job, name, spec, job.groups, job.gone, **options)
-        except BaseException:
-            job.budget.take(-values - records)
-            raise
-        job.tables[name], job.charged[name] = table, values + records
+            raise ServerError(f"job {of_job!r} has {MOST_TABLES} tables, and this server takes no more of it")
+        nbytes = self._table_bytes(spec, job.groups)
+        self.evict_for(job.budget, nbytes)
+        job.budget.check(nbytes, f"table {name!r}")
+        refuses, members = self._check_finite or not spec.rule.transparent, set(range(job.groups)) - job.gone
+        table = self._make_table(of_job, name, spec, members, self._threads, refuses, job.budget)
         if not job.waits_for_absent:
             table.registrations.begin_without_absent(job.present)
+        job.budget.take(nbytes)
         return table
 
-    def _preparing(self, job: str, name: str, table: Table) -> Task:
-        task = table.prepare()
+    def _table_bytes(self, spec: TableSpec, groups: int) -> int:
+        """Memory that a table is charged with: its values, and its records."""
+        values = (1 + spec.rule.states + self._make_table.more_arrays) * spec.layout.nbytes // spec.servers
+        chunks = spec.layout.nbytes // spec.chunk_bytes // spec.servers + 1
+        keys = sum(KEY_BYTES + len(slot.key) for slot in spec.layout.slots)
+        return values + (CHUNK_BYTES + GROUP_BYTES * groups) * chunks + keys + TABLE_BYTES + MEMBER_BYTES * groups
 
-        def then(result: Any) -> Iterable[Outcome]:
-            if isinstance(result, HybridPSError):
-                there = self._jobs.get(job)
-                if there is not None and there.tables.get(name) is table:
-                    there.free(name)
-                return table.registrations.refuse(result)
-            return task.then(result)
-
-        return Task(task.owner, task.run, then)
-
-    def _had(self, job: _Job, origin: Origin, name: str, spec: TableSpec) -> Admitted:
-        if job.dropped[name] != _digest(spec):
-            raise LayoutError(f"table {name!r} was registered with another layout, rule or clock, and dropped since")
-        return Admitted(origin, initialise=False, dropped=True)
+    def _free(self, job: _Job, name: str) -> list[Outcome]:
+        """Forget a table, and what was brought to its rounds."""
+        table = job.tables.pop(name)
+        job.budget.take(-self._table_bytes(table.spec, job.groups))
+        return table.free()
 
     def _free_unwanted(self, job: _Job) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for name in [name for name, table in job.tables.items() if table.registrations.unwanted]:
-            table = job.free(name)
-            outcomes += table.freed()
-            job.dropped[name] = _digest(table.spec)
+            job.dropped[name] = hash(job.tables[name].spec)
+            outcomes += self._free(job, name)
             if len(job.dropped) > MOST_TABLES:
                 del job.dropped[next(iter(job.dropped))]
         return outcomes
@@ -268,29 +228,19 @@ class Jobs:
             raise ServerError(f"group {origin.group} of job {origin.job!r} is not there")
         return job
 
-    def _take_memory(self, table: str, needed: int, job: _Job) -> None:
-        self.evict_for(job.budget, needed)
-        job.budget.check(needed, f"table {table!r}")
-        job.budget.take(needed)
+    def _evict(self, budget: Budget) -> bool:
+        """Forget the oldest abandoned job whose end gives memory back to a budget; returns whether there was one."""
+        for name, job in self._jobs.items():
+            if not job.present and budget in job.budget.chain:
+                self._forget(name)
+                return True
+        return False
 
-    def _make_room(self) -> None:
-        """Raises ServerError if there are too many jobs."""
-        if len(self._jobs) < MOST_JOBS:
-            return
-        abandoned = self._oldest_abandoned(self.budget)
-        if abandoned is None:
-            raise ServerError(f"this server has {MOST_JOBS} jobs, and takes no more: use another one")
-        self._forget(abandoned)
-
-    def _oldest_abandoned(self, budget: Budget) -> str | None:
-        """A job whose end gives memory back to a budget."""
-        return next((name for name, job in self._jobs.items() if job.abandoned and budget in job.budget.chain), None)
-
-    def _forget(self, job: str) -> None:
-        there = self._jobs.pop(job, None)
-        if there is not None:
-            for name in [*there.tables]:
-                there.free(name)
+    def _forget(self, name: str) -> None:
+        job = self._jobs.pop(name, None)
+        if job is not None:
+            for table in [*job.tables]:
+                self._free(job, table)
 
 
 def check_spec(spec: TableSpec) -> None:
@@ -300,20 +250,12 @@ def check_spec(spec: TableSpec) -> None:
         raise LayoutError(f"dtype {layout.dtype[:32]!r} cannot be used: use one of {', '.join(DTYPES)}")
     if spec.server >= spec.servers:
         raise ProtocolError(f"server {spec.server} is none of {spec.servers} servers: they count from 0")
-    elements = 0
     for slot in layout.slots:
         if len(slot.shape) > 32 or any(not 0 <= extent <= MOST_ELEMENTS for extent in slot.shape):
             raise LayoutError(f"key {slot.key[:64]!r} has an unusable shape: at most 32 dimensions, 0 or more")
-        size = 1
-        for extent in slot.shape:
-            size *= extent
-        elements += size
+    elements = sum(math.prod(slot.shape) for slot in layout.slots)
     if elements > MOST_ELEMENTS:
         raise LayoutError(f"the layout has {elements} elements: {MOST_ELEMENTS} at most")
     layout.check()
     spec.check()
     spec.chunk_map()
-
-
-def _digest(spec: TableSpec) -> bytes:
-    return hashlib.sha256(msgspec.msgpack.encode(spec)).digest()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Set
 
-from hybridps.errors import HybridPSError, ProtocolError, ServerError
-from hybridps.ps.model import Admitted, Answer, Origin, Outcome
-from hybridps.ps.server.tables.progress import Progress
+from hybridps.errors import ProtocolError, ServerError
+from hybridps.ps.clocks import Rounds
+from hybridps.ps.model import Admitted, Origin
 
 
 class Registrations:
@@ -14,23 +14,21 @@ class Registrations:
 
     The first server decides who initialises the centre: the lowest group that is expected, so that it does not
     depend on who comes first, or the next one if that group goes before all values are there. The other servers are
-    told, so that one group initialises the table on all of them. `groups` are expected, but for those `gone` already.
+    told, so that one group initialises the table on all of them.
     """
 
-    def __init__(
-        self, name: str, is_first_server: bool, chunks: int, progress: Progress, groups: int, gone: Iterable[int]
-    ) -> None:
+    def __init__(self, name: str, is_first_server: bool, chunks: int, rounds: Rounds) -> None:
+        self.rounds = rounds
         self._name = name
         self._is_first_server = is_first_server
         self._chunks = chunks
-        self._progress = progress
-        self._expected = set(range(groups)) - set(gone)
-        self._present: set[int] = set()
+        self._expected = {*rounds.members}
+        """Groups that are registered, or may still come."""
         self._dropped: set[int] = set()
-        self._waiting: dict[int, Origin] = {}
-        """Registrations that are not answered yet."""
+        self.joined: dict[int, Origin] = {}
+        """The groups that are registered, and their requests."""
         self._admitted: dict[int, Admitted] = {}
-        """What each group was told."""
+        """What each group was told; others wait."""
         self._initialiser: int | None = None
         self.initial: Origin | None = None
         """The request that brought the initial values."""
@@ -39,138 +37,94 @@ class Registrations:
         # Where there is nothing to initialise nobody waits; the first server still says who would do it.
         self.ready = not is_first_server and not chunks
         """Whether the centre is complete."""
-        self.prepared = False
-        """Whether the table has its memory: nobody is admitted before."""
-        self.used = False
-        """Whether a group has contributed since the centre was initialised."""
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether no group is registered."""
-        return not self._present
 
     @property
     def unwanted(self) -> bool:
         """Whether all groups, also those that have not come yet, have had the table and dropped it."""
-        return bool(self._dropped) and self._expected | self._present <= self._dropped
+        return bool(self._dropped) and not self._expected
 
     @property
     def waits(self) -> bool:
         """Whether a registration is not answered yet."""
-        return bool(self._waiting)
+        return len(self.joined) > len(self._admitted)
 
     @property
     def has_initial(self) -> bool:
         """Whether the initial values of all chunks are there."""
         return len(self.initialised) == self._chunks
 
-    def register(self, origin: Origin, initialise: bool) -> list[Outcome]:
+    def register(self, origin: Origin, initialise: bool) -> list[Admitted]:
         """A group joins; it is answered when the centre is complete, or when it is the one to initialise it.
 
-        `initialise`: the first server has made this group the initialiser.
+        `initialise`: the first server has made this group the initialiser. The same request may come again: it is told
+        the same, at once or when it is its turn.
         """
         group = origin.group
-        if group in self._present:
-            return self._register_again(origin)
-        self._dropped.discard(group)
-        if self._is_first_server:
-            first = min(self._expected | {group})
-            initialise = not self.ready and self._initialiser is None and group == first
-        else:
+        if group in self.joined:
+            if self.joined[group] != origin:
+                raise ProtocolError(f"group {group} registers table {self._name!r} twice")
+            return [self._admitted[group]] if group in self._admitted else []
+        if not self._is_first_server:
             self._check_follows(initialise)
-        self._present.add(group)
-        self._expected.add(group)
-        self._progress.join(group)
-        self._waiting[group] = origin
-        if initialise:
-            self._begin(group)
-        return self.release()
-
-    def has(self, group: int) -> bool:
-        """Whether a group is registered."""
-        return group in self._present
-
-    def drop(self, group: int) -> None:
-        """A group is done with the table."""
-        self._dropped.add(group)
-
-    def leave(self, group: int) -> None:
-        """A group left the job or is lost."""
         self._dropped.discard(group)
+        self._expected.add(group)
+        self.joined[group] = origin
+        self.rounds.join(group)
+        return [self._begin(group)] if initialise and not self._is_first_server else self.release()
+
+    def leave(self, group: int, drops: bool) -> None:
+        """A group has left the job, is lost, or `drops` the table."""
         self._expected.discard(group)
-
-    def part(self, group: int) -> None:
-        """A registered group takes part no longer."""
-        self._present.discard(group)
-        self._waiting.pop(group, None)
+        self._dropped.discard(group)
+        if drops:
+            self._dropped.add(group)
+        if group == self._initialiser:
+            self._initialiser = group if self.has_initial else None
+            self.initial = None
         self._admitted.pop(group, None)
-        if group == self._initialiser and not self.has_initial:
-            self._initialiser = self.initial = None
+        self.joined.pop(group, None)
 
-    def begin_without_absent(self, there: Set[int]) -> list[Outcome]:
+    def begin_without_absent(self, there: Set[int]) -> list[Admitted]:
         """Let one of the groups that are `there` initialise the centre, if the one that should has not come."""
         self._expected &= there
-        return self.go_on()
-
-    def refuse(self, error: HybridPSError) -> list[Outcome]:
-        """The table cannot be made: whoever registered it hears why."""
-        return [Answer(origin, None, error=error) for origin in self._waiting.values()]
-
-    def go_on(self) -> list[Outcome]:
-        """Answer registrations after a change; make the lowest group that is expected the initialiser, if none is."""
-        first = min(self._expected, default=-1)
-        if self._is_first_server and not self.ready and self._initialiser is None and first in self._waiting:
-            self._begin(first)
         return self.release()
 
-    def release(self) -> list[Outcome]:
-        """Answer registrations: of the initialiser, and of those that waited for the centre and rounds under way."""
-        if not self._waiting or not self.prepared:
-            return []
-        admitted = []
-        for group, origin in [*self._waiting.items()]:
-            begins = group == self._initialiser and self.initial is None
-            if begins or (self.ready and group in self._progress.members):
-                del self._waiting[group]
-                self._admitted[group] = Admitted(origin, initialise=begins)
-                admitted.append(self._admitted[group])
-        return [*admitted]
+    def release(self) -> list[Admitted]:
+        """Answer registrations after a change: of an initialiser, and of those that waited for the centre or rounds."""
+        first, admitted = min(self._expected, default=-1), []
+        if self._is_first_server and not self.ready and self._initialiser is None and first in self.joined:
+            admitted.append(self._begin(first))
+        if self.ready:
+            waiting = self.joined.keys() - self._admitted.keys()
+            admitted += [self._admit(group) for group in sorted(waiting & self.rounds.members)]
+        return admitted
 
     def check_usable(self, origin: Origin) -> None:
         """Raise ServerError unless the group may exchange."""
-        if origin.group not in self._present or origin.group in self._waiting or not self.ready:
+        if origin.group not in self._admitted or not self.ready:
             raise ServerError(f"group {origin.group} has not finished to register table {self._name!r}")
 
     def check_initialiser(self, origin: Origin) -> None:
         """Raise ProtocolError unless the group is to bring initial values."""
-        if self.ready or origin.group != self._initialiser or not self.prepared:
+        if self.ready or origin.group != self._initialiser:
             raise ProtocolError(f"group {origin.group} is not the one to initialise table {self._name!r}")
 
     def _check_follows(self, initialise: bool) -> None:
         """Whether this server's state fits what the first server told the group."""
-        if initialise and self.used and self._present:
-            raise ServerError(
-                f"table {self._name!r} is in use here, but unknown to the first server: "
-                "was that one restarted? Restart the job, or all servers"
-            )
-        if not initialise and not self.ready:
-            raise ServerError(
-                f"table {self._name!r} has no centre here, but on the first server: "
-                "was this one restarted? Restart the job, or all servers"
-            )
+        problem = ""
+        if initialise and any(self.rounds.brought.values()):
+            problem = "is in use here, but unknown to the first server: was that one restarted?"
+        elif not initialise and not self.ready:
+            problem = "has no centre here, but on the first server: was this one restarted?"
+        if problem:
+            raise ServerError(f"table {self._name!r} {problem} Restart the job, or all servers")
 
-    def _begin(self, group: int) -> None:
+    def _begin(self, group: int) -> Admitted:
         """A group becomes the initialiser."""
-        self._initialiser, self.initial = group, None
-        self.initialised = set()
+        self._initialiser, self.initial, self.initialised = group, None, set()
         self.ready = not self._chunks
-        self.used = False
+        return self._admit(group, initialise=True)
 
-    def _register_again(self, origin: Origin) -> list[Outcome]:
-        """The same request may come again: it is told the same, at once or when it is its turn."""
-        told = self._admitted.get(origin.group)
-        if told is not None and told.origin == origin:
-            return [told]
-        if self._waiting.get(origin.group) != origin:
-            raise ProtocolError(f"group {origin.group} registers table {self._name!r} twice")
-        return []
+    def _admit(self, group: int, initialise: bool = False) -> Admitted:
+        self._admitted[group] = admitted = Admitted(self.joined[group], initialise)
+        return admitted

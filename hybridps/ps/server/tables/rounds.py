@@ -16,84 +16,103 @@ from hybridps.ps.chunk_map import Span
 from hybridps.ps.clocks import Part, Verdict
 from hybridps.ps.model import Answer, Contribution, Origin, Outcome, Task
 from hybridps.ps.server.admission import Budget
-from hybridps.ps.server.tables.answers import MOST_PARTS, Answers, GivenAnswer, overlap
-from hybridps.ps.server.tables.chunk_memory import SENT, ChunkMemory, cut
-from hybridps.ps.server.tables.progress import Progress
-from hybridps.ps.server.tables.roles import Role, Round
+from hybridps.ps.server.tables.chunk_memory import SENT, ChunkMemory, EarlySum, Round, cut
+from hybridps.ps.server.tables.registrations import Registrations
 
 STREAMED = 4
 """Contributions that came over a network are added up as soon as so many follow each other: few are ever held."""
+
+MOST_PARTS = 256
+"""Parts of a chunk that a group may have under way, or that its answers are remembered for."""
 
 CONTRIBUTION_BYTES, ANSWER_BYTES = 1024, 1024
 """What the records of one take beside its values, about."""
 
 
 @dataclass(slots=True, eq=False)
-class _UnderWay:
-    """A contribution that is not answered yet."""
+class _Exchange:
+    """A contribution and the answer to it, which is remembered in case that the contribution comes again."""
 
+    part: Part
     contribution: Contribution
+    """Without values once it is over."""
+    held_bytes: int = 0
     is_computing: bool = False
     """Whether it is wholly in a round."""
-    is_added: bool = False
-    """Whether it was added up early."""
+    rounds: int = 0
+    """How many rounds that it is in have not ended."""
+    is_due: bool = False
+    """Whether it is answered when they have."""
+    is_over: bool = False
+    """Whether it was answered, or will not be: its group has left, or the round is void."""
+    is_settled: bool = False
+    """Whether the group has the answer."""
     reply: np.ndarray | None = None
-    """The answer that will be sent."""
+    """The answer that is sent; remembered where it could not be made again."""
     error: HybridPSError | None = None
 
 
 class Chunk:
-    """The bookkeeping of one chunk, `span` of a table. `memory` belongs to the worker `owner`."""
+    """The bookkeeping of one chunk, `span` of a table. `memory` belongs to the worker `owner`. A root's."""
 
     def __init__(
-        self, memory: ChunkMemory, span: Span, owner: int, rounds: Progress, budget: Budget, role: Role, codec: Codec
+        self, memory: ChunkMemory, span: Span, owner: int, registrations: Registrations, budget: Budget, codec: Codec
     ) -> None:
         self.memory = memory
         self.span = span
         self.owner = owner
-        self._rounds = rounds
+        self.rounds = registrations.rounds
+        self._registrations = registrations
         self._budget = budget
-        self._role = role
         self._codec = codec
-        self._under_way: dict[Part, _UnderWay] = {}
-        self._answers = Answers(memory.name)
-
-    @property
-    def members(self) -> int:
-        """Number of groups that take part."""
-        return len(self._rounds.members)
+        self._exchanges: dict[int, dict[Part, _Exchange]] = {}
+        """Of each group, the oldest first: those under way, and those whose answers are remembered."""
+        self._early: EarlySum | None = None
 
     def contribute(self, contribution: Contribution) -> list[Outcome]:
         """A contribution came: what is to be done, and who is answered. One that came before counts once."""
         origin, span = contribution.origin, contribution.span
         part = Part(origin.group, span.start, span.stop)
-        again = self._again(part, contribution)
+        mine = self._exchanges.setdefault(origin.group, {})
+        again = self._again(mine, part, contribution)
         if again is not None:
             return again
-        self._check_new(part)
-        verdicts = self._rounds.arrive(part, span.chunk)
-        self._answers.forget(part)
-        self._under_way[part] = _UnderWay(contribution)
-        self._hold(contribution, 1)
-        if not verdicts:
-            return self._add_early() if contribution.targets is None else []
-        return [outcome for verdict in verdicts for outcome in self.carry_out(verdict)]
+        verdicts = self.rounds.arrive(part, span.chunk)
+        self.rounds.brought[part.group] += span.length
+        # The group has these answers. What it was told of more elements is kept: so a copy that comes late is known.
+        for other in [other for other, known in mine.items() if known.is_over]:
+            if (part.start <= other.start and other.stop <= part.stop) or len(mine) > 2 * MOST_PARTS:
+                del mine[other]
+        mine[part] = known = _Exchange(part, contribution)
+        # What lies in memory of the group is not counted.
+        self._hold(known, CONTRIBUTION_BYTES + (0 if contribution.targets else _nbytes(contribution)))
+        outcomes = [outcome for verdict in verdicts for outcome in self.carry_out(verdict)]
+        if not verdicts and contribution.targets is None:
+            outcomes = self._add_early()
+        return [*outcomes, *self._registrations.release()] if self._registrations.waits else outcomes
 
     def carry_out(self, verdict: Verdict) -> list[Outcome]:
         """Compute a round, if there is one, and answer."""
-        apply = [part for part in verdict.apply if part in self._under_way]
-        answer = [part for part in verdict.answer if part in self._under_way]
-        for part in answer:
-            self._under_way[part].is_computing = True
-        if not apply:
-            return [self._give(answer)] if answer else []
-        told = [part for part in apply if part not in answer and (part.start, part.stop) != verdict[:2]]
-        outlets = self._outlets([*answer, *told], verdict.start, verdict.stop)
-        late = [each.contribution for each in map(self._under_way.__getitem__, apply) if not each.is_added]
-        for part in [part for part in answer if self._has_left(part)]:
-            self._release(part)  # the group may be back, and bring the same part, before this round is computed
-        finish = partial(self._finish, self._origins({*apply, *answer} & self._under_way.keys()), answer)
-        return [*self._role.complete(Round(self, verdict.start, verdict.stop, late, outlets, finish))]
+        start, stop, *sides = verdict
+        applied, answered = ([self._exchanges[part.group][part] for part in parts] for parts in sides)
+        for each in answered:
+            each.is_computing = True
+        for each in applied:
+            each.is_computing |= each.part[1:] == (start, stop)
+            each.rounds += 1
+        if not applied:
+            return [self._give(answered)] if answered else []
+        self.rounds.computed += stop - start
+        outlets = self._outlets([*answered, *(each for each in applied if not each.is_computing)], start, stop)
+        late = [each.contribution for each in applied if each.contribution.rows]
+        finish = partial(self._finish, applied, answered)
+        complete = Round(start, stop, self._early or EarlySum(), late, outlets, finish)
+        if any(not each.contribution.rows for each in answered):
+            self._early = None
+        for each in [each for each in answered if each.is_over]:
+            # The group may be back, and bring the same part, before this round is computed.
+            self._release(self._exchanges[each.part.group].pop(each.part))
+        return self._compute(complete)
 
     def pull(self, origin: Origin) -> Task:
         """Answer with the centre, as it is now."""
@@ -103,175 +122,157 @@ class Chunk:
 
     def leave(self, group: int) -> None:
         """What the group contributed to a round stays in it; its memory is its own again."""
-        self._answers.leave(group)
-        self._role.leave(group)
-        for part in [part for part in self._under_way if part.group == group]:
-            known = self._under_way[part]
-            left = known.contribution
+        mine = self._exchanges.get(group, {})
+        for known in [*mine.values()]:
+            left, is_sent = known.contribution, known.contribution.targets is None
             if known.is_computing:
-                self._release(part)
-            elif left.targets is None:
-                known.contribution, known.reply = replace(left, targets=()), None
-            else:
-                known.contribution = replace(left, rows=[row.copy() for row in left.rows], targets=())
-                self._hold(known.contribution, 1, of_group=False)
+                self._release(mine.pop(known.part))
+            elif not known.is_over:
+                rows = left.rows if is_sent else [row.copy() for row in left.rows]
+                known.contribution, known.is_over, known.reply = replace(left, rows=rows, targets=()), True, None
+                self._hold(known, 0 if is_sent else _nbytes(left))
 
-    def forget(self) -> list[Task]:
+    def forget(self) -> None:
         """There is no round under way any more: nobody is left to be answered."""
-        if not self._under_way:
-            return []
-        for part in [*self._under_way]:
-            self._release(part)
-        return [Task(self.owner, self.memory.forget_, lambda result: ())]
+        for mine in self._exchanges.values():
+            for known in mine.values():
+                self._release(known)
+        self._exchanges.clear()
+        self._early = None
 
     def settle(self, group: int, request: int) -> None:
         """The group has all answers to its requests before that one."""
-        self._answers.settle(group, request)
+        for known in self._exchanges.get(group, {}).values():
+            if known.is_over and known.contribution.origin.request < request:
+                known.is_settled, known.reply = True, None
 
-    def _check_new(self, part: Part) -> None:
-        mine = [known for known in self._under_way if known.group == part.group]
-        if len(mine) >= MOST_PARTS:
+    def _compute(self, complete: Round) -> list[Outcome]:
+        """What a server does with a round that is complete: a root computes the rule."""
+        arrays = 1 + sum(len(each.rows) for each in complete.contributions) + sum(map(len, complete.outlets.values()))
+        nbytes = arrays * (complete.stop - complete.start) * self.memory.centre.itemsize
+        sends = SENT in complete.outlets
+        return [Task(self.owner, lambda: self.memory.apply_(complete), complete.finish, nbytes, sends)]
+
+    def _again(self, mine: dict[Part, _Exchange], part: Part, contribution: Contribution) -> list[Outcome] | None:
+        """What follows from a contribution that has come before; None for a new one. Raises ProtocolError."""
+        origin, known = contribution.origin, mine.get(part)
+        if known is not None and known.contribution.origin != origin:
+            known = None
+        if known is not None and (not known.is_over or known.is_settled):
+            return []
+        overlapping = [each for other, each in mine.items() if other.start < part.stop and part.start < other.stop]
+        if any(each.is_over and each.contribution.origin.request > origin.request for each in overlapping):
+            error = ServerError(
+                f"the answer to request {origin.request} for {self.memory.name} was lost, and a later one has "
+                "counted: have one exchange of a chunk under way at a time"
+            )
+            return [Answer(origin, self.span.chunk, error=error)]
+        if known is not None and (known.error is not None or self.memory.rule.separate):
+            return self._encoded(Answer(origin, self.span.chunk, known.reply, known.error))
+        if known is not None:
+            return [self._give([_Exchange(part, contribution)])]
+        if sum(not each.is_over for each in mine.values()) >= MOST_PARTS:
             raise ProtocolError(f"{self.memory.name} has {MOST_PARTS} parts of group {part.group} under way: wait")
-        if any(overlap(known, part) and self._under_way[known].is_computing for known in mine):
+        if any(each.is_computing and not each.is_over for each in overlapping):
             raise ProtocolError(
                 f"group {part.group} contributes to {self.memory.name} before it has the answer of the round before"
             )
-
-    def _again(self, part: Part, contribution: Contribution) -> list[Outcome] | None:
-        """What follows from a contribution that has come before; None for a new one."""
-        origin, known = contribution.origin, self._under_way.get(part)
-        if known is not None and known.contribution.origin == origin:
-            return []
-        try:
-            told = self._answers.find(part, origin)
-        except ServerError as error:
-            return [Answer(origin, self.span.chunk, error=error)]
-        return None if told is None else self._tell_again(told, contribution)
-
-    def _tell_again(self, told: GivenAnswer, contribution: Contribution) -> list[Outcome]:
-        answer = Answer(contribution.origin, self.span.chunk, told.values, told.error)
-        if told.error is not None or self.memory.rule.separate:
-            return [*self._encoded(answer)]
-        part, values = told.part, None if contribution.targets is not None else self._reply(contribution.span.length)
-        targets = [values] if values is not None else contribution.targets or ()
-        done = replace(answer, values=values)
-        return [
-            Task(
-                self.owner,
-                lambda: self.memory.give_(part.start, part.stop, {SENT: targets}),
-                lambda result: self._encoded(_failed(done, result)),
-            )
-        ]
+        return None
 
     def _add_early(self) -> list[Outcome]:
         """Add up contributions that came over the network and whose turn it is, if they are enough to be worth it."""
-        run: list[_UnderWay] = []
-        for group in sorted(self._rounds.members | {part.group for part in self._under_way}):
-            known = self._under_way.get(Part(group, self.span.start, self.span.stop))
-            if known is not None and known.is_added:
-                continue
-            if known is None or known.contribution.targets is not None or known.is_computing:
+        run: list[_Exchange] = []
+        for group in sorted(self.rounds.members | {group for group, mine in self._exchanges.items() if mine}):
+            known = self._exchanges.get(group, {}).get(Part(group, self.span.start, self.span.stop))
+            if known is None or known.is_computing:
+                break
+            if not known.contribution.rows:
+                continue  # it was added early
+            if known.contribution.targets is not None:
                 break
             run.append(known)
         if len(run) < STREAMED:
             return []
-        early = [known.contribution for known in run]
-        nbytes = sum(row.nbytes for each in early for row in each.rows)
+        self._early = early = self._early or EarlySum()
+        finish = partial(self._finish, run, ())
+        added = Round(self.span.start, self.span.stop, early, [known.contribution for known in run], {}, finish)
+        nbytes = sum(map(_nbytes, added.contributions))
         for known in run:
-            known.is_added, known.contribution = True, replace(known.contribution, rows=())
+            known.contribution = replace(known.contribution, rows=())
+            known.held_bytes = CONTRIBUTION_BYTES
+            known.rounds += 1
 
         def then(result: Any) -> Iterable[Outcome]:
             self._budget.take(-nbytes)
-            if isinstance(result, HybridPSError):
-                for known in run:
-                    known.error = result
-            return ()
+            return finish(result)
 
-        return [Task(self.owner, lambda: self.memory.add_(early), then)]
+        return [Task(self.owner, lambda: self.memory.add_(added), then)]
 
-    def _outlets(self, parts: Sequence[Part], start: int, stop: int) -> dict[int, list[np.ndarray]]:
+    def _outlets(self, exchanges: Sequence[_Exchange], start: int, stop: int) -> dict[int, list[np.ndarray]]:
         """Where the answer of elements `start:stop` is written. What is sent is written once for all groups."""
         outlets: dict[int, list[np.ndarray]] = {}
-        shared: np.ndarray | None = None
-        for part in parts:
-            known, whole = self._under_way[part], part[1:] == (start, stop)
-            if known.contribution.targets is not None:
-                outlets[part.group] = [cut(target, part.start, start, stop) for target in known.contribution.targets]
+        sent: dict[int | tuple[int, ...], np.ndarray] = {}
+        for each in exchanges:
+            begin, targets = each.part.start, each.contribution.targets
+            if targets is not None:
+                outlets[each.part.group] = [cut(target, begin, start, stop) for target in targets]
                 continue
-            if known.reply is None and whole and shared is not None:
-                known.reply = shared
-                continue
-            if known.reply is None:
-                known.reply = self._reply(part.stop - part.start)
-                shared = known.reply if whole else shared
-            outlets.setdefault(SENT, []).append(cut(known.reply, part.start, start, stop))
+            # Groups that send the same part are in the same rounds.
+            if each.reply is None:
+                each.reply = sent[each.part[1:]] if each.part[1:] in sent else self._reply(each.part.stop - begin)
+            if each.part[1:] not in sent:
+                sent[each.part[1:]] = each.reply
+                outlets.setdefault(SENT, []).append(cut(each.reply, begin, start, stop))
         return outlets
 
-    def _give(self, parts: Sequence[Part]) -> Task:
-        """Answer with what was kept of the last round."""
-        start, stop = parts[0][1:]
-        outlets = self._outlets(parts, start, stop)
-        return Task(
-            self.owner,
-            lambda: self.memory.give_(start, stop, outlets),
-            partial(self._finish, self._origins(parts), parts),
-        )
+    def _give(self, exchanges: Sequence[_Exchange]) -> Task:
+        """Answer with what was kept of the last round; all have the same part."""
+        _, start, stop = exchanges[0].part
+        targets = [array for arrays in self._outlets(exchanges, start, stop).values() for array in arrays]
+        finish = partial(self._finish, (), exchanges)
+        return Task(self.owner, partial(self.memory.give_, start, stop, targets), finish)
 
-    def _has_left(self, part: Part) -> bool:
-        """Whether a contribution is of a group that has left since, which is not answered."""
-        targets = self._under_way[part].contribution.targets
-        return targets is not None and not targets
-
-    def _origins(self, parts: Iterable[Part]) -> dict[Part, Origin]:
-        return {part: self._under_way[part].contribution.origin for part in parts}
-
-    def _finish(self, brought: dict[Part, Origin], answer: Sequence[Part], result: Any) -> Iterable[Outcome]:
+    def _finish(self, applied: Sequence[_Exchange], answered: Sequence[_Exchange], result: Any) -> list[Outcome]:
         """The round of some elements is over: `result` says who was refused, or what went wrong.
 
-        A group may have left meanwhile, and be back with another contribution.
+        A part may be in several rounds, which a rack ends in any order: it is answered when all have ended. A group may
+        have left meanwhile, and be back with another contribution.
         """
-        there = {
-            part: known for part, known in self._under_way.items() if known.contribution.origin == brought.get(part)
-        }
-        for part, known in there.items():
-            if isinstance(result, HybridPSError):
-                known.error = result
-            elif result and part.group in result:
-                known.error = result[part.group]
-        for part in answer:
-            if part not in there:
-                continue
-            known, origin = self._release(part), brought[part]
-            kept = known.reply if self.memory.rule.separate and known.error is None else None
-            self._answers.add(GivenAnswer(part, origin, kept, known.error))
-            values = None if known.error else known.reply
-            yield from self._encoded(Answer(origin, self.span.chunk, values, known.error))
+        for each in applied:
+            each.rounds -= 1
+        for each in answered:
+            each.is_due = True
+        failed, outcomes = result if isinstance(result, HybridPSError) else None, list[Outcome]()
+        for each in dict.fromkeys((*answered, *applied)):
+            each.error = failed or (result or {}).get(each.part.group, each.error)
+            if each.is_due and not each.rounds and not each.is_over:
+                origin, values = each.contribution.origin, None if each.error else each.reply
+                self._release(each)
+                outcomes += self._encoded(Answer(origin, self.span.chunk, values, each.error))
+        return outcomes
 
-    def _encoded(self, answer: Answer) -> Iterable[Outcome]:
+    def _encoded(self, answer: Answer) -> list[Outcome]:
         """The answer as it is sent; a worker encodes it if that changes it."""
         values, codec = answer.values, self._codec
         if values is None or codec.exact:
             return [answer]
         out = np.empty(codec.nbytes(values.size, values.dtype.name), np.uint8)
         self._budget.lend(out, ANSWER_BYTES)
-        return [
-            Task(
-                self.owner,
-                lambda: codec.encode(values, out),
-                lambda result: [_failed(replace(answer, values=out), result)],
-            )
-        ]
+        done = replace(answer, values=out)
+        return [Task(self.owner, lambda: codec.encode(values, out), lambda result: [_failed(done, result)])]
 
-    def _release(self, part: Part) -> _UnderWay:
+    def _release(self, known: _Exchange) -> None:
         """A contribution is over."""
-        known = self._under_way.pop(part)
-        self._hold(known.contribution, -1)
-        return known
+        known.is_over = True
+        known.contribution = replace(known.contribution, rows=(), targets=None)
+        if known.error is not None or not self.memory.rule.separate:
+            known.reply = None
+        self._hold(known, -known.held_bytes)
 
-    def _hold(self, contribution: Contribution, times: int, of_group: bool = True) -> None:
-        """Count the memory of a contribution: its values, unless they lie in memory of the group."""
-        values = 0 if contribution.targets else sum(row.nbytes for row in contribution.rows)
-        self._budget.take(times * (values + (CONTRIBUTION_BYTES if of_group else 0)))
+    def _hold(self, known: _Exchange, nbytes: int) -> None:
+        """So much more memory is used for a contribution."""
+        known.held_bytes += nbytes
+        self._budget.take(nbytes)
 
     def _reply(self, length: int) -> np.ndarray:
         reply = np.empty(length, self.memory.centre.dtype)
@@ -282,3 +283,7 @@ class Chunk:
 def _failed(answer: Answer, result: Any) -> Answer:
     """The answer, or the error if the task has failed."""
     return replace(answer, values=None, error=result) if isinstance(result, HybridPSError) else answer
+
+
+def _nbytes(contribution: Contribution) -> int:
+    return sum(row.nbytes for row in contribution.rows)

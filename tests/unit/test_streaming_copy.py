@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hybridps.ps.client import streaming_copy
-from hybridps.ps.client.streaming_copy import LEAST_BYTES, copy_, prepare
+from hybridps import streaming_copy
+from hybridps.streaming_copy import LEAST_BYTES, copy_, prepare
 
 LINE = 64
 

@@ -9,8 +9,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from hybridps.compiled import compiled
-from hybridps.ps.rules.kernel import addresses, at
+from hybridps.compiled import addresses, at, compiled
 
 LEAST_BYTES = 16 << 20
 """A smaller buffer is still in a cache when it is read: there reading loses what writing gains."""

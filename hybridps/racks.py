@@ -31,14 +31,9 @@ def place_in_rack(group: int, groups: int, racks: int, servers: Sequence[str]) -
             f"HYBRIDPS_RACKS={racks}, and {len(servers)} servers in HYBRIDPS_SERVERS: list as many for each rack, "
             "rack by rack"
         )
-    rack, each = rack_of(group, groups, racks), len(servers) // racks
-    own = [other for other in range(groups) if rack_of(other, groups, racks) == rack]
+    rack, each = group * racks // groups, len(servers) // racks
+    own = [other for other in range(groups) if other * racks // groups == rack]
     return PlaceInRack(rack, tuple(servers[rack * each : (rack + 1) * each]), own.index(group), len(own))
-
-
-def rack_of(group: int, groups: int, racks: int) -> int:
-    """The rack of a group."""
-    return group * racks // groups
 
 
 def check_racks(groups: int, racks: int) -> None:

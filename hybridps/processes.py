@@ -1,0 +1,140 @@
+"""Child processes that end together with the process that started them, and a server as such a child. Linux only."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+
+from hybridps.config import PREFIX, Settings, to_environment
+from hybridps.errors import ServerError
+
+START_SECONDS = 60.0
+"""How long a server may take to say its address: disks may be slow, and MXNet's servers import MXNet."""
+
+STOP_SECONDS = 5.0
+"""How long a process may take to end when it is asked to."""
+
+SAYS = "hybridps: serving at "
+"""What stands before the address of a server on its output."""
+
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+prctl = getattr(ctypes.CDLL(None), "prctl", lambda *arguments: -1)
+"""Looked up at import: `die_with_parent` may run between fork and exec."""
+
+# As `die_with_parent`, then becomes the command. Done in a program of its own, for a function between fork and exec is
+# not safe beside threads and MPI.
+_ENDS_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def die_with_parent(signal_number: int = signal.SIGKILL, parent: int | None = None) -> None:
+    """Have the kernel send this process the signal when its parent ends, however it ends.
+
+    This holds across exec, but not for the children of this process. `parent` is the expected process id of the parent:
+    if that parent is gone already, this process ends at once.
+
+    To the kernel, the parent is the *thread* that started this process, so start it from a long-lived thread. Call this
+    only in a process that a launcher started: in a process started from a shell, it would end a job that is meant to
+    outlive the shell (`nohup`).
+    """
+    prctl(_SET_DEATH_SIGNAL, int(signal_number), 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), signal_number)
+
+
+def without_rank_marks(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables without those that mark a process as an MPI rank, so that children do not inherit the mark."""
+    marks = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI_", "PMIX_", "PRTE_", "MV2_COMM_WORLD_")
+    kept = ("PRTE_MCA_", "PRTE_ALLOW_", "PMIX_MCA_")
+    return {name: value for name, value in environ.items() if not name.startswith(marks) or name.startswith(kept)}
+
+
+def child_environment(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:
+    """The variables of a child: those of this process, with these settings in the place of its own."""
+    return {name: value for name, value in environ.items() if not name.startswith(PREFIX)} | to_environment(settings)
+
+
+class ServerProcess(AbstractContextManager["ServerProcess"]):
+    """Starts `hybridps serve` and stops it in the end; it also ends with the thread that started it.
+
+    `address` is where it serves. `command` replaces the program (the default: this Python's hybridps). It is no rank of
+    an MPI world. Raises ServerError if it does not say its address within `start_seconds`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        arguments: Sequence[str] = (),
+        command: Sequence[str] = (sys.executable, "-m", "hybridps", "serve"),
+        start_seconds: float = START_SECONDS,
+    ) -> None:
+        self._command = [*command, *arguments]
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _ENDS_WITH_PARENT, str(os.getpid()), *self._command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=child_environment(without_rank_marks(os.environ), settings),
+        )
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, name="hybridps-server-output", daemon=True)
+        self._reader.start()
+        try:
+            self.address = self._read_address(start_seconds)
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stop(self) -> int:
+        """Ask it to end, make it end if it does not, and return its exit status. In bounded time."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        # A child of the server could hold the pipe open: do not wait for that.
+        self._reader.join(STOP_SECONDS)
+        return self._process.returncode
+
+    def __exit__(self, *failure: object) -> None:
+        self.stop()
+
+    def _read(self) -> None:
+        """Take the first line, and keep the pipe empty: a full one would hold the server up."""
+        with self._process.stdout as output:  # type: ignore[union-attr]
+            self._lines.put(output.readline())
+            for _ in output:
+                pass
+
+    def _read_address(self, seconds: float) -> str:
+        shown = " ".join(self._command)
+        try:
+            line = self._lines.get(timeout=seconds)
+        except queue.Empty:
+            raise ServerError(f"the server `{shown}` did not say its address within {seconds:g} s") from None
+        if not line.startswith(SAYS):
+            status = self.stop()
+            raise ServerError(
+                f"the server `{shown}` said {line.strip()!r} instead of its address, and ended with status {status}; "
+                "its reason stands on standard error"
+            )
+        return line.removeprefix(SAYS).strip()

@@ -1,0 +1,123 @@
+"""A parameter server in this process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from hybridps.config import Settings
+from hybridps.ps.keys import AllowList
+from hybridps.ps.server.admission import Accounts
+from hybridps.ps.server.door import Gatekeeper
+from hybridps.ps.server.loop import Loop
+from hybridps.ps.server.members import Members
+from hybridps.ps.server.tables.jobs import Jobs
+from hybridps.ps.server.tables.rack import RackTable
+from hybridps.ps.server.tables.table import Table
+from hybridps.ps.server.transport import Transport
+from hybridps.ps.server.upstream import Parents
+from hybridps.ps.server.workers import Workers
+
+if TYPE_CHECKING:
+    from hybridps.ps.server.metrics import Observer
+
+_MOST_THREADS = 4
+"""Unless asked for: a few cores move all that the memory can."""
+
+
+class Server:
+    """Serves at `address` from construction on; `run` does the work.
+
+    `threads` share the chunks (default: as many as cores, 4 at most), beside that of `run`, which talks to the groups;
+    `cores` pins them. `lost_seconds`: a group without sign of life for so long is lost. `stop_after_groups`: end when
+    so many groups came and none is there any more. `memory_bytes` bounds all tables (default: what this host has).
+    `check_finite`: sums of gradients with NaN or Inf are refused too; what groups share is never poisoned. `allowed`:
+    only these tenants may connect, with their keys. `parents`: where this server's groups, a rack, meet other racks;
+    the server closes them. `context`: of ZeroMQ, for addresses of inproc://; it stays open.
+    Raises ServerError if the address cannot be used, or is beyond this host without keys and not `insecure`.
+    """
+
+    def __init__(
+        self,
+        address: str = "tcp://127.0.0.1:*",
+        *,
+        lost_seconds: float = 10.0,
+        stop_after_groups: int | None = None,
+        memory_bytes: int | None = None,
+        insecure: bool = False,
+        threads: int | None = None,
+        cores: Sequence[int] = (),
+        check_finite: bool = False,
+        allowed: AllowList | None = None,
+        parents: Parents | None = None,
+        context: Any = None,
+    ) -> None:
+        threads = threads or min(os.cpu_count() or 1, _MOST_THREADS)
+        with ExitStack() as resources:
+            if parents is not None:
+                resources.callback(parents.close)
+            # Each connection is given to the thread that has fewest. An odd number: every other one has heartbeats.
+            door = Gatekeeper(address, allowed, insecure, 2 * threads + 1, context)
+            resources.callback(door.close)
+            workers = Workers(threads, cores)
+            resources.callback(workers.close)
+            self._resources = resources.pop_all()
+        self.address: str = door.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        """Where clients find it, with the actual port."""
+        if memory_bytes is None:
+            memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        jobs = Jobs(memory_bytes, threads, check_finite, Table if parents is None else RackTable)
+        accounts, members = Accounts(allowed, jobs.budget), Members(lost_seconds, jobs)
+        self._loop = Loop(Transport(door), jobs, members, accounts, workers, parents, stop_after_groups)
+        self._closing = threading.RLock()
+
+    @classmethod
+    def of(
+        cls, settings: Settings, address: str, *, insecure: bool = False, stop_after_groups: int | None = None
+    ) -> Server:
+        """A server as the settings say. Raises ConfigError for keys that cannot be read, and as the constructor."""
+        return cls(
+            address,
+            lost_seconds=settings.lost_seconds,
+            stop_after_groups=stop_after_groups,
+            insecure=insecure,
+            threads=settings.server_threads,
+            cores=settings.server_cores,
+            check_finite=settings.check_finite == "refuse",
+            allowed=AllowList.of(settings),
+            parents=Parents.of(settings),
+        )
+
+    def run(self) -> None:
+        """Serve until `stop` is called, or `stop_after_groups` is reached. Closes the server."""
+        with self:
+            self._loop.run()
+
+    def observe(self) -> Observer:
+        """Have snapshots made while it runs."""
+        from hybridps.ps.server.metrics import Observer  # brings the library of Prometheus
+
+        self._loop.observer = Observer(self._loop)
+        return self._loop.observer
+
+    def stop(self) -> None:
+        """End `run` soon. May be called from any thread, and from a signal handler."""
+        with self._closing:
+            self._loop.stopping = True
+            self._loop.workers.wake()
+
+    def close(self) -> None:
+        """Release the address. Only when `run` does not run; a second time does nothing."""
+        with self._closing:
+            self._resources.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

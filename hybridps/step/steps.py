@@ -1,0 +1,263 @@
+"""A step of a model: its gradients, and their reduction, on the communication thread.
+
+Gradients that are expected are reduced bucket by bucket (a fused step); others, and those of a step that cannot be
+completed, in program order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+
+from hybridps.algorithms import UNDER_WAY, Algorithm
+from hybridps.step.agreement import digest
+from hybridps.step.finite import FiniteCheck
+from hybridps.step.job_context import JobContext
+from hybridps.step.plan import Bucket, Plan, Span, merged, parts
+from hybridps.step.schedule import POLL_SECONDS, STALL_SECONDS, Inbox, Item, Release, Schedule, do_nothing
+from hybridps.step.time_spent import TimeSpent
+
+
+class Reducer:
+    """Begins reductions, and ends them in the same order. Used by the communication thread."""
+
+    def __init__(self, algorithm: Algorithm, context: JobContext) -> None:
+        self._algorithm = algorithm
+        self._context = context
+        self._bucket_bytes = context.settings.bytes_reduced_at_a_time
+        self._finite = FiniteCheck(context)
+        self._under_way: deque[Sequence[Item]] = deque()
+        self.spent = TimeSpent(context.events)
+        self.in_order: Plan | None = None
+        """The plan of the steps that stay in program order."""
+
+    def reduce(self, spans: Iterable[Span], step: int) -> None:
+        """Reduce these spans; they may be used when this returns."""
+        for span in spans:
+            for part in parts(span, self._bucket_bytes):
+                self.begin(part, (), step)
+        self.drain(step)
+
+    def begin(self, span: Span, finished: Sequence[Item], step: int) -> None:
+        """Begin to reduce a span. `finished`: items that are done when it is done, and those before it."""
+        self._finite.check(span, step)
+        what = f"step {step}: the sum of {span.table.name} in the group, from key {span.table.key_at(span.start)!r} on"
+        with self._context.watch(what), self.spent.on("group"):
+            self._algorithm.reduce_(span.table.name, span.table.tensor, span.start, span.stop)
+        self._under_way.append(finished)
+        if len(self._under_way) > UNDER_WAY:
+            self._finish(step)
+
+    def drain(self, step: int) -> None:
+        """End all that are under way."""
+        while self._under_way:
+            self._finish(step)
+
+    def _finish(self, step: int) -> None:
+        with self._context.watch(f"step {step}: the answer of the servers"), self.spent.on("exchange"):
+            self._algorithm.finish_()
+        for item in self._under_way.popleft():
+            item.finish()
+
+
+class Step:
+    """One step of a model: what is expected in it, and how far the communication thread has come."""
+
+    def __init__(self, number: int, plan: Plan, reducer: Reducer) -> None:
+        self.number = number
+        self.plan = plan
+        self.reducer = reducer
+        self.title = f"step {number}"
+        self.phase = digest([self.title])
+        self.reached: dict[str, int] = {}
+        """By table: expected keys are reduced from this element on."""
+
+    def remaining(self, name: str, span: Span) -> Span:
+        """What of a key's span is not reduced yet."""
+        if name not in self.plan.buckets_of:
+            return span
+        return span._replace(stop=max(span.start, min(span.stop, self.reached.get(span.table.name, span.stop))))
+
+
+class Begin(Item):
+    """The program begins a step, and so ends the one before it of the same model."""
+
+    alone = True
+
+    def __init__(self, step: Step, schedule: Schedule, context: JobContext) -> None:
+        super().__init__(step.title, schedule.inbox)
+        self.step = step
+        self.release = do_nothing
+        self._schedule = schedule
+        self._context = context
+
+    def run(self, items: Sequence[Item]) -> int:
+        """Reduce what the step expects. The rest follows in program order."""
+        self.finish()
+        plan, reducer = self.step.plan, self.step.reducer
+        if plan.buckets and plan is not reducer.in_order:
+            fused = FusedStep(self.step, self._schedule, self._context)
+            with self._schedule.reporting_to(fused.see):
+                reducer.in_order = plan if fused.run() else None
+        return 1
+
+
+class End(Item):
+    """The program ends a step: keys that have not come will not come any more."""
+
+    alone = True
+
+    def __init__(self, step: Step, inbox: Inbox) -> None:
+        super().__init__(step.title, inbox)
+        self.step = step
+        self.release = do_nothing
+
+    def run(self, items: Sequence[Item]) -> int:
+        self.finish()
+        return 1
+
+
+class Gradient(Item):
+    """A gradient that the program has pushed. `in_step`: whether it is one of those that make a step."""
+
+    def __init__(self, name: str, span: Span, step: Step, in_step: bool, inbox: Inbox) -> None:
+        super().__init__(f"the sum of key {name!r} in {step.title}", inbox)
+        self.name = name
+        self.step = step
+        self.in_step = in_step
+        self.arrived_at = 0.0
+        """On the monotonic clock."""
+        self._span = span
+
+    def __call__(self, release: Release = do_nothing) -> None:
+        self.arrived_at = time.monotonic()
+        super().__call__(release)
+
+    @property
+    def remaining(self) -> Span:
+        """What is not reduced yet."""
+        return self.step.remaining(self.name, self._span) if self.in_step else self._span
+
+    def run(self, items: Sequence[Item]) -> int:
+        """Reduce this gradient together with those of the same model that follow directly."""
+        mates = self._mates(items)
+        self.step.reducer.reduce(merged(mate.remaining for mate in mates), self.step.number)
+        for mate in mates:
+            mate.finish()
+        return len(mates)
+
+    def _mates(self, items: Sequence[Item]) -> list[Gradient]:
+        """The first of the items, as long as they are different gradients of this model."""
+        mates: dict[str, Gradient] = {}
+        for item in items:
+            if not isinstance(item, Gradient) or item.step.reducer is not self.step.reducer or item.name in mates:
+                break
+            mates[item.name] = item
+        return list(mates.values())
+
+
+class Vote(IntEnum):
+    """What a rank votes for before a bucket. The largest vote counts."""
+
+    COMPLETE = 0
+    """All gradients of the bucket are there."""
+    GO_OVER = 1
+    """A gradient cannot come: go on in program order for the rest of the step."""
+    STAY_OVER = 2
+    """The same, and for the following steps too, as long as they have the same keys."""
+
+
+class FusedStep:
+    """A step whose keys are known: bucket by bucket, the last layers first, whatever order the gradients arrive in."""
+
+    def __init__(self, step: Step, schedule: Schedule, context: JobContext) -> None:
+        self._step = step
+        self._schedule = schedule
+        self._watch = context.watch
+        self._missing = [len(bucket.keys) for bucket in step.plan.buckets]
+        """Of each bucket, the keys that have not arrived."""
+        self._items: dict[str, Gradient] = {}
+        self._closed = False
+        self._last_arrival = 0.0
+
+    def see(self, item: Item) -> None:
+        """The program has posted this item, or it has arrived."""
+        if isinstance(item, Gradient):
+            if item.in_step and item.step is self._step and item.name in self._step.plan.buckets_of:
+                self._items[item.name] = item
+                if item.arrived:
+                    self._last_arrival = max(self._last_arrival, item.arrived_at)
+                    for number in self._step.plan.buckets_of[item.name]:
+                        self._missing[number] -= 1
+        elif isinstance(item, (Begin, End)) and item.step.reducer is self._step.reducer and not item.done:
+            self._closed = True
+
+    def run(self) -> bool:
+        """Reduce all buckets; or those before one that cannot be completed. Returns whether to stay in program order.
+
+        All ranks of the group come to the same result.
+        """
+        step, vote = self._step, Vote.COMPLETE
+        for number, bucket in enumerate(step.plan.buckets):
+            vote = self._vote(bucket, self._decide(number, bucket))
+            if vote is not Vote.COMPLETE:
+                break
+            self._reduce(bucket)
+        step.reducer.drain(step.number)
+        if vote is Vote.COMPLETE:
+            step.reducer.spent.end_step(self._last_arrival)
+        return vote is Vote.STAY_OVER
+
+    def _decide(self, number: int, bucket: Bucket) -> Vote:
+        """Wait until the bucket is complete, or cannot be."""
+        self._schedule.take_all()
+        if not self._missing[number]:
+            return Vote.COMPLETE
+        for name in bucket.keys:
+            if not self._has_arrived(name):
+                verb = "computed" if name in self._items else "pushed"
+                with self._watch(f"{self._step.title}: the gradient of key {name!r}, which this worker has not {verb}"):
+                    vote = self._await(name, bucket)
+                if vote is not Vote.COMPLETE:
+                    return vote
+        return Vote.COMPLETE
+
+    def _await(self, name: str, bucket: Bucket) -> Vote:
+        began = time.monotonic()
+        while not self._has_arrived(name):
+            if self._closed and name not in self._items:
+                return Vote.GO_OVER
+            head = self._schedule.head()
+            could_go_on = head is not None and head.arrived
+            if not self._schedule.take(POLL_SECONDS if could_go_on else None):
+                vote = self._when_quiet(bucket, began)
+                if vote is not Vote.COMPLETE:
+                    return vote
+        return Vote.COMPLETE
+
+    def _when_quiet(self, bucket: Bucket, began: float) -> Vote:
+        """Nothing has come for a moment, and something could be done in program order."""
+        if self._schedule.program_waits() and any(name not in self._items for name in bucket.keys):
+            return Vote.GO_OVER
+        if time.monotonic() - max(began, self._schedule.last_change) > STALL_SECONDS:
+            return Vote.STAY_OVER
+        return Vote.COMPLETE
+
+    def _vote(self, bucket: Bucket, own: Vote) -> Vote:
+        keys = f"keys {bucket.keys[0]!r} to {bucket.keys[-1]!r}"
+        with self._watch(f"{self._step.title}: gradients of {keys} that another worker has not computed"):
+            _, largest = self._schedule.agreement.vote(self._step.phase, int(own), self._step.title)
+        return Vote(largest)
+
+    def _reduce(self, bucket: Bucket) -> None:
+        step, finished = self._step, [self._items[name] for name in bucket.completed]
+        for span in bucket.spans:
+            step.reducer.begin(span, finished if span is bucket.spans[-1] else (), step.number)
+        first = bucket.spans[0]
+        step.reached[first.table.name] = first.start
+
+    def _has_arrived(self, name: str) -> bool:
+        item = self._items.get(name)
+        return item is not None and item.arrived

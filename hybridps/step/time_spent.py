@@ -1,0 +1,38 @@
+"""Where the time of the communication thread goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hybridps.events import Communicated, EventLog
+
+INTERVAL_SECONDS = 1.0
+"""Minimum time between two events."""
+
+
+class TimeSpent:
+    """The seconds that the communication thread spends, summed over the steps; written to the events now and then."""
+
+    def __init__(self, events: EventLog) -> None:
+        self._events = events
+        self._steps = 0
+        self._seconds = {"group": 0.0, "exchange": 0.0, "exposed": 0.0}
+        self._written = time.monotonic()
+
+    @contextmanager
+    def on(self, what: str) -> Iterator[None]:
+        """Add the time in the context to `group` or `exchange`."""
+        began = time.monotonic()
+        yield
+        self._seconds[what] += time.monotonic() - began
+
+    def end_step(self, last_gradient: float) -> None:
+        """All sums of a step are there. `last_gradient`: when its last gradient arrived, on the monotonic clock."""
+        now = time.monotonic()
+        self._steps += 1
+        self._seconds["exposed"] += now - last_gradient
+        if now - self._written >= INTERVAL_SECONDS:
+            self._written = now
+            self._events.emit(Communicated(self._steps, **{f"{k}_seconds": v for k, v in self._seconds.items()}))
