@@ -19,9 +19,9 @@ TOGETHER = 8
 """Tasks whose ends are told together, if so many wait."""
 
 AT_ONCE_BYTES, LITTLE_BYTES = 6 << 20, 1 << 20
-"""To hand a task to a thread and back takes as long as to move about 2 MB. So between two looks at the sockets the loop
-does tasks of one owner, if all have nothing to do, as long as they move no more than the first, and others up to the
-second."""
+"""Handing a task to a thread and back takes as long as moving about 2 MB. So while all threads are idle, the loop
+itself does the tasks of one owner, as long as all that it does between two looks at the sockets moves no more than
+`AT_ONCE_BYTES`. It does those of other owners only below `LITTLE_BYTES`, as threads would do them in parallel."""
 
 
 class Workers:
