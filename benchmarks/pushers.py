@@ -16,12 +16,13 @@ from benchmarks.ending import end_within
 from benchmarks.exchanges import MOMENTUM, RATE, Exchanges, Way
 from hybridps.algorithms import ServerSGD, reduce_all_, server_sgd
 from hybridps.config import Settings
-from hybridps.memory import Layout, private_memory, shared_memory
+from hybridps.memory import Layout, private_memory
 from hybridps.mpi_groups.mpi import MPIGroup
 from hybridps.processes import without_rank_marks
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import BulkSynchronous
 from hybridps.ps.rules import Momentum, Sum
+from hybridps.shared_memory import shared_memory
 from hybridps.tensor_collectives import Levels, Tensor
 from hybridps.tiers import ServersTier
 

@@ -22,11 +22,12 @@ import typer
 from benchmarks.results import describe_hardware, size_text
 from hybridps.config import Settings
 from hybridps.errors import HybridPSError
-from hybridps.memory import Layout, shared_memory
+from hybridps.memory import Layout
 from hybridps.processes import ServerProcess
 from hybridps.ps.client import Client
 from hybridps.ps.keys import make_tenant
 from hybridps.ps.rules import Momentum
+from hybridps.shared_memory import shared_memory
 
 VICTIM = "victim"
 FLOODS = (0, 1, 3)

@@ -20,7 +20,7 @@ from hybridps.config import Settings, load_settings, tuning_file
 from hybridps.embedded import connect, find_backend, find_servers
 from hybridps.errors import ConfigError, HybridPSError
 from hybridps.events import Chosen, Closed
-from hybridps.mpi_groups.group import Group
+from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.session import Session, agree, open_session
 from hybridps.processes import ServerProcess
 from hybridps.ps.clocks import Clock
@@ -116,8 +116,7 @@ class Job:
         except ConfigError as error:
             problem = error
         agree(self.session.workers, problem)
-        told = self.session.workers.allgather_bytes(msgspec.json.encode(row))
-        rows = [msgspec.json.decode(other, type=Row) for other in told]
+        rows: list[Row] = allgather(self.session.workers, row, Row)
         for other in rows:
             if other != rows[0]:
                 raise ConfigError(
@@ -193,7 +192,7 @@ def _read_tuning(session: Session, group: Group) -> Tuning:
         except HybridPSError as problem:
             error = problem
     agree(session.workers, error)
-    return msgspec.json.decode(group.allgather_bytes(msgspec.json.encode(tuning))[0], type=Tuning)
+    return allgather(group, tuning, Tuning)[0]
 
 
 def _why_only_own(settings: Settings) -> str:

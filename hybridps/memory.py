@@ -8,14 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import mmap
-import os
-import re
-import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,8 +19,6 @@ from hybridps.errors import LayoutError
 
 ALIGNMENT = 64
 """Bytes; every key begins at a multiple of it."""
-
-_FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 DTYPES = ("float16", "float32", "float64")
 
@@ -149,97 +142,6 @@ def private_memory(nbytes: int) -> np.ndarray:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)
-
-
-class Place(NamedTuple):
-    """Where an array lies in shared memory of this process."""
-
-    descriptor: int
-    """Of this process, open as long as the memory is used."""
-    nbytes: int
-    """Size of the whole memory."""
-    offset: int
-    """Bytes before the array."""
-    secret: str
-    """What only processes can read that may open the memory."""
-
-
-def place_of(array: np.ndarray) -> Place | None:
-    """Where a contiguous array lies, if it is a part of shared memory."""
-    base = array
-    while isinstance(base, np.ndarray) and base.base is not None:
-        whole, base = base, base.base
-    mapping = base.obj if isinstance(base, memoryview) else base
-    if not isinstance(mapping, _Mapping):
-        return None
-    start = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
-    return Place(mapping.descriptor, len(mapping), start, mapping.secret)
-
-
-class _Mapping(mmap.mmap):
-    """Memory that knows where it comes from."""
-
-    def __init__(self, descriptor: int, nbytes: int) -> None:
-        self.descriptor = os.dup(descriptor)
-        self.secret = secret_at(f"/proc/self/fd/{self.descriptor}")
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self.descriptor)  # a default: at the end of the process `os` may be gone before the last array
-
-
-def shared_memory(nbytes: int) -> np.ndarray:
-    """Zeroed bytes that a server on this host may work on, where the system grants them; else private (uint8)."""
-    try:
-        return create_shared(nbytes) if nbytes else private_memory(0)
-    except OSError:
-        return private_memory(nbytes)
-
-
-def create_shared(nbytes: int) -> np.ndarray:
-    """Zeroed bytes (uint8; at least one) that other processes of this host attach to by `shared_name`. Raises OSError.
-
-    The memory has no file: it is gone when the last process that uses it ends, however it ends.
-    """
-    # Who names the secret may read this process's descriptors: servers ask for it. The size is fixed for ever, as
-    # memory that becomes smaller kills whoever reads it.
-    descriptor = os.memfd_create(f"hybridps-{secrets.token_hex(16)}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with open(descriptor, "r+b", buffering=0) as file:
-        file.truncate(nbytes)
-        fcntl.fcntl(file, fcntl.F_ADD_SEALS, _FIXED_SIZE | fcntl.F_SEAL_SEAL)
-        return np.frombuffer(_Mapping(descriptor, nbytes), np.uint8)
-
-
-def shared_name(memory: np.ndarray) -> str:
-    """By what other processes attach to memory of `create_shared`, as long as this one uses it; empty for other."""
-    place = place_of(memory)
-    return f"/proc/{os.getpid()}/fd/{place.descriptor}" if place else ""
-
-
-def attach_shared(name: str, nbytes: int) -> np.ndarray:
-    """Memory (uint8) that another process created. Raises LayoutError if it cannot be reached, or may be smaller."""
-    try:
-        with open(name, "r+b", buffering=0) as file:
-            if os.fstat(file.fileno()).st_size < nbytes:
-                raise LayoutError(f"shared memory {name} is smaller than the {nbytes} bytes expected")
-            if fcntl.fcntl(file, fcntl.F_GET_SEALS) & _FIXED_SIZE != _FIXED_SIZE:
-                raise LayoutError(f"shared memory {name} can become smaller")
-            return np.frombuffer(_Mapping(file.fileno(), nbytes), np.uint8)
-    except OSError as error:
-        raise LayoutError(f"shared memory {name} cannot be opened: {error.strerror}") from None
-
-
-def secret_at(name: str) -> str:
-    """The secret of the shared memory whose descriptor is that file of /proc; empty if it is other memory."""
-    found = re.fullmatch(r"/memfd:hybridps-([0-9a-f]{32}) \(deleted\)", os.readlink(name))
-    return found[1] if found else ""
-
-
-def is_released(descriptor: int, secret: str) -> bool:
-    """Whether this process no longer has the shared memory that had this descriptor and secret."""
-    try:
-        return secret_at(f"/proc/self/fd/{descriptor}") != secret
-    except OSError:
-        return True
 
 
 def keep_freed_memory() -> None:

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from hybridps.cli.run.mpirun import find_mpirun, root_environment
 from hybridps.errors import HybridPSError
-from hybridps.memory import create_shared, shared_name
 from hybridps.processes import without_rank_marks
+from hybridps.shared_memory import create_shared, shared_name
 
 OK = "ok"
 NOTE = "note"
@@ -53,7 +53,7 @@ sys.stdout.write(json.dumps({
 
 _ATTACH = """
 import sys
-from hybridps.memory import attach_shared
+from hybridps.shared_memory import attach_shared
 sys.exit(0 if attach_shared(sys.argv[1], 4096)[4095] == 7 else 3)
 """
 

@@ -3,7 +3,7 @@
 A caller opens a `Session` and works with its `Group`. Tests use `ThreadGroup` and `SoloGroup`.
 """
 
-from hybridps.mpi_groups.group import Group
+from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.plan import Place, Plan, make_plan
 from hybridps.mpi_groups.session import Session, end_group, open_session
 from hybridps.mpi_groups.threads import SoloGroup, ThreadGroup
@@ -16,6 +16,7 @@ __all__ = [
     "SoloGroup",
     "ThreadGroup",
     "end_group",
+    "allgather",
     "make_plan",
     "open_session",
 ]

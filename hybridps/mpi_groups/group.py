@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
+import msgspec
 import numpy as np
 
 from hybridps.errors import LayoutError
@@ -63,6 +64,11 @@ class Group(Protocol):
 
     def free(self) -> None:
         """Release the group's resources. It cannot be used afterwards."""
+
+
+def allgather(group: Group, value: Any, kind: Any) -> list[Any]:
+    """The record that every rank brings, in rank order, each decoded as of that `kind` by msgspec."""
+    return [msgspec.json.decode(told, type=kind) for told in group.allgather_bytes(msgspec.json.encode(value))]
 
 
 def describe(array: np.ndarray) -> str:

@@ -16,7 +16,7 @@ from hybridps import errors
 from hybridps.config import PREFIX, Settings, load_settings, started_by_mpi, to_environment, without_secrets
 from hybridps.errors import FAILED, ConfigError, DeadlineError, GroupError, HybridPSError
 from hybridps.events import Configured, EventLog, Noted, Planned, check_run_folder
-from hybridps.mpi_groups.group import Group
+from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.plan import WORKER, Place, Plan, make_plan
 from hybridps.mpi_groups.threads import SoloGroup
 from hybridps.mpi_groups.watchdog import Watchdog
@@ -116,8 +116,7 @@ def open_session(read_settings: Callable[[], Settings] = load_settings, role: st
     world, host = _join_world(settings.deadline_seconds)
     told = to_environment(without_secrets(settings))
     told.pop(PREFIX + "GROUP_INDEX", None)
-    hello = msgspec.json.encode(_Hello(role, host, told, error))
-    hellos = [msgspec.json.decode(other, type=_Hello) for other in world.allgather_bytes(hello)]
+    hellos = allgather(world, _Hello(role, host, told, error), _Hello)
     try:
         _check_equal(hellos)
         plan = make_plan([other.role for other in hellos], [other.host for other in hellos], settings)

@@ -9,6 +9,7 @@ import msgspec
 
 from hybridps.errors import GroupError, LayoutError
 from hybridps.memory import Layout
+from hybridps.mpi_groups import allgather
 from hybridps.tensor_collectives import Levels
 
 PAYLOAD_BITS = 32
@@ -56,11 +57,10 @@ class Agreement:
 
     def check_layouts(self, layouts: Sequence[Layout]) -> None:
         """Raise DifferentLayoutsError, on all ranks, with the first key that differs between ranks of the group."""
-        own = msgspec.json.encode(layouts)
-        low, high = self._levels.vote(zlib.crc32(own))
+        low, high = self._levels.vote(zlib.crc32(msgspec.json.encode(layouts)))
         if low == high:
             return
-        told = [msgspec.json.decode(other, type=list[Layout]) for other in self._levels.group.allgather_bytes(own)]
+        told = allgather(self._levels.group, layouts, list[Layout])
         for rank, other in enumerate(told):
             if other != told[0]:
                 raise DifferentLayoutsError(
@@ -68,8 +68,7 @@ class Agreement:
                 )
 
     def _raise_difference(self, items: Sequence[tuple[str, str]]) -> None:
-        told = self._levels.group.allgather_bytes(msgspec.json.encode(items))
-        lists = [msgspec.json.decode(other, type=list[tuple[str, str]]) for other in told]
+        lists = allgather(self._levels.group, items, list[tuple[str, str]])
         for rank, other in enumerate(lists):
             for (first, shape), (here, other_shape) in zip(lists[0], other, strict=False):
                 if first != here:

@@ -8,7 +8,7 @@ import numpy as np
 
 from hybridps.errors import HybridPSError
 from hybridps.events import NotFinite
-from hybridps.ps.rules.finite import is_finite
+from hybridps.finite import is_finite
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import Span
 

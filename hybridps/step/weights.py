@@ -9,7 +9,8 @@ import numpy as np
 
 from hybridps.algorithms import Algorithm
 from hybridps.events import Exchanged, Registered
-from hybridps.memory import Arena, Layout, shared_memory
+from hybridps.memory import Arena, Layout
+from hybridps.shared_memory import shared_memory
 from hybridps.step.gradients import drop_all
 from hybridps.step.initial import InitialValues
 from hybridps.step.job_context import JobContext

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import msgspec
 import numpy as np
 
 from hybridps.codecs import codec_of
 from hybridps.errors import GroupError, LayoutError
 from hybridps.memory import private_memory
-from hybridps.mpi_groups.group import Group
+from hybridps.mpi_groups.group import Group, allgather
 from hybridps.tensor_collectives import kernels
 from hybridps.tensor_collectives.between_nodes import PATIENCE_SECONDS, Lane, Steps, StepsOf, Talk
 from hybridps.tensor_collectives.choice import Choice, Chooser
@@ -220,8 +219,7 @@ class Levels:
 
     def _agree_on(self, length: int, kind: np.dtype, vectors: int) -> list[int]:
         """The number of vectors of each rank. Raises LayoutError, on all ranks, if lengths or dtypes differ."""
-        own = msgspec.json.encode((length, kind.name, vectors))
-        heard = [msgspec.json.decode(told, type=tuple[int, str, int]) for told in self._agreement.allgather_bytes(own)]
+        heard = allgather(self._agreement, (length, kind.name, vectors), tuple[int, str, int])
         for rank, other in enumerate(heard):
             if other[:2] != heard[0][:2]:
                 raise LayoutError(

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
-import msgspec
 import numpy as np
 
 from hybridps.errors import HybridPSError, ServerError
-from hybridps.memory import DTYPES, Layout, shared_memory
-from hybridps.mpi_groups.group import Group
+from hybridps.memory import DTYPES, Layout
+from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.session import agree
 from hybridps.ps.clocks import Clock
 from hybridps.ps.model import CodecName, Joining
 from hybridps.ps.rules import Rule, Sum
 from hybridps.ps.store import ParameterStore, Pending
+from hybridps.shared_memory import shared_memory
 from hybridps.tensor_collectives import Tensor, broadcast_, reduce_
 from hybridps.tensor_collectives.node import Node
 from hybridps.tensor_collectives.tensor import Rows
@@ -214,7 +214,7 @@ class ServersTier:
             except HybridPSError as error:
                 problem = error
         agree(self._group, problem, everywhere=False)
-        return msgspec.json.decode(self._group.allgather_bytes(msgspec.json.encode(result))[0])
+        return allgather(self._group, result, Any)[0]
 
 
 def rows_for_servers(tensor: Tensor, group: Group, rule: Rule) -> Rows | None:

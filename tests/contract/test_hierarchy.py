@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hybridps.config import Settings
 from hybridps.errors import ConfigError, LayoutError, PlanError, ServerError
-from hybridps.memory import Layout, shared_memory
+from hybridps.memory import Layout
 from hybridps.mpi_groups import SoloGroup
 from hybridps.processes import ServerProcess
 from hybridps.ps.client import Client
@@ -27,6 +27,7 @@ from hybridps.ps.rules import SGD, Adam, Elastic, ElasticTogether, Mean, Momentu
 from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.server.upstream import Parents
 from hybridps.racks import place_in_rack
+from hybridps.shared_memory import shared_memory
 from hybridps.tiers import ServersTier
 
 pytestmark = pytest.mark.timeout(60)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hybridps.errors import DeadlineError, GroupError, LayoutError
-from hybridps.memory import attach_shared, create_shared
 from hybridps.mpi_groups import SoloGroup, ThreadGroup
+from hybridps.shared_memory import attach_shared, create_shared
 from hybridps.tensor_collectives import Background, Chooser, Levels, Tensor, allreduce_, broadcast_, reduce_
 from hybridps.tensor_collectives.node import node
 

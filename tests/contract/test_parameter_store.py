@@ -24,12 +24,13 @@ from ps_lite_groups import MXNetTiers, RemoteStore
 
 from hybridps.config import Settings
 from hybridps.errors import DeadlineError, HybridPSError, LayoutError, ProtocolError, ServerError
-from hybridps.memory import Layout, shared_memory
+from hybridps.memory import Layout
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import BulkSynchronous, FreeRunning
 from hybridps.ps.model import Joining
 from hybridps.ps.rules import Adam, Elastic, ElasticTogether, Mean, Momentum, Nesterov, Outer, Sum, apply_
 from hybridps.ps.server import Server
+from hybridps.shared_memory import shared_memory
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from hybridps.memory import shared_memory
 from hybridps.mpi_groups.threads import ThreadGroup
+from hybridps.shared_memory import shared_memory
 from hybridps.tensor_collectives.node import Node, futex
 
 pytestmark = pytest.mark.timeout(30)

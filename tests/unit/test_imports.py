@@ -13,7 +13,7 @@ import pytest
 import hybridps
 
 PACKAGE = Path(hybridps.__file__).parent
-BASE = {"errors", "addresses", "config", "memory", "codecs", "events", "processes", "racks"}
+BASE = {"errors", "addresses", "config", "memory", "shared_memory", "codecs", "events", "processes", "racks"}
 PURE_PS = {"ps.store", "ps.model", "ps.clocks", "ps.chunk_map", "ps.rules"}
 """The parameter service without sockets and threads."""
 
@@ -24,20 +24,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "addresses": {"errors"},
     "compiled": set(),
     "streaming_copy": {"compiled"},
+    "finite": {"compiled"},
     "config": BASE,
-    "memory": BASE,
+    "memory": {"errors"},
+    "shared_memory": {"errors", "memory"},
     "codecs": BASE | {"compiled"},
     "events": BASE,
     "processes": BASE,
     "racks": BASE,
     "mpi_groups": BASE,
     "tensor_collectives": CORE | {"compiled"},
-    "ps": BASE | {"compiled"},
+    "ps": BASE | {"compiled", "finite"},
     "ps.client": BASE | {"compiled", "ps", "streaming_copy"},
-    "ps.server": BASE | {"compiled", "ps"},
+    "ps.server": BASE | {"compiled", "finite", "ps"},
     "tiers": CORE | PURE_PS | {"ps.client"},
     "algorithms": CORE | PURE_PS - {"ps.store"} | {"tiers"},
-    "step": CORE | {"algorithms", "ps.rules"},
+    "step": CORE | {"algorithms", "finite"},
     "embedded": CORE | {"ps", "algorithms"},
     "job": CORE | {"ps", "tiers", "algorithms", "embedded"},
     "tune": BASE | {"tensor_collectives", "job"},

@@ -10,18 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridps import memory
+from hybridps import shared_memory
 from hybridps.errors import LayoutError
 from hybridps.memory import (
     ALIGNMENT,
     Arena,
     Layout,
-    attach_shared,
-    create_shared,
     keep_freed_memory,
     keep_message_memory,
-    shared_name,
 )
+from hybridps.shared_memory import attach_shared, create_shared, shared_name
 
 SHAPES = st.dictionaries(
     st.text(min_size=1, max_size=8), st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=9
@@ -106,8 +104,8 @@ def faults_of_messages(pipe, keep) -> None:
 def test_memory_may_outlive_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[object] = []
     monkeypatch.setattr("sys.unraisablehook", failed.append)
-    array = memory.shared_memory(4096)
-    monkeypatch.setattr(memory, "os", None)  # as when the process ends
+    array = shared_memory.shared_memory(4096)
+    monkeypatch.setattr(shared_memory, "os", None)  # as when the process ends
     del array
     gc.collect()
     assert not failed

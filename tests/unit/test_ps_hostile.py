@@ -25,7 +25,7 @@ from synchronous_jobs import SynchronousJobs, admitted, origin
 
 from hybridps.config import Settings
 from hybridps.errors import ServerError
-from hybridps.memory import Layout, place_of, shared_memory
+from hybridps.memory import Layout
 from hybridps.ps import wire
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import BulkSynchronous
@@ -37,6 +37,7 @@ from hybridps.ps.server.admission import Account, Accounts, Budget
 from hybridps.ps.server.members import FAIR_READS, Member, Members
 from hybridps.ps.server.requests import Regions, carry_out
 from hybridps.ps.server.tables.jobs import Jobs
+from hybridps.shared_memory import place_of, shared_memory
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -364,7 +365,8 @@ def test_a_tenant_that_is_killed_changes_no_bits(folder):
     code = (
         "import sys, numpy as np\n"
         "from hybridps.config import Settings\n"
-        "from hybridps.memory import Layout, place_of, shared_memory\n"
+        "from hybridps.memory import Layout\n"
+        "from hybridps.shared_memory import place_of, shared_memory\n"
         "from hybridps.ps.client import Client\n"
         "from hybridps.ps.rules import Sum\n"
         "layout = Layout.of('float32', {'w': (100_000,)})\n"

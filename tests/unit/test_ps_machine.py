@@ -110,7 +110,7 @@ class Machine(RuleBasedStateMachine):
         for group in range(groups):
             self.enter(group)
         self.work_all()
-        for span in self.table().spans(0, ELEMENTS):
+        for span in self.table().chunk_map.spans(0, 0, ELEMENTS):
             self.take(self.table().initialise(Origin("job", 0, 0, 0), span, start[span.start : span.stop]))
         self.work_all()
         assert all(client.joined for client in self.clients.values())
@@ -275,7 +275,7 @@ class Machine(RuleBasedStateMachine):
         member = next((group for group, client in self.clients.items() if client.joined), None)
         if member is None:
             return
-        for span in self.table().spans(0, ELEMENTS):
+        for span in self.table().chunk_map.spans(0, 0, ELEMENTS):
             task = self.table().chunk(span.chunk).pull(Origin("job", member, 0, 1 << 40))
             (answer,) = do(task)
             np.testing.assert_array_equal(answer.values, self.reference.centre[span.start : span.stop])

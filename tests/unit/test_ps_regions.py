@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from hybridps.errors import LayoutError
-from hybridps.memory import place_of, private_memory, secret_at, shared_memory
-from hybridps.ps.shared_memory import attach
+from hybridps.memory import private_memory
+from hybridps.shared_memory import attach_offered, place_of, secret_at, shared_memory
 
 SECRET = 16 * "ab"
 
@@ -26,7 +26,7 @@ def offered(array):
 
 def test_it_is_the_same_memory():
     mine = shared_memory(4096)
-    theirs = attach(*offered(mine))
+    theirs = attach_offered(*offered(mine))
     theirs[5] = 7
     assert mine[5] == 7
     assert len(theirs) == 4096
@@ -53,7 +53,7 @@ def test_the_descriptor_is_open_as_long_as_the_memory_is_used():
 
 OFFER = """
 import os, sys
-from hybridps.memory import place_of, shared_memory
+from hybridps.shared_memory import place_of, shared_memory
 memory = shared_memory(4096)
 place = place_of(memory)
 print(os.getpid(), place.descriptor, place.secret, place.nbytes, flush=True)
@@ -73,9 +73,9 @@ def test_another_network_namespace_is_another_host(apart):
         offer = int(pid), int(descriptor), secret, int(nbytes)
         if apart:
             with pytest.raises(LayoutError, match="another network namespace"):
-                attach(*offer)
+                attach_offered(*offer)
         else:
-            assert len(attach(*offer)) == 4096
+            assert len(attach_offered(*offer)) == 4096
         other.stdin.close()
 
 
@@ -85,7 +85,7 @@ def test_what_is_not_as_offered_is_refused(change):
     offer = list(offered(memory))
     offer[change[0]] = change[1]
     with pytest.raises(LayoutError, match="shared memory"):
-        attach(*offer)
+        attach_offered(*offer)
 
 
 def named_memory(name, sealed=False):
@@ -114,7 +114,7 @@ def test_other_descriptors_are_refused_and_never_waited_for(kind):
             descriptor = named_memory(f"hybridps-{SECRET}")
         stack.callback(os.close, descriptor if kind != "file" else os.dup(descriptor))
         with pytest.raises(LayoutError, match="shared memory"):
-            attach(os.getpid(), descriptor, SECRET, 4096)
+            attach_offered(os.getpid(), descriptor, SECRET, 4096)
 
 
 def test_the_size_is_fixed():

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hybridps.memory import Place, is_released, place_of
 from hybridps.ps import wire
 from hybridps.ps.client.operations import Operation
 from hybridps.ps.client.session import Session
+from hybridps.shared_memory import Place, is_released, place_of
 
 
 class Regions:

@@ -24,6 +24,7 @@ from hybridps.ps.client.operations import EXACT, Operation, Pace, Sent, Table
 from hybridps.ps.client.sockets import Sockets
 from hybridps.ps.keys import Credentials
 from hybridps.ps.model import GroupTakenError, UnknownClientError
+from hybridps.ps.zmq_sockets import has_message
 
 _LEAVE_SECONDS = 2.0
 
@@ -184,15 +185,12 @@ class Session:
         """
         ready = dict(self._sockets.poller.poll(math.ceil(max(0.0, seconds) * 1000)))
         for server, monitor in enumerate(self._sockets.monitors):
-            while monitor in ready and monitor.poll(0):
+            while monitor in ready and has_message(monitor):
                 if self._sockets.is_restored(server):
                     self._greet_again(server)
         for server, socket in enumerate(self._sockets.sockets):
-            while socket in ready:
-                try:
-                    frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                except zmq.Again:
-                    break
+            while socket in ready and has_message(socket):
+                frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
                 # The payloads are valid as long as they are held.
                 self._take(server, wire.decode_answer(frames[0].buffer), [frame.buffer for frame in frames[1:]])
 

@@ -12,7 +12,7 @@ from hybridps.errors import ServerError
 from hybridps.memory import keep_message_memory
 from hybridps.ps import wire
 from hybridps.ps.keys import Credentials
-from hybridps.ps.loopback import send_unpaced
+from hybridps.ps.zmq_sockets import send_unpaced
 
 _CONNECTED = int(zmq.Event.CONNECTED)
 _UP = int(zmq.Event.HANDSHAKE_SUCCEEDED)

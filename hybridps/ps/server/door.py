@@ -22,7 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 from hybridps.errors import ServerError
 from hybridps.ps import wire
 from hybridps.ps.keys import AllowList
-from hybridps.ps.loopback import send_unpaced
+from hybridps.ps.zmq_sockets import has_message, send_unpaced
 
 log = logging.getLogger("hybridps.ps")
 
@@ -95,9 +95,9 @@ class Gatekeeper:
 
     def serve(self) -> None:
         """Answer the questions that wait."""
-        while self._questions is not None and self._questions.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while self._questions is not None and has_message(self._questions):
             self._answer(self._questions.recv_multipart())
-        while self._events.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while has_message(self._events):
             happened = recv_monitor_message(self._events)
             if happened["event"] == _ACCEPTED:
                 send_unpaced(happened["value"])

@@ -15,9 +15,12 @@ from hybridps.ps.model import Answer, Contribution, Origin, Outcome, Task
 from hybridps.ps.server.tables.jobs import Jobs
 from hybridps.ps.server.tables.rounds import ANSWER_BYTES, CONTRIBUTION_BYTES
 from hybridps.ps.server.tables.table import Table
-from hybridps.ps.shared_memory import MOST_REGIONS, attach
+from hybridps.shared_memory import attach_offered
 
 Payloads = Sequence[memoryview]
+
+MOST_REGIONS = 1024
+"""Of one client."""
 
 MOST_SLICES = 1 << 16
 """Of one message in shared memory: chunks times rows and answers."""
@@ -38,7 +41,7 @@ class Regions:
         if isinstance(message, wire.Detach):
             self._attached.pop(message.region, None)
         elif known is None and len(self._attached) < MOST_REGIONS:
-            memory = attach(message.pid, message.descriptor, message.secret, message.nbytes)
+            memory = attach_offered(message.pid, message.descriptor, message.secret, message.nbytes)
             self._attached[message.region] = message, memory
         elif known is None or known[0] != message:
             raise ProtocolError(f"region {message.region} is taken, or there are {MOST_REGIONS} already")
@@ -82,13 +85,15 @@ def carry_out(
 
 def _spans(table: Table, message: wire.OfSpan) -> list[Span]:
     """What a message concerns here. Its cost is looked at first."""
-    count = table.count_chunks(message.start, message.stop)
+    server, start, stop = table.spec.server, message.start, message.stop
+    table.chunk_map.check_span(start, stop)
+    count = len(table.chunk_map.owned_between(server, start, stop))
     if not 0 < count <= wire.MOST_CHUNKS:
         raise ProtocolError(
-            f"elements {message.start}:{message.stop} of table {table.name!r} are in {count} chunks on server "
-            f"{table.spec.server} of {table.spec.servers}: a message concerns 1 to {wire.MOST_CHUNKS}"
+            f"elements {start}:{stop} of table {table.name!r} are in {count} chunks on server {server} of "
+            f"{table.spec.servers}: a message concerns 1 to {wire.MOST_CHUNKS}"
         )
-    spans = table.spans(message.start, message.stop)
+    spans = [*table.chunk_map.spans(server, start, stop)]
     if not isinstance(message, wire.Exchange) or table.only_whole_chunks:
         for span in spans:
             if span != table.chunk_map.whole(span.chunk):

@@ -11,11 +11,12 @@ import zmq
 
 from hybridps.ps import wire
 from hybridps.ps.server.door import Gatekeeper
+from hybridps.ps.zmq_sockets import has_message
 
 log = logging.getLogger("hybridps.ps")
 
 # As integers: the flags' own operations would take as long as a small frame.
-_READABLE, _LAST, _MORE = int(zmq.POLLIN), int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+_LAST, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class Transport:
@@ -38,7 +39,7 @@ class Transport:
         """
         for _ in range(wire.MOST_CHUNKS if self._skips else 0):
             self._skips = self._skips and self._socket.recv(zmq.NOBLOCK, copy=False).more
-        if self._skips or not self._socket.getsockopt(zmq.EVENTS) & _READABLE:
+        if self._skips or not has_message(self._socket):
             self.door.look()
             return None
         frame = self._socket.recv(zmq.NOBLOCK, copy=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import queue
 import threading
@@ -20,8 +21,8 @@ TOGETHER = 8
 
 AT_ONCE_BYTES, LITTLE_BYTES = 6 << 20, 1 << 20
 """Handing a task to a thread and back takes as long as moving about 2 MB. So while all threads are idle, the loop
-itself does the tasks of one owner, as long as all that it does between two looks at the sockets moves no more than
-`AT_ONCE_BYTES`. It does those of other owners only below `LITTLE_BYTES`, as threads would do them in parallel."""
+itself does the tasks of one owner if they move no more than `AT_ONCE_BYTES`. It does those of other owners only as long
+as all that it does moves no more than `LITTLE_BYTES`: threads would do them in parallel."""
 
 
 class Workers:
@@ -42,9 +43,6 @@ class Workers:
         """A descriptor that can be read when `collect` has something that a thread has done."""
         self.done_at_once: list[tuple[Task, Any]] = []
         """What the loop itself has done, for `collect`."""
-        self._at_once_bytes = 0
-        self._handed = [0] * count
-        """Tasks of each owner that are handed out and not known to be done."""
         self._done: queue.SimpleQueue[tuple[Task, Any]] = queue.SimpleQueue()
         self._queues: list[queue.SimpleQueue[Task | None]] = [queue.SimpleQueue() for _ in range(count)]
         pinned = itertools.cycle(cores or [None])
@@ -60,25 +58,21 @@ class Workers:
 
         Where no thread has anything to do, little ones are done at once, when the others are handed out.
         """
-        kept: dict[int, list[Task]] = {}
-        left_over: list[Task] = []
-        is_idle = not self.backlog
+        by_owner: dict[int, list[Task]] = {}
         for task in tasks:
-            self.backlog += 1
-            self._handed[task.owner] += 1
-            most = AT_ONCE_BYTES if not kept or task.owner in kept else LITTLE_BYTES
-            is_next = is_idle and self._handed[task.owner] == len(kept.get(task.owner, ())) + 1
-            if is_next and task.nbytes is not None and self._at_once_bytes + task.nbytes <= most:
-                self._at_once_bytes += task.nbytes
-                kept.setdefault(task.owner, []).append(task)
-            elif task.owner in kept:
-                left_over.append(task)
+            by_owner.setdefault(task.owner, []).append(task)
+        little: list[Task] = []
+        most: float = -1 if self.backlog else AT_ONCE_BYTES
+        for owner, own in by_owner.items():
+            self.backlog += len(own)
+            nbytes = sum(math.inf if task.nbytes is None else task.nbytes for task in own)
+            if nbytes <= most:
+                little += own
+                most = min(most, LITTLE_BYTES) - nbytes
             else:
-                self._queues[task.owner].put(task)
-        for task in [task for own in kept.values() for task in own]:
-            self.done_at_once.append((task, _do(task)))
-        for task in left_over:
-            self._queues[task.owner].put(task)
+                for task in own:
+                    self._queues[owner].put(task)
+        self.done_at_once += [(task, _do(task)) for task in little]
 
     def collect(self, is_ready: bool, wait: bool = False) -> list[tuple[Task, Any]]:
         """Tasks that are done, each with what its `run` returned, or a ServerError. Little ones may be done again.
@@ -87,13 +81,10 @@ class Workers:
         """
         if is_ready:
             os.eventfd_read(self.ready)
-        self._at_once_bytes = 0
         done, self.done_at_once = self.done_at_once, []
         while not self._done.empty() or (wait and len(done) < self.backlog):
             done.append(self._done.get())
         self.backlog -= len(done)
-        for task, _ in done:
-            self._handed[task.owner] -= 1
         return done
 
     def wake(self) -> None:

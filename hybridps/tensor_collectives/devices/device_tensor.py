@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from hybridps.errors import LayoutError
-from hybridps.mpi_groups.group import Group
+from hybridps.mpi_groups.group import Group, allgather
 from hybridps.tensor_collectives.devices.device import PIECE_BYTES, HostDevice, Vectors, Wait
 from hybridps.tensor_collectives.levels import Levels
 from hybridps.tensor_collectives.tensor import Tensor
@@ -161,7 +161,7 @@ def _choose(wanted: str, form: str, packers: Sequence[Packer], group: Group) -> 
     if wanted not in ("auto", *TRANSPORTS):
         raise LayoutError(f"transport {wanted!r} is unknown: use one of auto, {', '.join(TRANSPORTS)}")
     own = _Facts(form, packers[0].device.gpu, _missing(packers, group))
-    everyone = [msgspec.json.decode(data, type=_Facts) for data in group.allgather_bytes(msgspec.json.encode(own))]
+    everyone: list[_Facts] = allgather(group, own, _Facts)
     for rank, facts in enumerate(everyone):
         if facts.form != everyone[0].form:
             raise LayoutError(f"rank {rank} has {facts.form}, rank 0 {everyone[0].form}: they must be alike")

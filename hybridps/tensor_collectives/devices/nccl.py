@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 
 import cupy
-import msgspec
 import numpy as np
 from cupy.cuda import nccl
 
 from hybridps.errors import DeadlineError, GroupError
-from hybridps.mpi_groups.group import Group, Operation
+from hybridps.mpi_groups.group import Group, Operation, allgather
 
 OPERATION = {"sum": nccl.NCCL_SUM, "max": nccl.NCCL_MAX, "min": nccl.NCCL_MIN} if nccl.available else {}
 
@@ -34,7 +33,7 @@ class NcclGroup:
         self.size = group.size
         self.deadline_seconds = deadline_seconds
         own = list(nccl.get_unique_id()) if group.rank == 0 else []
-        identity = msgspec.json.decode(group.allgather_bytes(msgspec.json.encode(own))[0], type=list[int])
+        identity = allgather(group, own, list[int])[0]
         # CuPy gives and takes it as bytes from version 14 on.
         kind = bytes if int(cupy.__version__.partition(".")[0]) >= 14 else tuple
         with cupy.cuda.Device(number):

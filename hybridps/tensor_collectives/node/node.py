@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hybridps.errors import DeadlineError, GroupError, LayoutError
-from hybridps.memory import ALIGNMENT, attach_shared, create_shared, private_memory, shared_memory, shared_name
+from hybridps.memory import ALIGNMENT, private_memory
 from hybridps.mpi_groups.group import Group
+from hybridps.shared_memory import attach_shared, create_shared, shared_memory, shared_name
 from hybridps.tensor_collectives import kernels
 from hybridps.tensor_collectives.node import barrier
 from hybridps.tensor_collectives.node.barrier import LINE, TRIES, cast_vote, count_votes, wait_for

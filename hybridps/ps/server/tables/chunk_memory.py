@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from hybridps.finite import is_finite
 from hybridps.ps.model import Contribution, Outcome
 from hybridps.ps.rules import AnyRule, add_up_, apply_
-from hybridps.ps.rules.finite import NotFiniteError, check_finite, is_finite, not_finite
+from hybridps.ps.rules.finite import NotFiniteError, check_finite, not_finite
 from hybridps.ps.rules.kernel import BLOCK
 
 SENT = -1

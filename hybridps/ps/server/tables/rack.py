@@ -17,13 +17,14 @@ import msgspec
 import numpy as np
 
 from hybridps.errors import HybridPSError, ServerError
-from hybridps.memory import ALIGNMENT, Layout, shared_memory
+from hybridps.memory import ALIGNMENT, Layout
 from hybridps.ps.clocks import BulkSynchronous
 from hybridps.ps.model import Answer, Origin, Outcome, ParentRequest, TableSpec, Task
 from hybridps.ps.rules import Elastic
 from hybridps.ps.server.tables.chunk_memory import Round
 from hybridps.ps.server.tables.rounds import Chunk
 from hybridps.ps.server.tables.table import Table
+from hybridps.shared_memory import shared_memory
 
 
 class RackTable(Table):

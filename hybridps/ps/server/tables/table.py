@@ -62,22 +62,10 @@ class Table:
         """The worker that owns a chunk."""
         return chunk // self.spec.servers % self._threads
 
-    def spans(self, start: int, stop: int) -> list[Span]:
-        """What this server owns of elements `start:stop`. Raises ProtocolError for elements that do not exist."""
-        if not 0 <= start <= stop <= self.spec.layout.length:
-            raise ProtocolError(
-                f"elements {start}:{stop} are not within the {self.spec.layout.length} of table {self.name!r}"
-            )
-        return [*self.chunk_map.spans(self.spec.server, start, stop)]
-
     @property
     def only_whole_chunks(self) -> bool:
         """Whether parts of chunks cannot be exchanged."""
         return isinstance(self.spec.clock, BoundedStale)
-
-    def count_chunks(self, start: int, stop: int) -> int:
-        """How many spans `spans` would return, without making them."""
-        return len(self.chunk_map.owned_between(self.spec.server, start, min(stop, self.spec.layout.length)))
 
     def chunk(self, index: int) -> Chunk:
         """A chunk, for a group that may use the table. Raises ProtocolError if this server does not own it."""

@@ -10,8 +10,8 @@ from in_thread import in_thread
 
 from hybridps.config import Settings
 from hybridps.ps.client import Client, sockets
-from hybridps.ps.loopback import send_unpaced
 from hybridps.ps.server import Server, door
+from hybridps.ps.zmq_sockets import send_unpaced
 
 pytestmark = [
     pytest.mark.timeout(30),
