@@ -107,7 +107,7 @@ class Contribution(msgspec.Struct, frozen=True, eq=False):
 
 
 class Answer(msgspec.Struct, frozen=True, eq=False):
-    """A request is done for a chunk (None: as a whole), or was refused with an `error`.
+    """A request is done, or was refused with an `error`: for one chunk, or as a whole (None).
 
     `values` are to be sent, and nobody changes them; None: nothing is sent.
     """

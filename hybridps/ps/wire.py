@@ -17,7 +17,7 @@ from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerErr
 from hybridps.ps.model import GroupTakenError, TableSpec, UnknownClientError
 from hybridps.ps.rules.finite import NotFiniteError
 
-VERSION = 7
+VERSION = 8
 """Of the protocol: both sides must have the same."""
 
 LARGEST_CHUNK_BYTES = 1 << 28
@@ -178,11 +178,15 @@ class Alive(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The request cannot be carried out: `code` names one of `_ERRORS`. `request` is None if it is not known."""
+    """The request cannot be carried out, or not for that chunk: the answers for its other chunks still come.
+
+    `code` names one of `_ERRORS`. `request` is None if it is not known.
+    """
 
     code: str
     message: str
     request: Number | None = None
+    chunk: Number | None = None
 
 
 Answer = Welcome | Registered | Done | Alive | Refused
@@ -221,10 +225,10 @@ def decode_answer(frame: bytes | memoryview) -> Answer:
     return _decode(_answers, frame)
 
 
-def refusal(error: HybridPSError, request: int | None) -> Refused:
+def refusal(error: HybridPSError, request: int | None, chunk: int | None = None) -> Refused:
     """The message that tells `error`."""
     code = next((code for code, kind in _ERRORS.items() if isinstance(error, kind)), "server")
-    return Refused(code, str(error), request)
+    return Refused(code, str(error), request, chunk)
 
 
 def error_of(refused: Refused, address: str) -> HybridPSError:

@@ -328,6 +328,7 @@ def test_the_centre_outlives_the_loss_of_all_groups():
         np.testing.assert_array_equal(centre(stores[1]), numbers(5))
 
 
+@pytest.mark.slow
 def test_a_lost_rack_is_a_lost_group():
     settings = msgspec.structs.replace(SETTINGS, lost_seconds=1.0)
     with hierarchy(racks=2, settings=settings) as tree:
@@ -344,6 +345,7 @@ def test_a_lost_rack_is_a_lost_group():
                 swap(second, numbers(1))
 
 
+@pytest.mark.slow
 def test_without_parents_all_groups_are_refused_with_the_reason():
     settings = msgspec.structs.replace(SETTINGS, lost_seconds=1.0)
     with ServerProcess(settings) as parent, hierarchy(racks=0, settings=settings) as tree:

@@ -40,6 +40,7 @@ def test_a_rank_that_is_missing_between_nodes_is_named(algorithm: str) -> None:
         ThreadGroup.run(3, work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 1]])
 def test_levels_that_gave_up_do_no_more(nodes: list[int]) -> None:
     """The rank that was only late must not take half a result for a whole one."""

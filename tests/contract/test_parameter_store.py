@@ -29,6 +29,7 @@ from hybridps.ps.client import Client
 from hybridps.ps.clocks import BulkSynchronous, FreeRunning
 from hybridps.ps.model import Joining
 from hybridps.ps.rules import Adam, Elastic, ElasticTogether, Mean, Momentum, Nesterov, Outer, Sum, apply_
+from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.server import Server
 from hybridps.shared_memory import shared_memory
 
@@ -123,7 +124,7 @@ def mxnet_tiers():
     tiers.close()
 
 
-MXNET = pytest.param("mxnet", marks=[pytest.mark.mxnet, pytest.mark.timeout(120)])
+MXNET = pytest.param("mxnet", marks=[pytest.mark.mxnet, pytest.mark.slow, pytest.mark.timeout(120)])
 
 
 def tier_of(request, tmp_path):
@@ -310,6 +311,27 @@ def test_sum_equals_numpy(every_tier, groups, dtype):
 
 
 SYNCHRONOUS = [Mean(), Momentum(rate=0.1), Nesterov(rate=0.1), Adam(weight_decay=0.1), ElasticTogether(0.3), Outer()]
+
+
+def test_a_group_whose_values_were_refused_goes_on_at_once(tier):
+    """One chunk is refused while others are still computed: the exchange ends when all of them are over."""
+    layout = layout_of(20_000)
+    good, bad = np.ones(layout.length, np.float32), np.ones(layout.length, np.float32)
+    bad[0] = np.nan
+    stores = joined(tier, 2, layout, Momentum(rate=0.1), np.zeros(layout.length, np.float32))
+
+    def steps(group):
+        for _ in range(20):
+            if group == 0:
+                with pytest.raises(NotFiniteError, match="element 0 is nan"):
+                    swap(stores[group], bad.copy())
+            else:
+                swap(stores[group], good.copy())
+            last = swap(stores[group], good.copy())
+        return last
+
+    first, second = together(*(lambda g=g: steps(g) for g in range(2)))
+    np.testing.assert_array_equal(first, second)
 
 
 @pytest.mark.parametrize("rule", SYNCHRONOUS, ids=lambda rule: type(rule).__name__)

@@ -71,6 +71,7 @@ def top(url, *options):
     return [line.split() for line in done.stdout.splitlines() if line]
 
 
+@pytest.mark.slow
 def test_a_job_is_one_line_however_many_tables_it_has():
     with serving() as (address, url), client(address, "run-1") as store, client(address, "run-2", 0, 2) as first:
         with client(address, "run-2", 1, 2) as second:
@@ -109,6 +110,7 @@ def test_rates_are_those_of_the_fastest_table_and_of_the_tenant():
     assert rows == [("job", "2", "4", "3", "1", "3 MB", "1 MB", "9 KB of 4 GB", "0")]
 
 
+@pytest.mark.slow
 def test_a_tenant_with_several_jobs_has_a_line_above_them(tmp_path):
     for name in ("alice", "bob"):
         make_tenant(tmp_path, name, Quotas(memory_bytes=1 << 30))

@@ -119,6 +119,26 @@ def test_answers_that_do_not_fit_are_refused(chunks, sizes, why):
         transfer.take(0, wire.Done(1, chunks), [np.zeros(size, np.float32).data for size in sizes])
 
 
+def test_a_refused_chunk_does_not_end_the_others():
+    """The server still computes them: the next exchange of the same elements would come too early."""
+    answer = np.zeros(512, np.float32)
+    transfer = transfer_into(answer)
+    transfer.refuse(ServerError("the first reason"), 0)
+    transfer.refuse(ServerError("the second reason"), 0)
+    assert not transfer.done
+    transfer.take(0, wire.Done(1, (1,)), [np.full(244, 2, np.float32).data])
+    assert transfer.done
+    assert str(transfer.error) == "the first reason"
+    assert (answer[256:500] == 2).all()
+
+
+def test_what_is_refused_as_a_whole_is_not_waited_for():
+    transfer = transfer_into(np.zeros(512, np.float32))
+    transfer.refuse(ServerError("no"))
+    assert transfer.done
+    assert not transfer.unanswered
+
+
 def test_only_unanswered_messages_are_sent_again():
     transfer = Operation("exchange", 1, lambda operation: None)
     messages = [Sent(0, wire.Exchange(1, "w", chunk, chunk + 1), (), {chunk: None}) for chunk in range(2)]
@@ -156,7 +176,7 @@ def test_steps_end_with_the_error_of_an_operation():
         raise AssertionError
 
     steps = OperationSequence(run())
-    refused.error = ServerError("no")
+    refused.refuse(ServerError("no"))
     assert steps.done
     with pytest.raises(ServerError, match="no"):
         steps.wait()

@@ -361,6 +361,7 @@ def test_a_flood_of_anything(folder, recorded, messages):
     assert largest - before < QUOTA_BYTES + BESIDE_BYTES
 
 
+@pytest.mark.slow
 def test_a_tenant_that_is_killed_changes_no_bits(folder):
     code = (
         "import sys, numpy as np\n"

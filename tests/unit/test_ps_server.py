@@ -373,6 +373,7 @@ def test_a_group_that_does_not_come_is_a_deadline(server):
             store.exchange("w", values, values, 0, LENGTH).wait()
 
 
+@pytest.mark.slow
 def test_a_tenant_that_rests_is_slow_and_not_lost(tmp_path, caplog):
     """Its messages wait longer than a server takes that is there, and longer than it takes to be lost."""
     warm_up(Sum(), LAYOUT.dtype)

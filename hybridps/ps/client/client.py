@@ -127,7 +127,7 @@ class Client:
         known = self._table(table)
         for operation in self.session.under_way.values():
             if operation.table is known and not operation.done:
-                operation.error = ServerError(f"table {table!r} was dropped during the {operation.what}")
+                operation.refuse(ServerError(f"table {table!r} was dropped during the {operation.what}"))
         del self._tables[table]
         self._begin_drop(table, self.servers).wait()
 

@@ -89,7 +89,7 @@ class Operation:
         self.answers: dict[int, wire.Answer] = {}
         """The last answer of each server."""
         self.error: HybridPSError | None = None
-        """The reason for which a server refused the request."""
+        """The first reason for which a server refused the request, or a chunk of it."""
         self._codec = codec
         self._finish = finish
         self._asked: dict[int, np.ndarray | None] = {}
@@ -99,8 +99,8 @@ class Operation:
 
     @property
     def done(self) -> bool:
-        """Whether all servers have answered, or one has refused."""
-        return not self._awaited or self.error is not None
+        """Whether all servers have answered, or one has refused all of it."""
+        return not self._awaited
 
     @property
     def unanswered(self) -> list[Sent]:
@@ -141,6 +141,14 @@ class Operation:
                 self._receive(chunk, target, payload)
         self._awaited.difference_update(chunks)
         self.answers[server] = answer
+
+    def refuse(self, error: HybridPSError, chunk: int | None = None) -> None:
+        """A server refused a chunk, or all of it: then no more answers are waited for."""
+        self.error = self.error or error
+        if chunk is None:
+            self._awaited.clear()
+        else:
+            self._awaited.discard(chunk)
 
     def _receive(self, chunk: int, target: np.ndarray, payload: memoryview) -> None:
         expected = self._codec.nbytes(target.size, target.dtype)

@@ -90,7 +90,7 @@ class Session:
         ServerError as soon as a server is gone; not the operation's own error.
         """
         try:
-            if not self._until(lambda: operation.done, self._allowed_seconds(operation)):
+            if not self._until(lambda: operation.done, self._allowed_seconds(operation)) and operation.error is None:
                 raise self._late(operation)
             self._paces[operation.what].add(time.monotonic() - operation.began)
         finally:
@@ -232,5 +232,5 @@ class Session:
                 self._greet_again(server)
         else:
             operation = self.under_way.get(refused.request)
-            if operation is not None and operation.error is None:
-                operation.error = error
+            if operation is not None:
+                operation.refuse(error, refused.chunk)

@@ -149,6 +149,8 @@ class Gatekeeper:
                     self._connections[descriptor] = received
                 elif received - began > self._most_bytes:
                     log.warning("a message of over %d bytes without end: its connection is ended", self._most_bytes)
+                    # Its end is told by a reset: after a mere goodbye, a peer whose window is closed would wait on.
+                    tcp.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, struct.pack("ii", 1, 0))
                     tcp.shutdown(sockets.SHUT_RDWR)
                     del self._connections[descriptor]
 

@@ -253,10 +253,10 @@ class Loop:
                 match outcome:
                     case Task():
                         tasks.append(outcome)
-                    case Answer(origin=origin, error=HybridPSError() as error):
+                    case Answer(origin=origin, chunk=chunk, error=HybridPSError() as error):
                         member = self.members.by_name.get(origin.epoch)
                         if member is not None:
-                            self._refuse(member.identity, member.account, error, origin.request)
+                            self._refuse(member.identity, member.account, error, origin.request, chunk)
                     case Answer(origin=origin):
                         together.setdefault(origin, []).append(outcome)
                     case Admitted(origin=origin, initialise=initialise, dropped=dropped):
@@ -277,10 +277,17 @@ class Loop:
             member.account.sent_bytes += sum(array.nbytes for array in values)
             self.transport.send(member.identity, message, values)
 
-    def _refuse(self, identity: bytes, account: Account | None, error: HybridPSError, request: int | None) -> None:
+    def _refuse(
+        self,
+        identity: bytes,
+        account: Account | None,
+        error: HybridPSError,
+        request: int | None,
+        chunk: int | None = None,
+    ) -> None:
         self.refused += 1
         if account is not None:
             account.refused += 1
             account.not_finite += isinstance(error, NotFiniteError)
         log.info("refused: %s", error)
-        self.transport.send(identity, wire.refusal(error, request))
+        self.transport.send(identity, wire.refusal(error, request, chunk))

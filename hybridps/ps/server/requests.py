@@ -142,7 +142,7 @@ def _exchange(
                 raise result
             yield from contribute(([array], None) for array in result)
         except HybridPSError as error:
-            yield Answer(origin, spans[0].chunk, error=error)
+            yield Answer(origin, None, error=error)
 
     return [Task(table.owner_of(spans[0].chunk), decode, then)]
 

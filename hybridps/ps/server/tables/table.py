@@ -94,7 +94,7 @@ class Table:
 
         def then(result: Any) -> Sequence[Outcome]:
             if isinstance(result, HybridPSError):
-                return [Answer(origin, span.chunk, error=result)]
+                return [Answer(origin, None, error=result)]  # without these values nobody is let in
             if origin != joined.initial or span.chunk in joined.initialised:
                 return []
             joined.initialised.add(span.chunk)
