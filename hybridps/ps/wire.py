@@ -177,7 +177,7 @@ class Alive(Message, frozen=True):
     """The server has heard a Heartbeat or Leave."""
 
 
-class Refused(Message, frozen=True):
+class Refused(Message, frozen=True, omit_defaults=True):
     """The request cannot be carried out, or not for that chunk: the answers for its other chunks still come.
 
     `code` names one of `_ERRORS`. `request` is None if it is not known.

@@ -6,9 +6,9 @@ import sys
 
 import numpy as np
 
+from hybridps.compiled.finite import is_finite
 from hybridps.errors import HybridPSError
 from hybridps.events import NotFinite
-from hybridps.finite import is_finite
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import Span
 

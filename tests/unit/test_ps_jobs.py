@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synchronous_jobs import SynchronousJobs, admitted, errors, origin, ran, told, values
 
+from hybridps.compiled.finite import is_finite
 from hybridps.errors import LayoutError, ProtocolError, ServerError
-from hybridps.finite import is_finite
 from hybridps.memory import Layout
 from hybridps.ps import wire
 from hybridps.ps.clocks import BoundedStale, BulkSynchronous, FreeRunning

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hybridps import streaming_copy
-from hybridps.streaming_copy import LEAST_BYTES, copy_, prepare
+from hybridps.compiled import streaming_copy
+from hybridps.compiled.streaming_copy import LEAST_BYTES, copy_, prepare
 
 LINE = 64
 

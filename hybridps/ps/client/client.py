@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from hybridps.compiled.streaming_copy import prepare
 from hybridps.config import Settings
 from hybridps.errors import ProtocolError, ServerError
 from hybridps.memory import Layout
@@ -20,7 +21,6 @@ from hybridps.ps.clocks import Clock
 from hybridps.ps.model import CodecName, Joining, TableSpec
 from hybridps.ps.rules import Rule
 from hybridps.ps.store import check_new, registered
-from hybridps.streaming_copy import prepare
 
 
 class Client:

@@ -9,11 +9,11 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from hybridps.codecs import CODECS, Codec, codec_of
+from hybridps.compiled.streaming_copy import copy_
 from hybridps.errors import HybridPSError, ProtocolError, ServerError
 from hybridps.ps import wire
 from hybridps.ps.chunk_map import Span
 from hybridps.ps.model import TableSpec
-from hybridps.streaming_copy import copy_
 
 EXACT = CODECS["exact"]
 """The centre is not rounded: neither its initial values nor what is pulled."""
@@ -144,11 +144,9 @@ class Operation:
 
     def refuse(self, error: HybridPSError, chunk: int | None = None) -> None:
         """A server refused a chunk, or all of it: then no more answers are waited for."""
-        self.error = self.error or error
-        if chunk is None:
-            self._awaited.clear()
-        else:
-            self._awaited.discard(chunk)
+        if chunk is None or chunk in self._awaited:
+            self.error = self.error or error
+            self._awaited -= {chunk} if chunk is not None else {*self._awaited}
 
     def _receive(self, chunk: int, target: np.ndarray, payload: memoryview) -> None:
         expected = self._codec.nbytes(target.size, target.dtype)

@@ -90,8 +90,8 @@ class Session:
         ServerError as soon as a server is gone; not the operation's own error.
         """
         try:
-            if not self._until(lambda: operation.done, self._allowed_seconds(operation)) and operation.error is None:
-                raise self._late(operation)
+            if not self._until(lambda: operation.done, self._allowed_seconds(operation)):
+                raise self._late(operation) from operation.error
             self._paces[operation.what].add(time.monotonic() - operation.began)
         finally:
             self.under_way.pop(operation.request, None)

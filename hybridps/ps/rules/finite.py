@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from hybridps.compiled.finite import is_finite
 from hybridps.errors import ServerError
-from hybridps.finite import is_finite
 
 
 class NotFiniteError(ServerError):

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from hybridps.finite import is_finite
+from hybridps.compiled.finite import is_finite
 from hybridps.ps.model import Contribution, Outcome
 from hybridps.ps.rules import AnyRule, add_up_, apply_
 from hybridps.ps.rules.finite import NotFiniteError, check_finite, not_finite

@@ -80,8 +80,9 @@ class Chunk:
         verdicts = self.rounds.arrive(part, span.chunk)
         self.rounds.brought[part.group] += span.length
         # The group has these answers. What it was told of more elements is kept: so a copy that comes late is known.
-        for other in [other for other, known in mine.items() if known.is_over]:
-            if (part.start <= other.start and other.stop <= part.stop) or len(mine) > 2 * MOST_PARTS:
+        for other, known in [*mine.items()]:
+            covered = part.start <= other.start and other.stop <= part.stop
+            if known.is_over and (covered or len(mine) > 2 * MOST_PARTS):
                 del mine[other]
         mine[part] = known = _Exchange(part, contribution)
         # What lies in memory of the group is not counted.
@@ -93,8 +94,11 @@ class Chunk:
 
     def carry_out(self, verdict: Verdict) -> list[Outcome]:
         """Compute a round, if there is one, and answer."""
-        start, stop, *sides = verdict
-        applied, answered = ([self._exchanges[part.group][part] for part in parts] for parts in sides)
+        start, stop = verdict.start, verdict.stop
+        applied = [self._exchanges[part.group][part] for part in verdict.apply]
+        answered = applied
+        if verdict.answer is not verdict.apply:
+            answered = [self._exchanges[part.group][part] for part in verdict.answer]
         for each in answered:
             each.is_computing = True
         for each in applied:
@@ -103,7 +107,8 @@ class Chunk:
         if not applied:
             return [self._give(answered)] if answered else []
         self.rounds.computed += stop - start
-        outlets = self._outlets([*answered, *(each for each in applied if not each.is_computing)], start, stop)
+        others = [] if answered is applied else [each for each in applied if not each.is_computing]
+        outlets = self._outlets([*answered, *others], start, stop)
         late = [each.contribution for each in applied if each.contribution.rows]
         finish = partial(self._finish, applied, answered)
         complete = Round(start, stop, self._early or EarlySum(), late, outlets, finish)
@@ -161,7 +166,11 @@ class Chunk:
         if known is not None and (not known.is_over or known.is_settled):
             return []
         overlapping = [each for other, each in mine.items() if other.start < part.stop and part.start < other.stop]
-        if any(each.is_over and each.contribution.origin.request > origin.request for each in overlapping):
+        is_late = is_computing = False
+        for each in overlapping:
+            is_late |= each.is_over and each.contribution.origin.request > origin.request
+            is_computing |= each.is_computing and not each.is_over
+        if is_late:
             error = ServerError(
                 f"the answer to request {origin.request} for {self.memory.name} was lost, and a later one has "
                 "counted: have one exchange of a chunk under way at a time"
@@ -171,9 +180,9 @@ class Chunk:
             return self._encoded(Answer(origin, self.span.chunk, known.reply, known.error))
         if known is not None:
             return [self._give([_Exchange(part, contribution)])]
-        if sum(not each.is_over for each in mine.values()) >= MOST_PARTS:
+        if len(mine) >= MOST_PARTS and sum(not each.is_over for each in mine.values()) >= MOST_PARTS:
             raise ProtocolError(f"{self.memory.name} has {MOST_PARTS} parts of group {part.group} under way: wait")
-        if any(each.is_computing and not each.is_over for each in overlapping):
+        if is_computing:
             raise ProtocolError(
                 f"group {part.group} contributes to {self.memory.name} before it has the answer of the round before"
             )

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from hybridps.compiled import addresses, at, compiled
+from hybridps.compiled.compiler import addresses, at, compiled
 
 LEAST_BYTES = 16 << 20
 """A smaller buffer is still in a cache when it is read: there reading loses what writing gains."""

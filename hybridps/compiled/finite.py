@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridps.compiled import compiled
+from hybridps.compiled.compiler import compiled
 
 
 def is_finite(values: np.ndarray) -> bool:

@@ -1,0 +1,8 @@
+"""Loops compiled to machine code, and those that several rooms use: copies past the caches, a search for NaN and Inf.
+
+Callers compile functions with `compiled`, and hand over any number of arrays by their `addresses`.
+"""
+
+from hybridps.compiled.compiler import addresses, at, compiled
+
+__all__ = ["addresses", "at", "compiled"]
