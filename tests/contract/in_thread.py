@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,4 +21,5 @@ def in_thread(server: Server) -> Iterator[Server]:
     finally:
         server.stop()
         thread.join(10)
-        assert not thread.is_alive()
+        stands = sys._current_frames().get(thread.ident or 0)
+        assert not thread.is_alive(), "".join(traceback.format_stack(stands))

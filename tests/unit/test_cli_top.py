@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -149,7 +150,10 @@ def test_it_shows_the_figures_on_a_terminal_until_ctrl_c():
         exchange(store)
         command, environ = hybridps("top", url, "--tables")
         ours, theirs = pty.openpty()
-        with subprocess.Popen(command, env=environ, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE) as shown:
+        # A shell that starts something in the background has it ignore Ctrl-C, and so would this process.
+        end_at_ctrl_c = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        streams = {"stdin": theirs, "stdout": theirs, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, env=environ, preexec_fn=end_at_ctrl_c, **streams) as shown:
             os.close(theirs)
             text, deadline = b"", time.monotonic() + 20
             while b"job/w" not in text:

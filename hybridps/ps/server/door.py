@@ -10,6 +10,7 @@ import logging
 import os
 import socket as sockets
 import struct
+import threading
 import time
 from ipaddress import ip_address
 from typing import Any
@@ -41,6 +42,9 @@ _UNFINISHED_BYTES = 32 << 20
 
 _BYTES_RECEIVED = 128
 """Offset of the number of bytes received in Linux's struct tcp_info."""
+
+_END_SECONDS = 5.0
+"""So long the end of all connections may take."""
 
 MOST_UNREAD = 1 << 16
 """Answers that wait for one connection: whoever reads none is taken as lost then."""
@@ -155,11 +159,16 @@ class Gatekeeper:
                     del self._connections[descriptor]
 
     def close(self) -> None:
-        """Release the address. Only once."""
+        """Release the address, in bounded time. Only once."""
         for each in self.polled:
             each.close(linger=500 if each is self.socket else 0)
         if self._owns_context:
-            self._context.term()
+            # A thread of its own: seldom, after a connection was reset, ZeroMQ was seen not to end.
+            ends = threading.Thread(target=self._context.term, daemon=True)
+            ends.start()
+            ends.join(_END_SECONDS)
+            if ends.is_alive():
+                log.warning("ZeroMQ has not ended after %g s", _END_SECONDS)
 
     def _answer(self, question: list[bytes]) -> None:
         version, number, _, address, _, mechanism, *keys = question
