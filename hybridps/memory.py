@@ -20,7 +20,9 @@ from hybridps.errors import LayoutError
 ALIGNMENT = 64
 """Bytes; every key begins at a multiple of it."""
 
-DTYPES = ("float16", "float32", "float64")
+FLOATS = ("float16", "float32", "float64")
+DTYPES = (*FLOATS, "int32", "int64")
+"""What flat buffers are made of."""
 
 
 class Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -58,4 +58,8 @@ class MpiESGD(Algorithm):
         allreduce_(gradients, self.levels.group, "sum", start, stop)
         if self._scale != 1:
             for vector in gradients.vectors:
-                np.multiply(vector[start:stop], vector.dtype.type(self._scale), out=vector[start:stop])
+                scaled = vector[start:stop]
+                if scaled.dtype.kind == "f":
+                    np.multiply(scaled, scaled.dtype.type(self._scale), out=scaled)
+                else:
+                    scaled[:] = np.rint(scaled * self._scale)

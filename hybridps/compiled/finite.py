@@ -8,11 +8,13 @@ from hybridps.compiled.compiler import compiled
 
 
 def is_finite(values: np.ndarray) -> bool:
-    """Whether a flat array of float16, float32 or float64 has neither NaN nor Inf.
+    """Whether a flat array has neither NaN nor Inf. One of integers never has.
 
     The bits of NaN and Inf without the sign, read as an integer, are not below those of Inf. The largest integer is
     found with vector instructions; a sum of floats may not be reordered, and it may overflow.
     """
+    if values.dtype.kind != "f":
+        return True
     bits = values.view(f"i{values.itemsize}")
     infinite = np.array(np.inf, values.dtype).view(bits.dtype)
     return bool(_largest_magnitude(bits, bits.dtype.type(np.iinfo(bits.dtype).max)) < infinite)

@@ -88,4 +88,5 @@ def dense(array: NDArray) -> NDArray:
 
 
 def dtype_of(array: NDArray) -> str:
-    return np.dtype(array.dtype).name
+    """The dtype in which an array is summed. Sums of small integers overflow alike in any dtype that has their bits."""
+    return {"uint8": "int32", "int8": "int32"}.get(name := np.dtype(array.dtype).name, name)

@@ -75,6 +75,10 @@ class GradientArrays:
         for name in weights:
             self._slots[name] = [array_over(view) for view in self._gradients.views(name)]
 
+    def slot(self, name: str) -> NDArray:
+        """The array that has the sum last pushed for a key."""
+        return self._slots[name][0]
+
     def sum(self, name: str, values: Arrays, priority: int, in_step: bool) -> Arrays:
         """Begin to sum a gradient over devices and workers; the arrays that will have the sum: one, or one a device."""
         slots = self._slots[name]

@@ -13,38 +13,32 @@ workers), so a script divides by `batch_size * num_workers` whatever the type. T
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
 import numpy as np
-from mxnet.base import MXNetError
 from mxnet.kvstore import KVStore, KVStoreBase
 from mxnet.ndarray import NDArray
 
 from hybridps.errors import HybridPSError
 from hybridps.kvstore import process
-from hybridps.kvstore.arrays import copy_all, dense, dtype_of, same_arrays
+from hybridps.kvstore.arrays import copy_all
+from hybridps.kvstore.calls import as_mxnet_does, calls, key_kind
 from hybridps.kvstore.training import Training
 
-
-class _TypeName(str):
-    """The type's name, which also "contains" `_sync`.
-
-    `Module` divides gradients by the number of workers only for types with `_sync` in the name. The sums
-    of all our types are over all workers, so all need it.
-    """
-
-    def __contains__(self, part: object) -> bool:
-        return part == "_sync" or str.__contains__(self, str(part))
+_TYPE_NAMES = {"elastic": "dist_hybridps_elastic_sync"}
+"""By algorithm, where the type is called otherwise: `Module` divides gradients by the number of workers only for types
+with `_sync` in their name. The sums of all our types are over all workers, so all names have it."""
 
 
 class HybridKVStore(KVStore):
     """The KVStore over a job of hybridps, with an algorithm of that name, or that of the settings.
 
     A subclass of MXNet's `KVStore`, as the Trainer refuses sparse gradients for others, but with no
-    native handle behind it. Keys are int or str; every method that takes a key also takes a list of them.
+    native handle behind it. Keys are int or str; every method that takes a key also takes a list of them. What is
+    wrong with a call raises what MXNet raises: `MXNetError`, or AssertionError for arguments of another form.
     """
 
     def __init__(self, algorithm_name: str | None = None) -> None:
@@ -54,7 +48,8 @@ class HybridKVStore(KVStore):
         self._schedule = held.schedule(self._algorithm.levels)
         self._training = Training(held.job, self._algorithm, self._schedule)
         self._closed = False
-        self._updater: Any = None
+        self._kind: type | None = None
+        """Of all keys."""
         held.trainings.add(self._training)
 
     def close(self) -> None:
@@ -65,77 +60,100 @@ class HybridKVStore(KVStore):
 
     __del__ = close  # there is no native handle to free
 
+    @as_mxnet_does
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """Fill `out` with the first worker's `value`, on all workers, and take `out` as the weights of the key."""
-        for each, values, outs in _pairs(key, value, out):
-            self._training.add(str(each), values[0], outs, broadcast=True)
-        self._check_precision()
+        """Store the first worker's `value`, and fill `out` with it, on all workers.
 
+        `out` are the weights of the key, which are averaged if the algorithm averages weights.
+        """
+        self._add(key, value, out)
+
+    @as_mxnet_does
     def init(self, key: Any, value: Any) -> None:
-        """Make a key with the first worker's `value`, to be used with `push` and `pull`."""
-        for each, values, _ in _pairs(key, value):
-            stored = dense(values[0]).copyto(mx.cpu())
-            self._training.add(str(each), stored, [stored], broadcast=False)
-        self._check_precision()
+        """Store the first worker's `value`, on all workers."""
+        self._add(key, value)
 
+    @as_mxnet_does
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """Sum `value` over devices and workers. The sum goes to `out` (default: `value`); after
-        `set_optimizer` it updates the weights, which go to `out`."""
-        for each, values, outs in _pairs(key, value, out):
-            record = self._training.key(str(each))
-            if self._updater is None and self._algorithm.has_centre and not record.broadcast:
+        """Sum `value` over devices and workers, and store the sum, or update what is stored after `set_optimizer`.
+
+        What is stored then goes to `out` (default: `value`).
+        """
+        updates = self._updater is not None
+        for each in calls(self._check_kind(key), value, out):
+            if not updates and self._algorithm.has_centre and not self._training.key(each.name).outs:
                 raise HybridPSError(
-                    f"{self.type} cannot average weights that it does not see: key {each!r} was not broadcast. Let the "
-                    "store update (unset MXNET_UPDATE_ON_KVSTORE), or broadcast the weights; for plain sums use push"
+                    f"{self.type} cannot average weights that it does not see: key {each.key!r} was not broadcast. "
+                    "Let the store update (unset MXNET_UPDATE_ON_KVSTORE), or broadcast the weights; for plain sums "
+                    "use push"
                 )
-            may_move = self._updater is None and not outs
-            summed = self._training.sum_in_step(str(each), values, priority, may_move)
-            if self._updater is None:
-                copy_all(summed, outs or values)
-            else:
-                if outs and not same_arrays(outs, record.weights):
-                    copy_all(record.weights[:1], outs)
-                    record.weights[:] = outs
-                self._update(each, summed[0])
+            may_move = not (updates or each.others)
+            summed = self._training.sum_in_step(each.name, each.values, priority, may_move)
+            if updates:
+                summed = [self._training.update(each.name, each.key, summed[0], each.others)]
+            copy_all(summed, each.others or each.values)
 
+    @as_mxnet_does
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        """Sum `value` over devices and workers into the key's stored value; after `set_optimizer` update it."""
-        for each, values, _ in _pairs(key, value):
-            summed = self._training.sum_alone(str(each), values, priority, average=self._updater is not None)
-            record = self._training.key(str(each))
+        """Sum `value` over devices and workers, and store the sum, or update what is stored after `set_optimizer`."""
+        for each in calls(self._check_kind(key), value):
+            summed = self._training.sum_alone(each.name, each.values, priority)
             if self._updater is not None:
-                self._update(each, summed)
-            elif record.broadcast:
-                record.pushed = summed.copy()
-            else:
-                copy_all([summed], record.weights)
+                self._training.update(each.name, each.key, summed)
 
+    @as_mxnet_does
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy to `out` what is stored for the key.
 
-        With Elastic SGD and keys that are used with `pushpull`, that is the centre: all workers of a group
-        must then pull alike. Else it is the weight, or the sum last pushed.
+        With Elastic SGD and keys that were broadcast and are used with `pushpull`, that is the centre: all workers of a
+        group must then pull alike.
         """
-        for each, outs, _ in _pairs(key, out):
-            targets = [target for target in outs if target.stype == "default" or not ignore_sparse]
-            copy_all([self._training.stored(str(each))], targets)
+        assert out is not None, "give an array: pull(key, out=...)"
+        for each in calls(self._check_kind(key), out):
+            targets = [target for target in each.values if target.stype == "default" or not ignore_sparse]
+            copy_all([self._training.stored(each.name)], targets)
 
+    @as_mxnet_does
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """Copy the rows `row_ids` of what is stored for the key to the row-sparse `out`."""
-        for each, outs, rows in _pairs(key, out, row_ids):
-            stored = self._training.key(str(each)).weights[0].tostype("row_sparse")
-            for target, ids in zip(outs, rows * len(outs) if len(rows) == 1 else rows, strict=True):
+        """Copy the rows `row_ids` of what is stored for a row-sparse key to the row-sparse `out`."""
+        assert out is not None, "give an array: row_sparse_pull(key, out=..., row_ids=...)"
+        assert row_ids is not None, "give the rows: row_sparse_pull(key, out=..., row_ids=...)"
+        row_ids = [row_ids] if isinstance(row_ids, NDArray) else row_ids
+        for each in calls(self._check_kind(key), out, row_ids):
+            if not self._training.key(each.name).is_sparse:
+                raise HybridPSError(f"key {each.key!r} is not row-sparse: pull it")
+            stored = self._training.stored(each.name).tostype("row_sparse")
+            rows = each.others * len(each.values) if len(each.others) == 1 else each.others
+            assert len(rows) == len(each.values), f"{len(each.values)} arrays have {len(rows)} arrays of rows"
+            for target, ids in zip(each.values, rows, strict=True):
                 once = np.unique(ids.asnumpy())  # ascending: else lookups in the row-sparse array miss rows
                 mx.nd.sparse.retain(stored, mx.nd.array(once, stored.context, "int64")).copyto(target)
 
     def set_optimizer(self, optimizer: Any) -> None:
-        """Update weights with `optimizer` at each `pushpull` or `push`, on every worker alike."""
-        self._updater = mx.optimizer.get_updater(optimizer)
-        self._check_precision()
+        """Update what is stored with `optimizer` at each `pushpull` or `push`, on every worker alike."""
+        self._set_updater(mx.optimizer.get_updater(optimizer))
 
+    @as_mxnet_does
     def _set_updater(self, updater: Any) -> None:
-        self._updater = updater
+        """Call `updater(key, sum, stored)`, which changes `stored`, at each `pushpull` or `push`, on every worker."""
+        self._training.set_updater(updater, self.type)
 
+    @property
+    def _updater(self) -> Any:
+        return self._training.updater
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Save the optimizer's state to a file, whole or not at all: workers of a host may save to the same one."""
+        assert self._updater is not None, "there is no optimizer: call set_optimizer first"
+        path = Path(fname).resolve()
+        beside = path.with_name(f"{path.name}.of-worker-{self.rank}")
+        try:
+            beside.write_bytes(self._updater.get_states(dump_optimizer))
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+    @as_mxnet_does
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Not there yet: raises HybridPSError."""
         raise HybridPSError(
@@ -143,14 +161,15 @@ class HybridKVStore(KVStore):
         )
 
     def is_capable(self, capability: str) -> bool:
+        """Whether the store can be given an optimizer; ValueError for what MXNet does not know."""
         if capability.lower() == KVStoreBase.OPTIMIZER:
             return True
-        raise MXNetError(f"unknown capability: {capability}")
+        raise ValueError(f"unknown capability: {capability}")
 
     @property
     def type(self) -> str:
-        """The name that the store can be created by, with the algorithm in it."""
-        return _TypeName(f"dist_hybridps_{self._algorithm.name}")
+        """A name that the store can be created by, with the algorithm in it."""
+        return _TYPE_NAMES.get(self._algorithm.name, f"dist_hybridps_{self._algorithm.name}")
 
     @property
     def rank(self) -> int:
@@ -162,6 +181,7 @@ class HybridKVStore(KVStore):
         """Workers of all groups."""
         return self._job.workers
 
+    @as_mxnet_does
     def barrier(self) -> None:
         """Return when all workers of all groups have called it, and what they pushed is done."""
         self._training.settle()
@@ -174,44 +194,35 @@ class HybridKVStore(KVStore):
         """Always 0: when a worker dies its whole group ends."""
         return 0
 
+    @as_mxnet_does
     def _send_command_to_servers(self, head: int, body: str) -> None:
         raise HybridPSError(f"commands to MXNet's servers have no meaning for {self.type}")
 
-    def _check_precision(self) -> None:
-        """Raise HybridPSError if averaging would not reach the weights that the optimizer trains."""
-        precise = getattr(getattr(self._updater, "optimizer", None), "multi_precision", False)
-        keys = self._training.keys.values() if precise and self._algorithm.has_centre else ()
-        if any(dtype_of(key.weights[0]) == "float16" for key in keys):
-            raise HybridPSError(
-                f"{self.type} averages the weights, and an optimizer with multi_precision=True has its own of float16 "
-                "keys, in float32: leave it out, or use the algorithm sync"
-            )
+    def _add(self, key: Any, value: Any, out: Any = None) -> None:
+        keys = calls(self._check_kind(key), value, out)
+        if isinstance(key, (list, tuple)) and len(keys) < len(key):
+            raise HybridPSError(f"a key is twice among {key!r}: a key is broadcast or initialised once in a store")
+        for each in keys:
+            self._training.add(each.name, each.values[0], each.others)
+        self._training.check_precision(self.type)
 
-    def _update(self, key: int | str, gradient: NDArray) -> None:
-        weights = self._training.key(str(key)).weights
-        self._updater(key, gradient.as_in_context(weights[0].context), weights[0])
-        copy_all(weights[:1], weights[1:])
+    def _check_kind(self, key: Any) -> Any:
+        """The key or keys. Raises HybridPSError if others of this store are of another kind."""
+        kind = key_kind(key)
+        if kind is not None and self._kind is not None and kind is not self._kind:
+            raise HybridPSError(
+                f"key {key!r} is not {self._kind.__name__}, as the other keys of this store: use one kind"
+            )
+        self._kind = kind or self._kind
+        return key
 
 
 TYPES = {
     "dist_hybridps_sync": partial(HybridKVStore, "sync"),
     "dist_hybridps_elastic": partial(HybridKVStore, "elastic"),
+    "dist_hybridps_elastic_sync": partial(HybridKVStore, "elastic"),
     "dist_hybridps": HybridKVStore,
 }
 
 # MXNet looks a type up in this table; its `register` takes the name from the class.
 KVStoreBase.kv_registry.update(TYPES)
-
-
-def _pairs(key: Any, value: Any, other: Any = None) -> Iterator[tuple[int | str, list[NDArray], list[NDArray]]]:
-    """Each key with the arrays given for it, as lists; the second list is empty where `other` is None."""
-    if isinstance(key, (list, tuple)):
-        others = [None] * len(key) if other is None else other
-        for each, of_value, of_other in zip(key, value, others, strict=True):
-            yield from _pairs(each, of_value, of_other)
-    else:
-        yield key, _as_list(value), [] if other is None else _as_list(other)
-
-
-def _as_list(arrays: Any) -> list[NDArray]:
-    return list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]

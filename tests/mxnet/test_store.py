@@ -58,8 +58,13 @@ def test_uses_alone(use: str, tmp_path: Path) -> None:
 
 def test_the_centre(tmp_path: Path) -> None:
     uses = ["centre_as_it_is_now", "centre_of_one_key_and_later_of_another"]
-    uses += ["sparse_gradients_and_a_centre", "precise_optimizers_and_a_centre"]
+    uses += ["sparse_gradients_and_a_centre", "precise_optimizers_and_a_centre", "what_a_store_updates_is_averaged"]
     done = run(uses, tmp_path, groups="2", algorithm="elastic", tau="1", alpha="0.5")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_table_that_is_pushed_and_pulled(tmp_path: Path) -> None:
+    done = run(["a_sparse_table_trains_beside_a_centre"], tmp_path, groups="2", algorithm="elastic", tau="50")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -184,6 +184,7 @@ def by_hand():
     kv.push(3, [nd.ones((2, 3))] * 4)
     kv.pull(3, out=out)
     assert (out.asnumpy() == 4 * workers).all()
+    kv = mx.kv.create("dist_hybridps_sync")
     keys = ["a", "b"]
     kv.init(keys, [nd.ones((2, 3))] * 2)
     kv.push(keys, [[nd.ones((2, 3)) * (rank + 1)] * 2] * 2)
@@ -354,8 +355,12 @@ def bad_calls():
         kv.init("w", nd.ones(2))
     with pytest.raises(LayoutError, match="'x' is unknown"):
         kv.pull("x", out=nd.zeros(2))
-    with pytest.raises(LayoutError, match="int32"):
-        kv.init("i", nd.ones(2, dtype="int32"))
+    with pytest.raises(LayoutError, match="bool"):
+        kv.init("i", nd.ones(2, dtype="bool"))
+    with pytest.raises(mx.MXNetError, match="3 is not str"):
+        kv.init(3, nd.ones(2))
+    with pytest.raises(mx.MXNetError, match="twice"):
+        kv.init(["a", "a"], [nd.ones(2), nd.ones(2)])
     with pytest.raises(HybridPSError, match="compression"):
         kv.set_gradient_compression({"type": "2bit"})
 
@@ -460,6 +465,39 @@ def sparse_gradients_and_a_centre():
         trainer.step(4 * workers)
     training = trainer._kvstore._training
     assert {key.averaged for key in training.keys.values()} == set(training._averaged)
+
+
+def what_a_store_updates_is_averaged():
+    """With an optimizer in the store: its weights, and the user's arrays that it never updates (running statistics)."""
+    for made in ("broadcast", "init"):
+        kv = mx.kv.create("dist_hybridps_elastic")
+        kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0))
+        weight, statistics = nd.zeros(2), nd.ones(2) * (rank + 1)
+        weight.attach_grad()
+        kv.init("w", weight) if made == "init" else kv.broadcast("w", weight, out=weight)
+        kv.broadcast("s", nd.ones(2), out=statistics)
+        for _ in range(9):
+            statistics[:] = 10 * (rank + 1)
+            kv.pushpull("w", nd.ones(2) * (rank + 1), out=weight)
+            kv.barrier()
+        alone = -9.0 * workers * (rank + 1)
+        assert weight.asnumpy()[0] != alone, (made, weight)
+        assert statistics.asnumpy()[0] != 10 * (rank + 1), (made, statistics)
+
+
+def a_sparse_table_trains_beside_a_centre():
+    """What is pulled after a push is what was pushed to, not the centre."""
+    kv = mx.kv.create("dist_hybridps_elastic")
+    kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0))
+    weights = [nd.zeros(2), nd.zeros(2)]
+    for key, weight in enumerate(weights):
+        weight.attach_grad()
+        kv.broadcast(key, weight, out=weight)
+    for step in range(1, 4):
+        kv.pushpull(0, nd.ones(2), out=weights[0])
+        kv.push(1, nd.ones(2))
+        kv.pull(1, out=weights[1])
+        assert weights[1].asnumpy()[0] == -workers * step, (step, weights[1])
 
 
 def precise_optimizers_and_a_centre():

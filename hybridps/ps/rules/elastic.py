@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Meta
 
 from hybridps.compiled import compiled
-from hybridps.memory import DTYPES
+from hybridps.memory import FLOATS
 from hybridps.ps.clocks import BulkSynchronous, Clock, FreeRunning
 from hybridps.ps.rules.rule import Rule
 
@@ -20,7 +20,7 @@ class Elastic(Rule, frozen=True, tag="elastic"):
     float32, so that alpha is not rounded to float16, and then stored in the table's dtype.
     """
 
-    dtypes = DTYPES
+    dtypes = FLOATS
     clocks: ClassVar[tuple[type[Clock], ...]] = (FreeRunning,)
     separate = True
     answer_is_new_value = False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from hybridps.compiled import compiled
-from hybridps.memory import DTYPES
+from hybridps.memory import DTYPES, FLOATS
 from hybridps.ps.clocks import BulkSynchronous
 from hybridps.ps.rules.rule import Rule
 
@@ -11,7 +13,7 @@ from hybridps.ps.rules.rule import Rule
 class Sum(Rule, frozen=True, tag="sum"):
     """The sum of one contribution from each group; the centre is the last sum."""
 
-    dtypes = DTYPES
+    dtypes: ClassVar[tuple[str, ...]] = DTYPES
     clocks = (BulkSynchronous,)
     transparent = True
 
@@ -25,6 +27,8 @@ class Sum(Rule, frozen=True, tag="sum"):
 
 class Mean(Sum, frozen=True, tag="mean"):
     """The mean of the contributions of a round: of those groups that take part in it."""
+
+    dtypes = FLOATS
 
     @staticmethod
     @compiled

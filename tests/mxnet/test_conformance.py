@@ -1,0 +1,50 @@
+"""The checks of `hybridps.kvstore.conformance`: what MXNet's own stores do, ours do too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from worlds import environment, mpirun
+
+pytest.importorskip("mxnet")
+pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(170)]
+
+CHECKS = ["-m", "hybridps.kvstore.conformance"]
+WORLDS = {
+    "two": (2, {}),
+    "groups": (2, {"HYBRIDPS_GROUPS": "2"}),
+    "groups of two": (4, {"HYBRIDPS_GROUPS": "2"}),
+}
+SMALL = {"HYBRIDPS_CHUNK_BYTES": "1024", "HYBRIDPS_BUCKET_BYTES": "2048", "HYBRIDPS_DEADLINE_SECONDS": "40"}
+
+
+def run(arguments: list[str], settings: dict[str, str]) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=environment(settings),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_mxnets_local_store_conforms() -> None:
+    assert run([*CHECKS, "local"], {}) == "no difference\n"
+
+
+@pytest.mark.parametrize("store", ["dist_hybridps_sync", "dist_hybridps_elastic"])
+def test_ours_conform_alone(store: str) -> None:
+    assert run([*CHECKS, store], SMALL) == "no difference\n"
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_ours_conform(world: str) -> None:
+    ranks, given = WORLDS[world]
+    done = mpirun(ranks, ["-m", "hybridps", *CHECKS, "dist_hybridps_sync"], SMALL | given, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("no difference") == ranks
