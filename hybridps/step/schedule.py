@@ -243,8 +243,9 @@ class Schedule:
             while not isinstance(item := self._next(), Stop):
                 self._do(item)
         except BaseException as error:
-            self._error = error
+            # First: what ends the process shall report the error once, before the program's thread meets it.
             self._on_error(error)
+            self._error = error
 
     def _next(self) -> Item:
         while (item := self.head()) is None:

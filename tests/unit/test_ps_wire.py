@@ -128,7 +128,8 @@ def spec_with(**fields):
     [
         (spec_with(layout=Layout("object", LAYOUT.slots)), LayoutError, "'object'"),
         (spec_with(layout=Layout("f4,f4", LAYOUT.slots)), LayoutError, "'f4,f4'"),
-        (spec_with(layout=Layout("int32", LAYOUT.slots)), LayoutError, "'int32'"),
+        (spec_with(layout=Layout("int16", LAYOUT.slots)), LayoutError, "'int16'"),
+        (spec_with(layout=Layout("int32", LAYOUT.slots)), LayoutError, "Elastic is not computed in int32"),
         (spec_with(layout=Layout("float32", (Slot("a", (-1,), 0),))), LayoutError, "'a'"),
         (spec_with(layout=Layout("float32", (Slot("a", (1 << 40, 1 << 40), 0),))), LayoutError, "elements"),
         (spec_with(layout=Layout("float32", (Slot("a", (1,) * 33, 0),))), LayoutError, "32 dimensions"),
