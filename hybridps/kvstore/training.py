@@ -275,9 +275,10 @@ class Training:
 
     def _averages(self, name: str) -> bool:
         """Whether the weights of a key are averaged across groups, once the store sees them."""
-        key, like = self.keys[name], self._like(name)[0]
-        seen = bool(key.outs) or self.updater is not None
-        return self._algorithm.has_centre and seen and like.size > 0 and dtype_of(like) in FLOATS
+        if not self._algorithm.has_centre or not (self.keys[name].outs or self.updater):
+            return False
+        like = self._like(name)[0]
+        return like.size > 0 and dtype_of(like) in FLOATS
 
     def _like(self, name: str) -> list[NDArray]:
         """Arrays of the shape and dtype of a key, one for each device."""

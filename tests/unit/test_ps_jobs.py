@@ -292,7 +292,7 @@ def test_bad_chunks_change_nothing(start, stop, payload, named):
     jobs = jobs_with(2)
     answers, error = requested(jobs, wire.Exchange(1, "w", start, stop), payload)
     assert answers == []
-    assert isinstance(error, ProtocolError | LayoutError)
+    assert type(error) is (LayoutError if "not within" in named else ProtocolError)
     assert named in str(error)
     jobs.contribute(origin(0), "w", 0, values(1))
     assert told(jobs.contribute(origin(1), "w", 0, values(1)))[0][2] == 2
