@@ -105,6 +105,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tau: AtLeastOne = 10
     """Steps between two exchanges of Elastic SGD."""
 
+    staleness: Annotated[int, Meta(ge=0, le=1 << 30)] | None = None
+    """Steps that a group may be ahead of another one in asynchronous SGD before it waits. Default: any number."""
+
     chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28, multiple_of=64)] = 4 << 20
     """Size of a chunk: the unit of transfer and of work on the servers."""
 

@@ -9,14 +9,18 @@ from hybridps.algorithms.mpi_esgd import MpiESGD
 from hybridps.algorithms.mpi_sgd import MpiSGD
 from hybridps.algorithms.row import Row
 from hybridps.algorithms.server_sgd import ServerSGD
+from hybridps.ps.model import Rules
+from hybridps.ps.rules import AnyRule
 
 __all__ = [
     "ALGORITHMS",
     "UNDER_WAY",
     "Algorithm",
+    "AnyRule",
     "MpiESGD",
     "MpiSGD",
     "Row",
+    "Rules",
     "ServerSGD",
     "choose_row",
     "make_algorithm",

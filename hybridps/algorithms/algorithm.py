@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from hybridps.algorithms.row import Row
 from hybridps.memory import Layout
 from hybridps.ps.model import Joining
-from hybridps.ps.rules import Sum
+from hybridps.ps.rules import AnyRule, Sum
 from hybridps.tensor_collectives import Levels, Tensor
 from hybridps.tiers import Tier, check_same_layout
 
@@ -32,9 +32,10 @@ class Algorithm:
     updates: ClassVar[bool] = False
     """Whether the servers update: what `reduce_` and `finish_` bring are then the new weights, not gradients."""
 
-    reduce_: Callable[[str, Tensor, int, int], None]
-    """`reduce_(table, gradients, start, stop)`: begin to turn elements `start:stop` of the gradients, any span, into
-    the sum over all workers. Of one element, one reduction is under way at a time."""
+    reduce_: Callable[..., None]
+    """`reduce_(table, gradients, start, stop, rules=())`: begin to turn elements `start:stop` of the gradients, any
+    span, into the sum over all workers, or into new weights where the servers update. `rules`: of these elements,
+    instead of the table's (`Rules`). Of one element, one reduction is under way at a time."""
 
     finish_: Callable[[], None]
     """End the oldest `reduce_`: its elements may be used."""
@@ -46,6 +47,15 @@ class Algorithm:
         self.row = row
         # The tier's own methods: no algorithm stands between a step and its tier.
         self.reduce_, self.finish_ = tier.sum_, tier.finish
+
+    @property
+    def averages_weights(self) -> bool:
+        """Whether groups train weights of their own, which are averaged with a centre."""
+        return self.has_centre and self.row.sends == "weights"
+
+    def updating(self, rule: AnyRule) -> Algorithm | None:
+        """This algorithm with the update at the servers, by `rule`, in tables of its own. None: workers update."""
+        return None
 
     def initialise(self, table: str, layout: Layout, values: Tensor) -> None:
         """Make `values` the same on all ranks of all groups: those of the first group's leader.
@@ -86,9 +96,10 @@ class Algorithm:
         """Read the centre of a table. Only where `has_centre`."""
         self.tier.pull(table, out)
 
-    def drop(self, table: str) -> None:
-        """Give up a table, with nothing of it under way. The servers free it when all groups have dropped it."""
-        self.tier.drop(table)
+    def drop(self, tables: Iterable[str]) -> None:
+        """Give up tables, with nothing of them under way. The servers free one when all groups have dropped it."""
+        for table in tables:
+            self.tier.drop(table)
 
     def barrier(self) -> None:
         """Return when all workers of all groups have called it."""

@@ -16,7 +16,7 @@ from hybridps.algorithms.row import Row
 from hybridps.algorithms.server_sgd import ServerSGD
 from hybridps.config import Settings
 from hybridps.errors import ConfigError
-from hybridps.ps.clocks import BulkSynchronous, Clock, FreeRunning
+from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
 from hybridps.ps.rules import AnyRule, Elastic, Rule
 from hybridps.tensor_collectives import Levels
 from hybridps.tiers import Tier
@@ -85,11 +85,14 @@ def choose_row(
 ) -> Row:
     """What the algorithm of a short name exchanges, with this rule and clock where they are given.
 
+    Asynchronous SGD without servers and a rule is mpi-SGD: there is one group, whose workers update.
+
     Raises ConfigError for a rule, clock or number that has no meaning there, or where a rule or server is missing.
     """
     for record in (rule, clock):
         check_numbers(record)
-    if name == MpiSGD.name and rule is None:
+    alone = name == ServerSGD.name and not has_servers and clock is None
+    if rule is None and (name == MpiSGD.name or alone):
         return _with_clock(mpi_sgd.ROW, name, clock)
     if name == MpiESGD.name:
         alpha = 0.9 / groups if settings.alpha is None else settings.alpha
@@ -101,7 +104,8 @@ def choose_row(
             f"{'rule' if rule is None else 'server'}: give a rule, as in job.algorithm({name!r}, rule=SGD(rate=0.1)), "
             "in a job that has servers"
         )
-    usual = BulkSynchronous() if name == MpiSGD.name else FreeRunning()
+    loose = FreeRunning() if settings.staleness is None else BoundedStale(settings.staleness)
+    usual = BulkSynchronous() if name == MpiSGD.name else loose
     return _with_clock(server_sgd.row(_known(rule, name, server_sgd.RULES), usual), name, clock)
 
 

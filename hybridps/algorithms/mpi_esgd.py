@@ -27,6 +27,7 @@ import numpy as np
 from hybridps.algorithms.algorithm import Algorithm
 from hybridps.algorithms.row import EverySteps, Row
 from hybridps.ps.clocks import Clock
+from hybridps.ps.model import Rules
 from hybridps.ps.rules import AnyRule, Elastic, ElasticTogether, Mean, Outer
 from hybridps.tensor_collectives import Levels, Tensor, allreduce_
 from hybridps.tiers import Tier
@@ -54,7 +55,7 @@ class MpiESGD(Algorithm):
     def averages(self, step: int) -> bool:
         return self.has_centre and self.row.trigger.due(step)
 
-    def _reduce_in_group_(self, table: str, gradients: Tensor, start: int, stop: int) -> None:
+    def _reduce_in_group_(self, table: str, gradients: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
         allreduce_(gradients, self.levels.group, "sum", start, stop)
         if self._scale != 1:
             for vector in gradients.vectors:

@@ -11,17 +11,19 @@ For C groups of m workers with batch b each,
 
 Each rank does the update in the framework. With one group and no server this is one allreduce. dist-SGD is the case
 m = 1. The servers hold gradients only, so nobody could give the weights to a group that comes after the others have
-trained: it is refused.
+trained: it is refused. With an optimiser that servers know, they update and hold the weights: see `server_sgd`.
 """
 
 from __future__ import annotations
 
+from hybridps.algorithms import server_sgd
 from hybridps.algorithms.algorithm import Algorithm
 from hybridps.algorithms.row import Row
+from hybridps.algorithms.server_sgd import ServerSGD
 from hybridps.errors import ServerError
 from hybridps.memory import Layout
 from hybridps.ps.clocks import BulkSynchronous
-from hybridps.ps.rules import Sum
+from hybridps.ps.rules import AnyRule, Sum
 from hybridps.tensor_collectives import Levels, Tensor
 from hybridps.tiers import Tier
 
@@ -36,6 +38,13 @@ class MpiSGD(Algorithm):
 
     def __init__(self, levels: Levels, tier: Tier, row: Row = ROW) -> None:
         super().__init__(levels, tier, row)
+
+    def updating(self, rule: AnyRule) -> Algorithm | None:
+        return (
+            ServerSGD(self.levels, self.tier, server_sgd.row(rule, BulkSynchronous()))
+            if self.tier.has_servers
+            else None
+        )
 
     def join_gradients(self, table: str, layout: Layout) -> None:
         self.register(table, layout, None)

@@ -35,3 +35,6 @@ class ServerSGD(Algorithm):
 
     name = "async"
     updates = True
+
+    def updating(self, rule: AnyRule) -> Algorithm:
+        return ServerSGD(self.levels, self.tier, row(rule, self.row.clock))

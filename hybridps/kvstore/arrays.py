@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -54,12 +57,21 @@ def array_over(view: np.ndarray) -> NDArray:
     return mx.nd.from_numpy(view.view(), zero_copy=True)
 
 
+def arrays_over(views: Mapping[str, np.ndarray]) -> dict[str, NDArray]:
+    """Arrays over the memory of those keys that have any."""
+    return {name: array_over(view) for name, view in views.items() if view.size}
+
+
 def memory_of(array: NDArray) -> np.ndarray:
     """The memory of a dense array on the CPU, flat, once it may be read; valid as long as the array is kept."""
     array.wait_to_read()
-    dtype = np.dtype(array.dtype)
-    memory = (ctypes.c_byte * (array.size * dtype.itemsize)).from_address(address_of(array) or 0)
-    return np.frombuffer(memory, dtype)
+    memory: Any = (ctypes.c_byte * nbytes_of(array)).from_address(address_of(array) or 0)
+    return np.frombuffer(memory, np.dtype(array.dtype))
+
+
+def nbytes_of(array: NDArray) -> int:
+    """Size of a dense array."""
+    return array.size * np.dtype(array.dtype).itemsize  # type: ignore[no-any-return]
 
 
 def address_of(array: NDArray) -> int | None:
@@ -67,6 +79,24 @@ def address_of(array: NDArray) -> int | None:
     address = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     return address.value
+
+
+class MemoryInUse:
+    """Which memory the program's dense arrays use now."""
+
+    def __init__(self) -> None:
+        """Looks at all arrays that Python knows."""
+        arrays = [each for each in gc.get_objects() if isinstance(each, NDArray) and each.stype == "default"]
+        begins = sorted((address_of(array) or 0, nbytes_of(array)) for array in arrays)
+        self._begins = [begin for begin, _ in begins]
+        self._ends = list(itertools.accumulate((begin + nbytes for begin, nbytes in begins), max))
+        """Where the last array ends of those that begin there or before."""
+
+    def is_alone(self, array: NDArray) -> bool:
+        """Whether no other array uses some of the memory of this one."""
+        begin = address_of(array) or 0
+        first, last = bisect_left(self._begins, begin), bisect_left(self._begins, begin + max(1, nbytes_of(array)))
+        return last - first == 1 and (first == 0 or self._ends[first - 1] <= begin)
 
 
 def copy_all(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:

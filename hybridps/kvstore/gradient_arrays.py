@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from weakref import WeakSet
 
 import mxnet as mx
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-from hybridps.kvstore.arrays import address_of, array_over, dense, dtype_of, operate
+from hybridps.algorithms import AnyRule
+from hybridps.kvstore.arrays import MemoryInUse, address_of, array_over, dense, dtype_of, operate
 from hybridps.step import Gradients, KeySpec
 
 Arrays = Sequence[NDArray]
 
 UNTOUCHED = -60000.0
 """Written where autograd should write no more; exact in every dtype, and no likely gradient."""
+
+
+_all_moved: WeakSet[MovedGradient] = WeakSet()
+"""Of all stores of the process."""
 
 
 class MovedGradient:
@@ -79,23 +85,34 @@ class GradientArrays:
         """The array that has the sum last pushed for a key."""
         return self._slots[name][0]
 
-    def sum(self, name: str, values: Arrays, priority: int, in_step: bool) -> Arrays:
-        """Begin to sum a gradient over devices and workers; the arrays that will have the sum: one, or one a device."""
+    def sum(self, name: str, values: Arrays, priority: int, in_step: bool, rule: AnyRule | None = None) -> Arrays:
+        """Begin to sum a gradient over devices and workers; the arrays that will have the sum: one, or one a device.
+
+        Where the servers update by `rule`, they will have the new weights.
+        """
         slots = self._slots[name]
         if not slots[0].size:
-            self._gradients.push(name, in_step)()
+            self._gradients.push(name, in_step, rule)()
             return values
         summed = self._fill(name, slots, values)
-        operate(slots, self._gradients.push(name, in_step), priority)
+        operate(slots, self._gradients.push(name, in_step, rule), priority)
         return summed
 
     def move_in(self, weights: Mapping[str, Arrays], gradients: Mapping[str, Arrays]) -> None:
-        """Let backward write gradients straight into the arenas, where that is safe. Waits for them."""
+        """Let backward write gradients straight into the arenas, where that is safe. Waits for them.
+
+        An array stays where it is if the program has a view of it, which would keep the old memory, or if another store
+        has moved it.
+        """
+        elsewhere = {id(moved.gradient) for moved in _all_moved if moved.holds}
+        in_use = MemoryInUse()
         for name, arrays in gradients.items():
             slots = self._slots[name]
             for device, (weight, gradient) in enumerate(zip(weights[name], arrays[: len(slots)], strict=False)):
-                if _is_gradient_of(weight, gradient, slots[device]) and _is_overwritten(weight, gradient):
-                    self._moved[name, device] = MovedGradient(weight, gradient, slots[device])
+                is_alone = id(gradient) not in elsewhere and in_use.is_alone(gradient)
+                if is_alone and _is_gradient_of(weight, gradient, slots[device]) and _is_overwritten(weight, gradient):
+                    self._moved[name, device] = moved = MovedGradient(weight, gradient, slots[device])
+                    _all_moved.add(moved)
                     slots[device] = gradient
 
     def move_out_what_is_written_elsewhere(self) -> None:

@@ -9,7 +9,10 @@ import time
 import weakref
 
 import mxnet as mx
+from msgspec.structs import replace
 
+from hybridps.algorithms import ServerSGD
+from hybridps.config import Settings, load_settings
 from hybridps.errors import ConfigError, DeadlineError, LayoutError, ServerError
 from hybridps.job import Job, open_job
 from hybridps.kvstore.ps_lite import MXNetStores
@@ -40,8 +43,8 @@ def waits_for_mxnet(thread: int) -> bool:
 class SharedJob:
     """The job and the schedule that all stores of the process share."""
 
-    def __init__(self) -> None:
-        self.job = open_job(stores={"mxnet": MXNetStores()})
+    def __init__(self, algorithm: str | None) -> None:
+        self.job = open_job(lambda: _settings(algorithm), stores={"mxnet": MXNetStores()})
         self.trainings: weakref.WeakSet[Training] = weakref.WeakSet()
         self.pid = os.getpid()
         self._schedule: Schedule | None = None
@@ -75,8 +78,8 @@ class SharedJob:
 _shared: SharedJob | None = None
 
 
-def hold() -> SharedJob:
-    """The job of this process, joined at the first call.
+def hold(algorithm: str | None = None) -> SharedJob:
+    """The job of this process, joined at the first call. `algorithm`: of the first store, if its type names one.
 
     From then on an exception that nobody handles ends the group, and the end of the process ends its
     part in the job. Raises ConfigError where MXNet's engine cannot run operations beside the program.
@@ -87,12 +90,21 @@ def hold() -> SharedJob:
             raise ConfigError(
                 "MXNET_ENGINE_TYPE=NaiveEngine runs one operation after the other, and so would wait for ever: unset it"
             )
-        _shared = SharedJob()
+        _shared = SharedJob(algorithm)
         sys.excepthook = lambda kind, error, trace: end_group(error)
         atexit.register(release)
         # MXNet waits for its engine at a fork with Python's lock held, and the engine may wait for Python.
         os.register_at_fork(before=_before_fork)
     return _shared
+
+
+def _settings(algorithm: str | None) -> Settings:
+    """The settings. In asynchronous SGD each worker is a group of its own, unless they say otherwise."""
+    settings = load_settings()
+    given = (settings.groups, settings.group_sizes, settings.workers_per_group, settings.group_index)
+    if (algorithm or settings.algorithm) == ServerSGD.name and all(value is None for value in given):
+        settings = replace(settings, workers_per_group=1)
+    return settings
 
 
 def _before_fork() -> None:

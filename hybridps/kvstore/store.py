@@ -4,11 +4,13 @@
 |---|---|
 | `dist_hybridps_sync` | mpi-SGD, dist-SGD |
 | `dist_hybridps_elastic` | mpi-ESGD, dist-ESGD |
+| `dist_hybridps_async` | mpi-ASGD, dist-ASGD |
 | `dist_hybridps` | what the setting `algorithm` says |
 
-In every type `pushpull` gives the sum over all workers (with Elastic SGD: the group's sum, scaled to all
-workers), so a script divides by `batch_size * num_workers` whatever the type. The update, with
-`set_optimizer` or without, is MXNet's own, on every worker.
+`pushpull` gives the sum over all workers (with Elastic SGD: the group's sum, scaled to all workers), so a script
+divides by `batch_size * num_workers`. With `set_optimizer`, servers update by the optimizers that they have a rule for;
+others, and all where there are no servers, are MXNet's own, on every worker. `dist_hybridps_async` updates by each
+group's mean gradient as it comes, so a script divides by `batch_size`, as with MXNet's `dist_async`.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ import numpy as np
 from mxnet.kvstore import KVStore, KVStoreBase
 from mxnet.ndarray import NDArray
 
-from hybridps.errors import HybridPSError
+from hybridps.algorithms import MpiSGD, ServerSGD
+from hybridps.errors import ConfigError, HybridPSError
 from hybridps.kvstore import process
 from hybridps.kvstore.arrays import copy_all
 from hybridps.kvstore.calls import as_mxnet_does, calls, key_kind
 from hybridps.kvstore.training import Training
+from hybridps.ps.rules import SGD
 
 _TYPE_NAMES = {"elastic": "dist_hybridps_elastic_sync"}
 """By algorithm, where the type is called otherwise: `Module` divides gradients by the number of workers only for types
@@ -42,11 +46,15 @@ class HybridKVStore(KVStore):
     """
 
     def __init__(self, algorithm_name: str | None = None) -> None:
-        held = process.hold()
+        held = process.hold(algorithm_name)
         self._job = held.job
-        self._algorithm = held.job.algorithm(algorithm_name)
+        self._name = algorithm_name or held.job.session.settings.algorithm or MpiSGD.name
+        is_asynchronous = self._name == ServerSGD.name
+        # An optimizer is set later: until then the rule changes nothing.
+        rule = SGD(rate=0.0) if is_asynchronous and held.job.servers else None
+        self._algorithm = held.job.algorithm(algorithm_name, rule=rule)
         self._schedule = held.schedule(self._algorithm.levels)
-        self._training = Training(held.job, self._algorithm, self._schedule)
+        self._training = Training(held.job, self._algorithm, self._schedule, is_asynchronous)
         self._closed = False
         self._kind: type | None = None
         """Of all keys."""
@@ -79,9 +87,9 @@ class HybridKVStore(KVStore):
 
         What is stored then goes to `out` (default: `value`).
         """
-        updates = self._updater is not None
+        updates = self._updates()
         for each in calls(self._check_kind(key), value, out):
-            if not updates and self._algorithm.has_centre and not self._training.key(each.name).outs:
+            if not updates and self._algorithm.averages_weights and not self._training.key(each.name).outs:
                 raise HybridPSError(
                     f"{self.type} cannot average weights that it does not see: key {each.key!r} was not broadcast. "
                     "Let the store update (unset MXNET_UPDATE_ON_KVSTORE), or broadcast the weights; for plain sums "
@@ -90,16 +98,17 @@ class HybridKVStore(KVStore):
             may_move = not (updates or each.others)
             summed = self._training.sum_in_step(each.name, each.values, priority, may_move)
             if updates:
-                summed = [self._training.update(each.name, each.key, summed[0], each.others)]
+                summed = [self._training.update(each.name, summed[0], each.others)]
             copy_all(summed, each.others or each.values)
 
     @as_mxnet_does
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Sum `value` over devices and workers, and store the sum, or update what is stored after `set_optimizer`."""
+        updates = self._updates()
         for each in calls(self._check_kind(key), value):
             summed = self._training.sum_alone(each.name, each.values, priority)
-            if self._updater is not None:
-                self._training.update(each.name, each.key, summed)
+            if updates:
+                self._training.update(each.name, summed)
 
     @as_mxnet_does
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
@@ -142,16 +151,30 @@ class HybridKVStore(KVStore):
     def _updater(self) -> Any:
         return self._training.updater
 
+    @as_mxnet_does
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Save the optimizer's state to a file, whole or not at all: workers of a host may save to the same one."""
+        """Save the optimizer's states to a file, whole or not at all: workers of a host may save to the same one.
+
+        Where servers update, the first worker of each group does, and others do nothing.
+        """
         assert self._updater is not None, "there is no optimizer: call set_optimizer first"
+        states = self._training.optimizer_states(dump_optimizer)
+        if states is None:
+            return
         path = Path(fname).resolve()
         beside = path.with_name(f"{path.name}.of-worker-{self.rank}")
         try:
-            beside.write_bytes(self._updater.get_states(dump_optimizer))
+            beside.write_bytes(states)
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)
+
+    @as_mxnet_does
+    def load_optimizer_states(self, fname: str) -> None:
+        """Go on with the optimizer's states of a file. All workers call this; at the servers the first one's count."""
+        assert self._updater is not None, "there is no optimizer: call set_optimizer first"
+        if self._training.set_optimizer_states(Path(fname).read_bytes()):
+            self.barrier()
 
     @as_mxnet_does
     def set_gradient_compression(self, compression_params: Any) -> None:
@@ -169,7 +192,7 @@ class HybridKVStore(KVStore):
     @property
     def type(self) -> str:
         """A name that the store can be created by, with the algorithm in it."""
-        return _TYPE_NAMES.get(self._algorithm.name, f"dist_hybridps_{self._algorithm.name}")
+        return _TYPE_NAMES.get(self._name, f"dist_hybridps_{self._name}")
 
     @property
     def rank(self) -> int:
@@ -198,12 +221,18 @@ class HybridKVStore(KVStore):
     def _send_command_to_servers(self, head: int, body: str) -> None:
         raise HybridPSError(f"commands to MXNet's servers have no meaning for {self.type}")
 
+    def _updates(self) -> bool:
+        """Whether there is an updater. Raises HybridPSError for asynchronous SGD without one."""
+        if self._updater is None and self._name == ServerSGD.name:
+            raise HybridPSError(f"{self.type} updates at every push: call set_optimizer first")
+        return self._updater is not None
+
     def _add(self, key: Any, value: Any, out: Any = None) -> None:
         keys = calls(self._check_kind(key), value, out)
         if isinstance(key, (list, tuple)) and len(keys) < len(key):
             raise HybridPSError(f"a key is twice among {key!r}: a key is broadcast or initialised once in a store")
         for each in keys:
-            self._training.add(each.name, each.values[0], each.others)
+            self._training.add(each.name, each.key, each.values[0], each.others)
         self._training.check_precision(self.type)
 
     def _check_kind(self, key: Any) -> Any:
@@ -221,8 +250,20 @@ TYPES = {
     "dist_hybridps_sync": partial(HybridKVStore, "sync"),
     "dist_hybridps_elastic": partial(HybridKVStore, "elastic"),
     "dist_hybridps_elastic_sync": partial(HybridKVStore, "elastic"),
+    "dist_hybridps_async": partial(HybridKVStore, "async"),
     "dist_hybridps": HybridKVStore,
 }
 
-# MXNet looks a type up in this table; its `register` takes the name from the class.
-KVStoreBase.kv_registry.update(TYPES)
+
+class KVStoreTypes(dict[str, Any]):
+    """MXNet's table of types. Of a name that begins with dist and is not there, MXNet makes a store of its own."""
+
+    @as_mxnet_does
+    def __contains__(self, name: object) -> bool:
+        known = super().__contains__(name)
+        if not known and str(name).startswith("dist_hybridps"):
+            raise ConfigError(f"the KVStore type {name!r} is unknown: use one of {', '.join(TYPES)}")
+        return known
+
+
+KVStoreBase.kv_registry = KVStoreTypes(KVStoreBase.kv_registry | TYPES)  # its `register` takes the name from the class

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,53 +15,13 @@ from hybridps.algorithms import Algorithm
 from hybridps.errors import HybridPSError, LayoutError
 from hybridps.job import Job
 from hybridps.kvstore.arrays import array_over, copy_all, dense, dtype_of, operate, same_arrays
+from hybridps.kvstore.averaged_weights import AveragedWeights
 from hybridps.kvstore.gradient_arrays import GradientArrays
+from hybridps.kvstore.optimizers import same_random_numbers, table_rule
+from hybridps.kvstore.server_updates import ServerUpdates
 from hybridps.memory import FLOATS, Layout
-from hybridps.step import Gradients, InitialValues, Item, JobContext, KeySpec, Schedule, Weights
-
-
-class AveragedWeights:
-    """MXNet's weights that are averaged together with the centre.
-
-    `weights` gives the arrays that are trained of a key, one for each device. Operations return at once, and MXNet's
-    engine lets users of the arrays wait.
-    """
-
-    def __init__(self, weights: Callable[[str], Sequence[NDArray]], shared: Weights) -> None:
-        """Begin to register the weights."""
-        self._weights = weights
-        self.shared = shared
-        self._slots = _arrays(shared.views)
-        self._centre: dict[str, NDArray] = {}
-        self._change(shared.join)
-
-    def average(self, step: int) -> None:
-        """Begin to average the weights of all keys with the centre."""
-        self._change(lambda: self.shared.average(step))
-
-    def centre(self, name: str) -> NDArray:
-        """The centre of a key, in an array that the engine fills.
-
-        The centre of all keys is read at once, and anew when a key is asked for that was taken from the last reading,
-        or after `forget_centre`.
-        """
-        if name not in self._centre:
-            item, views = self.shared.read_centre()
-            self._centre = _arrays(views)
-            operate(list(self._centre.values()), item)
-        return self._centre.pop(name)
-
-    def forget_centre(self) -> None:
-        """What was read is old."""
-        self._centre = {}
-
-    def _change(self, begin: Callable[[], Item]) -> None:
-        """Copy the weights to the slots, do what `begin` begins, and copy them back."""
-        for name, slot in self._slots.items():
-            dense(self._weights(name)[0]).copyto(slot)
-        operate(list(self._slots.values()), begin())
-        for name, slot in self._slots.items():
-            copy_all([slot], self._weights(name))
+from hybridps.ps.rules import SGD, AnyRule
+from hybridps.step import Gradients, InitialValues, JobContext, KeySpec, Schedule, Weights
 
 
 @dataclass
@@ -69,10 +29,15 @@ class Key:
     """What the store knows of a key."""
 
     stored: NDArray | None
-    """The store's own value, dense and on the CPU. None: it is the sum last pushed, which lies with the gradients."""
+    """The store's own value, dense and on the CPU. None: it lies with the gradients, as the sum last pushed or as what
+    the servers made of it."""
+    index: int | str
+    """What the program calls it, and the optimizer."""
     outs: list[NDArray]
     """The user's weights, one for each device, if the key was broadcast."""
     is_sparse: bool
+    at_servers: ServerUpdates | None = None
+    """Where the servers update the key, if they do."""
     averaged: AveragedWeights | None = None
     """What the key is averaged with: the others of the model, or, if it is used with `push`, nothing else."""
     pushes: int = 0
@@ -90,12 +55,15 @@ class Training:
     twice live in memory of ours.
     """
 
-    def __init__(self, job: Job, algorithm: Algorithm, schedule: Schedule) -> None:
+    def __init__(self, job: Job, algorithm: Algorithm, schedule: Schedule, is_asynchronous: bool) -> None:
         self.keys: dict[str, Key] = {}
         self.updater: Any = None
         """`updater(key, sum, stored)` updates what is stored, if it is not None."""
         self._job = job
         self._algorithm = algorithm
+        self._is_asynchronous = is_asynchronous
+        self._scale = 1 / job.session.plan.group_sizes[job.session.place.group] if is_asynchronous else 1.0
+        """Of gradients: a group's sum stands for one worker's gradient in asynchronous SGD."""
         self._schedule = schedule
         self._context = JobContext.of(job.session)
         self._initial = InitialValues(schedule, algorithm, self._context, "initial")
@@ -105,12 +73,16 @@ class Training:
         """Keys that were broadcast, and are averaged from the next step on."""
         self._averaged: list[AveragedWeights] = []
         """Those of the model."""
+        self._at_servers: ServerUpdates | None = None
+        """The keys that servers update, since the last optimizer was set."""
+        self._optimizers = 0
+        """How many were set."""
         self._step = -1
         self._pushed: dict[str, Sequence[NDArray]] = {}
         self._before: dict[str, Sequence[NDArray]] = {}
         """What was pushed in the step before."""
 
-    def add(self, name: str, value: NDArray, outs: Sequence[NDArray]) -> None:
+    def add(self, name: str, index: int | str, value: NDArray, outs: Sequence[NDArray]) -> None:
         """Store the first worker's `value`, and fill `outs`, the user's weights, with it.
 
         Raises LayoutError for a key that is known, or for a dtype that cannot be summed.
@@ -124,7 +96,7 @@ class Training:
             dense(value).copyto(stored)
             operate([stored], self._initial.fill(name, memory))
         copy_all([stored], outs)
-        self.keys[name] = Key(stored, list(outs), value.stype == "row_sparse")
+        self.keys[name] = Key(stored, index, list(outs), value.stype == "row_sparse")
         if outs and self._averages(name):
             self._announced.append(name)
 
@@ -137,7 +109,8 @@ class Training:
     def sum_in_step(self, name: str, values: Sequence[NDArray], priority: int, may_move: bool) -> Sequence[NDArray]:
         """Begin to sum the values over devices and workers; the arrays that will have the sum: one, or one a device.
 
-        `may_move`: the sum shall replace the values, so that these may live in memory of ours.
+        Where the servers update, these will have the weights. `may_move`: the sum shall replace the values, so that
+        these may live in memory of ours.
         """
         self.key(name)
         if name in self._pushed or self._step < 0:
@@ -152,7 +125,7 @@ class Training:
         return summed
 
     def sum_alone(self, name: str, values: Sequence[NDArray], priority: int) -> NDArray:
-        """Begin to sum the values of a key that is no part of the steps; the array that will have the sum."""
+        """As `sum_in_step`, of a key that is no part of the steps; the array that will have the sum, or the weights."""
         key = self.key(name)
         if self.updater is not None and self._averages(name):
             if key.averaged is None:
@@ -166,12 +139,14 @@ class Training:
             key.stored = None
         return summed
 
-    def update(self, name: str, key: int | str, gradient: NDArray, outs: Sequence[NDArray] = ()) -> NDArray:
-        """Update what is stored for a key; the array that has it. `outs`: where it is to go afterwards.
+    def update(self, name: str, gradient: NDArray, outs: Sequence[NDArray] = ()) -> NDArray:
+        """Update what is stored for a key, unless the servers did; the array that has it. `outs`: where it is to go.
 
         Weights that go where they were broadcast to, as the Trainer has it, are updated there, and not copied.
         """
         known = self.keys[name]
+        if known.at_servers is not None:
+            return gradient
         assert known.stored is not None  # as long as there is an updater
         in_place = bool(outs) and same_arrays(outs, known.outs[:1])
         if in_place and known.stored is not outs[0]:
@@ -180,21 +155,63 @@ class Training:
         elif not in_place and known.outs and known.stored is known.outs[0]:
             known.stored = known.stored.copy()
         # MXNet's own stores give names as bytes.
-        called = key.encode() if isinstance(key, str) else key
-        self.updater(called, gradient.as_in_context(known.stored.context), known.stored)
+        called = known.index.encode() if isinstance(known.index, str) else known.index
+        gradient = gradient.as_in_context(known.stored.context)
+        with same_random_numbers(getattr(self.updater, "optimizer", None), known.index):
+            self.updater(called, gradient if self._scale == 1 else gradient * self._scale, known.stored)
         return known.stored
 
     def set_updater(self, updater: Any, store_type: str) -> None:
-        """From now on what is stored is updated. Raises as `check_precision`."""
+        """From now on what is stored is updated, at the servers where these know how. Raises as `check_precision`.
+
+        Raises HybridPSError if only servers could update, and do not know how.
+        """
+        rule = table_rule(getattr(updater, "optimizer", None))
+        if self._algorithm.updates and rule is None:
+            given = type(getattr(updater, "optimizer", updater)).__name__
+            raise HybridPSError(
+                f"{store_type} updates at the servers, which have no rule for {given}: use SGD, NAG or Adam of "
+                "mx.optimizer itself (a momentum from 0 to 1), or another type of store"
+            )
         self.updater = updater
         for name, key in self.keys.items():
             if key.stored is None:
-                key.stored = self._gradients.slot(name).copy()
+                key.stored = self.stored(name).copy()
+            key.at_servers = None
+        if self._at_servers is not None:
+            self._at_servers.close()
+        self._at_servers = None if rule is None else self._make_updates(rule)
         self.check_precision(store_type)
+
+    def optimizer_states(self, dump_optimizer: bool) -> bytes | None:
+        """The optimizer's states, as MXNet's updaters give them; None if servers have some that others can read.
+
+        Those of a group's servers are read by its first worker.
+        """
+        if self._at_servers is None:
+            return self.updater.get_states(dump_optimizer)  # type: ignore[no-any-return]
+        if not self._job.session.place.is_leader:
+            return None
+        own, there = self.updater.states, self._at_servers.pull_states()
+        try:
+            self.updater.states = own | {self.keys[name].index: state for name, state in there.items()}
+            return self.updater.get_states(dump_optimizer)  # type: ignore[no-any-return]
+        finally:
+            self.updater.states = own
+
+    def set_optimizer_states(self, states: bytes) -> bool:
+        """Go on with states that `optimizer_states` gave. Whether servers have some: those are the first worker's."""
+        self.updater.set_states(states)
+        if self._at_servers is not None and self._job.worker == 0:
+            known = {name: key.index for name, key in self.keys.items() if key.at_servers is not None}
+            self._at_servers.put_states({name: self.updater.states.get(index) for name, index in known.items()})
+        return self._at_servers is not None
 
     def stored(self, name: str) -> NDArray:
         """What `pull` gives: the centre for weights of a model that has one, else what is stored."""
         key = self.key(name)
+        if key.at_servers is not None:
+            return key.at_servers.weights(name)
         if key.stored is None:
             return self._gradients.slot(name)
         trained_in_steps = self.updater is None or (self._step >= 0 and not key.pushes)
@@ -207,7 +224,7 @@ class Training:
     def check_precision(self, store_type: str) -> None:
         """Raise HybridPSError if averaging would not reach the weights that the optimizer trains."""
         precise = getattr(getattr(self.updater, "optimizer", None), "multi_precision", False)
-        if not (precise and self._algorithm.has_centre):
+        if not (precise and self._algorithm.averages_weights):
             return
         if any(key.stored is not None and dtype_of(key.stored) == "float16" for key in self.keys.values()):
             raise HybridPSError(
@@ -219,13 +236,17 @@ class Training:
         """Go on without the keys of the step under way that did not come: somebody waits for those that did."""
         if self._step >= 0:
             self._sums.settle()
+            if self._at_servers is not None:
+                self._at_servers.settle()
 
     def close(self) -> None:
         """Drop the tables at the servers. May be called from any thread, once."""
         self._sums.close()
+        if self._at_servers is not None:
+            self._at_servers.close()
         for averaged in {key.averaged for key in self.keys.values() if key.averaged is not None}:
             averaged.shared.close()
-        self.keys, self._averaged, self.updater = {}, [], None
+        self.keys, self._averaged, self.updater, self._at_servers = {}, [], None, None
 
     def _begin(self, may_move: bool) -> None:
         """A key has come for the second time, or the first one has come: a step begins."""
@@ -238,6 +259,8 @@ class Training:
                 averaged.average(self._step)
         self._gradients.move_out_what_is_written_elsewhere()
         self._sums.begin()
+        if self._at_servers is not None:
+            self._at_servers.begin()
         if self._step == 2 and may_move:
             # Arrays that came in both steps so far: others may be gone before the next, as `weight.grad` is.
             before, pushed = self._before, self._pushed
@@ -247,17 +270,54 @@ class Training:
 
     def _sum(self, name: str, values: Sequence[NDArray], priority: int, in_step: bool) -> Sequence[NDArray]:
         """The first key without memory brings all the others memory too, but for those that have no gradient."""
-        if name not in self._sums:
+        updates = self._updates_of(name)
+        has_memory = self._sums if updates is None else updates
+        if name not in has_memory:
             all_keys = not self.keys[name].may_have_gradient
+            new = [
+                other
+                for other, key in self.keys.items()
+                if other not in has_memory
+                and (key.may_have_gradient or all_keys)
+                and self._updates_of(other) is updates
+            ]
             with autograd.pause():
-                self._gradients.lay_out(
-                    {
-                        other: self._like(other)
-                        for other, key in self.keys.items()
-                        if other not in self._sums and (key.may_have_gradient or all_keys)
-                    }
-                )
+                self._lay_out({other: self._like(other) for other in new}, updates)
+        if updates is not None:
+            return updates.update(name, self.keys[name].index, values, priority, in_step)
         return self._gradients.sum(name, values, priority, in_step)
+
+    def _lay_out(self, weights: Mapping[str, Sequence[NDArray]], updates: ServerUpdates | None) -> None:
+        """Make memory for these keys."""
+        if updates is None:
+            self._gradients.lay_out(weights)
+            return
+        updates.add(weights, {name: self.stored(name) for name in weights})
+        if self._job.worker == 0:
+            updates.put_states({name: self.updater.states.get(self.keys[name].index) for name in weights})
+        for name in weights:
+            self.keys[name].at_servers, self.keys[name].stored = updates, None
+
+    def _updates_of(self, name: str) -> ServerUpdates | None:
+        """What updates the key at the servers, if they do."""
+        like = self._like(name)[0]
+        fits = like.size > 0 and not self.keys[name].is_sparse and dtype_of(like) in SGD.dtypes
+        if self._algorithm.updates and not fits and like.size:
+            allowed = " or ".join(SGD.dtypes)
+            raise HybridPSError(
+                f"key {name!r} of {dtype_of(like)} cannot be updated at the servers: use dense {allowed}"
+            )
+        return self._at_servers if fits else None
+
+    def _make_updates(self, rule: AnyRule) -> ServerUpdates | None:
+        """The keys that servers update by this rule; None where there are none."""
+        algorithm = None if self._context.whole_tables else self._algorithm.updating(rule)
+        if algorithm is None:
+            return None
+        self._optimizers += 1
+        given = (self._schedule, algorithm, self._context, self._initial, f"updated{self._optimizers}.")
+        pushes = self._context.groups if self._is_asynchronous else None
+        return ServerUpdates(self.updater, Gradients(*given), self._scale, pushes)
 
     def _average_announced(self) -> None:
         if self._announced:
@@ -275,7 +335,7 @@ class Training:
 
     def _averages(self, name: str) -> bool:
         """Whether the weights of a key are averaged across groups, once the store sees them."""
-        if not self._algorithm.has_centre or not (self.keys[name].outs or self.updater):
+        if not self._algorithm.averages_weights or not (self.keys[name].outs or self.updater):
             return False
         like = self._like(name)[0]
         return like.size > 0 and dtype_of(like) in FLOATS
@@ -283,7 +343,7 @@ class Training:
     def _like(self, name: str) -> list[NDArray]:
         """Arrays of the shape and dtype of a key, one for each device."""
         key = self.keys[name]
-        return key.outs or [key.stored if key.stored is not None else self._gradients.slot(name)]
+        return key.outs or [key.stored if key.stored is not None else self.stored(name)]
 
     def _trained(self, name: str) -> list[NDArray]:
         """The arrays of a key's weights, those first that are updated: the store's, if it updates, or the user's."""
@@ -291,7 +351,3 @@ class Training:
         own = [key.stored] if key.stored is not None else []
         first, rest = (own, key.outs) if self.updater is not None and key.may_have_gradient else (key.outs, own)
         return [*first, *(array for array in rest if all(array is not other for other in first))]
-
-
-def _arrays(views: Mapping[str, np.ndarray]) -> dict[str, NDArray]:
-    return {name: array_over(view) for name, view in views.items() if view.size}

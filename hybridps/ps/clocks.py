@@ -6,15 +6,18 @@ or not, so that others wait for them. A clock is a record, part of what the grou
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import Annotated, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from hybridps.errors import ProtocolError
+
+MOST_CELLS = 1 << 14
+"""Ranges of a chunk that a bounded-stale clock counts apart. A network has no more keys in a chunk."""
 
 
 class Part(NamedTuple):
@@ -87,8 +90,9 @@ class BulkSynchronous(msgspec.Struct, frozen=True, tag="bulk-synchronous", forbi
 class BoundedStale(msgspec.Struct, frozen=True, tag="bounded-stale", forbid_unknown_fields=True):
     """Every value is a round of its own. A group is answered when no member is more than `bound` values behind it.
 
-    A group that joins begins where the slowest member is; if one leaves, the others no longer wait for it. Values are
-    of whole chunks. (Stale synchronous parallel: Ho et al., 2013.)
+    Values are counted for each element, so members may cut a chunk into different parts. A group that joins begins
+    where the slowest member is; if one leaves, the others no longer wait for it. (Stale synchronous parallel: Ho et
+    al., 2013.)
     """
 
     bound: Annotated[int, Meta(ge=0, le=1 << 30)] = 0
@@ -101,13 +105,13 @@ class FreeRunning(msgspec.Struct, frozen=True, tag="free-running", forbid_unknow
     """Every value is a round of its own, and answered at once."""
 
     def start(self, groups: Iterable[int]) -> Rounds:
-        return _StaleRounds(groups, math.inf)
+        return _FreeRounds(groups)
 
 
 Clock = BulkSynchronous | BoundedStale | FreeRunning
 
-_Cell = tuple[int, int, dict[int, Part]]
-"""Elements `start:stop` of a chunk, and the parts by group that are under way there."""
+_Cell = tuple[int, int, dict[int, Any]]
+"""Elements `start:stop` of a chunk, and what is known there of each group: its part that is under way, or a count."""
 
 
 class _BulkSynchronousRounds(Rounds):
@@ -123,7 +127,7 @@ class _BulkSynchronousRounds(Rounds):
         mine = {parts[part.group] for _, _, parts in cells if part.group in parts}
         if any(known.start < part.stop and part.start < known.stop for known in mine):
             raise _twice(part.group, chunk, self.members.difference(*(parts for _, _, parts in cells)))
-        return self._complete(chunk, _with(part, cells))
+        return self._complete(chunk, _changed(cells, part, lambda parts: parts | {part.group: part}))
 
     def join(self, group: int) -> None:
         super().join(group)
@@ -168,65 +172,111 @@ class _BulkSynchronousRounds(Rounds):
             self._joining.clear()
 
 
+class _FreeRounds(Rounds):
+    def arrive(self, part: Part, chunk: int) -> list[Verdict]:
+        self._check(part)
+        return [Verdict(part.start, part.stop, (part,), (part,))]
+
+    def join(self, group: int) -> None:
+        super().join(group)
+        self.members.add(group)
+
+
 class _StaleRounds(Rounds):
-    def __init__(self, groups: Iterable[int], bound: float) -> None:
+    def __init__(self, groups: Iterable[int], bound: int) -> None:
         super().__init__(groups)
         self._bound = bound
-        self._values: dict[int, dict[int, int]] = {}
-        """Of each chunk, how many values each member brought."""
-        self._waiting: dict[int, dict[int, Part]] = {}
+        self._counts: dict[int, list[_Cell]] = {}
+        """Of each chunk, how many values each member has brought of its elements. No member is left out."""
+        self._waiting: dict[int, list[Part]] = {}
 
     def arrive(self, part: Part, chunk: int) -> list[Verdict]:
         self._check(part)
-        if self._bound == math.inf:
-            return [Verdict(part.start, part.stop, (part,), (part,))]
-        if chunk not in self._values:
-            self._values[chunk], self._waiting[chunk] = dict.fromkeys(self.members, 0), {}
-        values, waiting = self._values[chunk], self._waiting[chunk]
-        if part.group in waiting:
-            slowest = min(values.values())
-            raise _twice(part.group, chunk, {member for member, count in values.items() if count == slowest})
-        values[part.group] += 1
-        waiting[part.group] = part
-        return [Verdict(part.start, part.stop, (part,), self._released(chunk))]
+        cells, waiting = self._counts.get(chunk, []), self._waiting.get(chunk, [])
+        if any(known.group == part.group and _overlap(known, part) for known in waiting):
+            counts = next(counts for start, stop, counts in cells if start < part.stop and part.start < stop)
+            slowest = min(counts.values())
+            raise _twice(part.group, chunk, {member for member, count in counts.items() if count == slowest})
+        none = dict.fromkeys(self.members, 0)
+        changed = _changed(cells, part, lambda counts: none | counts | {part.group: counts.get(part.group, 0) + 1})
+        cells = []
+        for start, stop, counts in changed:
+            if cells and cells[-1][1] == start and cells[-1][2] == counts:
+                start = cells.pop()[0]
+            cells.append((start, stop, counts))
+        if len(cells) > MOST_CELLS:
+            raise ProtocolError(f"group {part.group} cuts chunk {chunk} into more than {MOST_CELLS} parts")
+        self._counts[chunk] = cells
+        self._waiting[chunk] = [*waiting, part]
+        released = self._released(chunk)
+        together = tuple(each for each in released if each[1:] == part[1:])
+        others = [each for each in released if each not in together]
+        return [Verdict(part.start, part.stop, (part,), together), *_answers(others)]
 
     def join(self, group: int) -> None:
         super().join(group)
         if group not in self.members:
             self.members.add(group)
-            for values in self._values.values():
-                values[group] = min(values.values(), default=0)
+            for cells in self._counts.values():
+                for _, _, counts in cells:
+                    counts[group] = min(counts.values(), default=0)
 
     def leave(self, group: int) -> list[tuple[int, Verdict]]:
         super().leave(group)
-        for chunk, values in self._values.items():
-            values.pop(group, None)
-            self._waiting[chunk].pop(group, None)
-        released = [(chunk, self._released(chunk)) for chunk in sorted(self._values)]
-        return [(chunk, Verdict(0, 0, answer=parts)) for chunk, parts in released if parts]
+        for chunk, cells in self._counts.items():
+            for _, _, counts in cells:
+                counts.pop(group, None)
+            self._waiting[chunk] = [part for part in self._waiting[chunk] if part.group != group]
+        released = [(chunk, self._released(chunk)) for chunk in sorted(self._counts)]
+        return [(chunk, verdict) for chunk, parts in released for verdict in _answers(parts)]
 
-    def _released(self, chunk: int) -> tuple[Part, ...]:
-        values, waiting = self._values[chunk], self._waiting[chunk]
-        furthest = min(values.values(), default=0) + self._bound
-        released = sorted(group for group in waiting if values[group] <= furthest)
-        return tuple(waiting.pop(group) for group in released)
+    def _released(self, chunk: int) -> list[Part]:
+        """The parts that are answered now, ascending."""
+        late = [
+            (start, stop, min(counts.values()) + self._bound, counts)
+            for start, stop, counts in self._counts[chunk]
+            if max(counts.values(), default=0) > min(counts.values(), default=0) + self._bound
+        ]
+        """Elements of which some member has brought too many values."""
+        held = [
+            part
+            for part in self._waiting[chunk]
+            if any(
+                start < part.stop and part.start < stop and counts[part.group] > most
+                for start, stop, most, counts in late
+            )
+        ]
+        released = sorted({*self._waiting[chunk]}.difference(held))
+        self._waiting[chunk] = held
+        return released
 
 
-def _with(part: Part, cells: Sequence[_Cell]) -> list[_Cell]:
-    """The cells of a chunk after a part has come."""
+def _answers(parts: Iterable[Part]) -> list[Verdict]:
+    """Parts that are answered though nothing is computed. Those of the same elements are answered together."""
+    ordered = sorted(parts, key=lambda part: (part[1:], part.group))
+    spans = groupby(ordered, key=lambda part: part[1:])
+    return [Verdict(start, stop, answer=tuple(same)) for (start, stop), same in spans]
+
+
+def _overlap(some: Part, other: Part) -> bool:
+    return some.start < other.stop and other.start < some.stop
+
+
+def _changed(cells: Sequence[_Cell], part: Part, change: Callable[[dict[int, Any]], dict[int, Any]]) -> list[_Cell]:
+    """The cells of a chunk after a part has come, which changes what is known of its elements."""
     cut: list[_Cell] = []
-    place, mine = part.start, {part.group: part}
-    for start, stop, parts in cells:
+    place = part.start
+    for start, stop, known in cells:
         if place < start and place < part.stop:
-            cut.append((place, min(start, part.stop), mine))
+            cut.append((place, min(start, part.stop), change({})))
         if start < part.start:
-            cut.append((start, min(stop, part.start), parts))
+            cut.append((start, min(stop, part.start), known))
         if part.start < stop and start < part.stop:
-            cut.append((max(start, part.start), min(stop, part.stop), parts | mine))
+            cut.append((max(start, part.start), min(stop, part.stop), change(known)))
         if part.stop < stop:
-            cut.append((max(start, part.stop), stop, parts))
+            cut.append((max(start, part.stop), stop, known))
         place = max(place, stop)
-    return [*cut, (place, part.stop, mine)] if place < part.stop else cut
+    return [*cut, (place, part.stop, change({}))] if place < part.stop else cut
 
 
 def _twice(group: int, chunk: int, missing: set[int]) -> ProtocolError:

@@ -7,7 +7,9 @@ the chunk, and comes back as an answer. `Task` says which part of that runs wher
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -80,6 +82,18 @@ class TableSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ChunkMap(self.layout, self.chunk_bytes, self.servers)
 
 
+Rules = tuple[tuple[int, AnyRule], ...]
+"""Rules of a range of elements, instead of the table's: each with the element that it ends before. They differ from the
+table's rule in their numbers only, such as a learning rate that changes. None: the table's rule counts."""
+
+
+def rules_of_span(rules: Rules, start: int, stop: int) -> Rules:
+    """The rules of elements `start:stop`, from those of a range that these lie in."""
+    first = bisect_right(rules, start, key=itemgetter(0))
+    last = bisect_left(rules, stop, first, key=itemgetter(0))
+    return tuple((min(end, stop), rule) for end, rule in rules[first : last + 1])
+
+
 class Origin(NamedTuple):
     """Who asks: one life (`epoch`) of a group of a job, and the number of its request, which grows within that life.
 
@@ -96,7 +110,7 @@ class Contribution(msgspec.Struct, frozen=True, eq=False):
     """What a group brings to a round of a span: the sum of `rows` (flat arrays of the span's length) counts.
 
     The answer is written to all `targets`, memory of the group; None: it is sent. `groups`: of how many groups the
-    values are the sum, which a rack server brings.
+    values are the sum, which a rack server brings. `rules`: of the span.
     """
 
     origin: Origin
@@ -104,6 +118,7 @@ class Contribution(msgspec.Struct, frozen=True, eq=False):
     rows: Sequence[np.ndarray]
     targets: Sequence[np.ndarray] | None = None
     groups: int = 1
+    rules: Rules = ()
 
 
 class Answer(msgspec.Struct, frozen=True, eq=False):

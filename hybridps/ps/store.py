@@ -10,7 +10,7 @@ import numpy as np
 from hybridps.errors import ServerError
 from hybridps.memory import Layout
 from hybridps.ps.clocks import Clock
-from hybridps.ps.model import CodecName, Joining
+from hybridps.ps.model import CodecName, Joining, Rules
 from hybridps.ps.rules import AnyRule, Rule
 
 Known = TypeVar("Known")
@@ -52,22 +52,34 @@ class ParameterStore(Protocol):
         exact, values and answers are rounded by it, for all groups alike.
         """
 
-    def exchange(self, table: str, values: np.ndarray, answer: np.ndarray, start: int, stop: int) -> Pending:
+    def exchange(
+        self, table: str, values: np.ndarray, answer: np.ndarray, start: int, stop: int, rules: Rules = ()
+    ) -> Pending:
         """Contribute elements `start:stop` of `values`, and receive the rule's answer into those of `answer`.
+
+        `rules`: of these elements, instead of the table's. Groups whose values make a round must give the same.
 
         With a bulk-synchronous clock the round of an element is complete when all groups have contributed it: their
         spans need not be the same. Of an element a group has one exchange under way at a time. `values` may not change,
         nor `answer` be read, until the operation is done. They may be the same array.
         """
 
-    def exchange_rows(self, table: str, rows: Sequence[np.ndarray], start: int, stop: int) -> Pending | None:
+    def exchange_rows(
+        self, table: str, rows: Sequence[np.ndarray], start: int, stop: int, rules: Rules = ()
+    ) -> Pending | None:
         """As `exchange` of the sum of `rows`, vectors of one group, which all become the answer.
 
         None, and nothing is begun, if a server does not reach the memory of them all.
         """
 
-    def pull(self, table: str, out: np.ndarray) -> Pending:
-        """Receive the whole centre into `out`, as it is now."""
+    def pull(self, table: str, out: np.ndarray, array: int = 0) -> Pending:
+        """Receive the whole centre into `out`, as it is now, or a state of the rule (`array` 1 or 2)."""
+
+    def put(self, table: str, values: np.ndarray, array: int) -> Pending:
+        """Replace the whole centre (0), or a state of the rule (1, 2), by `values`.
+
+        What other groups contribute meanwhile comes before or after, chunk by chunk.
+        """
 
     def drop(self, table: str) -> None:
         """This group is done with a table. The servers free it when all groups have dropped it."""

@@ -14,10 +14,10 @@ import msgspec
 from msgspec import Meta
 
 from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
-from hybridps.ps.model import GroupTakenError, TableSpec, UnknownClientError
+from hybridps.ps.model import GroupTakenError, Rules, TableSpec, UnknownClientError
 from hybridps.ps.rules.finite import NotFiniteError
 
-VERSION = 8
+VERSION = 9
 """Of the protocol: both sides must have the same."""
 
 LARGEST_CHUNK_BYTES = 1 << 28
@@ -28,10 +28,15 @@ MOST_ROWS = 1024
 MOST_CHUNKS = 1024
 """Chunks of one message, and so its payload frames."""
 
+MOST_RULES = 1 << 14
+"""Of one message."""
+
 Number = Annotated[int, Meta(ge=0, le=1 << 62)]
 Count = Annotated[int, Meta(ge=1, le=4096)]
 Represented = Annotated[int, Meta(ge=0, le=1 << 30)]
 """Of how many groups values are the sum: of a rack's, if a rack server brings them."""
+
+ArrayNumber = Annotated[int, Meta(ge=0, le=2)]
 
 JobName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 TenantName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{0,64}$")]
@@ -100,16 +105,25 @@ class Exchange(OfSpan, frozen=True):
     """Payload: the group's values. Answer: Done with the answers of the rounds as payload.
 
     In place, without payload, if `values` and `answers` are given: the sum of `values` counts, and the answers are
-    written to all of `answers`.
+    written to all of `answers`. `rules`: of the span, if they are not the table's.
     """
 
     values: RegionOffsets = ()
     answers: RegionOffsets = ()
     groups: Represented = 1
+    rules: Annotated[Rules, Meta(max_length=MOST_RULES)] = ()
 
 
 class Pull(OfSpan, frozen=True):
-    """Answer: Done with the centre of whole chunks as payload."""
+    """Answer: Done with an array of whole chunks as payload: the centre (0), or a state of the rule (1, 2)."""
+
+    array: ArrayNumber = 0
+
+
+class Put(OfSpan, frozen=True):
+    """Replace an array of whole chunks, numbered as in Pull. Payload: the values of each chunk. Answer: Done."""
+
+    array: ArrayNumber
 
 
 class Drop(OfTable, frozen=True):
@@ -148,7 +162,7 @@ class Heartbeat(Message, frozen=True):
     settled: Number
 
 
-Request = Hello | Register | Initial | Exchange | Pull | Attach | Detach | Drop | Leave | Heartbeat
+Request = Hello | Register | Initial | Exchange | Pull | Put | Attach | Detach | Drop | Leave | Heartbeat
 
 
 class Welcome(Message, frozen=True):

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
-from hybridps.algorithms import Algorithm
+from hybridps.algorithms import Algorithm, AnyRule
 from hybridps.errors import GroupError
-from hybridps.memory import Layout
+from hybridps.events import Registered
+from hybridps.memory import Arena, Layout
 from hybridps.step.initial import InitialValues
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import NOTHING, KeySpec, Plan, Span, Table, lay_out, make_plan
-from hybridps.step.schedule import Schedule
+from hybridps.step.schedule import Item, Schedule, Work
 from hybridps.step.steps import Begin, End, Gradient, Reducer, Step
+from hybridps.step.weights import pull_centre
+from hybridps.tensor_collectives import Tensor
 
 
 class Gradients:
@@ -37,6 +41,7 @@ class Gradients:
         self._prefix = prefix
         self._reducer = Reducer(algorithm, context)
         self._tables: list[Table] = []
+        self._to_join: list[Table] = []
         self._table_of: dict[str, Table] = {}
         self._step = Step(-1, NOTHING, self._reducer)
         self._expected: frozenset[str] = frozenset()
@@ -59,6 +64,7 @@ class Gradients:
         what = f"the layout of gradients {self._prefix}{first}"
         for table in self._schedule.call(what, lambda: self._make_tables(wanted)):
             self._tables.append(table)
+            self._to_join.append(table)
             self._table_of |= dict.fromkeys(table.spans, table)
 
     def views(self, name: str) -> list[np.ndarray]:
@@ -79,13 +85,50 @@ class Gradients:
         self._schedule.post(Begin(step, self._schedule, self._context))
         return step.number
 
-    def push(self, name: str, in_step: bool = True) -> Gradient:
+    def join_weights(self) -> Item:
+        """Register the tables that the servers update, with what lies in the arrays: call the item when it does.
+
+        If the centre was there already the arrays have it afterwards.
+        """
+        tables, self._to_join = self._to_join, []
+        item = Work("the registration of the weights", self._schedule.inbox, lambda: self._join(tables))
+        self._schedule.post(item)
+        return item
+
+    def read_centre(self) -> tuple[Item, dict[str, np.ndarray]]:
+        """Begin to read the weights that the servers hold now, of all keys, into arrays of their own."""
+        layouts = {table.name: table.layout for table in self._tables}
+        return pull_centre(self._schedule, self._algorithm, self._context, layouts)
+
+    def pull_states(self) -> dict[str, list[np.ndarray]]:
+        """What the servers keep of each key beside its weights, in its shape. On the leader alone."""
+        states: dict[str, list[np.ndarray]] = {}
+        for table in self._tables:
+            what = f"reading the states of {table.name}"
+            flat = self._schedule.call(what, partial(self._algorithm.tier.pull_states, table.name), local=True)
+            arenas = [Arena(table.layout, array) for array in flat]
+            states |= {slot.key: [arena.view(slot.key) for arena in arenas] for slot in table.layout.slots}
+        return states
+
+    def put_states(self, states: Mapping[str, Sequence[np.ndarray]]) -> None:
+        """Replace what the servers keep of these keys. Other keys of their tables begin anew. On the leader alone."""
+        for table in self._tables:
+            mine = {slot.key: states[slot.key] for slot in table.layout.slots if slot.key in states}
+            arenas = [Arena(table.layout) for _ in range(max(map(len, mine.values()), default=0))]
+            for key, arrays in mine.items():
+                for arena, array in zip(arenas, arrays, strict=True):
+                    arena.view(key)[...] = array
+            put = partial(self._algorithm.tier.put_states, table.name, [arena.flat for arena in arenas])
+            self._schedule.call(f"writing the states of {table.name}", put, local=True)
+
+    def push(self, name: str, in_step: bool = True, rule: AnyRule | None = None) -> Gradient:
         """The program pushes a key now; call the returned item when its gradient lies in the arrays.
 
-        Without `in_step` the key is not expected in the next step.
+        Without `in_step` the key is not expected in the next step. `rule`: how the servers update by it, if they do.
         """
         table = self._table_of[name]
-        item = Gradient(name, Span(table, *table.spans[name]), self._step, in_step, self._schedule.inbox)
+        span = Span(table, *table.spans[name])
+        item = Gradient(name, span, self._step, in_step, self._schedule.inbox, rule)
         if in_step:
             if name in self._pushed:
                 raise GroupError(f"key {name!r} was pushed twice in {self._step.title}: begin a step before")
@@ -100,7 +143,7 @@ class Gradients:
     def close(self) -> None:
         """Drop the tables. Not a collective; may be called from any thread, once."""
         names, algorithm = [table.name for table in self._tables], self._algorithm
-        self._schedule.post_local("the end of gradients", lambda: drop_all(algorithm, names))
+        self._schedule.post_local("the end of gradients", lambda: algorithm.drop(names))
 
     def _make_plan(self) -> Plan:
         """The plan of the next step; the same object as long as nothing has changed."""
@@ -118,14 +161,16 @@ class Gradients:
         self._initial.check_tables(layouts)
         return [self._make_table(name, *each) for name, each in wanted.items()]
 
+    def _join(self, tables: Sequence[Table]) -> None:
+        """On the communication thread."""
+        for table in tables:
+            with self._context.watch(f"the registration of {table.name}"):
+                late = self._algorithm.join_weights(table.name, table.layout, Tensor(table.tensor.vectors[:1]))
+            slots, nbytes = len(table.layout.slots), table.layout.nbytes
+            self._context.events.emit(Registered(table.name, self._algorithm.name, slots, nbytes, bool(late)))
+
     def _make_table(self, name: str, layout: Layout, vectors: int) -> Table:
         tensor = self._algorithm.levels.tensor(layout.length, layout.dtype, vectors)
         with self._context.watch(f"the registration of {name}"):
             self._algorithm.join_gradients(name, layout)
         return Table(name, layout, tensor)
-
-
-def drop_all(algorithm: Algorithm, names: Sequence[str]) -> None:
-    """Drop these tables at the servers."""
-    for name in names:
-        algorithm.drop(name)

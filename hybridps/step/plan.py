@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from hybridps.algorithms import AnyRule, Rules
 from hybridps.memory import Arena, Layout
 from hybridps.tensor_collectives import Tensor
 
@@ -36,6 +37,17 @@ class Table:
     def views(self, key: str) -> list[np.ndarray]:
         """The arrays of a key, in its shape, one for each vector, in the memory of the arenas."""
         return [arena.view(key) for arena in self.arenas]
+
+    def rules(self, start: int, stop: int, rule_of: Callable[[str], Any]) -> Rules:
+        """The rules of elements `start:stop`, of the keys that lie there."""
+        found: list[tuple[int, AnyRule]] = []
+        for number in range(bisect_right(self._starts, start) - 1, bisect_left(self._starts, stop)):
+            key = self._filled[number].key
+            rule, end = rule_of(key), min(self.spans[key][1], stop)
+            if found and found[-1][1] == rule:
+                found.pop()
+            found.append((end, rule))
+        return tuple(found)
 
     def key_at(self, element: int) -> str:
         """The key that has this element, or the one before it where that is padding."""

@@ -165,9 +165,9 @@ class Schedule:
         self.inbox.put(item)
         item()
 
-    def call(self, title: str, work: Callable[[], Any]) -> Any:
-        """Do `work` on the communication thread, in program order, and return its result."""
-        item = Work(title, self.inbox, work)
+    def call(self, title: str, work: Callable[[], Any], local: bool = False) -> Any:
+        """Do `work` on the communication thread, in program order, and return its result. `local` as in `Work`."""
+        item = Work(title, self.inbox, work, local)
         self.post(item)
         item()
         self.wait_for(item.ended)

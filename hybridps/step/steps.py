@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 
-from hybridps.algorithms import UNDER_WAY, Algorithm
+from hybridps.algorithms import UNDER_WAY, Algorithm, AnyRule
 from hybridps.step.agreement import digest
 from hybridps.step.finite import FiniteCheck
 from hybridps.step.job_context import JobContext
@@ -26,6 +26,7 @@ class Reducer:
     def __init__(self, algorithm: Algorithm, context: JobContext) -> None:
         self._algorithm = algorithm
         self._context = context
+        self._updates = algorithm.updates
         self._bucket_bytes = context.settings.bytes_reduced_at_a_time
         self._finite = FiniteCheck(context)
         self._under_way: deque[Sequence[Item]] = deque()
@@ -33,19 +34,23 @@ class Reducer:
         self.in_order: Plan | None = None
         """The plan of the steps that stay in program order."""
 
-    def reduce(self, spans: Iterable[Span], step: int) -> None:
-        """Reduce these spans; they may be used when this returns."""
+    def reduce(self, spans: Iterable[Span], step: int, items: Mapping[str, Gradient]) -> None:
+        """Reduce these spans, the gradients of `items`; they may be used when this returns."""
         for span in spans:
             for part in parts(span, self._bucket_bytes):
-                self.begin(part, (), step)
+                self.begin(part, (), step, items)
         self.drain(step)
 
-    def begin(self, span: Span, finished: Sequence[Item], step: int) -> None:
-        """Begin to reduce a span. `finished`: items that are done when it is done, and those before it."""
+    def begin(self, span: Span, finished: Sequence[Item], step: int, items: Mapping[str, Gradient]) -> None:
+        """Begin to reduce a span, which some of `items` lie in.
+
+        `finished`: items that are done when it is done, and those before it.
+        """
         self._finite.check(span, step)
+        rules = span.table.rules(span.start, span.stop, lambda key: items[key].rule) if self._updates else ()
         what = f"step {step}: the sum of {span.table.name} in the group, from key {span.table.key_at(span.start)!r} on"
         with self._context.watch(what), self.spent.on("group"):
-            self._algorithm.reduce_(span.table.name, span.table.tensor, span.start, span.stop)
+            self._algorithm.reduce_(span.table.name, span.table.tensor, span.start, span.stop, rules)
         self._under_way.append(finished)
         if len(self._under_way) > UNDER_WAY:
             self._finish(step)
@@ -120,13 +125,17 @@ class End(Item):
 
 
 class Gradient(Item):
-    """A gradient that the program has pushed. `in_step`: whether it is one of those that make a step."""
+    """A gradient that the program has pushed. `in_step`: whether it is one of those that make a step.
 
-    def __init__(self, name: str, span: Span, step: Step, in_step: bool, inbox: Inbox) -> None:
+    `rule`: how the servers update by it, if they do.
+    """
+
+    def __init__(self, name: str, span: Span, step: Step, in_step: bool, inbox: Inbox, rule: AnyRule | None) -> None:
         super().__init__(f"the sum of key {name!r} in {step.title}", inbox)
         self.name = name
         self.step = step
         self.in_step = in_step
+        self.rule = rule
         self.arrived_at = 0.0
         """On the monotonic clock."""
         self._span = span
@@ -143,19 +152,19 @@ class Gradient(Item):
     def run(self, items: Sequence[Item]) -> int:
         """Reduce this gradient together with those of the same model that follow directly."""
         mates = self._mates(items)
-        self.step.reducer.reduce(merged(mate.remaining for mate in mates), self.step.number)
-        for mate in mates:
+        self.step.reducer.reduce(merged(mate.remaining for mate in mates.values()), self.step.number, mates)
+        for mate in mates.values():
             mate.finish()
         return len(mates)
 
-    def _mates(self, items: Sequence[Item]) -> list[Gradient]:
+    def _mates(self, items: Sequence[Item]) -> dict[str, Gradient]:
         """The first of the items, as long as they are different gradients of this model."""
         mates: dict[str, Gradient] = {}
         for item in items:
             if not isinstance(item, Gradient) or item.step.reducer is not self.step.reducer or item.name in mates:
                 break
             mates[item.name] = item
-        return list(mates.values())
+        return mates
 
 
 class Vote(IntEnum):
@@ -254,7 +263,7 @@ class FusedStep:
     def _reduce(self, bucket: Bucket) -> None:
         step, finished = self._step, [self._items[name] for name in bucket.completed]
         for span in bucket.spans:
-            step.reducer.begin(span, finished if span is bucket.spans[-1] else (), step.number)
+            step.reducer.begin(span, finished if span is bucket.spans[-1] else (), step.number, self._items)
         first = bucket.spans[0]
         step.reached[first.table.name] = first.start
 

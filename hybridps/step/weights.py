@@ -11,7 +11,6 @@ from hybridps.algorithms import Algorithm
 from hybridps.events import Exchanged, Registered
 from hybridps.memory import Arena, Layout
 from hybridps.shared_memory import shared_memory
-from hybridps.step.gradients import drop_all
 from hybridps.step.initial import InitialValues
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import KeySpec, lay_out
@@ -56,13 +55,12 @@ class Weights:
 
     def read_centre(self) -> tuple[Item, dict[str, np.ndarray]]:
         """The centre of all keys, in arrays of its own."""
-        arenas = {table: Arena(layout) for table, layout in self._layouts.items()}
-        return self._post("reading the centre", lambda: self._read_centre(arenas)), views_of(arenas)
+        return pull_centre(self._schedule, self._algorithm, self._context, self._layouts)
 
     def close(self) -> None:
         """Drop the tables. Not a collective; may be called from any thread, once."""
         names, algorithm = list(self._layouts), self._algorithm
-        self._schedule.post_local("the end of weights", lambda: drop_all(algorithm, names))
+        self._schedule.post_local("the end of weights", lambda: algorithm.drop(names))
 
     def _post(self, title: str, work: Callable[[], None]) -> Item:
         item = Work(title, self._schedule.inbox, work)
@@ -88,10 +86,21 @@ class Weights:
             took = time.monotonic() - began
             self._context.events.emit(Exchanged(table, step, took, arena.layout.nbytes, self._algorithm.distance))
 
-    def _read_centre(self, arenas: Mapping[str, Arena]) -> None:
+
+def pull_centre(
+    schedule: Schedule, algorithm: Algorithm, context: JobContext, layouts: Mapping[str, Layout]
+) -> tuple[Item, dict[str, np.ndarray]]:
+    """Begin to read the centre of these tables, into arrays of its own: those of each key."""
+    arenas = {table: Arena(layout) for table, layout in layouts.items()}
+
+    def read() -> None:
         for table, arena in arenas.items():
-            with self._context.watch(f"reading the centre of {table}"):
-                self._algorithm.read_centre(table, Tensor([arena.flat]))
+            with context.watch(f"reading the centre of {table}"):
+                algorithm.read_centre(table, Tensor([arena.flat]))
+
+    item = Work("reading the centre", schedule.inbox, read)
+    schedule.post(item)
+    return item, views_of(arenas)
 
 
 def views_of(arenas: Mapping[str, Arena]) -> dict[str, np.ndarray]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from hybridps.memory import Layout
 from hybridps.mpi_groups.group import Group
 from hybridps.ps.clocks import Clock
-from hybridps.ps.model import CodecName, Joining
+from hybridps.ps.model import CodecName, Joining, Rules
 from hybridps.ps.rules import Rule
 from hybridps.tensor_collectives import Tensor, allreduce_, broadcast_
 from hybridps.tiers.tier import check_same_layout
@@ -15,6 +19,7 @@ class NoTier:
     """See `Tier` for the methods. What the group has is already what all workers have."""
 
     distance = float("nan")
+    has_servers = False
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -36,16 +41,22 @@ class NoTier:
     def begun(self, table: str) -> bool:
         return False
 
-    def sum_(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
+    def sum_(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
         allreduce_(tensor, self._group, "sum", start, stop)
 
-    def exchange(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
+    def exchange(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
         pass
 
     def finish(self) -> None:
         pass
 
     def pull(self, table: str, tensor: Tensor) -> None:
+        pass
+
+    def pull_states(self, table: str) -> list[np.ndarray]:
+        return []
+
+    def put_states(self, table: str, states: Sequence[np.ndarray]) -> None:
         pass
 
     def drop(self, table: str) -> None:

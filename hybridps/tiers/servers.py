@@ -6,7 +6,7 @@ Algorithms are the same on all ranks: the leader's tier is given a store, those 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -18,7 +18,7 @@ from hybridps.memory import DTYPES, Layout
 from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.session import agree
 from hybridps.ps.clocks import Clock
-from hybridps.ps.model import CodecName, Joining
+from hybridps.ps.model import CodecName, Joining, Rules
 from hybridps.ps.rules import Rule, Sum
 from hybridps.ps.store import ParameterStore, Pending
 from hybridps.shared_memory import shared_memory
@@ -71,6 +71,8 @@ class ServersTier:
     and the name that the algorithm uses.
     """
 
+    has_servers = True
+
     def __init__(self, group: Group, store: ParameterStore | None = None, prefix: str = "") -> None:
         self.distance = float("nan")
         self._group = group
@@ -117,17 +119,17 @@ class ServersTier:
 
         return self._tables[table].joining is Joining.LATE and bool(self._lead(has_values))
 
-    def sum_(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
-        if not self._begin_in_place(table, tensor, start, stop):
+    def sum_(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
+        if not self._begin_in_place(table, tensor, start, stop, rules):
             reduce_(tensor, self._group, start=start, stop=stop)
-            self.exchange(table, tensor, start, stop)
+            self.exchange(table, tensor, start, stop, rules)
 
-    def exchange(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
+    def exchange(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
         pending = None
         if self._store is not None:
             values, answer = tensor.vectors[0], self._tables[table].answer
             answer = values if answer is None else answer
-            pending = self._store.exchange(self._prefix + table, values, answer, start, stop)
+            pending = self._store.exchange(self._prefix + table, values, answer, start, stop, rules)
         self._under_way.append(_Exchange(table, tensor, start, stop, pending))
 
     def finish(self) -> None:
@@ -148,6 +150,20 @@ class ServersTier:
             self._store.pull(self._prefix + table, tensor.vectors[0]).wait()
         broadcast_(tensor, self._group)
 
+    def pull_states(self, table: str) -> list[np.ndarray]:
+        if self._store is None:
+            return []
+        known, states = self._tables[table], list[np.ndarray]()
+        for number in range(1, known.rule.states + 1):
+            states.append(np.empty(known.layout.length, known.layout.dtype))
+            self._store.pull(self._prefix + table, states[-1], number).wait()
+        return states
+
+    def put_states(self, table: str, states: Sequence[np.ndarray]) -> None:
+        if self._store is not None:
+            for number, state in enumerate(states, 1):
+                self._store.put(self._prefix + table, state, number).wait()
+
     def drop(self, table: str) -> None:
         dropped = self._tables.pop(table, None)
         if dropped is not None and dropped.joining is not Joining.DROPPED and self._store is not None:
@@ -163,7 +179,7 @@ class ServersTier:
         for table in list(self._tables):
             self.drop(table)
 
-    def _begin_in_place(self, table: str, tensor: Tensor, start: int, stop: int) -> bool:
+    def _begin_in_place(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules) -> bool:
         """Begin an exchange in which the servers add up the ranks' vectors themselves, if they all reach them."""
         rows = rows_for_servers(tensor, self._group, self._tables[table].rule)
         if rows is None or start == stop or not self._reached.get(rows, True):
@@ -174,7 +190,7 @@ class ServersTier:
         else:
             node.meet("an exchange with the servers", asleep=True)
             vectors = [row[: tensor.length].view(tensor.dtype) for row in rows.array]
-            pending = self._store.exchange_rows(self._prefix + table, vectors, start, stop)
+            pending = self._store.exchange_rows(self._prefix + table, vectors, start, stop, rules)
         if rows not in self._reached:
             began = pending is not None
             self._reached[rows] = bool(self._lead(lambda store: began))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+import numpy as np
 
 from hybridps.errors import LayoutError
 from hybridps.memory import Layout
 from hybridps.mpi_groups.group import Group
 from hybridps.ps.clocks import Clock
-from hybridps.ps.model import CodecName, Joining
+from hybridps.ps.model import CodecName, Joining, Rules
 from hybridps.ps.rules import Rule
 from hybridps.tensor_collectives import Tensor
 
@@ -25,6 +27,9 @@ class Tier(Protocol):
 
     distance: float
     """|w - centre| / |w| of the last Elastic exchange that this rank saw; nan if there was none."""
+
+    has_servers: bool
+    """Whether others are reached through servers, which can update."""
 
     def register(
         self,
@@ -45,13 +50,14 @@ class Tier(Protocol):
     def begun(self, table: str) -> bool:
         """Whether other groups had exchanged a table that begins with zeros before this group registered it."""
 
-    def sum_(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
+    def sum_(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
         """Begin to replace elements `start:stop`, of all ranks, by the answer to their sum.
 
+        `rules`: of these elements, instead of the table's.
         The servers add up the ranks' vectors where they lie, if all servers reach them; else the group reduces first.
         """
 
-    def exchange(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
+    def exchange(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
         """Begin to exchange elements `start:stop` of the leader's tensor. Nobody may use them until `finish`."""
 
     def finish(self) -> None:
@@ -59,6 +65,12 @@ class Tier(Protocol):
 
     def pull(self, table: str, tensor: Tensor) -> None:
         """Read the whole centre of a table into the tensor, on all ranks of the group."""
+
+    def pull_states(self, table: str) -> list[np.ndarray]:
+        """The states of the table's rule, flat. On the leader alone, and not a collective."""
+
+    def put_states(self, table: str, states: Sequence[np.ndarray]) -> None:
+        """Replace the states of the table's rule. On the leader alone, and not a collective."""
 
     def drop(self, table: str) -> None:
         """This group is done with a table, which has no exchange under way. A table that is not held is ignored."""

@@ -28,7 +28,7 @@ from hybridps.memory import Layout
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import BulkSynchronous, FreeRunning
 from hybridps.ps.model import Joining
-from hybridps.ps.rules import Adam, Elastic, ElasticTogether, Mean, Momentum, Nesterov, Outer, Sum, apply_
+from hybridps.ps.rules import SGD, Adam, Elastic, ElasticTogether, Mean, Momentum, Nesterov, Outer, Sum, apply_
 from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.server import Server
 from hybridps.shared_memory import shared_memory
@@ -44,11 +44,13 @@ DTYPES = ("float16", "float32", "float64")
 class InPlace(Client):
     """A client whose exchanges are in shared memory; arrays of the tests are copied in and out."""
 
-    def exchange(self, table, values, answer, start, stop):
+    def exchange(self, table, values, answer, start, stop, rules=()):
         there = [shared_memory(array.nbytes).view(array.dtype) for array in (values, answer)]
         for mine, array in zip(there, (values, answer), strict=True):
             np.copyto(mine, array)
-        return InPlacePending(super().exchange(table, *there, start, stop), there[1][start:stop], answer[start:stop])
+        return InPlacePending(
+            super().exchange(table, *there, start, stop, rules), there[1][start:stop], answer[start:stop]
+        )
 
 
 class InPlacePending:
@@ -385,6 +387,84 @@ def test_an_exchange_touches_its_elements_only(tier):
     assert (answer[512:] == -1).all()
     out = centre(store, layout)
     assert out.sum() == 256
+
+
+def test_an_exchange_may_bring_other_numbers_of_the_rule(flat_of_ours):
+    """Each span of elements has its own, wherever groups and chunks are cut."""
+    layout = layout_of(1000)
+    stores = joined(flat_of_ours, 2, layout, SGD(rate=0.0))
+    rules = ((100, SGD(rate=1.0)), (300, SGD(rate=2.0)), (301, SGD(rate=3.0)), (layout.length, SGD(rate=4.0)))
+    rates = np.repeat([1.0, 2.0, 3.0, 4.0], np.diff([0, 100, 300, 301, layout.length])).astype("float32")
+    ones = [np.ones(layout.length, np.float32) for _ in stores]
+    whole = stores[0].exchange("w", ones[0], ones[0], 0, layout.length, rules)
+    edges = (0, 150, 700, layout.length)
+    for start, stop in zip(edges, edges[1:], strict=False):
+        mine = tuple((min(end, stop), rule) for end, rule in rules if end > start)
+        mine = mine[: next(number for number, (end, _) in enumerate(mine, 1) if end >= stop)]
+        stores[1].exchange("w", ones[1], ones[1], start, stop, mine).wait()
+    whole.wait()
+    for answer in ones:
+        np.testing.assert_array_equal(answer, -2 * rates)
+    np.testing.assert_array_equal(centre(stores[0], layout), -2 * rates)
+
+
+def test_groups_that_bring_different_rules_to_a_round_are_refused(flat_of_ours):
+    layout = layout_of(100)
+    stores = joined(flat_of_ours, 2, layout, SGD(rate=0.0))
+    ones = np.ones(layout.length, np.float32)
+    pending = [
+        store.exchange("w", ones, ones.copy(), 0, layout.length, ((layout.length, SGD(rate=rate)),))
+        for store, rate in zip(stores, (0.5, 0.25), strict=True)
+    ]
+    for each in pending:
+        with pytest.raises(ServerError, match=r"groups 0 and 1 do not update .*rate=0.5.*rate=0.25"):
+            each.wait()
+    assert not centre(stores[0], layout).any()
+
+
+WHOLE = -1
+"""Stands for the length of the layout."""
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        (((50, SGD(rate=1.0)),), "not in order"),
+        (((50, SGD(rate=1.0)), (50, SGD(rate=1.0)), (WHOLE, SGD(rate=1.0))), "not in order"),
+        (((60, SGD(rate=1.0)), (50, SGD(rate=1.0)), (WHOLE, SGD(rate=1.0))), "not in order"),
+        (((WHOLE, Momentum(rate=1.0)),), "has the rule SGD"),
+        (((WHOLE, SGD(rate=-1.0)),), "rate"),
+    ],
+)
+def test_rules_that_cannot_be_are_refused(flat_of_ours, rules, said):
+    layout = layout_of(100)
+    (store,) = joined(flat_of_ours, 1, layout, SGD(rate=0.0))
+    ones = np.ones(layout.length, np.float32)
+    if rules[-1][0] == WHOLE:
+        rules = (*rules[:-1], (layout.length, rules[-1][1]))
+    with pytest.raises(HybridPSError, match=said):
+        store.exchange("w", ones, ones, 0, layout.length, rules).wait()
+
+
+def test_the_states_of_a_rule_are_read_and_replaced(flat_of_ours):
+    layout = layout_of(1000)
+    (store,) = joined(flat_of_ours, 1, layout, Momentum(rate=0.5, momentum=0.5))
+    ones, state = np.ones(layout.length, np.float32), np.empty(layout.length, np.float32)
+    store.exchange("w", ones, ones.copy(), 0, layout.length).wait()
+    store.pull("w", state, 1).wait()
+    assert (state == -0.5).all()
+    store.put("w", 4 * ones, 1).wait()
+    store.put("w", 10 * ones, 0).wait()
+    answer = ones.copy()
+    store.exchange("w", ones, answer, 0, layout.length).wait()
+    assert (answer == 10 + 0.5 * 4 - 0.5).all()
+    for wrong in (lambda: store.pull("w", state, 2).wait(), lambda: store.put("w", state, 2).wait()):
+        with pytest.raises(ServerError, match="has no state 2: its rule, Momentum, keeps 1"):
+            wrong()
+    with pytest.raises(NotFiniteError):
+        store.put("w", np.full(layout.length, np.nan, np.float32), 1).wait()
+    store.pull("w", state, 1).wait()
+    assert (state == 1.5).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

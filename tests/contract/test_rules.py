@@ -33,6 +33,10 @@ RULES = [
     Momentum(rate=0.1, rescale=0.25, weight_decay=1e-3),
     Nesterov(rate=0.1, rescale=0.25, weight_decay=1e-3),
     Adam(rate=0.01, rescale=0.25, weight_decay=1e-3),
+    SGD(rate=0.1, rescale=0.25, weight_decay=1e-3, clip=0.1),
+    Momentum(rate=0.1, rescale=0.25, weight_decay=1e-3, clip=0.1),
+    Nesterov(rate=0.1, rescale=0.25, weight_decay=1e-3, clip=0.1),
+    Adam(rate=0.01, rescale=0.25, weight_decay=1e-3, clip=0.1, update=5),
     Elastic(0.3),
     ElasticTogether(0.3),
     Outer(),
@@ -49,27 +53,28 @@ def mean(total, centre, state, groups):
     return centre
 
 
-def sgd(g, w, state, rate, rescale, decay, groups):
-    w -= rate * (rescale * g + decay * w)
+def sgd(g, w, state, rate, rescale, decay, clip):
+    w -= rate * (np.clip(rescale * g, -clip, clip) + decay * w)
     return w
 
 
-def momentum(g, w, state, rate, rescale, decay, momentum, groups):
-    state[0][:] = momentum * state[0] - rate * (rescale * g + decay * w)
+def momentum(g, w, state, rate, rescale, decay, clip, momentum):
+    state[0][:] = momentum * state[0] - rate * (np.clip(rescale * g, -clip, clip) + decay * w)
     w += state[0]
     return w
 
 
-def nesterov(g, w, state, rate, rescale, decay, momentum, groups):
-    kept, down = momentum * state[0], rate * (rescale * g + decay * w)
+def nesterov(g, w, state, rate, rescale, decay, clip, momentum):
+    scaled = np.clip(rescale * g, -clip, clip)
+    kept, down = momentum * state[0], rate * (scaled + decay * w)
     w += momentum * (kept - down) - down
-    state[0][:] = kept - rate * (rescale * g + decay * w)
+    state[0][:] = kept - rate * (scaled + decay * w)
     return w
 
 
-def adam(g, w, state, rate, rescale, decay, beta1, beta2, rest1, rest2, epsilon):
+def adam(g, w, state, rate, rescale, decay, clip, beta1, beta2, rest1, rest2, epsilon):
     m, v = state
-    h = rescale * g + decay * w
+    h = np.clip(rescale * g + decay * w, -clip, clip)
     m[:] = beta1 * m + rest1 * h
     v[:] = beta2 * v + rest2 * h * h
     w -= rate * m / (np.sqrt(v) + epsilon)

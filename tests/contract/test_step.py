@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridps.algorithms import MpiSGD
+from hybridps.algorithms import MpiSGD, Rules
 from hybridps.config import Settings
 from hybridps.errors import DeadlineError, GroupError, LayoutError
 from hybridps.events import EventLog
@@ -53,9 +53,9 @@ class Model:
         if keys:
             self.sums.lay_out(keys)
 
-    def _note_and_reduce(self, table: str, tensor: Tensor, start: int, stop: int) -> None:
+    def _note_and_reduce(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules) -> None:
         self.reductions.append((start, stop))
-        self._reduce(table, tensor, start, stop)
+        self._reduce(table, tensor, start, stop, rules)
 
     def push(self, name: str, value: float, arrives: bool = True) -> Callable[[], None]:
         """Push a gradient that is `value` everywhere; it arrives now, or when what is returned is called."""

@@ -9,9 +9,9 @@ mx = pytest.importorskip("mxnet")
 
 from hybridps.ps.rules import SGD, Adam, Momentum, Nesterov, apply_  # noqa: E402
 
-RATE, DECAY, RESCALE = 0.05, 1e-3, 0.25
-OURS = {"rate": RATE, "weight_decay": DECAY, "rescale": RESCALE}
-THEIRS = {"learning_rate": RATE, "wd": DECAY, "rescale_grad": RESCALE}
+RATE, DECAY, RESCALE, CLIP = 0.05, 1e-3, 0.25, 0.3
+OURS = {"rate": RATE, "weight_decay": DECAY, "rescale": RESCALE, "clip": CLIP}
+THEIRS = {"learning_rate": RATE, "wd": DECAY, "rescale_grad": RESCALE, "clip_gradient": CLIP}
 PAIRS = [
     (SGD(**OURS), lambda: mx.optimizer.SGD(**THEIRS)),
     (Momentum(**OURS, momentum=0.8), lambda: mx.optimizer.SGD(**THEIRS, momentum=0.8)),

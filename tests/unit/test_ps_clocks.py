@@ -271,8 +271,8 @@ def test_leaving_releases_those_that_waited_for_it():
     clock.arrive(whole(0), 4)
     clock.arrive(whole(1), 4)
     clock.arrive(whole(1), 2)
-    assert clock.leave(2) == [(4, Verdict(0, 0, (), parts(0, 1)))]
-    assert clock.leave(0) == [(2, Verdict(0, 0, (), parts(1)))]
+    assert clock.leave(2) == [(4, Verdict(0, LENGTH, (), parts(0, 1)))]
+    assert clock.leave(0) == [(2, Verdict(0, LENGTH, (), parts(1)))]
 
 
 def test_a_late_group_begins_where_the_slowest_is():
@@ -286,8 +286,29 @@ def test_a_late_group_begins_where_the_slowest_is():
     assert clock.arrive(whole(1), 0) == computed(1, 0, 1)
 
 
+def test_values_are_counted_element_by_element():
+    """One group sends in parts what another sends as a whole."""
+    clock = BoundedStale(0).start(range(2))
+    first, second = Part(1, 0, 3), Part(1, 3, 8)
+    assert clock.arrive(second, 0) == [Verdict(3, 8, (second,))]
+    assert clock.arrive(whole(0), 0) == [Verdict(0, 8, (whole(0),)), Verdict(3, 8, (), (second,))]
+    with pytest.raises(ProtocolError, match="group 0 contributes to chunk 0 twice"):
+        clock.arrive(Part(0, 0, 1), 0)
+    assert clock.arrive(first, 0) == [Verdict(0, 3, (first,), (first,)), Verdict(0, 8, (), (whole(0),))]
+
+
+def test_a_chunk_is_not_cut_into_any_number_of_parts(monkeypatch):
+    monkeypatch.setattr("hybridps.ps.clocks.MOST_CELLS", 2)
+    clock = BoundedStale(100).start(range(1))
+    clock.arrive(Part(0, 0, 1), 0)
+    clock.arrive(Part(0, 4, 5), 0)
+    with pytest.raises(ProtocolError, match="group 0 cuts chunk 0 into more than 2 parts"):
+        clock.arrive(Part(0, 2, 3), 0)
+
+
 class BoundedStaleMachine(RuleBasedStateMachine):
-    """Against a model: a group is answered when it is at most `bound` values ahead of every member."""
+    """Against a model: a part is answered when its group is at most `bound` values ahead of every member, in all of
+    the part's elements."""
 
     chunks = st.integers(0, 1)
     groups = st.integers(0, 3)
@@ -297,51 +318,58 @@ class BoundedStaleMachine(RuleBasedStateMachine):
         self.bound = 2
         self.clock = BoundedStale(self.bound).start(range(3))
         self.members = {0, 1, 2}
-        self.count = {chunk: dict.fromkeys(self.members, 0) for chunk in range(2)}
+        self.count = {
+            (chunk, element): dict.fromkeys(self.members, 0) for chunk in range(2) for element in range(LENGTH)
+        }
         self.waiting = {chunk: set() for chunk in range(2)}
 
-    def released(self, chunk):
-        free = {
-            group
-            for group in self.waiting[chunk]
-            if all(self.count[chunk][group] - self.count[chunk][other] <= self.bound for other in self.members)
-        }
-        self.waiting[chunk] -= free
-        return sorted(free)
+    def is_free(self, chunk, part):
+        counts = [self.count[chunk, element] for element in range(part.start, part.stop)]
+        return all(count[part.group] - min(count.values()) <= self.bound for count in counts)
 
-    @rule(group=groups, chunk=chunks)
-    def arrive(self, group, chunk):
-        if group not in self.members or group in self.waiting[chunk]:
+    def check(self, chunk, verdicts, part=None):
+        """A part that came is computed; those that are free now are answered, each with others of its elements."""
+        free = {known for known in self.waiting[chunk] if self.is_free(chunk, known)}
+        self.waiting[chunk] -= free
+        if part is not None:
+            first, *verdicts = verdicts
+            assert first == Verdict(*part[1:], (part,), tuple(sorted(p for p in free if p[1:] == part[1:])))
+            free -= {*first.answer}
+        assert all(not verdict.apply and {p[1:] for p in verdict.answer} == {verdict[:2]} for verdict in verdicts)
+        assert sorted(p for verdict in verdicts for p in verdict.answer) == sorted(free)
+
+    @rule(group=groups, chunk=chunks, edges=st.sets(st.integers(0, LENGTH), min_size=2, max_size=2))
+    def arrive(self, group, chunk, edges):
+        part = Part(group, *sorted(edges))
+        mine = [known for known in self.waiting[chunk] if known.group == group]
+        is_twice = any(known.start < part.stop and part.start < known.stop for known in mine)
+        if group not in self.members or is_twice:
             with pytest.raises(ProtocolError, match=f"group {group}"):
-                self.clock.arrive(whole(group), chunk)
+                self.clock.arrive(part, chunk)
             return
-        self.count[chunk][group] += 1
-        self.waiting[chunk].add(group)
-        assert self.clock.arrive(whole(group), chunk) == computed(group, *self.released(chunk))
+        for element in range(part.start, part.stop):
+            self.count[chunk, element][group] += 1
+        self.waiting[chunk].add(part)
+        self.check(chunk, self.clock.arrive(part, chunk), part)
 
     @rule(group=groups)
     def join(self, group):
         self.clock.join(group)
         if group not in self.members:
             for count in self.count.values():
-                count[group] = min((count[other] for other in self.members), default=0)
+                count[group] = min(count.values(), default=0)
             self.members.add(group)
 
     @rule(group=groups)
     def leave(self, group):
         self.members.discard(group)
-        for waiting in self.waiting.values():
-            waiting.discard(group)
-        released = [(chunk, self.released(chunk)) for chunk in range(2)]
-        expected = [(chunk, Verdict(0, 0, (), parts(*free))) for chunk, free in released if free]
-        assert self.clock.leave(group) == expected
-
-    @invariant()
-    def the_slowest_never_waits(self):
+        for count in self.count.values():
+            count.pop(group, None)
         for chunk, waiting in self.waiting.items():
-            if self.members:
-                slowest = min(self.members, key=lambda group: self.count[chunk][group])
-                assert slowest not in waiting
+            self.waiting[chunk] = {part for part in waiting if part.group != group}
+        told = self.clock.leave(group)
+        for chunk in range(2):
+            self.check(chunk, [verdict for of, verdict in told if of == chunk])
 
 
 TestBoundedStaleMachine = BoundedStaleMachine.TestCase

@@ -13,7 +13,7 @@ from hybridps.memory import Layout, Slot
 from hybridps.ps import wire
 from hybridps.ps.clocks import BoundedStale, BulkSynchronous, FreeRunning
 from hybridps.ps.model import GroupTakenError, TableSpec
-from hybridps.ps.rules import Adam, Elastic, Momentum, Sum
+from hybridps.ps.rules import SGD, Adam, Elastic, Momentum, Sum
 from hybridps.ps.server.tables.jobs import check_spec
 
 LAYOUT = Layout.of("float32", {"a": (3, 5), "b": (), "c": (0,)})
@@ -27,6 +27,8 @@ REQUESTS = [
     wire.Initial(1, "w", 0, 1),
     wire.Exchange(2, "w", 1, 2),
     wire.Exchange(2, "w", 1, 2, groups=0),
+    wire.Exchange(2, "w", 0, 2, rules=((1, SGD(rate=0.5)), (2, SGD(rate=0.25, clip=1.0)))),
+    wire.Put(2, "w", 0, 256, 1),
     wire.Drop(3, "w"),
     wire.Pull(1 << 62, "w", 3, 1 << 40),
     wire.Attach(4, 0, 77, 5, 16 * "0a", 4096),

@@ -17,7 +17,7 @@ from hybridps.kvstore.ps_lite.native import Native, Operation
 from hybridps.kvstore.ps_lite.table import Assignment, Table
 from hybridps.memory import Layout
 from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock
-from hybridps.ps.model import CodecName, Joining, TableSpec
+from hybridps.ps.model import CodecName, Joining, Rules, TableSpec
 from hybridps.ps.rules import Rule
 from hybridps.ps.rules.finite import check_finite
 from hybridps.ps.store import check_new, registered
@@ -101,12 +101,16 @@ class MXNetStore:
         self._tables[table] = known
         return Joining.LATE if self._group else Joining.NEW
 
-    def exchange(self, table: str, values: np.ndarray, answer: np.ndarray, start: int, stop: int) -> Operation:
+    def exchange(
+        self, table: str, values: np.ndarray, answer: np.ndarray, start: int, stop: int, rules: Rules = ()
+    ) -> Operation:
         """As `ParameterStore.exchange`, of whole keys; waits for the last exchange of the same chunks.
 
         `answer` holds the values until the answer comes.
         """
         known = self._table_of(table, values, answer)
+        if rules:
+            raise ServerError(f"MXNet's servers cannot change the numbers of {known.spec.rule}: leave out rules")
         part = known.between(start, stop)
         if self._settings.check_finite == "refuse" or not known.spec.rule.transparent:
             check_finite(values[start:stop], f"table {table!r}")
@@ -125,17 +129,23 @@ class MXNetStore:
         known.exchanges[part] = [operation] * len(spans)
         return operation
 
-    def exchange_rows(self, table: str, rows: Sequence[np.ndarray], start: int, stop: int) -> None:
+    def exchange_rows(self, table: str, rows: Sequence[np.ndarray], start: int, stop: int, rules: Rules = ()) -> None:
         """As `ParameterStore.exchange_rows`: the servers never reach the memory of a group."""
         self._table_of(table, *rows).between(start, stop)
 
-    def pull(self, table: str, out: np.ndarray) -> Operation:
-        """As `ParameterStore.pull`."""
+    def pull(self, table: str, out: np.ndarray, array: int = 0) -> Operation:
+        """As `ParameterStore.pull`, of the centre alone."""
         known = self._table_of(table, out)
+        if array:
+            raise ServerError(f"MXNet's servers do not give out the states of {known.spec.rule}")
         arrays = _arrays(out, known.spans)
         if arrays:
             self._native.store.pull(list(known.centres), arrays)
         return Operation(f"pull of table {table!r}", self._native, arrays)
+
+    def put(self, table: str, values: np.ndarray, array: int) -> Operation:
+        """MXNet's servers cannot: raises ServerError."""
+        raise ServerError(f"MXNet's servers do not take new values for array {array} of table {table!r}")
 
     def drop(self, table: str) -> None:
         """As `ParameterStore.drop`, in this process alone."""

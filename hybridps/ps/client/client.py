@@ -18,7 +18,7 @@ from hybridps.ps.client.operations import EXACT, Operation, OperationSequence, S
 from hybridps.ps.client.regions import Regions
 from hybridps.ps.client.session import Session
 from hybridps.ps.clocks import Clock
-from hybridps.ps.model import CodecName, Joining, TableSpec
+from hybridps.ps.model import CodecName, Joining, Rules, TableSpec, rules_of_span
 from hybridps.ps.rules import Rule
 from hybridps.ps.store import check_new, registered
 
@@ -95,7 +95,14 @@ class Client:
         return Joining.NEW if initialise and not self.has_parent else Joining.LATE
 
     def exchange(
-        self, table: str, values: np.ndarray, answer: np.ndarray, start: int, stop: int, groups: int = 1
+        self,
+        table: str,
+        values: np.ndarray,
+        answer: np.ndarray,
+        start: int,
+        stop: int,
+        rules: Rules = (),
+        groups: int = 1,
     ) -> Operation:
         """As `ParameterStore.exchange`. Several may be under way.
 
@@ -105,9 +112,11 @@ class Client:
         known = self._table(table, values, answer)
         found = self._regions.offsets(self.servers, [values, answer]) if known.codec.exact else {}
         places = {server: (at[:1], at[1:]) for server, at in found.items()}
-        return self._transfer(wire.Exchange, known, start, stop, values, answer, places, groups=groups)
+        return self._transfer(wire.Exchange, known, start, stop, values, answer, places, rules=rules, groups=groups)
 
-    def exchange_rows(self, table: str, rows: Sequence[np.ndarray], start: int, stop: int) -> Operation | None:
+    def exchange_rows(
+        self, table: str, rows: Sequence[np.ndarray], start: int, stop: int, rules: Rules = ()
+    ) -> Operation | None:
         """As `ParameterStore.exchange_rows`."""
         known = self._table(table, *rows)
         if not known.codec.exact or len(rows) > wire.MOST_ROWS:
@@ -116,11 +125,18 @@ class Client:
         if len(found) < len(self.servers):
             return None
         places = {server: (at, at) for server, at in found.items()}
-        return self._transfer(wire.Exchange, known, start, stop, rows[0], None, places)
+        return self._transfer(wire.Exchange, known, start, stop, rows[0], None, places, rules=rules)
 
-    def pull(self, table: str, out: np.ndarray, start: int = 0, stop: int | None = None) -> Operation:
+    def pull(
+        self, table: str, out: np.ndarray, array: int = 0, *, start: int = 0, stop: int | None = None
+    ) -> Operation:
         """As `ParameterStore.pull`; only of elements `start:stop`, which are whole chunks, if they are given."""
-        return self._transfer(wire.Pull, self._table(table, out), start, len(out) if stop is None else stop, None, out)
+        stop = len(out) if stop is None else stop
+        return self._transfer(wire.Pull, self._table(table, out), start, stop, None, out, array=array)
+
+    def put(self, table: str, values: np.ndarray, array: int) -> Operation:
+        """As `ParameterStore.put`."""
+        return self._transfer(wire.Put, self._table(table, values), 0, len(values), values, array=array)
 
     def drop(self, table: str) -> None:
         """As `ParameterStore.drop`. What is under way there fails."""
@@ -160,7 +176,7 @@ class Client:
 
     def _transfer(
         self,
-        kind: type[wire.Initial] | type[wire.Exchange] | type[wire.Pull],
+        kind: type[wire.Initial] | type[wire.Exchange] | type[wire.Pull] | type[wire.Put],
         table: Table,
         start: int,
         stop: int,
@@ -168,6 +184,7 @@ class Client:
         answer: np.ndarray | None = None,
         places: Mapping[int, tuple[wire.RegionOffsets, wire.RegionOffsets]] = MappingProxyType({}),
         servers: Sequence[int] | None = None,
+        rules: Rules = (),
         **more: Any,
     ) -> Operation:
         """Send the messages of a request for elements `start:stop` to the servers that own some of them."""
@@ -184,7 +201,9 @@ class Client:
                 at = places.get(server, ())
                 sent, target = (None, None) if at else (values, answer)
                 for spans in table.batches(server, start, stop, server in places):
-                    message = kind(request, table.name, spans[0].start, spans[-1].stop, *at, **more)
+                    first, last = spans[0].start, spans[-1].stop
+                    here = more | {"rules": rules_of_span(rules, first, last)} if rules else more
+                    message = kind(request, table.name, first, last, *at, **here)
                     payloads = () if sent is None else table.payloads(sent, spans, codec)
                     parts = [None if target is None else target[each.start : each.stop] for each in spans]
                     asks_for = dict(zip((each.chunk for each in spans), parts, strict=True))

@@ -11,7 +11,7 @@ from hybridps.codecs import CODECS, Codec
 from hybridps.errors import HybridPSError, ProtocolError
 from hybridps.ps import wire
 from hybridps.ps.chunk_map import Span
-from hybridps.ps.model import Answer, Contribution, Origin, Outcome, Task
+from hybridps.ps.model import Answer, Contribution, Origin, Outcome, Task, rules_of_span
 from hybridps.ps.server.tables.jobs import Jobs
 from hybridps.ps.server.tables.rounds import ANSWER_BYTES, CONTRIBUTION_BYTES
 from hybridps.ps.server.tables.table import Table
@@ -21,6 +21,9 @@ Payloads = Sequence[memoryview]
 
 MOST_REGIONS = 1024
 """Of one client."""
+
+RULE_BYTES = 1 << 12
+"""What is moved in the time that a rule more of a message takes, about."""
 
 MOST_SLICES = 1 << 16
 """Of one message in shared memory: chunks times rows and answers."""
@@ -73,12 +76,21 @@ def carry_out(
     cost = nbytes + len(spans) * CONTRIBUTION_BYTES
     if isinstance(message, wire.Exchange):
         cost += nbytes * max(0, len(message.values) - 1, len(message.answers) - 1)
+        cost += len(message.rules) * RULE_BYTES
         return cost, _exchange(table, origin, spans, message, payloads, regions)
     if isinstance(message, wire.Pull):
         # The one small message with a large answer, which waits until it is read.
         jobs.check_room(origin, nbytes + len(spans) * ANSWER_BYTES, f"the answer to a pull of table {table.name!r}")
         table.registrations.check_usable(origin)
-        return cost, (table.chunk(span.chunk).pull(origin) for span in spans)
+        table.check_array(message.array)
+        return cost, (table.chunk(span.chunk).pull(origin, message.array) for span in spans)
+    if isinstance(message, wire.Put):
+        table.registrations.check_usable(origin)
+        table.check_array(message.array)
+        values = _values(table, spans, payloads, CODECS["exact"])
+        return cost, (
+            table.chunk(span.chunk).put(origin, message.array, row) for span, row in zip(spans, values, strict=True)
+        )
     initial = _values(table, spans, payloads, CODECS["exact"]) if payloads else [None] * len(spans)
     return cost, (outcome for at in zip(spans, initial, strict=True) for outcome in table.initialise(origin, *at))
 
@@ -106,11 +118,15 @@ def _exchange(
 ) -> Iterable[Outcome]:
     """Contributions in memory of the group, or from over the network: a worker decodes those if that changes them."""
     codec = CODECS[table.spec.codec]
+    if message.rules:
+        table.check_rules(message.rules, message.start, message.stop)
 
     def contribute(brought: Iterable[tuple[list[np.ndarray], list[np.ndarray] | None]]) -> Iterator[Outcome]:
         table.registrations.check_usable(origin)
         for span, (rows, targets) in zip(spans, brought, strict=True):
-            yield from table.chunk(span.chunk).contribute(Contribution(origin, span, rows, targets, message.groups))
+            rules = rules_of_span(message.rules, span.start, span.stop)
+            contribution = Contribution(origin, span, rows, targets, message.groups, rules)
+            yield from table.chunk(span.chunk).contribute(contribution)
 
     if message.values or message.answers:
         if not message.values or not message.answers:

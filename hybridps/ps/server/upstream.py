@@ -170,10 +170,10 @@ def _register(client: Client, up: ParentRequest) -> Generator[Operation, None, N
 def _exchange(client: Client, up: ParentRequest) -> Generator[Operation, None, None]:
     """Exchange a part, and read the centre if the answer is something else."""
     table, start, stop = up.table, up.place.start, up.place.stop
-    yield client.exchange(table.name, table.values, table.values, start, stop, up.groups)
+    yield client.exchange(table.name, table.values, table.values, start, stop, groups=up.groups)
     if table.parent_centre is not None:
         # Nobody can complete the next round without this rack.
-        yield client.pull(table.name, table.parent_centre, start, stop)
+        yield client.pull(table.name, table.parent_centre, start=start, stop=stop)
 
 
 def _drop(client: Client, up: ParentRequest) -> Generator[Operation, None, None]:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from hybridps.compiled.finite import is_finite
-from hybridps.ps.model import Contribution, Outcome
+from hybridps.ps.model import Contribution, Outcome, Rules
 from hybridps.ps.rules import AnyRule, add_up_, apply_
 from hybridps.ps.rules.finite import NotFiniteError, check_finite, not_finite
 from hybridps.ps.rules.kernel import BLOCK
@@ -47,6 +47,7 @@ class Round(msgspec.Struct, frozen=True, eq=False):
     contributions: Sequence[Contribution]
     outlets: Outlets
     finish: Callable[[Any], Iterable[Outcome]]
+    rules: Rules = ()
 
 
 class ChunkMemory:
@@ -79,6 +80,17 @@ class ChunkMemory:
         for array in self._state:
             array[:] = 0
 
+    @property
+    def arrays(self) -> Sequence[np.ndarray]:
+        """The centre, and the states of the rule."""
+        return self.centre, *self._state
+
+    def put_(self, array: int, values: np.ndarray) -> None:
+        """Replace one of the arrays. Raises NotFiniteError, and changes nothing."""
+        if self._refuses:
+            check_finite(values, self.name)
+        np.copyto(self.arrays[array], values)
+
     def add_(self, complete: Round) -> Refused:
         """Add contributions of the whole chunk to what was added early. Who is refused."""
         early = complete.early
@@ -110,7 +122,12 @@ class ChunkMemory:
         left = {each.origin.group: each for each in complete.contributions}
         refused: Refused = {}
         begin, end, check, is_begun = start, stop, self._refuses, False
+        rules = [*complete.rules] or [(stop, self.rule)]
         while begin < stop:
+            while rules[0][0] <= begin:
+                del rules[0]
+            limit, rule = rules[0]
+            end = min(end, limit)
             outlets = {group: arrays for group, arrays in complete.outlets.items() if group not in refused}
             targets = [cut(array, start, begin, end) for arrays in outlets.values() for array in arrays]
             groups = early.groups + sum(each.groups for each in left.values())
@@ -126,7 +143,7 @@ class ChunkMemory:
             rows += [row for each in left.values() for row in _rows(each, begin, end)]
             centre, *state = [cut(array, self._start, begin, end) for array in (self.centre, *self._state)]
             options: dict[str, Any] = {"step": self._steps, "contributions": groups, "check_finite": check}
-            begin += apply_(self.rule, rows, targets, centre, state, **options)
+            begin += apply_(rule, rows, targets, centre, state, **options)
             is_done, end, check = begin >= end, stop, self._refuses
             if not is_done:
                 block_end = min(begin + BLOCK, stop)

@@ -19,7 +19,7 @@ import numpy as np
 from hybridps.errors import HybridPSError, ServerError
 from hybridps.memory import ALIGNMENT, Layout
 from hybridps.ps.clocks import BulkSynchronous
-from hybridps.ps.model import Answer, Origin, Outcome, ParentRequest, TableSpec, Task
+from hybridps.ps.model import Answer, Origin, Outcome, ParentRequest, Rules, TableSpec, Task
 from hybridps.ps.rules import Elastic
 from hybridps.ps.server.tables.chunk_memory import Round
 from hybridps.ps.server.tables.rounds import Chunk
@@ -61,6 +61,16 @@ class RackTable(Table):
         """Where elements of a chunk lie in `values` and `parent_centre`."""
         first = (chunk - self.spec.server) // self.spec.servers * self.chunk_map.step - chunk * self.chunk_map.step
         return slice(start + first, stop + first)
+
+    def check_rules(self, rules: Rules, start: int, stop: int) -> None:
+        raise ServerError(
+            f"table {self.name!r} is in a rack, whose servers cannot update with numbers that change: let the workers "
+            "update (MXNET_UPDATE_ON_KVSTORE=0), or do without racks"
+        )
+
+    def check_array(self, number: int) -> None:
+        if number:
+            raise ServerError(f"table {self.name!r} is in a rack: the parents keep the states of its rule")
 
     @property
     def only_whole_chunks(self) -> bool:

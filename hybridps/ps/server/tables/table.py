@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from hybridps.codecs import CODECS
-from hybridps.errors import HybridPSError, ProtocolError
+from hybridps.errors import HybridPSError, ProtocolError, ServerError
 from hybridps.memory import private_memory
 from hybridps.ps.chunk_map import Span
-from hybridps.ps.clocks import BoundedStale
-from hybridps.ps.model import Answer, Origin, Outcome, TableSpec, Task
+from hybridps.ps.model import Answer, Origin, Outcome, Rules, TableSpec, Task
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.tables.chunk_memory import ChunkMemory
 from hybridps.ps.server.tables.registrations import Registrations
@@ -65,7 +64,24 @@ class Table:
     @property
     def only_whole_chunks(self) -> bool:
         """Whether parts of chunks cannot be exchanged."""
-        return isinstance(self.spec.clock, BoundedStale)
+        return False
+
+    def check_rules(self, rules: Rules, start: int, stop: int) -> None:
+        """Raise ProtocolError unless these can be the rules of elements `start:stop` for an exchange."""
+        ends = [start, *(end for end, _ in rules)]
+        if ends != sorted(set(ends)) or ends[-1] != stop:
+            raise ProtocolError(f"the rules of elements {start}:{stop} of table {self.name!r} are not in order")
+        other = next((rule for _, rule in rules if type(rule) is not type(self.spec.rule)), None)
+        if other is not None:
+            raise ProtocolError(f"table {self.name!r} has the rule {self.spec.rule}, and a message has {other}")
+
+    def check_array(self, number: int) -> None:
+        """Raise ServerError unless the chunks have such an array: the centre (0), or a state of the rule."""
+        if number > self.spec.rule.states:
+            raise ServerError(
+                f"table {self.name!r} has no state {number}: its rule, {type(self.spec.rule).__name__}, keeps "
+                f"{self.spec.rule.states}"
+            )
 
     def chunk(self, index: int) -> Chunk:
         """A chunk, for a group that may use the table. Raises ProtocolError if this server does not own it."""

@@ -1,0 +1,77 @@
+"""MXNet's optimizers as rules of the servers, with the numbers of each update."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mxnet as mx
+from msgspec.structs import replace
+
+from hybridps.errors import HybridPSError
+from hybridps.ps.rules import SGD, Adam, AnyRule, Momentum, Nesterov
+
+LARGEST = 1e30
+"""Of the numbers of a rule."""
+
+
+def table_rule(optimizer: Any) -> AnyRule | None:
+    """The rule that a table is registered with, which changes nothing; None if the servers have none.
+
+    The numbers come with each update. A class derived from one of MXNet's may do anything, and so has no rule.
+    """
+    if type(optimizer) is mx.optimizer.Adam:
+        return Adam(rate=0.0)
+    if type(optimizer) not in (mx.optimizer.SGD, mx.optimizer.NAG) or not 0 <= optimizer.momentum <= 1:
+        return None
+    if not optimizer.momentum:
+        return SGD(rate=0.0)
+    return Nesterov(rate=0.0) if type(optimizer) is mx.optimizer.NAG else Momentum(rate=0.0)
+
+
+@contextmanager
+def same_random_numbers(optimizer: Any, index: int | str) -> Iterator[None]:
+    """Have an optimizer of MXNet that draws random numbers draw the same on all workers. Waits for one number."""
+    if not isinstance(optimizer, mx.optimizer.SGLD):
+        yield
+        return
+    own = int(mx.nd.random.randint(0, 2**31 - 1).asscalar())
+    mx.random.seed(zlib.crc32(f"{index} {optimizer._index_update_count.get(index, 0)}".encode()))
+    yield
+    mx.random.seed(own)
+
+
+def rule_of_update(optimizer: Any, index: int | str, scale: float, pushes: int | None) -> AnyRule:
+    """The rule of the next update of the key that the optimizer knows as `index`; the update is counted.
+
+    `scale`: of gradients, beside `rescale_grad`. `pushes`: how often each key is updated at the servers in the time of
+    one update by this worker; None: all workers' gradients make one update, whose number is this worker's. Raises
+    HybridPSError for a number that servers refuse.
+    """
+    optimizer._set_current_context(0)
+    optimizer._update_count(index)
+    count = optimizer._index_update_count[index]
+    if pushes is not None:
+        # A schedule counts what arrives at the servers, as MXNet's own servers do.
+        optimizer.num_update = max(optimizer.num_update, count * pushes)
+    numbers = {
+        "rate": optimizer._get_lrs([index])[0],
+        "rescale": optimizer.rescale_grad * scale,
+        "weight_decay": optimizer._get_wds([index])[0],
+        "clip": optimizer.clip_gradient or 0.0,
+    }
+    for name, number in numbers.items():
+        if not (-LARGEST if name == "rescale" else 0) <= number <= LARGEST:
+            raise HybridPSError(
+                f"key {index!r} cannot be updated at the servers with {name} {number}: give a number of 0 or more, or "
+                "let the workers update (update_on_kvstore=False)"
+            )
+    rule: Any = table_rule(optimizer)
+    if isinstance(rule, Adam):
+        numbers |= {"beta1": optimizer.beta1, "beta2": optimizer.beta2, "epsilon": optimizer.epsilon}
+        numbers["update"] = count if pushes is None else 0
+    elif isinstance(rule, Momentum):
+        numbers["momentum"] = optimizer.momentum
+    return replace(rule, **numbers)  # type: ignore[no-any-return]

@@ -1,0 +1,95 @@
+"""Weights of MXNet that the servers hold, and update by the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
+from hybridps.kvstore.arrays import operate
+from hybridps.kvstore.centre import Centre
+from hybridps.kvstore.gradient_arrays import Arrays, GradientArrays
+from hybridps.kvstore.optimizers import rule_of_update
+from hybridps.step import Gradients
+
+
+class ServerUpdates:
+    """Keys that the servers update. Operations return at once, and MXNet's engine lets users of the arrays wait.
+
+    `updater`: MXNet's, whose optimizer gives the numbers of each update. `gradients`: of an algorithm that updates.
+    `scale` and `pushes` as in `rule_of_update`.
+    """
+
+    def __init__(self, updater: Any, gradients: Gradients, scale: float, pushes: int | None) -> None:
+        self._updater = updater
+        self._gradients = gradients
+        self._scale = scale
+        self._pushes = pushes
+        self._arrays = GradientArrays(gradients)
+        self._centre = Centre(gradients.read_centre)
+        self._new: set[str] = set()
+        """Keys whose weights have come since they were pulled last."""
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the servers hold the key."""
+        return name in self._gradients
+
+    def add(self, weights: Mapping[str, Arrays], stored: Mapping[str, NDArray]) -> None:
+        """Let the servers hold these keys: `stored`, or what they have there already. Waits for the other workers.
+
+        `weights`: arrays like those of each key, one for each device.
+        """
+        self._arrays.lay_out(weights)
+        slots = {name: self._arrays.slot(name) for name in weights}
+        for name, slot in slots.items():
+            stored[name].copyto(slot)
+        operate(list(slots.values()), self._gradients.join_weights())
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._gradients.begin()
+
+    def update(self, name: str, index: int | str, values: Arrays, priority: int, in_step: bool) -> Arrays:
+        """Begin to update a key by a gradient, one array for each device; the arrays that will have the weights."""
+        rule = rule_of_update(self._updater.optimizer, index, self._scale, self._pushes)
+        self._new.add(name)
+        self._centre.forget()
+        return self._arrays.sum(name, values, priority, in_step, rule)
+
+    def weights(self, name: str) -> NDArray:
+        """What the servers hold: what came with the last update; when that is asked for again, what they hold now.
+
+        Where all workers' gradients make one update that is the same.
+        """
+        if self._pushes is None or name in self._new:
+            self._new.discard(name)
+            return self._arrays.slot(name)
+        return self._centre.take(name)
+
+    def pull_states(self) -> dict[str, Any]:
+        """What the servers keep of each key beside its weights, as MXNet's optimizer would. On the leader alone."""
+        kept = self._gradients.pull_states()
+        states = {name: [mx.nd.array(each, dtype=each.dtype) for each in arrays] for name, arrays in kept.items()}
+        return {name: _as_mxnet_has_it(arrays) for name, arrays in states.items()}
+
+    def put_states(self, states: Mapping[str, Any]) -> None:
+        """Replace what the servers keep by states of MXNet's optimizer, if there are any. On the leader alone."""
+        listed = {name: state if isinstance(state, (tuple, list)) else [state] for name, state in states.items()}
+        found = {name: [each.asnumpy() for each in of] for name, of in listed.items() if of[0] is not None}
+        if any(found.values()):
+            self._gradients.put_states(found)
+
+    def settle(self) -> None:
+        """Keys of the step under way that did not come will not."""
+        self._gradients.settle()
+
+    def close(self) -> None:
+        """Drop the tables at the servers. May be called from any thread, once."""
+        self._gradients.close()
+
+
+def _as_mxnet_has_it(arrays: list[NDArray]) -> Any:
+    """States as MXNet's optimizers make them: none, one array, or a tuple of several."""
+    return tuple(arrays) if len(arrays) > 1 else next(iter(arrays), None)

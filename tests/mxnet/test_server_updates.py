@@ -1,0 +1,79 @@
+"""Weights that the servers update: the same as under MXNet's `local`, and what is different in asynchronous SGD."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from worlds import environment, mpirun
+
+pytest.importorskip("mxnet")
+pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(170)]
+
+UPDATES = str(Path(__file__).with_name("updates.py"))
+SMALL = {"HYBRIDPS_CHUNK_BYTES": "1024", "HYBRIDPS_BUCKET_BYTES": "2048", "HYBRIDPS_DEADLINE_SECONDS": "40"}
+SYNCHRONOUS = ["pushed", "trained", "set_anew", "resumed"]
+
+
+def ours(ranks: int, programs: list[str], folder: Path, **settings: str):
+    extra = SMALL | {f"HYBRIDPS_{name.upper()}": text for name, text in settings.items()} | {"WORKERS": str(ranks)}
+    return mpirun(ranks, ["-m", "hybridps", UPDATES, str(folder), *programs], extra, timeout=150)
+
+
+def of_local(workers: int, folder: Path) -> None:
+    environ = environment({"STORE": "local", "WORKERS": str(workers)})
+    subprocess.run([sys.executable, UPDATES, str(folder), *SYNCHRONOUS], env=environ, check=True, timeout=100)
+
+
+@pytest.mark.parametrize(("ranks", "groups"), [(2, 2), (3, 3), (4, 2), (2, 1)])
+def test_equals_local(ranks: int, groups: int, tmp_path: Path) -> None:
+    done = ours(ranks, SYNCHRONOUS, tmp_path, groups=str(groups))
+    assert done.returncode == 0, done.stdout + done.stderr
+    of_local(ranks, tmp_path)
+    expected = sorted(tmp_path.glob("*-local-0.npz"))
+    assert len(expected) == 19
+    for path in expected:
+        right = np.load(path)
+        for rank in range(ranks):
+            found = np.load(str(path).replace("-local-0", f"-dist_hybridps_sync-{rank}"))
+            for key in right.files:
+                scale = np.abs(right[key]).max()
+                np.testing.assert_allclose(
+                    found[key], right[key], rtol=0, atol=2e-5 * scale, err_msg=f"{path.name}, key {key}"
+                )
+
+
+@pytest.mark.parametrize("groups", ["1", "2"])
+def test_an_optimizer_that_draws_random_numbers(groups: str, tmp_path: Path) -> None:
+    done = ours(2, ["random_numbers"], tmp_path, groups=groups)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("staleness", ["", "0", "2"])
+def test_asynchronous(ranks: int, staleness: str, tmp_path: Path) -> None:
+    done = ours(ranks, ["asynchronous", "asynchronous"], tmp_path, staleness=staleness)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("asynchronous is right") == 2 * ranks
+
+
+def test_asynchronous_with_groups_of_two(tmp_path: Path) -> None:
+    """A group's mean gradient counts as one: that of equal gradients is each of them."""
+    done = ours(4, ["refused"], tmp_path, groups="2", algorithm="async")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("refused is right") == 4
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    done = ours(2, ["refused"], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_groups_that_do_not_update_alike_end_with_an_error(tmp_path: Path) -> None:
+    done = ours(2, ["different_rates"], tmp_path, groups="2")
+    assert done.returncode != 0
+    assert "groups 0 and 1 do not update" in done.stderr, done.stderr
+    assert "rate=1.1" in done.stderr
