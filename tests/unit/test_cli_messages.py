@@ -50,7 +50,7 @@ def test_version_and_help() -> None:
         (["run", "--launcher", "local", "-H", "a:2", "true"], "--launcher local starts all ranks here"),
         (["run", "--sync-dst-dir", "/x", "true"], "--sync-dst-dir /x: hybridps run copies no files"),
         (["run", "--env", "NOT_HERE", "true"], "--env NOT_HERE passes on a variable that is not set here"),
-        (["run", "-x", "A=1", "--env", "A:2", "true"], "gives A another value"),
+        (["run", "-x", "A=1", "--env", "A:2", "true"], "gives A a second value"),
         (["run", "--num-workers", "0", "--num-servers", "1", "true"], "-n 0 cannot be used"),
         (["run"], "no command was given"),
         (["report", "/nowhere"], "/nowhere"),

@@ -28,10 +28,12 @@ def hostfile(tmp_path: Path) -> Path:
 
 
 def test_hosts_may_be_a_list_or_a_file(hostfile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_slurm = {"SLURM_JOB_NODELIST": "a,b"}
     for launcher in (None, "ssh", "mpi", "slurm"):
-        assert find_hosts(launcher, "a:4,b:2", None) == A_AND_B
-        assert find_hosts(launcher, str(hostfile), None) == A_AND_B
-        assert find_hosts(launcher, None, hostfile) == A_AND_B
+        assert find_hosts(launcher, "a:4,b:2", None, in_slurm) == A_AND_B
+        assert find_hosts(launcher, str(hostfile), None, in_slurm) == A_AND_B
+        assert find_hosts(launcher, None, hostfile, in_slurm) == A_AND_B
+    assert len(find_hosts(None, ",".join(f"host{number}" for number in range(999)), None)) == 999
     assert find_hosts(None, None, None) == find_hosts("mpi", None, None) == ()
     monkeypatch.chdir(hostfile.parent)
     assert find_hosts(None, "hosts", None) == A_AND_B
@@ -44,6 +46,7 @@ def test_hosts_may_be_a_list_or_a_file(hostfile: Path, monkeypatch: pytest.Monke
         ("local", "a:4", "starts all ranks here, and -H names a"),
         ("ssh", None, "--launcher ssh needs hosts: .*-H h1:4,h2:4"),
         ("slurm", None, "--launcher slurm needs an allocation: .*salloc .*sbatch"),
+        ("slurm", "a:4", "--launcher slurm needs an allocation"),
         ("sge", "a:4", r"--launcher sge is not supported: .*\$PE_HOSTFILE"),
         ("yarn", None, "--launcher yarn is not supported: .*-H"),
         ("shh", "a:4", "--launcher shh is not one of local, ssh, mpi, slurm; did you mean ssh"),
@@ -60,7 +63,7 @@ def test_what_contradicts_or_is_unknown_is_refused(launcher: str | None, hosts: 
 def test_a_hostfile_that_names_no_host_or_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("# none\n")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for name, reason in (("empty", "names no host"), ("binary", "cannot be read: it is no text")):
+    for name, reason in (("empty", "names no host"), ("binary", "cannot be read: it is not a text file")):
         with pytest.raises(ConfigError, match=reason):
             find_hosts(None, str(tmp_path / name), None)
 

@@ -31,9 +31,9 @@ def read_environment(
     """The variables that the options give. `here`: the environment of the launcher, for names without a value.
 
     `exports` are words `NAME` or `NAME=VALUE` (`-x`). The others are lists with commas, as `launch.py` of MXNet takes
-    them, of `NAME`, `NAME:VALUE` or `NAME=VALUE`. What is for workers or servers alone goes over what is for both.
-    Raises ConfigError for what is none of these, a name without a value that is not set, two values of one name, and
-    variables that have no effect.
+    them, of `NAME`, `NAME:VALUE` or `NAME=VALUE`. What is for workers or servers alone takes precedence over what is
+    for both. Raises ConfigError for what is none of these, a name without a value that is not set, two values of one
+    name, and variables that have no effect.
     """
     for_all = [("-x", word) for word in exports or ()] + _parts("--env", env)
     both = _values(for_all, here)
@@ -51,7 +51,7 @@ def _values(given: Iterable[tuple[str, str]], here: Mapping[str, str]) -> dict[s
     for option, text in given:
         name, value = _pair(option, text, here)
         if values.get(name, value) != value:
-            raise ConfigError(f"{option} gives {name} another value than another option: give one value")
+            raise ConfigError(f"{option} gives {name} a second value: give it one")
         values[name] = value
     return values
 
@@ -60,7 +60,7 @@ def _pair(option: str, text: str, here: Mapping[str, str]) -> tuple[str, str]:
     found = _PAIR.fullmatch(text)
     if found is None or (option == "-x" and ":" in text.partition("=")[0]):
         and_so = "" if option == "-x" else ", and -x NAME=VALUE for a value with a comma"
-        raise ConfigError(f"{option} {text!r} is no variable: write NAME or NAME=VALUE{and_so}")
+        raise ConfigError(f"{option} {text!r} is not a variable: write NAME or NAME=VALUE{and_so}")
     name, value = found["name"], found["value"]
     _check_name(option, name, value)
     if value is None and name not in here:

@@ -54,14 +54,14 @@ def find_hosts(
     named = read_hosts(hosts, hostfile)
     if launcher == LOCAL:
         if named:
-            raise ConfigError(f"--launcher local starts all ranks here, and -H names {named[0].name}: give one of them")
+            raise ConfigError(f"--launcher local starts all ranks here, and -H names {named[0].name}: give only one")
         return (Host("localhost", 1, is_counted=False),)
     if launcher == SSH:
         if not named:
             raise ConfigError("--launcher ssh needs hosts: name them with -H h1:4,h2:4, or with -H FILE")
         _check_ports(hostfile or _as_file(hosts or ""))
     if launcher == SLURM:
-        return named or _allocated(environ)
+        return _allocated(environ, named)
     return named
 
 
@@ -95,7 +95,7 @@ def _check_ports(file: Path | None) -> None:
 
 def _as_file(hosts: str) -> Path | None:
     """The file that was named in the place of hosts. Raises ConfigError for a path that leads to none."""
-    if Path(hosts).is_file():
+    if os.path.isfile(hosts):  # false for a list that is too long for a path
         return Path(hosts)
     if "/" in hosts:
         raise ConfigError(f"the hostfile {hosts!r} cannot be read: there is no such file")
@@ -106,30 +106,30 @@ def _text(file: Path) -> str:
     try:
         return file.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise ConfigError(f"the hostfile {str(file)!r} cannot be read: {reason}") from None
 
 
-def _allocated(environ: Mapping[str, str]) -> tuple[Host, ...]:
-    """The hosts of the SLURM allocation that this process runs in. Raises ConfigError."""
+def _allocated(environ: Mapping[str, str], named: tuple[Host, ...]) -> tuple[Host, ...]:
+    """The hosts that were named in the SLURM allocation that this process runs in, or all of it. Raises ConfigError."""
     nodes, tasks = environ.get("SLURM_JOB_NODELIST"), environ.get("SLURM_TASKS_PER_NODE", "")
     if not nodes:
         raise ConfigError(
             "--launcher slurm needs an allocation: start it in one, e.g. salloc --nodes=2 --ntasks-per-node=4 "
             "hybridps run --launcher slurm ..., or with sbatch"
         )
+    if named:
+        return named
     command = ["scontrol", "show", "hostnames", nodes]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True, env=dict(environ))
     except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigError(
-            f"{' '.join(command)} failed, so the hosts are not known: {error}; name them with -H"
-        ) from None
+        raise ConfigError(f"{' '.join(command)} failed: {error}; name the hosts with -H") from None
     names = done.stdout.split()
     slots = [int(count) for count, times in _RUN.findall(tasks) for _ in range(int(times or 1))]
     if slots and len(slots) != len(names):
         raise ConfigError(
-            f"SLURM_TASKS_PER_NODE={tasks} does not fit the {len(names)} hosts of {nodes}: name them with -H"
+            f"SLURM_TASKS_PER_NODE={tasks} does not fit the {len(names)} hosts of {nodes}: name the hosts with -H"
         )
     if not slots:
         return tuple(Host(name, 1, is_counted=False) for name in names)
