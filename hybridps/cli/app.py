@@ -13,11 +13,9 @@ import typer
 
 from hybridps import __version__
 from hybridps.cli.oracle import oracle_app
+from hybridps.cli.run import options
 from hybridps.config import PREFIX, Settings, load_settings, make_settings
 from hybridps.errors import MISUSED, ConfigError, HybridPSError
-
-HostsOption = Annotated[str | None, typer.Option("-H", "--hosts", help="Hosts and their slots, e.g. h1:4,h2:4.")]
-HostfileOption = Annotated[Path | None, typer.Option(help="File with lines such as: h1 slots=4")]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(oracle_app, name="oracle")
@@ -52,45 +50,48 @@ def top(
 )
 def run_command(
     context: typer.Context,
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND...", help="What each worker runs, e.g. python train.py")
-    ] = None,
+    command: options.CommandArgument = None,
     *,
-    workers: Annotated[int | None, typer.Option("-n", "-np", "--workers", help="Total number of workers.")] = None,
-    groups: Annotated[int | None, typer.Option(help="Number of groups; their sizes are as equal as possible.")] = None,
-    group_sizes: Annotated[str | None, typer.Option(help="Workers in each group, e.g. 3,1.")] = None,
-    server_count: Annotated[
-        int | None,
-        typer.Option("-s", "--servers", help="Number of servers to start. Default: 1 for several groups, else 0."),
-    ] = None,
-    backend: Annotated[
-        str | None, typer.Option(help="Parameter servers to use: hybridps, or mxnet for MXNet's own.")
-    ] = None,
-    racks: Annotated[
-        int | None,
-        typer.Option(help="Number of racks. Each gets servers of its own (--servers), below one parent server."),
-    ] = None,
-    algorithm: Annotated[str | None, typer.Option(help="Name of the algorithm, e.g. elastic.")] = None,
-    hosts: HostsOption = None,
-    hostfile: HostfileOption = None,
-    run_folder: Annotated[str | None, typer.Option("--run", help="Run folder, for events and the report.")] = None,
-    alpha: Annotated[float | None, typer.Option(help="Moving rate of Elastic SGD.")] = None,
-    tau: Annotated[int | None, typer.Option(help="Steps between two exchanges of Elastic SGD.")] = None,
-    pairs: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting, e.g. chunk_bytes=65536.")
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Let anyone on the network use the servers, without keys.")
-    ] = False,
-    quiet: Annotated[bool | None, typer.Option("--quiet", help="Do not print settings, notes and the summary.")] = None,
+    workers: options.WorkersOption = None,
+    groups: options.GroupsOption = None,
+    group_sizes: options.GroupSizesOption = None,
+    server_count: options.ServersOption = None,
+    backend: options.BackendOption = None,
+    racks: options.RacksOption = None,
+    algorithm: options.AlgorithmOption = None,
+    launcher: options.LauncherOption = None,
+    hosts: options.HostsOption = None,
+    hostfile: options.HostfileOption = None,
+    exports: options.ExportsOption = None,
+    env: options.EnvOption = None,
+    env_worker: options.WorkerEnvOption = None,
+    env_server: options.ServerEnvOption = None,
+    sync_dst_dir: options.SyncOption = None,
+    run_folder: options.RunOption = None,
+    alpha: options.AlphaOption = None,
+    tau: options.TauOption = None,
+    pairs: options.SettingsOption = None,
+    insecure: options.InsecureOption = False,
+    quiet: options.QuietOption = None,
 ) -> None:
     """Start the servers, and one mpirun for each group. Groups communicate only through the servers."""
+    from hybridps.cli.run.environment import read_environment
     from hybridps.cli.run.launcher import run
+    from hybridps.cli.run.places import check_sync, find_hosts
     from hybridps.cli.run.plan import make_launch
 
     settings = read_settings(context.params, pairs or [])
-    where = _hosts(hosts, hostfile)
-    launch = make_launch(command or (), settings, workers=workers, servers=server_count, hosts=where, insecure=insecure)
+    check_sync(sync_dst_dir)
+    launch = make_launch(
+        command or (),
+        settings,
+        workers=workers,
+        servers=server_count,
+        hosts=find_hosts(launcher, hosts, hostfile),
+        insecure=insecure,
+        environment=read_environment(os.environ, exports, env, env_worker, env_server),
+        launcher=launcher,
+    )
     sys.exit(run(launch))
 
 
@@ -172,14 +173,15 @@ def tune_command(
     ranks_per_node: Annotated[
         int | None, typer.Option(help="Treat this many consecutive ranks as a node. Default: the ranks of a host.")
     ] = None,
-    hosts: HostsOption = None,
-    hostfile: HostfileOption = None,
+    hosts: options.HostsOption = None,
+    hostfile: options.HostfileOption = None,
     file: Annotated[Path | None, typer.Option(help="File for the table. Default: a file in the cache folder.")] = None,
 ) -> None:
     """Measure which collective algorithm is fastest on this machine for each size, and use it from now on."""
+    from hybridps.cli.run.places import read_hosts
     from hybridps.cli.tune import tune
 
-    sys.exit(tune(workers, ranks_per_node, _hosts(hosts, hostfile), file))
+    sys.exit(tune(workers, ranks_per_node, read_hosts(hosts, hostfile), file))
 
 
 @app.command(name="report")
@@ -205,16 +207,3 @@ def read_settings(options: Mapping[str, Any], pairs: Iterable[str] = ()) -> Sett
     if values.get("run_folder"):
         values["run_folder"] = os.path.abspath(values["run_folder"])
     return make_settings(values)
-
-
-def _hosts(hosts: str | None, hostfile: Path | None) -> tuple[Any, ...]:
-    from hybridps.cli.run.hosts import parse_hostfile, parse_hosts
-
-    if hosts is not None and hostfile is not None:
-        raise ConfigError("--hosts and --hostfile both name the hosts: give only one of them")
-    if hostfile is not None:
-        try:
-            return parse_hostfile(hostfile.read_text())
-        except OSError as error:
-            raise ConfigError(f"the hostfile {str(hostfile)!r} cannot be read: {error.strerror}") from None
-    return parse_hosts(hosts or "")

@@ -136,7 +136,7 @@ def test_the_scripts_of_launch(script: Path, tmp_path: Path, which: str) -> None
     (tmp_path / "scontrol").write_text(SCONTROL)
     (tmp_path / "scontrol").chmod(0o755)
     arguments = {"local.sh": ["3", "2"], "hostfile.sh": [str(tmp_path / "hosts")], "slurm.sbatch": []}[which]
-    slurm = {"SLURM_NTASKS_PER_NODE": "1", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "17"}
+    slurm = {"SLURM_NTASKS_PER_NODE": "1", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_ID": "17"}
     told = {"RUN": str(tmp_path / "a run"), "SERVERS": "1", "SLURM_JOB_NODELIST": "localhost,127.0.0.1", **slurm}
     paths = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
     command = [str(LAUNCH / which), *arguments, *command_line(script, "settings")[5:]]

@@ -49,6 +49,9 @@ def test_the_runner_is_put_before_the_script(command: str, wrapped: str) -> None
         (["python", "no_such.py"], "no_such.py"),
         (["no_such.py"], "no_such.py"),
         (["no-such-program"], "no-such-program"),
+        (["A=1", "python", "train.py"], "'A=1' on this host: give variables with -x A=1 before the command"),
+        (["python no_such.py"], "leave out the quotes"),
+        (["cd x; python train"], "leave out the quotes around the command, or run bash -c"),
     ],
 )
 def test_a_command_that_cannot_run_is_refused(command: list[str], reason: str) -> None:

@@ -1,11 +1,11 @@
-"""Hosts and their slots, and how groups share them. Only `is_here` and `address_seen_by` look at this host."""
+"""Hosts and their slots, and how workers share them. Only `is_here` and `address_seen_by` look at this host."""
 
 from __future__ import annotations
 
 import re
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from hybridps.errors import ConfigError, PlanError
@@ -15,10 +15,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True)
 class Host:
-    """A host, and the number of workers that it takes."""
+    """A host, and the number of workers that it takes. `is_counted`: whether the number was given."""
 
     name: str
     slots: int
+    is_counted: bool = field(default=True, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.name}:{self.slots}"
@@ -39,6 +40,18 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
         slots = [word.removeprefix("slots=") for word in words[1:] if word.startswith("slots=")]
         hosts.append(_host(":".join([words[0], *slots])))
     return tuple(hosts)
+
+
+def spread_workers(hosts: Sequence[Host], workers: int) -> tuple[Host, ...]:
+    """The hosts with slots for the workers, as evenly as possible, where no host has a number of its own.
+
+    >>> spread_workers(parse_hosts("a,b"), 3)
+    (Host(name='a', slots=2), Host(name='b', slots=1))
+    """
+    if not hosts or workers <= len(hosts) or any(host.is_counted for host in hosts):
+        return tuple(hosts)
+    each, more = divmod(workers, len(hosts))
+    return tuple(Host(host.name, each + (index < more)) for index, host in enumerate(hosts))
 
 
 def split_hosts(hosts: Sequence[Host], sizes: Sequence[int]) -> tuple[tuple[Host, ...], ...]:
@@ -79,4 +92,4 @@ def _host(text: str) -> Host:
     name, colon, slots = text.partition(":")
     if not _NAME.fullmatch(name) or (colon and not slots.isdecimal()) or slots == "0":
         raise ConfigError(f"{text!r} is not a host: write NAME or NAME:SLOTS, with at least one slot")
-    return Host(name, int(slots or 1))
+    return Host(name, int(slots or 1), is_counted=bool(slots))

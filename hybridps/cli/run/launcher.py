@@ -13,9 +13,10 @@ from types import FrameType
 
 from hybridps.cli.run.mpirun import Mpirun, find_mpirun, rank_environment, root_environment, session_environment
 from hybridps.cli.run.output import Screen
+from hybridps.cli.run.places import SLURM, SSH
 from hybridps.cli.run.plan import GroupLaunch, Launch, ServerLaunch
 from hybridps.cli.run.processes import Child, Processes
-from hybridps.config import PREFIX
+from hybridps.config import PREFIX, SECRETS
 from hybridps.errors import MISUSED, ServerError
 from hybridps.events import check_run_folder
 from hybridps.processes import SAYS, START_SECONDS, child_environment, without_rank_marks
@@ -106,7 +107,7 @@ class Launcher:
         command = [sys.executable, "-m", "hybridps", "serve", "--bind", self._launch.bind]
         command += ["--insecure"] if self._launch.insecure else []
         settings = self._launch.server_settings(server, parents, self._keys, self._credentials)
-        environ = child_environment(without_rank_marks(os.environ), settings)
+        environ = child_environment({**without_rank_marks(os.environ), **self._launch.environment.servers}, settings)
         return self._processes.start(
             server.name, [*command, *server.options], environ, death_signal=signal.SIGKILL, on_line=hear
         )
@@ -130,7 +131,10 @@ class Launcher:
 
     def _start_groups(self, folder: str) -> None:
         """Start one mpirun for each group. `folder`: where mpirun keeps its own files until the end."""
-        shared = without_rank_marks(os.environ)
+        shared = {**without_rank_marks(os.environ), **self._launch.environment.workers}
+        shared.pop("DMLC_ROLE", None)  # with a role of MXNet's own servers, `import mxnet` would never return
+        if self._launch.launcher == SLURM:
+            shared.setdefault("SLURM_OVERLAP", "1")  # each mpirun starts a step, several of them on a shared node
         workers = self._launch.workers_on_a_host
         cores = len(os.sched_getaffinity(0))
         shared |= rank_environment(shared, cores, workers, workers + len(self._launch.servers)) | root_environment()
@@ -141,13 +145,20 @@ class Launcher:
     def _start_group(self, group: GroupLaunch, shared: dict[str, str]) -> Child:
         settings = self._launch.group_settings(group, self._last_addresses(), self._credentials)
         environ = child_environment(shared, settings)
+        given = self._launch.environment.workers
         exported = {
             name: value
             for name, value in environ.items()
-            if name.startswith(PREFIX) or name in ("OMP_NUM_THREADS", "PYTHONPATH")
+            if name.startswith(PREFIX) or name in ("OMP_NUM_THREADS", "PYTHONPATH", *given)
         }
         command = self._mpirun.command(
-            group.size, group.hosts, exported, self._launch.command, at_once=self._screen.shows_bars
+            group.size,
+            group.hosts,
+            exported,
+            self._launch.command,
+            at_once=self._screen.shows_bars,
+            over_ssh=self._launch.launcher == SSH,
+            secret=(*SECRETS, *given),
         )
         return self._processes.start(_name(group), command, environ, death_signal=self._mpirun.death_signal)
 

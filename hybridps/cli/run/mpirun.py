@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,11 +48,14 @@ class Mpirun:
         command: Sequence[str],
         *,
         at_once: bool = False,
+        over_ssh: bool = False,
+        secret: Collection[str] = SECRETS,
     ) -> tuple[str, ...]:
         """The command line that starts the ranks on these hosts (none: this host). Remote ranks get `exported`.
 
         `at_once`: forward incomplete lines, so that progress bars are visible. Otherwise mpirun forwards whole lines,
-        if it can.
+        if it can. `over_ssh`: reach the hosts over ssh, whatever else there is. `secret`: names in `exported` whose
+        values must not be on a command line.
         """
         is_open_mpi, options = self.flavour == OPEN_MPI, []
         if is_open_mpi:
@@ -62,13 +65,20 @@ class Mpirun:
                 options += ["--stream-buffering", "0"]
         if hosts:
             options += ["--host" if is_open_mpi else "-hosts", ",".join(map(str, hosts))]
+        if over_ssh:
+            options += self._over_ssh()
         for name, value in exported.items() if hosts else ():
             if is_open_mpi:
                 options += ["-x", name]
-            elif name not in SECRETS:
+            elif name not in secret:
                 # All ranks get the whole environment anyway, and everyone on the host can read a command line.
                 options += ["-genv", name, value]
         return (self.path, *options, "-n", str(workers), *command)
+
+    def _over_ssh(self) -> list[str]:
+        if self.flavour != OPEN_MPI:
+            return ["-launcher", "ssh"]
+        return ["--mca", "plm", "rsh"] if _OLD_OPEN_MPI.search(self.version) else ["--prtemca", "plm", "ssh"]
 
 
 def find_mpirun() -> Mpirun:

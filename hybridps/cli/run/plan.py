@@ -11,7 +11,8 @@ import msgspec
 
 from hybridps.algorithms import resolve
 from hybridps.cli.run import user_command
-from hybridps.cli.run.hosts import Host, address_seen_by, is_here, split_hosts
+from hybridps.cli.run.environment import Environment
+from hybridps.cli.run.hosts import Host, address_seen_by, is_here, split_hosts, spread_workers
 from hybridps.config import PREFIX, Settings
 from hybridps.errors import ConfigError
 from hybridps.mpi_groups.plan import WORKER, make_plan
@@ -64,6 +65,10 @@ class Launch:
     settings: Settings
     makes_keys: bool = False
     """Whether the servers listen on the network and get keys that are made for this launch only."""
+    environment: Environment = Environment()
+    """Variables that the command line gives to the processes."""
+    launcher: str | None = None
+    """How mpirun reaches the hosts, a word of `places.LAUNCHERS`. None: as it does by itself."""
 
     @property
     def workers_on_a_host(self) -> int:
@@ -123,6 +128,8 @@ def make_launch(
     servers: int | None = None,
     hosts: tuple[Host, ...] = (),
     insecure: bool = False,
+    environment: Environment | None = None,
+    launcher: str | None = None,
 ) -> Launch:
     """Plan what the command line of `hybridps run` asks for; None means not given.
 
@@ -133,6 +140,7 @@ def make_launch(
     if settings.job == Settings().job:
         settings = msgspec.structs.replace(settings, job=f"run-{uuid.uuid4().hex[:12]}")
     count = _workers(workers, hosts, settings)
+    hosts = spread_workers(hosts, count)
     sizes = make_plan([WORKER] * count, [""] * count, resolve(settings)).group_sizes  # as the ranks will see it
     parts: Sequence[tuple[Host, ...]] = split_hosts(hosts, sizes) if hosts else [()] * len(sizes)
     groups = tuple(GroupLaunch(index, size, part) for index, (size, part) in enumerate(zip(sizes, parts, strict=True)))
@@ -143,7 +151,17 @@ def make_launch(
     if of_mxnet and on_network:
         check_unsecured(bind, insecure)
     makes_keys = on_network and not of_mxnet and not insecure and settings.server_keys is None
-    return Launch(groups, launches, f"tcp://{bind}:*", insecure, user_command.wrap(command), settings, makes_keys)
+    return Launch(
+        groups=groups,
+        servers=launches,
+        bind=f"tcp://{bind}:*",
+        insecure=insecure,
+        command=user_command.wrap(command),
+        settings=settings,
+        makes_keys=makes_keys,
+        environment=environment or Environment(),
+        launcher=launcher,
+    )
 
 
 def _workers(workers: int | None, hosts: Sequence[Host], settings: Settings) -> int:

@@ -51,13 +51,23 @@ def check(command: Sequence[str]) -> None:
         raise ConfigError("no command was given: hybridps run [OPTIONS] -- python train.py")
     first = command[0]
     if not first.endswith(".py") and first not in _BARE and shutil.which(first) is None:
-        raise ConfigError(f"there is no program {first!r} on this host")
+        raise ConfigError(f"there is no program {first!r} on this host{_hint(command)}")
     script = first if first.endswith(".py") else ""
     if _is_python(first):
         _, program = _split(command[1:])
         script = program[0] if program and program[0] != "-m" else ""
     if script and not os.path.exists(script):
-        raise ConfigError(f"the script {script!r} does not exist in {os.getcwd()}")
+        raise ConfigError(f"the script {script!r} does not exist in {os.getcwd()}{_hint(command)}")
+
+
+def _hint(command: Sequence[str]) -> str:
+    """What to write instead of a word that only a shell would understand, as `launch.py` of MXNet has one."""
+    first = command[0]
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=.*", first, re.DOTALL):
+        return f": give variables with -x {first} before the command"
+    if len(command) == 1 and " " in first:
+        return ": leave out the quotes around the command, or run bash -c 'COMMAND'"
+    return ""
 
 
 def _is_python(program: str) -> bool:

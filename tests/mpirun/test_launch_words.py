@@ -1,0 +1,122 @@
+"""`hybridps run` with the words of MXNet's `launch.py`: real processes, and hosts behind an `ssh` that stays here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from worlds import environment
+
+pytestmark = pytest.mark.timeout(60)
+
+SECONDS = 40
+
+SSH = """#!/bin/sh
+# A stand-in: runs the command here, with an environment as bare as that of a new login.
+while [ "${1#-}" != "$1" ]; do shift; done
+echo "$1" >> "$(dirname "$0")/reached"
+shift
+exec env -i HOME="$HOME" PATH=/usr/bin:/bin sh -c "$*"
+"""
+
+SUM = """
+import os
+import numpy as np
+from hybridps.job import open_job
+from hybridps.memory import Arena, Layout
+from hybridps.tensor_collectives import Tensor
+
+layout = Layout.of("float32", {"w": (8,)})
+gradients = Arena(layout)
+with open_job() as job:
+    algorithm = job.algorithm("sync")
+    algorithm.initialise("model", layout, Tensor([gradients.flat]))
+    algorithm.join_gradients("model", layout)
+    gradients.flat[:] = float(os.environ["SUMMAND"])
+    algorithm.reduce_("model", Tensor([gradients.flat]), 0, layout.length)
+    algorithm.finish_()
+    print(f"sum {gradients.flat[0]}, {os.environ.get('USER')}")
+"""
+
+TELL = 'printf "%s\\n" "A is $A" "B is $B" "C is $C" "D is $D"'
+"""Prints the variables that the tests give, in a shell."""
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> dict[str, str]:
+    """The environment of a launcher whose `ssh` is the stand-in."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(SSH)
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    return {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "USER": "launcher"}
+
+
+def launch(*words: str, extra: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    environ = {name: text for name, text in environment(extra).items() if name not in ("A", "B", "C", "D")}
+    environ |= extra or {}
+    command = [sys.executable, "-m", "hybridps.cli", "run", *words]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=SECONDS)
+
+
+def told(output: str) -> list[str]:
+    return sorted(line.partition("] ")[2] for line in output.splitlines() if " is " in line)
+
+
+def test_a_launch_line_of_one_host_carries_over(tmp_path: Path) -> None:
+    (tmp_path / "sum.py").write_text(SUM)
+    script = str(tmp_path / "sum.py")
+    done = launch("-n", "2", "-s", "2", "--launcher", "local", "--env-worker", "SUMMAND:1.5", "python", script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("[group 0] sum 3.0") == 2
+    assert done.stdout.count("hybridps: serving at tcp://127.0.0.1:") == 2
+
+
+def test_variables_reach_ranks_on_other_hosts_and_nothing_else_does(elsewhere: dict[str, str], tmp_path: Path) -> None:
+    hard = "x y, 'z'; \"=:\\"
+    words = ["--num-workers", "2", "--num-servers", "0", "--launcher", "ssh", "-H", "node1,node2"]
+    given = ["-x", "A", "--env", "B", "--env-worker", "C:3"]
+    done = launch(*words, *given, "sh", "-c", TELL, extra=elsewhere | {"A": hard, "B": "2", "D": "4"})
+    assert done.returncode == 0, done.stderr
+    assert told(done.stdout) == sorted([f"A is {hard}", "B is 2", "C is 3", "D is "] * 2)
+    assert sorted((tmp_path / "bin" / "reached").read_text().split()) == ["node1", "node2"]
+
+
+def test_a_job_on_other_hosts_by_a_hostfile_of_launch_py(elsewhere: dict[str, str], tmp_path: Path) -> None:
+    """Four workers, two for each of its hosts, which are this one's other addresses on the loopback."""
+    (tmp_path / "sum.py").write_text(SUM)
+    (tmp_path / "hosts").write_text("127.0.0.2\n127.0.0.3\n")
+    words = ["-n", "4", "-s", "1", "-H", str(tmp_path / "hosts"), "--launcher", "ssh", "--groups", "2"]
+    done = launch(*words, "-x", "SUMMAND=2", "--", "python", str(tmp_path / "sum.py"), extra=elsewhere)
+    assert done.returncode == 0, done.stderr
+    assert [done.stdout.count(f"[group {group}] sum 8.0, None") for group in (0, 1)] == [2, 2]
+    assert sorted((tmp_path / "bin" / "reached").read_text().split()) == ["127.0.0.2", "127.0.0.3"]
+
+
+def test_variables_reach_servers_and_workers() -> None:
+    words = ["-n", "2", "--groups", "2", "--env", "A:1", "--env-server", "B:2", "--env-worker", "C:3", "-x", "D"]
+    command = [sys.executable, "-m", "hybridps.cli", "run", *words, "--", "sh", "-c", f"{TELL}; sleep 60"]
+    with subprocess.Popen(command, env=environment({"D": "4"}), stdout=subprocess.PIPE, text=True) as launcher:
+        try:
+            assert launcher.stdout is not None
+            lines: list[str] = []
+            while len(told("".join(lines))) < 8:
+                lines.append(launcher.stdout.readline())
+                assert lines[-1], "the launcher ended early"
+            (server,) = [each for each in psutil.Process(launcher.pid).children() if "serve" in each.cmdline()]
+            environ = server.environ()
+        finally:
+            launcher.send_signal(signal.SIGTERM)
+            launcher.wait(SECONDS)
+    assert told("".join(lines)) == sorted(["A is 1", "B is ", "C is 3", "D is 4"] * 2)
+    assert {name: environ.get(name) for name in "ABCD"} == {"A": "1", "B": "2", "C": None, "D": "4"}
+
+
+def test_a_role_of_mxnet_s_servers_is_not_inherited() -> None:
+    """`import mxnet` would never return."""
+    done = launch("-n", "1", "sh", "-c", 'echo "role is $DMLC_ROLE"', extra={"DMLC_ROLE": "server"})
+    assert (done.returncode, told(done.stdout)) == (0, ["role is "])
