@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any, NamedTuple, TypeVar
 
+import mxnet as mx
 from mxnet import MXNetError, autograd
 from mxnet.ndarray import NDArray
 
@@ -81,4 +82,6 @@ def _of_mxnet(kind: type[HybridPSError]) -> type[HybridPSError]:
 
 
 def _as_list(arrays: Any) -> list[NDArray]:
-    return list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
+    """Those of MXNet's NumPy interface as views of MXNet's other kind of arrays, which only mix among themselves."""
+    listed = arrays if isinstance(arrays, (list, tuple)) else [arrays]
+    return [each.as_nd_ndarray() if isinstance(each, mx.np.ndarray) else each for each in listed]

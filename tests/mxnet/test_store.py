@@ -34,6 +34,9 @@ RIGHT = [
     "bad_calls",
     "module_with_fixed_parameters",
     "half_a_step",
+    "views_of_gradients",
+    "two_stores_sum_one_gradient",
+    "numpy_interface",
 ]
 
 

@@ -152,6 +152,62 @@ def two_trainers():
     check(train(None, optimizer="adam"), optimizer="adam", change=other)
 
 
+def views_of_gradients():
+    """A program may look at gradients, and write to them, through views that it took before the first step."""
+    net, seen = gluon.nn.Dense(1, in_units=3), []
+    net.initialize(mx.init.One())
+    store = mx.kv.create("dist_hybridps_sync")
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, store, update_on_kvstore=False)
+    view = net.weight.grad()[0]
+    for step in range(5):
+        with autograd.record():
+            loss = net(nd.ones((2, 3)) * step).sum()
+        loss.backward()
+        seen.append(view.asnumpy()[0])
+        view *= 0  # the weight stays as it was
+        trainer.step(2)
+    assert seen == [2 * step for step in range(5)], seen
+    assert (net.weight.data().asnumpy() == 1).all()
+
+
+def two_stores_sum_one_gradient():
+    stores, weight = [mx.kv.create("dist_hybridps_sync") for _ in range(2)], nd.ones(4)
+    weight.attach_grad()
+    for store in stores:
+        store.broadcast("w", weight, out=weight)
+    gradient = weight.grad
+    for step in range(8):
+        for number, store in enumerate(stores):
+            with autograd.record():
+                loss = (weight * (10 * step + number + 1)).sum()
+            loss.backward()
+            store.pushpull("w", gradient)
+            assert (gradient.asnumpy() == (10 * step + number + 1) * workers).all(), (step, number)
+
+
+def numpy_interface():
+    mx.npx.set_np()
+    try:
+        store, out = mx.kv.create("dist_hybridps_sync"), mx.np.zeros(3)
+        store.init("a", mx.np.ones(3))
+        store.push("a", mx.np.ones(3) * 2)
+        store.pull("a", out=out)
+        assert (out.asnumpy() == 2 * workers).all()
+        for local in (True, False):
+            net, store = gluon.nn.Dense(2, in_units=3), mx.kv.create("dist_hybridps_sync")
+            net.initialize(mx.init.One())
+            options = {"learning_rate": 0.1}
+            trainer = gluon.Trainer(net.collect_params(), "sgd", options, store, update_on_kvstore=local)
+            for _ in range(5):
+                with autograd.record():
+                    loss = net(mx.np.ones((4, 3))).sum()
+                loss.backward()
+                trainer.step(4 * workers)
+            np.testing.assert_allclose(net.weight.data().asnumpy(), 0.5, rtol=1e-5)
+    finally:
+        mx.npx.reset_np()
+
+
 def states():
     kv = mx.kv.create("dist_hybridps_sync")
     kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.1, momentum=0.9))
@@ -478,9 +534,9 @@ def what_a_store_updates_is_averaged():
         kv.broadcast("s", nd.ones(2), out=statistics)
         for _ in range(9):
             statistics[:] = 10 * (rank + 1)
-            kv.pushpull("w", nd.ones(2) * (rank + 1), out=weight)
+            kv.pushpull("w", nd.ones(2) * (4 * rank + 1), out=weight)
             kv.barrier()
-        alone = -9.0 * workers * (rank + 1)
+        alone = -9.0 * workers * (4 * rank + 1)  # in no order of the exchanges is it this, when averaged
         assert weight.asnumpy()[0] != alone, (made, weight)
         assert statistics.asnumpy()[0] != 10 * (rank + 1), (made, statistics)
 
