@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
+from in_thread import in_thread
 from worlds import environment, mpirun
+
+from hybridps.ps.server import Server
 
 pytest.importorskip("mxnet")
 pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(170)]
@@ -28,9 +32,23 @@ def of_local(workers: int, folder: Path) -> None:
     subprocess.run([sys.executable, UPDATES, str(folder), *SYNCHRONOUS], env=environ, check=True, timeout=100)
 
 
-@pytest.mark.parametrize(("ranks", "groups"), [(2, 2), (3, 3), (4, 2), (2, 1)])
-def test_equals_local(ranks: int, groups: int, tmp_path: Path) -> None:
-    done = ours(ranks, SYNCHRONOUS, tmp_path, groups=str(groups))
+@pytest.mark.parametrize(
+    ("ranks", "groups", "servers"),
+    [
+        (2, 2, 0),
+        (2, 2, 2),
+        pytest.param(1, 1, 1, marks=pytest.mark.slow),
+        pytest.param(3, 3, 0, marks=pytest.mark.slow),
+        pytest.param(4, 2, 2, marks=pytest.mark.slow),
+        pytest.param(2, 1, 0, marks=pytest.mark.slow),
+    ],
+)
+def test_equals_local(ranks: int, groups: int, servers: int, tmp_path: Path) -> None:
+    """0 servers: an embedded one."""
+    with ExitStack() as running:
+        there = [running.enter_context(in_thread(Server())) for _ in range(servers)]
+        addresses = ",".join(server.address for server in there)
+        done = ours(ranks, SYNCHRONOUS, tmp_path, groups=str(groups), servers=addresses)
     assert done.returncode == 0, done.stdout + done.stderr
     of_local(ranks, tmp_path)
     expected = sorted(tmp_path.glob("*-local-0.npz"))
