@@ -19,9 +19,9 @@ from __future__ import annotations
 from hybridps.algorithms.algorithm import Algorithm
 from hybridps.algorithms.row import Row
 from hybridps.ps.clocks import Clock
-from hybridps.ps.rules import SGD, Adam, AnyRule, Momentum, Nesterov
+from hybridps.ps.rules import SGD, Adam, AnyRule, Foreign, Momentum, Nesterov
 
-RULES = (SGD, Momentum, Nesterov, Adam)
+RULES = (SGD, Momentum, Nesterov, Adam, Foreign)
 """The rules that update weights by gradients."""
 
 

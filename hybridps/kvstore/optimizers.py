@@ -43,8 +43,8 @@ def same_random_numbers(optimizer: Any, index: int | str) -> Iterator[None]:
     mx.random.seed(own)
 
 
-def rule_of_update(optimizer: Any, index: int | str, scale: float, pushes: int | None) -> AnyRule:
-    """The rule of the next update of the key that the optimizer knows as `index`; the update is counted.
+def rule_of_update(table_rule: AnyRule, optimizer: Any, index: int | str, scale: float, pushes: int | None) -> AnyRule:
+    """The table's rule for the next update of the key that the optimizer knows as `index`; the update is counted.
 
     `scale`: of gradients, beside `rescale_grad`. `pushes`: how often each key is updated at the servers in the time of
     one update by this worker; None: all workers' gradients make one update, whose number is this worker's. Raises
@@ -68,10 +68,9 @@ def rule_of_update(optimizer: Any, index: int | str, scale: float, pushes: int |
                 f"key {index!r} cannot be updated at the servers with {name} {number}: give a number of 0 or more, or "
                 "let the workers update (update_on_kvstore=False)"
             )
-    rule: Any = table_rule(optimizer)
-    if isinstance(rule, Adam):
+    if isinstance(table_rule, Adam):
         numbers |= {"beta1": optimizer.beta1, "beta2": optimizer.beta2, "epsilon": optimizer.epsilon}
         numbers["update"] = count if pushes is None else 0
-    elif isinstance(rule, Momentum):
+    elif isinstance(table_rule, Momentum):
         numbers["momentum"] = optimizer.momentum
-    return replace(rule, **numbers)  # type: ignore[no-any-return]
+    return replace(table_rule, **numbers)  # type: ignore[type-var, return-value]

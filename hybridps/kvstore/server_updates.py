@@ -12,17 +12,20 @@ from hybridps.kvstore.arrays import operate
 from hybridps.kvstore.centre import Centre
 from hybridps.kvstore.gradient_arrays import Arrays, GradientArrays
 from hybridps.kvstore.optimizers import rule_of_update
+from hybridps.ps.rules import AnyRule
 from hybridps.step import Gradients
 
 
 class ServerUpdates:
     """Keys that the servers update. Operations return at once, and MXNet's engine lets users of the arrays wait.
 
-    `updater`: MXNet's, whose optimizer gives the numbers of each update. `gradients`: of an algorithm that updates.
+    `updater`: MXNet's, whose optimizer gives the numbers of each update. `gradients`: of an algorithm that updates by
+    `rule`.
     `scale` and `pushes` as in `rule_of_update`.
     """
 
-    def __init__(self, updater: Any, gradients: Gradients, scale: float, pushes: int | None) -> None:
+    def __init__(self, rule: AnyRule, updater: Any, gradients: Gradients, scale: float, pushes: int | None) -> None:
+        self._rule = rule
         self._updater = updater
         self._gradients = gradients
         self._scale = scale
@@ -53,7 +56,7 @@ class ServerUpdates:
 
     def update(self, name: str, index: int | str, values: Arrays, priority: int, in_step: bool) -> Arrays:
         """Begin to update a key by a gradient, one array for each device; the arrays that will have the weights."""
-        rule = rule_of_update(self._updater.optimizer, index, self._scale, self._pushes)
+        rule = rule_of_update(self._rule, self._updater.optimizer, index, self._scale, self._pushes)
         self._new.add(name)
         self._centre.forget()
         return self._arrays.sum(name, values, priority, in_step, rule)

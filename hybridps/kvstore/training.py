@@ -18,6 +18,7 @@ from hybridps.kvstore.arrays import array_over, copy_all, dense, dtype_of, opera
 from hybridps.kvstore.averaged_weights import AveragedWeights
 from hybridps.kvstore.gradient_arrays import GradientArrays
 from hybridps.kvstore.optimizers import same_random_numbers, table_rule
+from hybridps.kvstore.server_optimizer import foreign_rule
 from hybridps.kvstore.server_updates import ServerUpdates
 from hybridps.memory import FLOATS, Layout
 from hybridps.ps.rules import SGD, AnyRule
@@ -166,13 +167,16 @@ class Training:
 
         Raises HybridPSError if only servers could update, and do not know how.
         """
-        rule = table_rule(getattr(updater, "optimizer", None))
+        optimizer = getattr(updater, "optimizer", None)
+        rule: AnyRule | None = table_rule(optimizer)
         if self._algorithm.updates and rule is None:
-            given = type(getattr(updater, "optimizer", updater)).__name__
-            raise HybridPSError(
-                f"{store_type} updates at the servers, which have no rule for {given}: use SGD, NAG or Adam of "
-                "mx.optimizer itself (a momentum from 0 to 1), or another type of store"
-            )
+            rule = foreign_rule(optimizer)
+            if rule is None:
+                raise HybridPSError(
+                    f"{store_type} updates at the servers, which cannot have {type(optimizer or updater).__name__}: "
+                    "use an optimizer of mx.optimizer itself, whose settings are numbers, or another type of store"
+                )
+        self._schedule.agree_on(f"the optimizer {type(optimizer or updater).__name__}")
         self.updater = updater
         for name, key in self.keys.items():
             if key.stored is None:
@@ -317,7 +321,7 @@ class Training:
         self._optimizers += 1
         given = (self._schedule, algorithm, self._context, self._initial, f"updated{self._optimizers}.")
         pushes = self._context.groups if self._is_asynchronous else None
-        return ServerUpdates(self.updater, Gradients(*given), self._scale, pushes)
+        return ServerUpdates(rule, self.updater, Gradients(*given), self._scale, pushes)
 
     def _average_announced(self) -> None:
         if self._announced:

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from hybridps.algorithms import Algorithm, AnyRule
-from hybridps.errors import GroupError
+from hybridps.errors import GroupError, ServerError
 from hybridps.events import Registered
 from hybridps.memory import Arena, Layout
 from hybridps.step.initial import InitialValues
@@ -60,7 +60,8 @@ class Gradients:
         schedule ends with DifferentLayoutsError on all of them.
         """
         first = len(self._tables)
-        wanted = lay_out(self._prefix, keys, first, self._context.whole_tables)
+        one_each = self._context.whole_tables or self._algorithm.row.rule.whole_chunks
+        wanted = lay_out(self._prefix, keys, first, one_each)
         what = f"the layout of gradients {self._prefix}{first}"
         for table in self._schedule.call(what, lambda: self._make_tables(wanted)):
             self._tables.append(table)
@@ -102,6 +103,7 @@ class Gradients:
 
     def pull_states(self) -> dict[str, list[np.ndarray]]:
         """What the servers keep of each key beside its weights, in its shape. On the leader alone."""
+        self._check_states()
         states: dict[str, list[np.ndarray]] = {}
         for table in self._tables:
             what = f"reading the states of {table.name}"
@@ -112,6 +114,7 @@ class Gradients:
 
     def put_states(self, states: Mapping[str, Sequence[np.ndarray]]) -> None:
         """Replace what the servers keep of these keys. Other keys of their tables begin anew. On the leader alone."""
+        self._check_states()
         for table in self._tables:
             mine = {slot.key: states[slot.key] for slot in table.layout.slots if slot.key in states}
             arenas = [Arena(table.layout) for _ in range(max(map(len, mine.values()), default=0))]
@@ -160,6 +163,14 @@ class Gradients:
         self._schedule.agreement.check_layouts(layouts)
         self._initial.check_tables(layouts)
         return [self._make_table(name, *each) for name, each in wanted.items()]
+
+    def _check_states(self) -> None:
+        """Raise ServerError if the servers do not know what a rule keeps beside the weights."""
+        rule = self._algorithm.row.rule
+        if rule.hidden_states:
+            raise ServerError(
+                f"servers neither give out nor take the states of {rule}: use an optimizer that they have a rule for"
+            )
 
     def _join(self, tables: Sequence[Table]) -> None:
         """On the communication thread."""

@@ -173,6 +173,12 @@ class Schedule:
         self.wait_for(item.ended)
         return item.result
 
+    def agree_on(self, title: str) -> None:
+        """Have the ranks of the group find out if they do not all come to this here. Does not wait."""
+        item = Work(title, self.inbox, do_nothing)
+        self.post(item)
+        item()
+
     def wait_for(self, ended: threading.Event) -> None:
         """Wait for an event that the communication thread sets. Raises the exception that has ended that thread."""
         self._waits_here = True

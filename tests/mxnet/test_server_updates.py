@@ -12,6 +12,11 @@ import pytest
 from in_thread import in_thread
 from worlds import environment, mpirun
 
+from hybridps.config import Settings
+from hybridps.errors import HybridPSError
+from hybridps.memory import Layout
+from hybridps.ps.client import Client
+from hybridps.ps.rules import SGD, Foreign
 from hybridps.ps.server import Server
 
 pytest.importorskip("mxnet")
@@ -64,6 +69,33 @@ def test_equals_local(ranks: int, groups: int, servers: int, tmp_path: Path) -> 
                 )
 
 
+def test_any_optimizer_of_mxnet_runs_in_a_server(tmp_path: Path) -> None:
+    with in_thread(Server()) as server:
+        done = ours(1, ["foreign"], tmp_path, servers=server.address, chunk_bytes="65536", bucket_bytes="65536")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (Foreign(framework="numpy", optimizer="sgd"), "no framework 'numpy'"),
+        (Foreign(framework="mxnet", optimizer="nothing"), "MXNet has no optimizer 'nothing'"),
+        (Foreign(framework="mxnet", optimizer="sgd", settings='{"path": "x"}'), "it has no path"),
+        (Foreign(framework="mxnet", optimizer="sgd", settings='{"momentum": [1]}'), "cannot have the optimizer"),
+        (Foreign(framework="mxnet", optimizer="sgd", settings="{"), "cannot have the optimizer"),
+        (Foreign(framework="mxnet", optimizer="rmsprop", settings='{"gamma1": "x"}'), "the server failed"),
+    ],
+)
+def test_what_a_server_cannot_run_is_refused(rule: Foreign, said: str) -> None:
+    layout = Layout.of("float32", {"w": (8,)})
+    values, options = np.ones(layout.length, np.float32), {"job": "job", "group": 0, "groups": 1}
+    with in_thread(Server()) as server, Client([server.address], **options, settings=Settings()) as store:
+        with pytest.raises(HybridPSError, match=said):  # noqa: PT012
+            store.register("w", layout, values, rule)
+            store.exchange("w", values, values, 0, layout.length).wait()
+        store.register("other", layout, None, SGD(rate=1.0))  # the server goes on
+
+
 @pytest.mark.parametrize("groups", ["1", "2"])
 def test_an_optimizer_that_draws_random_numbers(groups: str, tmp_path: Path) -> None:
     done = ours(2, ["random_numbers"], tmp_path, groups=groups)
@@ -95,3 +127,10 @@ def test_groups_that_do_not_update_alike_end_with_an_error(tmp_path: Path) -> No
     assert done.returncode != 0
     assert "groups 0 and 1 do not update" in done.stderr, done.stderr
     assert "rate=1.1" in done.stderr
+
+
+@pytest.mark.parametrize("groups", ["1", "2"])
+def test_an_optimizer_that_one_worker_sets_is_an_error(groups: str, tmp_path: Path) -> None:
+    done = ours(2, ["optimizer_of_one"], tmp_path, groups=groups, deadline_seconds="6")
+    assert done.returncode != 0
+    assert ("the optimizer SGD" if groups == "1" else "group") in done.stderr, done.stderr

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from hybridps.ps.rules.adam import Adam
 from hybridps.ps.rules.elastic import Elastic, ElasticTogether
+from hybridps.ps.rules.foreign import Foreign
 from hybridps.ps.rules.outer import Outer
 from hybridps.ps.rules.rule import Rule, add_up_, apply_, warm_up
 from hybridps.ps.rules.sgd import SGD, Momentum, Nesterov
 from hybridps.ps.rules.sums import Mean, Sum
 
-AnyRule = Sum | Mean | SGD | Momentum | Nesterov | Adam | Elastic | ElasticTogether | Outer
+AnyRule = Sum | Mean | SGD | Momentum | Nesterov | Adam | Elastic | ElasticTogether | Outer | Foreign
 
 __all__ = [
     "SGD",
@@ -21,6 +22,7 @@ __all__ = [
     "AnyRule",
     "Elastic",
     "ElasticTogether",
+    "Foreign",
     "Mean",
     "Momentum",
     "Nesterov",

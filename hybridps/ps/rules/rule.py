@@ -5,7 +5,7 @@ A rule works on one chunk: flat arrays of equal length and dtype. A clock says w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -37,6 +37,12 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     transparent: ClassVar[bool] = False
     """Whether NaN and Inf may pass through to the groups: the next round starts without them."""
 
+    whole_chunks: ClassVar[bool] = False
+    """Whether parts of chunks cannot be exchanged."""
+
+    hidden_states: ClassVar[int] = 0
+    """Arrays that whatever `load` returns may keep, at most, about."""
+
     update_: ClassVar[Any]
     """`update_(total, centre, state, numbers)`: update a block of `centre` and `state` with the round's `total`, which
     may be overwritten; return the answer, one of the arrays given.
@@ -48,6 +54,11 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def numbers(self, step: int, contributions: int) -> tuple[float, ...]:
         """What the update needs in round `step` (1, 2, ...): the rule's numbers, in order, and the contributions."""
         return *msgspec.structs.astuple(self), contributions
+
+    def load(self) -> Callable[[Any, np.ndarray, np.ndarray], None] | None:
+        """What updates one chunk in place instead of `update_`: called with the rule of the round, the sum of the
+        contributions and the centre. None: `update_` does."""
+        return None
 
     def apply_answer_(self, values: np.ndarray, answer: np.ndarray) -> None:
         """The group's side: change its `values` by the server's `answer`, which may be overwritten."""
@@ -103,7 +114,9 @@ def add_up_(total: np.ndarray, sources: Sequence[np.ndarray]) -> None:
 
 
 def warm_up(rule: Rule, dtype: str) -> None:
-    """Compile the rule for a dtype, or load it: before the first exchange, not in it."""
+    """Compile the rule for a dtype, or load it: before the first exchange, not in it. Raises ServerError."""
+    if rule.load() is not None:
+        return
     arrays = [np.ones(8, dtype) for _ in range(2 + rule.states)]
     add_up_(arrays[0], arrays[:1])
     apply_(rule, arrays[:1], arrays[:1], arrays[1], arrays[2:], step=1, contributions=1)

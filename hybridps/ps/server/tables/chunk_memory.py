@@ -70,12 +70,14 @@ class ChunkMemory:
         self._steps = 0
         self._computed: list[tuple[int, int]] = []
         """Elements whose last round is number `_steps`, as runs."""
+        self._loaded: Callable[[Any, np.ndarray, np.ndarray], None] | None = None
+        """What updates the chunk, if it is not the compiled rule."""
 
     def reset_(self, initial: np.ndarray | None) -> None:
         """Initial values, or zeros, become the centre. Raises NotFiniteError, and changes nothing."""
         if initial is not None and self._refuses:
             check_finite(initial, self.name)
-        self._steps, self._computed = 0, []
+        self._steps, self._computed, self._loaded = 0, [], self.rule.load()
         self.centre[:] = 0 if initial is None else initial
         for array in self._state:
             array[:] = 0
@@ -118,6 +120,8 @@ class ChunkMemory:
         The rule runs on the values of all groups up to the block in which one of them is not finite, and goes on from
         there without that group.
         """
+        if self._loaded is not None:
+            return self._apply_loaded_(complete)
         start, stop, early = complete.start, complete.stop, complete.early
         left = {each.origin.group: each for each in complete.contributions}
         refused: Refused = {}
@@ -153,6 +157,18 @@ class ChunkMemory:
                     del left[group]
                 if not found:  # all are finite, but for their sum
                     end, check = block_end, False
+        return refused
+
+    def _apply_loaded_(self, complete: Round) -> Refused:
+        """The same, of the whole chunk, by what the rule has loaded."""
+        total = np.empty_like(self.centre)
+        groups, refused = self.sum_(complete, total)
+        rules = [rule for _, rule in complete.rules] or [self.rule]
+        if groups and self._loaded is not None:
+            self._loaded(rules[0], total, self.centre)
+        for group, targets in complete.outlets.items():
+            for target in targets if group not in refused else ():
+                np.copyto(target, self.centre)
         return refused
 
     def take_(

@@ -202,7 +202,8 @@ class Jobs:
 
     def _table_bytes(self, spec: TableSpec, groups: int) -> int:
         """Memory that a table is charged with: its values, and its records."""
-        values = (1 + spec.rule.states + self._make_table.more_arrays) * spec.layout.nbytes // spec.servers
+        arrays = 1 + spec.rule.states + spec.rule.hidden_states + self._make_table.more_arrays
+        values = arrays * spec.layout.nbytes // spec.servers
         chunks = spec.layout.nbytes // spec.chunk_bytes // spec.servers + 1
         keys = sum(KEY_BYTES + len(slot.key) for slot in spec.layout.slots)
         return values + (CHUNK_BYTES + GROUP_BYTES * groups) * chunks + keys + TABLE_BYTES + MEMBER_BYTES * groups

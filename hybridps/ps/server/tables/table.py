@@ -64,7 +64,7 @@ class Table:
     @property
     def only_whole_chunks(self) -> bool:
         """Whether parts of chunks cannot be exchanged."""
-        return False
+        return self.spec.rule.whole_chunks
 
     def check_rules(self, rules: Rules, start: int, stop: int) -> None:
         """Raise ProtocolError unless these can be the rules of elements `start:stop` for an exchange."""
