@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from own_servers import dist_sync
 from worlds import environment, mpirun
 
 pytest.importorskip("mxnet")
@@ -48,3 +49,10 @@ def test_ours_conform(world: str) -> None:
     done = mpirun(ranks, ["-m", "hybridps", *CHECKS, "dist_hybridps_sync"], SMALL | given, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("no difference") == ranks
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("workers", [1, 2])
+def test_mxnets_own_servers_conform(workers: int) -> None:
+    for printed in dist_sync(workers, [*CHECKS, "dist_sync"], timeout=60):
+        assert printed.splitlines()[-1] == "no difference"

@@ -18,7 +18,18 @@ CHECKS: dict[str, Check] = {
     for name, check in vars(room).items()
     if name.startswith("check_")
 }
-"""All checks by name. Those of optimizers are the last: a store may keep one beyond its life."""
+"""All checks by name. Those of optimizers are the last: a store may keep one beyond its life. A check makes one
+store."""
+
+NOT_DIST_SYNC = {
+    "keys_may_be_words": "there is one store in a process, and the other checks use numbers",
+    "wrong_keys_raise_errors_of_mxnet": "the servers check keys, not the worker: it waits for ever",
+    "shapes_must_fit": "the servers check shapes, not the worker: it waits for ever",
+    "sparse_gradients_of_dense_keys": "a server ends, and the workers wait for ever",
+    "rows_are_pulled_to_several_arrays": "MXNet refuses it: 'RowSparsePull with multiple values is not supported yet'",
+    "an_updater_is_called_with_the_sum": "a function of the worker does not reach the servers",
+}
+"""Checks that MXNet's own `dist_sync` cannot be put through, where its `local` can, and why."""
 
 
 def differences(create: Create, names: Iterable[str] = ()) -> list[str]:

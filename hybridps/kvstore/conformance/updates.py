@@ -10,6 +10,18 @@ import mxnet as mx
 from hybridps.kvstore.conformance.observing import Create, Observed, error_of, filled, new_keys, pulled, values, whole
 
 
+def check_an_optimizer_goes_on_from_what_was_pushed(create: Create) -> Iterator[Observed]:
+    store, keys = create(), new_keys(2)
+    for key in keys:
+        store.init(key, filled(1))
+        store.push(key, filled(2))
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
+    yield "before", [pulled(store, key) for key in keys], [whole(2 * store.num_workers)] * 2
+    store.push(keys[0], filled(1))
+    store.pushpull(keys[1], filled(1), out=filled(0))
+    yield "after push and pushpull", [pulled(store, key) for key in keys], [whole(1.5 * store.num_workers)] * 2
+
+
 def check_an_optimizer_updates_what_is_stored(create: Create) -> Iterator[Observed]:
     store, (one, other, third) = create(), new_keys(3)
     store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
@@ -29,17 +41,6 @@ def check_an_optimizer_updates_what_is_stored(create: Create) -> Iterator[Observ
     gradient = filled(1)
     store.pushpull(one, gradient)
     yield "without out the weights replace the gradient", values(gradient), whole(4 - store.num_workers)
-
-
-def check_an_optimizer_goes_on_from_what_was_pushed(create: Create) -> Iterator[Observed]:
-    for push in ("push", "pushpull"):
-        store, (key,) = create(), new_keys()
-        store.init(key, filled(1))
-        store.push(key, filled(2))
-        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
-        yield f"before {push}", pulled(store, key), whole(2 * store.num_workers)
-        getattr(store, push)(key, filled(1))
-        yield f"after {push}", pulled(store, key), whole(1.5 * store.num_workers)
 
 
 def check_an_updater_is_called_with_the_sum(create: Create) -> Iterator[Observed]:
