@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(170)]
 
 CLIENTS = Path(__file__).parents[1] / "clients"
 SEVERAL = str(CLIENTS / "several.py")
-ROUNDING = 5e-6
-"""Of the largest weight of an array, after all steps; seen: below 1e-6."""
+ROUNDING = 2e-5
+"""Of the largest weight of an array, after all steps. Seen: 6e-6, with Adam at the servers; 1e-6 elsewhere."""
 QUICK = [
     "images.py",
     "images.py --devices 2",
