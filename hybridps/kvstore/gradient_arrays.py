@@ -149,14 +149,18 @@ class GradientArrays:
         moved = self._moved.get((name, device))
         if moved is None:
             return False
-        if moved.gradient is gradient and moved.holds:
+        if moved.holds and (moved.gradient is gradient or address_of(moved.gradient) == address_of(gradient)):
             return True
         # An array that the user took before the move has what was moved, and is not written to since.
-        is_old = not moved.is_settled and address_of(moved.other) == address_of(gradient)
-        if is_old:
+        if not moved.is_settled and address_of(moved.other) == address_of(gradient):
             moved.gradient.wait_to_read()
-        self._move_out(name, device)
-        return is_old
+            self._move_out(name, device)
+            return True
+        # The last sum may be under way: MXNet orders what follows by the array that it is in.
+        if not moved.holds:
+            mx.nd.waitall()
+        self._move_out(name, device, moved.leave() if moved.holds else None)
+        return False
 
     def _move_out(self, name: str, device: int, slot: NDArray | None = None) -> None:
         """The user's array is no longer the slot: use another array over it."""

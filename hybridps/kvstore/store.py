@@ -171,9 +171,14 @@ class HybridKVStore(KVStore):
 
     @as_mxnet_does
     def load_optimizer_states(self, fname: str) -> None:
-        """Go on with the optimizer's states of a file. All workers call this; at the servers the first one's count."""
+        """Go on with the optimizer's states of a file. All workers call this; at the servers the first one's count.
+
+        Workers whose states are all at the servers, but the first of all, need no file.
+        """
         assert self._updater is not None, "there is no optimizer: call set_optimizer first"
-        if self._training.set_optimizer_states(Path(fname).read_bytes()):
+        path = Path(fname)
+        states = None if self._training.servers_have_states and not path.exists() else path.read_bytes()
+        if self._training.set_optimizer_states(states):
             self.barrier()
 
     @as_mxnet_does

@@ -203,9 +203,15 @@ class Training:
         finally:
             self.updater.states = own
 
-    def set_optimizer_states(self, states: bytes) -> bool:
+    @property
+    def servers_have_states(self) -> bool:
+        """Whether this worker has no states of its own, and those at the servers are another worker's."""
+        return self._job.worker != 0 and all(self._updates_of(name) is not None for name in self.keys)
+
+    def set_optimizer_states(self, states: bytes | None) -> bool:
         """Go on with states that `optimizer_states` gave. Whether servers have some: those are the first worker's."""
-        self.updater.set_states(states)
+        if states is not None:
+            self.updater.set_states(states)
         if self._at_servers is not None and self._job.worker == 0:
             known = {name: key.index for name, key in self.keys.items() if key.at_servers is not None}
             self._at_servers.put_states({name: self.updater.states.get(index) for name, index in known.items()})

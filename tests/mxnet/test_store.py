@@ -35,6 +35,7 @@ RIGHT = [
     "module_with_fixed_parameters",
     "half_a_step",
     "views_of_gradients",
+    "a_gradient_in_another_array",
     "two_stores_sum_one_gradient",
     "numpy_interface",
 ]

@@ -130,7 +130,7 @@ def set_anew(folder):
 def resumed(folder):
     """The states of an optimizer are saved and loaded, before the first step and later."""
     for name, make in optimizers():
-        path = f"{folder}/states-{name}-{TYPE}"
+        path = f"{folder}/states-{name}-{TYPE}-{rank}"
         stores = [mx.kv.create(TYPE) for _ in range(2)]
         outs = {key: nd.zeros(shape) for key, shape in SHAPES.items()}
         for store in stores:

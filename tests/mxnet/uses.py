@@ -5,6 +5,7 @@ Every function makes stores of its own, so that several live in one process.
 
 import os
 import sys
+import time
 
 import mxnet as mx
 import numpy as np
@@ -183,6 +184,25 @@ def two_stores_sum_one_gradient():
             loss.backward()
             store.pushpull("w", gradient)
             assert (gradient.asnumpy() == (10 * step + number + 1) * workers).all(), (step, number)
+
+
+def a_gradient_in_another_array():
+    """As after `initialize(force_reinit=True)`, while the last sum is under way."""
+    kv, weight = mx.kv.create("dist_hybridps_sync"), nd.ones(4)
+    weight.attach_grad()
+    kv.broadcast("w", weight, out=weight)
+    gradient = weight.grad
+    for step in range(4):
+        if step == 3 and rank == 1:
+            time.sleep(0.5)
+        with autograd.record():
+            loss = (weight * (step + 1)).sum()
+        loss.backward()
+        kv.pushpull("w", gradient)
+    other = nd.ones(4) * 100
+    kv.pushpull("w", other)
+    assert (gradient.asnumpy() == 4 * workers).all(), gradient
+    assert (other.asnumpy() == 100 * workers).all(), other
 
 
 def numpy_interface():
