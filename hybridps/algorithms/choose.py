@@ -90,7 +90,8 @@ def choose_row(
     for record in (rule, clock):
         check_numbers(record)
     if name == MpiSGD.name and rule is None:
-        return _with_clock(mpi_sgd.ROW, name, clock)
+        codec = settings.wire if settings.backend == "hybridps" else "exact"
+        return _with_clock(msgspec.structs.replace(mpi_sgd.ROW, codec=codec), name, clock)
     if name == MpiESGD.name:
         alpha = 0.9 / groups if settings.alpha is None else settings.alpha
         known = _known(rule or Elastic(alpha), name, mpi_esgd.RULES)

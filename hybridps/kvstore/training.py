@@ -12,9 +12,11 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from hybridps.algorithms import Algorithm
+from hybridps.codecs import Quantised
 from hybridps.errors import HybridPSError, LayoutError
 from hybridps.job import Job
 from hybridps.kvstore.arrays import array_over, copy_all, dense, dtype_of, operate, same_arrays
+from hybridps.kvstore.compression import check_compressible
 from hybridps.kvstore.gradient_arrays import GradientArrays
 from hybridps.memory import FLOATS, Layout
 from hybridps.step import Gradients, InitialValues, Item, JobContext, KeySpec, Schedule, Weights
@@ -105,6 +107,8 @@ class Training:
         """Keys that were broadcast, and are averaged from the next step on."""
         self._averaged: list[AveragedWeights] = []
         """Those of the model."""
+        self._compresses = False
+        """Whether gradients are compressed."""
         self._step = -1
         self._pushed: dict[str, Sequence[NDArray]] = {}
         self._before: dict[str, Sequence[NDArray]] = {}
@@ -117,6 +121,8 @@ class Training:
         """
         if name in self.keys:
             raise LayoutError(f"key {name!r} is known already: a key is broadcast or initialised once in a store")
+        if self._compresses:
+            check_compressible(name, value)
         Layout.of(dtype_of(value), {name: value.shape})  # raises LayoutError here, not on the communication thread
         memory = np.empty(value.shape, dtype_of(value))
         stored = array_over(memory) if memory.size else dense(value).copyto(mx.cpu())
@@ -127,6 +133,17 @@ class Training:
         self.keys[name] = Key(stored, list(outs), value.stype == "row_sparse")
         if outs and self._averages(name):
             self._announced.append(name)
+
+    def compress(self, quantised: Quantised) -> None:
+        """Compress what is pushed from now on. Raises HybridPSError once memory was laid out for a first push."""
+        if any(name in self._sums for name in self.keys):
+            raise HybridPSError("gradients were pushed already: set the gradient compression before the first push")
+        for name, key in self.keys.items():
+            check_compressible(name, self._like(name)[0])
+            if key.is_sparse:
+                raise HybridPSError(f"key {name!r} is row-sparse, which gradient compression does not take")
+        self._algorithm.compress(quantised)
+        self._compresses = True
 
     def key(self, name: str) -> Key:
         """A key that was added. Raises LayoutError for another one."""
@@ -247,6 +264,9 @@ class Training:
 
     def _sum(self, name: str, values: Sequence[NDArray], priority: int, in_step: bool) -> Sequence[NDArray]:
         """The first key without memory brings all the others memory too, but for those that have no gradient."""
+        if self._compresses:
+            for value in values:
+                check_compressible(name, value)
         if name not in self._sums:
             all_keys = not self.keys[name].may_have_gradient
             with autograd.pause():
