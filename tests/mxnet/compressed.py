@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon, nd
 
+from hybridps.codecs import codec_of
 from hybridps.errors import HybridPSError
 
 KIND = os.environ.get("STORE", "dist_hybridps_sync")
@@ -179,6 +180,30 @@ def refusals():
         late.set_gradient_compression({"type": "2bit"})
     with pytest.raises(HybridPSError, match="sends weights"):
         mx.kv.create("dist_hybridps_elastic").set_gradient_compression({"type": "2bit"})
+
+
+def sums_in_half_precision():
+    """Each worker is a group: what it sends is rounded, and so is the answer; integers stay as they are."""
+    codec = codec_of(os.environ["HYBRIDPS_WIRE"])
+
+    def rounded(values):
+        payload, out = np.empty(codec.nbytes(values.size, values.dtype), np.uint8), np.empty_like(values)
+        codec.encode(values.reshape(-1), payload)
+        codec.decode(payload, out.reshape(-1))
+        return out
+
+    kv = mx.kv.create(KIND)
+    kv.init("c", nd.zeros(SHAPES["c"]))
+    kv.init("n", nd.zeros(3, dtype="int32"))
+    for step in range(3):
+        kv.push("c", nd.array(gradient(step, kv.rank, "c")))
+        kv.push("n", nd.full(3, 16_777_217 + step, dtype="int32"))
+        sums, integers = nd.empty(SHAPES["c"]), nd.empty(3, dtype="int32")
+        kv.pull("c", out=sums)
+        kv.pull("n", out=integers)
+        parts = [rounded(gradient(step, worker, "c")) for worker in range(kv.num_workers)]
+        np.testing.assert_array_equal(sums.asnumpy(), rounded(sum(parts)))
+        np.testing.assert_array_equal(integers.asnumpy(), kv.num_workers * (16_777_217 + step))
 
 
 def different_thresholds():

@@ -36,6 +36,14 @@ def test_the_numbers_are_those_of_the_equations(world: str) -> None:
     assert done.stdout.count("is right") == ranks * len(uses)
 
 
+@pytest.mark.parametrize("wire", ["float16", "bfloat16"])
+def test_half_precision_on_the_way_to_servers(wire: str) -> None:
+    given = SMALL | {"HYBRIDPS_GROUPS": "2", "HYBRIDPS_WIRE": wire}
+    done = mpirun(2, ["-m", "hybridps", PROGRAM, "sums_in_half_precision"], given, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("is right") == 2
+
+
 @pytest.mark.parametrize("groups", ["1", "2"])
 def test_workers_that_compress_differently_are_an_error_on_all(groups: str) -> None:
     given = SMALL | {"HYBRIDPS_GROUPS": groups}

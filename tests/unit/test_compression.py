@@ -8,9 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridps.algorithms import mpi_esgd
+from hybridps.algorithms.mpi_esgd import MpiESGD
+from hybridps.algorithms.mpi_sgd import MpiSGD
 from hybridps.codecs import CodecSpec, Encoded, Quantised, Residuals, codec_of, decoded, spec_for
-from hybridps.errors import LayoutError
-from hybridps.ps.rules import add_up_
+from hybridps.errors import ConfigError, LayoutError
+from hybridps.memory import Layout
+from hybridps.mpi_groups import SoloGroup, ThreadGroup
+from hybridps.ps.clocks import FreeRunning
+from hybridps.ps.rules import Elastic, add_up_
+from hybridps.tensor_collectives import Levels
+from hybridps.tiers import NoTier
 
 BITS = st.sampled_from((1, 2))
 WORKERS = st.sampled_from((1, 2, 3, 7, 8, 127))
@@ -164,3 +172,47 @@ def test_what_comes_in_a_message_is_checked(bits: int, threshold: float, workers
 def test_specs_travel() -> None:
     for spec in ("exact", "bfloat16", Quantised(1, -0.5, 3)):
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=CodecSpec) == spec
+
+
+def test_each_worker_of_a_group_quantises_before_the_sum() -> None:
+    def work(group: ThreadGroup) -> None:
+        levels = Levels(group, [0, 0])
+        algorithm = MpiSGD(levels, NoTier(group))
+        algorithm.compress(Quantised(2, 0.5, 2))
+        floats, integers = Layout.of("float32", {"w": (100,)}), Layout.of("int32", {"n": (3,)})
+        algorithm.join_gradients("floats", floats)
+        algorithm.join_gradients("integers", integers)
+        gradients, counts = levels.tensor(floats.length, "float32"), levels.tensor(integers.length, "int32")
+        residuals = [np.zeros(floats.length, np.float32) for _ in range(2)]
+        for step in range(3):
+            each = [
+                np.random.default_rng([step, rank]).standard_normal(floats.length).astype("float32") for rank in (0, 1)
+            ]
+            gradients.vectors[0][:], counts.vectors[0][:] = each[group.rank], 7
+            group.barrier()
+            algorithm.reduce_("floats", gradients, 0, 37)
+            algorithm.reduce_("floats", gradients, 37, floats.length)
+            algorithm.reduce_("integers", counts, 0, integers.length)
+            sent = [expected_(2, 0.5, *of) for of in zip(each, residuals, strict=True)]
+            np.testing.assert_array_equal(gradients.vectors[0], sent[0] + sent[1])
+            assert (counts.vectors[0] == 14).all()
+            group.barrier()
+
+    ThreadGroup.run(2, work)
+
+
+def test_ranks_that_compress_differently_are_told_on_both() -> None:
+    def work(group: ThreadGroup) -> None:
+        algorithm = MpiSGD(Levels(group, [0, 0]), NoTier(group))
+        algorithm.compress(Quantised(1, 0.5 + group.rank, 2))
+        with pytest.raises(LayoutError, match="threshold=1.5.*threshold=0.5.*the same gradient compression"):
+            algorithm.join_gradients("w", Layout.of("float32", {"w": (3,)}))
+
+    ThreadGroup.run(2, work)
+
+
+def test_weights_are_not_compressed() -> None:
+    row = mpi_esgd.row(4, Elastic(0.5), FreeRunning())
+    elastic = MpiESGD(Levels(SoloGroup(), [0]), NoTier(SoloGroup()), row, workers=1, has_centre=False)
+    with pytest.raises(ConfigError, match="elastic sends weights"):
+        elastic.compress(Quantised(2, 0.5))
