@@ -59,22 +59,23 @@ def _look_up_(total, source, first, adds):  # type: ignore[no-untyped-def]
             total[i] = total[i] + value if adds else value
     whole, codes = total[begin:end], seen(source[0], (first + begin) // each, count, _BYTE)
     if each == 8:
-        _look_up_bytes_(whole, codes, values, 8, adds)
+        _look_up_fours_(whole, codes, values, 2, adds)
     elif each == 4:
-        _look_up_bytes_(whole, codes, values, 4, adds)
-    elif each == 2:
-        _look_up_bytes_(whole, codes, values, 2, adds)
+        _look_up_fours_(whole, codes, values, 1, adds)
     else:
-        _look_up_bytes_(whole, codes, values, 1, adds)
+        for b in range(count):
+            for i in range(each):
+                value = values[codes[b] * each + i]
+                whole[b * each + i] = whole[b * each + i] + value if adds else value
 
 
 @compiled
-def _look_up_bytes_(total, codes, values, each, adds):  # type: ignore[no-untyped-def]
-    if adds:
-        for b in range(codes.size):
-            for i in range(each):
-                total[b * each + i] += values[codes[b] * each + i]
-    else:
-        for b in range(codes.size):
-            for i in range(each):
-                total[b * each + i] = values[codes[b] * each + i]
+def _look_up_fours_(total, codes, values, fours, adds):  # type: ignore[no-untyped-def]
+    """Four values at a time. All are read before one is written, so that they become one vector operation."""
+    for b in range(codes.size):
+        for four in range(fours):
+            i, j = (b * fours + four) * 4, (codes[b] * fours + four) * 4
+            v, w, x, y = values[j], values[j + 1], values[j + 2], values[j + 3]
+            if adds:
+                v, w, x, y = total[i] + v, total[i + 1] + w, total[i + 2] + x, total[i + 3] + y
+            total[i], total[i + 1], total[i + 2], total[i + 3] = v, w, x, y

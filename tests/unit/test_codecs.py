@@ -109,7 +109,7 @@ def test_bfloat16_rounds_to_the_nearest(dtype: str) -> None:
     """All neighbours, the ties between them, which go to the even one, and the values beside the ties."""
     brains = np.arange(0x7F80, dtype=np.uint32)
     exact = (brains << 16).view(np.float32).astype(dtype)
-    ties = (exact[:-1] + exact[1:]) / 2
+    ties = exact[:-1] + (exact[1:] - exact[:-1]) / 2
     for values, wanted in (
         (exact, brains),
         (ties, brains[:-1] + brains[:-1] % 2),
