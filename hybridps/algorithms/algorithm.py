@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
+from msgspec.structs import replace
+
 from hybridps.algorithms.row import Row
+from hybridps.codecs import Quantised, Residuals, codec_of, spec_for
+from hybridps.errors import ConfigError
 from hybridps.memory import Layout
-from hybridps.ps.model import Joining
+from hybridps.ps.model import Joining, Rules
 from hybridps.ps.rules import AnyRule, Sum
 from hybridps.tensor_collectives import Levels, Tensor
 from hybridps.tiers import Tier, check_same_layout
@@ -45,6 +49,8 @@ class Algorithm:
         """The levels of the group; `levels.tensor` gives the memory that gradients are reduced fastest in."""
         self.tier = tier
         self.row = row
+        self._residuals: Residuals | None = None
+        """Of a worker whose gradients are compressed."""
         # The tier's own methods: no algorithm stands between a step and its tier.
         self.reduce_, self.finish_ = tier.sum_, tier.finish
 
@@ -100,6 +106,8 @@ class Algorithm:
         """Give up tables, with nothing of them under way. The servers free one when all groups have dropped it."""
         for table in tables:
             self.tier.drop(table)
+            if self._residuals is not None:
+                self._residuals.drop(table)
 
     def barrier(self) -> None:
         """Return when all workers of all groups have called it."""
@@ -111,7 +119,37 @@ class Algorithm:
 
     def register(self, table: str, layout: Layout, values: Tensor | None) -> Joining:
         """Join a table of the row, as `Tier.register`."""
-        return self.tier.register(table, layout, values, self.row.rule, self.row.clock, self.row.codec)
+        codec = spec_for(self.row.codec, layout.dtype)
+        joining = self.tier.register(table, layout, values, self.row.rule, self.row.clock, codec)
+        if self._residuals is not None and isinstance(codec, Quantised):
+            self._residuals.add(table, layout.length, layout.dtype)
+        return joining
+
+    def compress(self, quantised: Quantised) -> None:
+        """Compress gradients of float32 and float64 in the tables that are registered from now on.
+
+        Each worker contributes what is left of its gradients when they are quantised, and keeps the rest for the next
+        time; `quantised.workers` is the number of workers in the largest group. All ranks of all groups give the same:
+        else registering a table raises LayoutError or ServerError. Raises ConfigError if the algorithm sends weights.
+        """
+        if self.row.sends != "gradients":
+            raise ConfigError(
+                f"the algorithm {self.name} sends weights, which cannot be compressed: leave the compression out, or "
+                "use the algorithm sync"
+            )
+        self.row = replace(self.row, codec=quantised)
+        self._residuals = Residuals(quantised)
+        if not self.levels.one_node:
+            codec_of(quantised).prepare()
+        self.reduce_ = self._reduce_quantised_
+
+    def _reduce_quantised_(self, table: str, gradients: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
+        residuals = self._residuals
+        if residuals is not None and table in residuals:
+            residuals.quantise_(table, [vector[start:stop] for vector in gradients.vectors], start)
+            if gradients.rows is not None:
+                gradients.rows.codec = codec_of(residuals.spec)
+        self.tier.sum_(table, gradients, start, stop, rules)
 
 
 def reduce_all_(algorithm: Algorithm, table: str, gradients: Tensor, bucket: int) -> None:

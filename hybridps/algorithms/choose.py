@@ -91,9 +91,11 @@ def choose_row(
     """
     for record in (rule, clock):
         check_numbers(record)
-    alone = name == ServerSGD.name and not has_servers and clock is None
-    if rule is None and (name == MpiSGD.name or alone):
-        return _with_clock(mpi_sgd.ROW, name, clock)
+    if rule is None and name == MpiSGD.name:
+        codec = settings.wire if settings.backend == "hybridps" else "exact"
+        return _with_clock(msgspec.structs.replace(mpi_sgd.ROW, codec=codec), name, clock)
+    if rule is None and name == ServerSGD.name and not has_servers and clock is None:
+        return mpi_sgd.ROW
     if name == MpiESGD.name:
         alpha = 0.9 / groups if settings.alpha is None else settings.alpha
         known = _known(rule or Elastic(alpha), name, mpi_esgd.RULES)

@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from hybridps.codecs import CodecSpec
 from hybridps.ps.clocks import Clock
-from hybridps.ps.model import CodecName
 from hybridps.ps.rules import AnyRule
 
 
@@ -35,4 +35,4 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     trigger: EverySteps = EverySteps(1)
     rule: AnyRule
     clock: Clock
-    codec: CodecName = "exact"
+    codec: CodecSpec = "exact"

@@ -44,6 +44,12 @@ def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
 
 
 @compiled
+def seen(address, start, size, like):  # type: ignore[no-untyped-def]
+    """The `size` elements at `address` from element `start` on, of the dtype of `like`. Nothing is copied."""
+    return carray(_pointer(address + start * like.itemsize, like), (size,))
+
+
+@compiled
 def at(address, start, block):  # type: ignore[no-untyped-def]
     """The array at `address` from element `start` on, as long as `block` and of its dtype. Nothing is copied."""
-    return carray(_pointer(address + start * block.itemsize, block), (block.size,))
+    return seen(address, start, block.size, block)

@@ -25,7 +25,7 @@ class ServerUpdates:
     """
 
     def __init__(self, rule: AnyRule, updater: Any, gradients: Gradients, scale: float, pushes: int | None) -> None:
-        self._rule = rule
+        self.rule = rule
         self._updater = updater
         self._gradients = gradients
         self._scale = scale
@@ -56,7 +56,7 @@ class ServerUpdates:
 
     def update(self, name: str, index: int | str, values: Arrays, priority: int, in_step: bool) -> Arrays:
         """Begin to update a key by a gradient, one array for each device; the arrays that will have the weights."""
-        rule = rule_of_update(self._rule, self._updater.optimizer, index, self._scale, self._pushes)
+        rule = rule_of_update(self.rule, self._updater.optimizer, index, self._scale, self._pushes)
         self._new.add(name)
         self._centre.forget()
         return self._arrays.sum(name, values, priority, in_step, rule)

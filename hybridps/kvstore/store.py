@@ -29,6 +29,7 @@ from hybridps.errors import ConfigError, HybridPSError
 from hybridps.kvstore import process
 from hybridps.kvstore.arrays import copy_all
 from hybridps.kvstore.calls import as_mxnet_does, calls, key_kind
+from hybridps.kvstore.compression import compression_of
 from hybridps.kvstore.training import Training
 from hybridps.ps.rules import SGD
 
@@ -183,10 +184,13 @@ class HybridKVStore(KVStore):
 
     @as_mxnet_does
     def set_gradient_compression(self, compression_params: Any) -> None:
-        """Not there yet: raises HybridPSError."""
-        raise HybridPSError(
-            f"gradient compression {compression_params} is not supported by {self.type}: drop compression_params"
-        )
+        """Compress what workers push: `{'type': '2bit', 'threshold': 0.5}`, or `'1bit'`. `pull` stays exact.
+
+        Each worker pushes `threshold`, its negative or 0 for each value (1 or -1 with 1 bit), and adds what that left
+        out to its next push of the key. All workers call this alike, before the first push; the last call counts. Keys
+        must be dense and of float32. Raises HybridPSError for what cannot be, and in a store that averages weights.
+        """
+        self._training.compress(compression_of(compression_params, max(self._job.session.plan.group_sizes)))
 
     def is_capable(self, capability: str) -> bool:
         """Whether the store can be given an optimizer; ValueError for what MXNet does not know."""

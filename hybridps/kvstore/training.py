@@ -12,10 +12,12 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from hybridps.algorithms import Algorithm
+from hybridps.codecs import Quantised
 from hybridps.errors import HybridPSError, LayoutError
 from hybridps.job import Job
 from hybridps.kvstore.arrays import array_over, copy_all, dense, dtype_of, operate, same_arrays
 from hybridps.kvstore.averaged_weights import AveragedWeights
+from hybridps.kvstore.compression import check_compressible
 from hybridps.kvstore.gradient_arrays import GradientArrays
 from hybridps.kvstore.optimizers import same_random_numbers, table_rule
 from hybridps.kvstore.server_optimizer import foreign_rule
@@ -78,6 +80,8 @@ class Training:
         """The keys that servers update, since the last optimizer was set."""
         self._optimizers = 0
         """How many were set."""
+        self._compression: Quantised | None = None
+        """Of gradients."""
         self._step = -1
         self._pushed: dict[str, Sequence[NDArray]] = {}
         self._before: dict[str, Sequence[NDArray]] = {}
@@ -90,6 +94,8 @@ class Training:
         """
         if name in self.keys:
             raise LayoutError(f"key {name!r} is known already: a key is broadcast or initialised once in a store")
+        if self._compression is not None:
+            check_compressible(name, value)
         Layout.of(dtype_of(value), {name: value.shape})  # raises LayoutError here, not on the communication thread
         memory = np.empty(value.shape, dtype_of(value))
         stored = array_over(memory) if memory.size else dense(value).copyto(mx.cpu())
@@ -100,6 +106,19 @@ class Training:
         self.keys[name] = Key(stored, index, list(outs), value.stype == "row_sparse")
         if outs and self._averages(name):
             self._announced.append(name)
+
+    def compress(self, quantised: Quantised) -> None:
+        """Compress what is pushed from now on. Raises HybridPSError once memory was laid out for a first push."""
+        if any(name in self._sums or key.at_servers is not None for name, key in self.keys.items()):
+            raise HybridPSError("gradients were pushed already: set the gradient compression before the first push")
+        for name, key in self.keys.items():
+            check_compressible(name, self._like(name)[0])
+            if key.is_sparse:
+                raise HybridPSError(f"key {name!r} is row-sparse, which gradient compression does not take")
+        self._algorithm.compress(quantised)
+        self._compression = quantised
+        if self._at_servers is not None:
+            self._at_servers = self._make_updates(self._at_servers.rule)
 
     def key(self, name: str) -> Key:
         """A key that was added. Raises LayoutError for another one."""
@@ -280,6 +299,9 @@ class Training:
 
     def _sum(self, name: str, values: Sequence[NDArray], priority: int, in_step: bool) -> Sequence[NDArray]:
         """The first key without memory brings all the others memory too, but for those that have no gradient."""
+        if self._compression is not None:
+            for value in values:
+                check_compressible(name, value)
         updates = self._updates_of(name)
         has_memory = self._sums if updates is None else updates
         if name not in has_memory:
@@ -324,6 +346,8 @@ class Training:
         algorithm = None if self._context.whole_tables else self._algorithm.updating(rule)
         if algorithm is None:
             return None
+        if self._compression is not None:
+            algorithm.compress(self._compression)
         self._optimizers += 1
         given = (self._schedule, algorithm, self._context, self._initial, f"updated{self._optimizers}.")
         pushes = self._context.groups if self._is_asynchronous else None

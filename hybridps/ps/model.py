@@ -16,13 +16,12 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from hybridps.codecs import CodecSpec, Values, codec_of
 from hybridps.errors import HybridPSError, LayoutError, ServerError
 from hybridps.memory import Layout
 from hybridps.ps.chunk_map import ChunkMap, Span
 from hybridps.ps.clocks import Clock
 from hybridps.ps.rules import AnyRule
-
-CodecName = Literal["exact", "float16"]
 
 
 class UnknownClientError(ServerError):
@@ -53,7 +52,7 @@ class TableSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunk_bytes: Annotated[int, Meta(ge=1, le=1 << 28)]
     server: Annotated[int, Meta(ge=0)]
     servers: Annotated[int, Meta(ge=1, le=4096)]
-    codec: CodecName = "exact"
+    codec: CodecSpec = "exact"
 
     def check(self) -> None:
         """Raise LayoutError or ServerError if the rule cannot be computed in this dtype, or with this clock."""
@@ -63,6 +62,7 @@ class TableSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not isinstance(self.clock, self.rule.clocks):
             allowed = " or ".join(clock.__name__ for clock in self.rule.clocks)
             raise ServerError(f"{name} has no meaning with the clock {self.clock}: use {allowed}")
+        codec_of(self.codec).nbytes(0, self.layout.dtype)
 
     def check_same(self, other: TableSpec, table: str) -> None:
         """Raise LayoutError or ServerError, with both values, if `other` differs from this spec."""
@@ -107,7 +107,8 @@ class Origin(NamedTuple):
 
 
 class Contribution(msgspec.Struct, frozen=True, eq=False):
-    """What a group brings to a round of a span: the sum of `rows` (flat arrays of the span's length) counts.
+    """What a group brings to a round of a span: the sum of `rows` (flat arrays of the span's length,
+    or values as they came) counts.
 
     The answer is written to all `targets`, memory of the group; None: it is sent. `groups`: of how many groups the
     values are the sum, which a rack server brings. `rules`: of the span.
@@ -115,7 +116,7 @@ class Contribution(msgspec.Struct, frozen=True, eq=False):
 
     origin: Origin
     span: Span
-    rows: Sequence[np.ndarray]
+    rows: Sequence[Values]
     targets: Sequence[np.ndarray] | None = None
     groups: int = 1
     rules: Rules = ()

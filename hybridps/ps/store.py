@@ -7,10 +7,11 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from hybridps.codecs import CodecSpec
 from hybridps.errors import ServerError
 from hybridps.memory import Layout
 from hybridps.ps.clocks import Clock
-from hybridps.ps.model import CodecName, Joining, Rules
+from hybridps.ps.model import Joining, Rules
 from hybridps.ps.rules import AnyRule, Rule
 
 Known = TypeVar("Known")
@@ -40,7 +41,7 @@ class ParameterStore(Protocol):
         initial: np.ndarray | None,
         rule: Rule,
         clock: Clock | None = None,
-        codec: CodecName = "exact",
+        codec: CodecSpec = "exact",
     ) -> Joining:
         """Join a table.
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
-from hybridps.codecs import from_half, to_half
+from hybridps.codecs.bits import from_brain, from_half, to_brain, to_half
 from hybridps.compiled import compiled
 
 SUM, MAX, MIN = 0, 1, 2
@@ -25,32 +24,6 @@ BLOCK = 2048
 
 BITS_OF = {"float16": "uint16", "bfloat16": "int16"}
 """The dtype of rows of bits for each dtype that is combined in float32."""
-
-_WORD = ir.IntType(32)
-
-
-@intrinsic  # type: ignore[misc]
-def _from_brain(typing_context: Any, bits: Any) -> Any:
-    """The float32 of the bits of a bfloat16, which are its upper half."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(builder.shl(builder.zext(arguments[0], _WORD), _WORD(16)), ir.FloatType())
-
-    return types.float32(types.int16), generate
-
-
-@intrinsic  # type: ignore[misc]
-def _to_brain(typing_context: Any, value: Any) -> Any:
-    """The bits of the bfloat16 nearest to a float32. Ties go to even; NaN stays NaN."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bits = builder.bitcast(arguments[0], _WORD)
-        odd = builder.and_(builder.lshr(bits, _WORD(16)), _WORD(1))
-        rounded = builder.add(bits, builder.add(odd, _WORD(0x7FFF)))
-        kept = builder.select(builder.fcmp_unordered("uno", *[arguments[0]] * 2), _WORD(0x7FC00000), rounded)
-        return builder.trunc(builder.lshr(kept, _WORD(16)), ir.IntType(16))
-
-    return types.int16(types.float32), generate
 
 
 def _decode(stored: Any) -> Any:
@@ -68,7 +41,7 @@ def _decode_of(stored):  # type: ignore[no-untyped-def]
     if stored == types.uint16:
         return lambda stored: from_half(stored)
     if stored == types.int16:
-        return lambda stored: _from_brain(stored)
+        return lambda stored: from_brain(stored)
     return lambda stored: stored
 
 
@@ -77,7 +50,7 @@ def _encode_of(value, row):  # type: ignore[no-untyped-def]
     if row.dtype == types.uint16:
         return lambda value, row: to_half(value)
     if row.dtype == types.int16:
-        return lambda value, row: _to_brain(value)
+        return lambda value, row: to_brain(value)
     return lambda value, row: value
 
 

@@ -28,9 +28,9 @@ class Levels:
 
     `nodes`: the number of each rank's node, in rank order. Every rank of `group` must make its Levels, and its tensors,
     in the same order. Where the ranks of a node cannot share memory, `note` gives the reason, and the group works
-    without. `wire`: the codec for sums of float32 and float64 between nodes, 'exact' or 'float16'. Sums are added in
-    full precision, and all nodes get the same bits. `chooser`: which algorithm for which size (default: the built-in
-    table). `on_choice` is called with each choice when it is used for the first time.
+    without. `wire`: the codec for sums of float32 and float64 between nodes, 'exact', 'float16' or 'bfloat16'. Sums are
+    added in full precision, and all nodes get the same bits. `chooser`: which algorithm for which size (default: the
+    built-in table). `on_choice` is called with each choice when it is used for the first time.
     """
 
     def __init__(

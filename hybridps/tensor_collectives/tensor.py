@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hybridps.codecs import Codec
 from hybridps.errors import LayoutError
 from hybridps.mpi_groups.group import UFUNC, Group, Operation
 from hybridps.tensor_collectives.choice import Choice
@@ -54,6 +55,8 @@ class Rows:
         self.row = array[0] if array.dtype == exact else None
         """Row 0, which blocks can be combined in, unless the rows hold bits."""
         self.scratch = np.empty(BLOCK, exact)
+        self.codec: Codec | None = None
+        """How sums of these rows travel between nodes; None: as all others of the levels."""
 
     def of_rank(self, rank: int) -> tuple[int, int]:
         """A rank's rows: the first, and the last + 1."""

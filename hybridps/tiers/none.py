@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hybridps.codecs import CodecSpec
 from hybridps.memory import Layout
 from hybridps.mpi_groups.group import Group
 from hybridps.ps.clocks import Clock
-from hybridps.ps.model import CodecName, Joining, Rules
+from hybridps.ps.model import Joining, Rules
 from hybridps.ps.rules import Rule
 from hybridps.tensor_collectives import Tensor, allreduce_, broadcast_
 from hybridps.tiers.tier import check_same_layout
@@ -31,9 +32,9 @@ class NoTier:
         tensor: Tensor | None,
         rule: Rule,
         clock: Clock | None = None,
-        codec: CodecName = "exact",
+        codec: CodecSpec = "exact",
     ) -> Joining:
-        check_same_layout(self._group, table, layout)
+        check_same_layout(self._group, table, layout, codec)
         if tensor is not None:
             broadcast_(tensor, self._group)
         return Joining.NEW

@@ -13,12 +13,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from hybridps.codecs import CodecSpec
 from hybridps.errors import HybridPSError, ServerError
 from hybridps.memory import DTYPES, Layout
 from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.session import agree
 from hybridps.ps.clocks import Clock
-from hybridps.ps.model import CodecName, Joining, Rules
+from hybridps.ps.model import Joining, Rules
 from hybridps.ps.rules import Rule, Sum
 from hybridps.ps.store import ParameterStore, Pending
 from hybridps.shared_memory import shared_memory
@@ -90,9 +91,9 @@ class ServersTier:
         tensor: Tensor | None,
         rule: Rule,
         clock: Clock | None = None,
-        codec: CodecName = "exact",
+        codec: CodecSpec = "exact",
     ) -> Joining:
-        check_same_layout(self._group, table, layout)
+        check_same_layout(self._group, table, layout, codec)
 
         def join(store: ParameterStore) -> str:
             name, initial = self._prefix + table, None if tensor is None else tensor.vectors[0]

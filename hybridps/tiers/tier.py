@@ -9,11 +9,12 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from hybridps.codecs import CodecSpec
 from hybridps.errors import LayoutError
 from hybridps.memory import Layout
 from hybridps.mpi_groups.group import Group
 from hybridps.ps.clocks import Clock
-from hybridps.ps.model import CodecName, Joining, Rules
+from hybridps.ps.model import Joining, Rules
 from hybridps.ps.rules import Rule
 from hybridps.tensor_collectives import Tensor
 
@@ -38,7 +39,7 @@ class Tier(Protocol):
         tensor: Tensor | None,
         rule: Rule,
         clock: Clock | None = None,
-        codec: CodecName = "exact",
+        codec: CodecSpec = "exact",
     ) -> Joining:
         """Join a table. The tensor becomes the centre if there is none, and is the centre afterwards.
 
@@ -82,17 +83,25 @@ class Tier(Protocol):
         """Drop all tables. The connection stays open for other tiers."""
 
 
-def check_same_layout(group: Group, table: str, layout: Layout) -> None:
-    """Compare a table's name, keys, shapes and dtype over the ranks of a group, which all call this.
+def check_same_layout(group: Group, table: str, layout: Layout, codec: CodecSpec = "exact") -> None:
+    """Compare a table's name, keys, shapes, dtype and codec over the ranks of a group, which all call this.
 
-    Raises LayoutError, on all ranks, with the first keys that differ.
+    Raises LayoutError, on all ranks, with the first keys that differ, or with both codecs.
     """
-    mine = msgspec.msgpack.encode((table, layout))
+    mine = msgspec.msgpack.encode((table, layout, codec))
     digests = group.allgather_bytes(hashlib.sha256(mine).digest())
     if len(set(digests)) == 1:
         return
     other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
     told = group.allgather_bytes(mine)
-    (name, first), (other_name, there) = (msgspec.msgpack.decode(told[r], type=tuple[str, Layout]) for r in (0, other))
+    known = tuple[str, Layout, CodecSpec]
+    (name, first, codec), (other_name, there, other_codec) = (
+        msgspec.msgpack.decode(told[rank], type=known) for rank in (0, other)
+    )
+    if (name, first) == (other_name, there):
+        raise LayoutError(
+            f"rank {other} of the group sends table {table!r} with the codec {other_codec}, and rank 0 with {codec}: "
+            "give all ranks the same gradient compression"
+        )
     difference = first.difference(there) if name == other_name else f"table {other_name!r} instead of {name!r}"
     raise LayoutError(f"rank {other} of the group registers another layout of table {name!r} than rank 0: {difference}")

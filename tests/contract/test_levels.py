@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from hybridps.codecs import Quantised, codec_of
 from hybridps.errors import DeadlineError, GroupError, LayoutError
 from hybridps.mpi_groups import SoloGroup, ThreadGroup
 from hybridps.shared_memory import attach_shared, create_shared
@@ -172,6 +173,31 @@ def test_half_wires_keep_large_means_and_extremes() -> None:
 
     for found in ThreadGroup.run(2, work):
         np.testing.assert_allclose(found, [40_000, 1e5, 1e5], rtol=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "multi_ring", "halving_doubling"])
+def test_sums_of_quantised_values_are_packed_between_nodes(algorithm: str) -> None:
+    spec = Quantised(2, 0.1, 3)
+
+    def work(group: ThreadGroup) -> tuple[np.ndarray, np.ndarray]:
+        levels = Levels(group, [0, 1, 1], chooser=Chooser(3, 2, forced=algorithm, chunk_bytes=4096))
+        tensor = levels.tensor(5003, "float32")
+        assert tensor.rows is not None
+        tensor.rows.codec = codec_of(spec)
+        vector, found = tensor.vectors[0], []
+        counts = np.random.default_rng(group.rank).integers(-1, 2, vector.size)
+        for values in (counts * np.float32(spec.unit), np.full(vector.size, 0.02)):  # the latter are no multiples
+            vector[:] = values
+            group.barrier()
+            allreduce_(tensor, group)
+            found.append(vector.copy())
+            group.barrier()
+        return found[0], found[1]
+
+    counts = [np.random.default_rng(rank).integers(-1, 2, 5003) for rank in range(3)]
+    for sums, others in ThreadGroup.run(3, work):
+        np.testing.assert_array_equal(sums, sum(counts).astype(np.float32) * np.float32(spec.unit))
+        assert not others.any()
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 5), (3, 2), (0, 101)])

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from in_thread import in_thread
 from ps_lite_groups import MXNetTiers, RemoteStore
 
+from hybridps.codecs import Quantised
 from hybridps.config import Settings
 from hybridps.errors import DeadlineError, HybridPSError, LayoutError, ProtocolError, ServerError
 from hybridps.memory import Layout
@@ -660,6 +661,50 @@ def test_a_codec_rounds_what_travels(flat_of_ours, dtype, rule):
         np.testing.assert_array_equal(centre(stores[1], layout), expected)
     rows = [shared_memory(layout.nbytes).view(dtype)]
     assert stores[0].exchange_rows("w", rows, 0, layout.length) is None
+
+
+@pytest.mark.parametrize(("bits", "workers"), [(1, 1), (2, 1), (2, 3), (2, 100)])
+def test_quantised_values_are_packed_on_the_way_and_exact_otherwise(tier, bits, workers):
+    """Spans begin anywhere, also within a byte; a group may share memory with a server while another one sends."""
+    layout, spec = layout_of(1101), Quantised(bits, 0.1, workers)
+    rng, stores = np.random.default_rng(0), [tier.open(group, 5) for group in range(5)]
+    together(*(lambda s=store: s.register("w", layout, None, Sum(), codec=spec) for store in stores))
+    edges = [[0, layout.length], [0, 101, 703, 1030, layout.length], [0, 1, 2, 3, layout.length]]
+    for _ in range(2):
+        counts = [rng.integers(-workers, workers + 1, layout.length) for _ in stores]
+        if (bits, workers) == (1, 1):
+            counts = [np.where(count < 0, -1, 1) for count in counts]
+        values = [(count * np.float32(spec.unit)).astype(np.float32) for count in counts]
+        expected, sent = np.zeros(layout.length, np.float32), [store.bytes_to_servers for store in stores]
+        for each in values:
+            expected += each
+        places = zip(stores, values, [*edges, *edges[:2]], strict=True)
+        for found in together(*(lambda at=at: exchange_spans(*at) for at in places)):
+            np.testing.assert_array_equal(found, expected)
+        for store, before in zip(stores, sent, strict=True):
+            assert store.bytes_to_servers - before <= layout.nbytes // 4 + 8
+    np.testing.assert_array_equal(centre(stores[0], layout), expected)
+
+
+def test_servers_that_update_answer_exactly_to_quantised_values(flat_of_ours):
+    layout, spec, rule = layout_of(1101), Quantised(2, 0.3), Momentum(rate=0.1)
+    rng, stores = np.random.default_rng(1), [flat_of_ours.open(group, 2) for group in range(2)]
+    expected = rng.standard_normal(layout.length).astype(np.float32)
+    initial, state = expected.copy(), [np.zeros(layout.length, np.float32)]
+    together(*(lambda s=store: s.register("w", layout, initial, rule, codec=spec) for store in stores))
+    for step in (1, 2):
+        values = [(rng.integers(-1, 2, layout.length) * np.float32(0.3)).astype(np.float32) for _ in stores]
+        answer = np.empty(layout.length, np.float32)
+        apply_(rule, values, [answer], expected, state, step=step, contributions=2)
+        for found in together(*(lambda s=s, v=v: swap(s, v.copy()) for s, v in zip(stores, values, strict=True))):
+            np.testing.assert_array_equal(found, answer)
+
+
+def test_another_compression_is_refused_with_both(tier):
+    first, second = tier.open(0, 2), tier.open(1, 2)
+    first.register("w", layout_of(), None, Sum(), codec=Quantised(1, 0.5))
+    with pytest.raises(ServerError, match="codec=Quantised.*threshold=0.5.*threshold=0.25"):
+        second.register("w", layout_of(), None, Sum(), codec=Quantised(1, 0.25))
 
 
 def test_another_codec_is_refused_with_both(tier):

@@ -437,8 +437,6 @@ def bad_calls():
         kv.init(3, nd.ones(2))
     with pytest.raises(mx.MXNetError, match="twice"):
         kv.init(["a", "a"], [nd.ones(2), nd.ones(2)])
-    with pytest.raises(HybridPSError, match="compression"):
-        kv.set_gradient_compression({"type": "2bit"})
 
 
 def module_with_fixed_parameters():

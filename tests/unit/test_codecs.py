@@ -104,6 +104,28 @@ def test_exact_keeps_the_bits(values: np.ndarray) -> None:
     assert out.tobytes() == values.tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_bfloat16_rounds_to_the_nearest(dtype: str) -> None:
+    """All neighbours, the ties between them, which go to the even one, and the values beside the ties."""
+    brains = np.arange(0x7F80, dtype=np.uint32)
+    exact = (brains << 16).view(np.float32).astype(dtype)
+    ties = exact[:-1] + (exact[1:] - exact[:-1]) / 2
+    for values, wanted in (
+        (exact, brains),
+        (ties, brains[:-1] + brains[:-1] % 2),
+        (np.nextafter(ties, np.array(-np.inf, dtype)), brains[:-1]),
+        (np.nextafter(ties, np.array(np.inf, dtype)), brains[1:]),
+    ):
+        np.testing.assert_array_equal(payload_of("bfloat16", values).view(np.uint16), wanted)
+        np.testing.assert_array_equal(payload_of("bfloat16", -values).view(np.uint16), wanted + 0x8000)
+    out = np.empty_like(exact)
+    CODECS["bfloat16"].decode(payload_of("bfloat16", exact), out)
+    np.testing.assert_array_equal(out, exact)
+    odd = payload_of("bfloat16", np.array([np.inf, -np.inf, np.nan], dtype))
+    CODECS["bfloat16"].decode(odd, out[:3])
+    np.testing.assert_array_equal(out[:3], [np.inf, -np.inf, np.nan])
+
+
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="'float8' is unknown: use one of exact, float16"):
         codec_of("float8")

@@ -16,6 +16,7 @@ import pytest
 import zmq
 from in_thread import in_thread
 
+from hybridps.codecs import Quantised
 from hybridps.config import Settings
 from hybridps.errors import DeadlineError, LayoutError, ProtocolError, ServerError
 from hybridps.memory import Layout
@@ -132,6 +133,31 @@ def test_strange_messages_are_refused_and_the_server_goes_on(server, frames, nam
         assert isinstance(answer, wire.Refused)
         assert named in answer.message
         assert server._loop.refused == 1
+        assert works(server)
+
+
+@pytest.mark.parametrize(
+    "nbytes",
+    [0, 63, 65, 1024],
+)
+def test_packed_values_of_another_size_are_refused(server, nbytes):
+    with Raw(server) as raw:
+        raw.enter()
+        raw.register(spec=msgspec.structs.replace(SPEC, codec=Quantised(2, 0.5)))
+        answer = raw.ask(wire.Exchange(7, "w", 0, 256), bytes(nbytes))
+        assert isinstance(answer, wire.Refused)
+        assert f"of {nbytes} bytes, not 1 of 64" in answer.message
+        assert raw.ask(wire.Exchange(8, "w", 0, 256), b"\xff" * 64) == wire.Done(8, (0,))
+        assert works(server)
+
+
+def test_compression_of_what_cannot_be_compressed_is_refused(server):
+    halves = msgspec.structs.replace(SPEC, layout=Layout.of("float16", {"w": (100,)}), codec=Quantised(2, 0.5))
+    with Raw(server) as raw:
+        raw.enter()
+        answer = raw.ask(wire.Register(1, "w", halves, False))
+        assert isinstance(answer, wire.Refused)
+        assert "does not take float16" in answer.message
         assert works(server)
 
 

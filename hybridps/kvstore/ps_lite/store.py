@@ -10,6 +10,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from hybridps.addresses import Scheduler
+from hybridps.codecs import CodecSpec
 from hybridps.config import Settings
 from hybridps.errors import ConfigError, LayoutError, ServerError
 from hybridps.kvstore.arrays import array_over
@@ -17,7 +18,7 @@ from hybridps.kvstore.ps_lite.native import Native, Operation
 from hybridps.kvstore.ps_lite.table import Assignment, Table
 from hybridps.memory import Layout
 from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock
-from hybridps.ps.model import CodecName, Joining, Rules, TableSpec
+from hybridps.ps.model import Joining, Rules, TableSpec
 from hybridps.ps.rules import Rule
 from hybridps.ps.rules.finite import check_finite
 from hybridps.ps.store import check_new, registered
@@ -76,7 +77,7 @@ class MXNetStore:
         initial: np.ndarray | None,
         rule: Rule,
         clock: Clock | None = None,
-        codec: CodecName = "exact",
+        codec: CodecSpec = "exact",
     ) -> Joining:
         """As `ParameterStore.register`. Waits for all groups. All but the first one are `LATE`: its values count."""
         self._check_open()
@@ -219,7 +220,7 @@ class MXNetStore:
             raise ServerError(f"group {self._group} has left MXNet's servers: open a new job")
 
 
-def _check_possible(table: str, spec: TableSpec, codec: str) -> None:
+def _check_possible(table: str, spec: TableSpec, codec: CodecSpec) -> None:
     """Raise ServerError or LayoutError for what MXNet's servers cannot do."""
     if isinstance(spec.clock, BoundedStale):
         raise ServerError(

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from hybridps.codecs import CodecSpec
 from hybridps.compiled.streaming_copy import prepare
 from hybridps.config import Settings
 from hybridps.errors import ProtocolError, ServerError
@@ -18,7 +19,7 @@ from hybridps.ps.client.operations import EXACT, Operation, OperationSequence, S
 from hybridps.ps.client.regions import Regions
 from hybridps.ps.client.session import Session
 from hybridps.ps.clocks import Clock
-from hybridps.ps.model import CodecName, Joining, Rules, TableSpec, rules_of_span
+from hybridps.ps.model import Joining, Rules, TableSpec, rules_of_span
 from hybridps.ps.rules import Rule
 from hybridps.ps.store import check_new, registered
 
@@ -60,7 +61,7 @@ class Client:
         initial: np.ndarray | None,
         rule: Rule,
         clock: Clock | None = None,
-        codec: CodecName = "exact",
+        codec: CodecSpec = "exact",
     ) -> Joining:
         """As `ParameterStore.register`: the first server says who initialises, the others are told.
 
@@ -110,7 +111,7 @@ class Client:
         the contributions of so many `groups`.
         """
         known = self._table(table, values, answer)
-        found = self._regions.offsets(self.servers, [values, answer]) if known.codec.exact else {}
+        found = self._regions.offsets(self.servers, [values, answer]) if known.codec.shares else {}
         places = {server: (at[:1], at[1:]) for server, at in found.items()}
         return self._transfer(wire.Exchange, known, start, stop, values, answer, places, rules=rules, groups=groups)
 
@@ -119,7 +120,7 @@ class Client:
     ) -> Operation | None:
         """As `ParameterStore.exchange_rows`."""
         known = self._table(table, *rows)
-        if not known.codec.exact or len(rows) > wire.MOST_ROWS:
+        if not known.codec.shares or len(rows) > wire.MOST_ROWS:
             return None
         found = self._regions.offsets(self.servers, rows)
         if len(found) < len(self.servers):
@@ -209,7 +210,7 @@ class Client:
                     asks_for = dict(zip((each.chunk for each in spans), parts, strict=True))
                     yield Sent(server, message, payloads, asks_for)
 
-        return self.session.begin(f"{kind.__name__.lower()} of table {table.name!r}", messages, table, codec)
+        return self.session.begin(f"{kind.__name__.lower()} of table {table.name!r}", messages, table, codec.answers)
 
     def _check_free(self, table: Table, start: int, stop: int) -> None:
         """Raise ProtocolError while encoded values of these elements may still be sent: their memory is used again."""

@@ -37,7 +37,9 @@ class Table:
         self._dtype = spec.layout.dtype
         self._most_chunks = min(wire.MOST_CHUNKS, max(1, _MESSAGE_BYTES // spec.chunk_bytes))
         length = 0 if self.codec.exact else spec.layout.length
-        self._encoded = np.empty(self.codec.nbytes(length, self._dtype), np.uint8)
+        self._bytes_of_one = self.codec.nbytes(1, self._dtype)
+        """One value takes so much, and several take less in all where they share bytes: every part has a place."""
+        self._encoded = np.empty(length * self._bytes_of_one, np.uint8)
 
     def batches(self, server: int, start: int, stop: int, in_place: bool = False) -> Iterator[Sequence[Span]]:
         """What a server owns of elements `start:stop`, in messages that are not too large."""
@@ -52,8 +54,8 @@ class Table:
             return [values[span.start : span.stop] for span in spans]
         payloads = []
         for span in spans:
-            begin, end = (codec.nbytes(edge, self._dtype) for edge in (span.start, span.stop))
-            payloads.append(self._encoded[begin:end])
+            begin = span.start * self._bytes_of_one
+            payloads.append(self._encoded[begin : begin + codec.nbytes(span.length, self._dtype)])
             codec.encode(values[span.start : span.stop], payloads[-1])
         return payloads
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
+from hybridps.codecs import Values, decoded, described
 from hybridps.compiled import addresses
 from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
 from hybridps.ps.rules.kernel import BLOCK, COMPILED, block_loop, sum_
@@ -71,7 +72,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def apply_(
     rule: Rule,
-    sources: Sequence[np.ndarray],
+    sources: Sequence[Values],
     targets: Sequence[np.ndarray],
     centre: np.ndarray,
     state: Sequence[np.ndarray],
@@ -91,7 +92,7 @@ def apply_(
     if centre.dtype in COMPILED:
         loop = block_loop(rule.update_)
         states = (*state, centre, centre)[:2]  # always two: a rule that keeps less does not look at the others
-        return loop(addresses(sources), addresses(targets), centre, states, numbers, check_finite)
+        return loop(described(sources), addresses(targets), centre, states, numbers, check_finite)
     total = np.empty_like(centre)
     add_up_(total, sources)
     not_finite = np.flatnonzero(~np.isfinite(total)) if check_finite else total[:0]
@@ -103,14 +104,14 @@ def apply_(
     return done
 
 
-def add_up_(total: np.ndarray, sources: Sequence[np.ndarray]) -> None:
+def add_up_(total: np.ndarray, sources: Sequence[Values]) -> None:
     """`total` becomes the sum of the sources, added in their order; it may be the first of them."""
     if total.dtype in COMPILED:
-        sum_(total, addresses(sources))
+        sum_(total, described(sources))
         return
-    np.copyto(total, sources[0])
+    np.copyto(total, decoded(sources[0]))
     for source in sources[1:]:
-        np.add(total, source, out=total)
+        np.add(total, decoded(source), out=total)
 
 
 def warm_up(rule: Rule, dtype: str) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
-from hybridps.codecs import CODECS, Codec
-from hybridps.errors import HybridPSError, ProtocolError
+from hybridps.codecs import CODECS, Codec, Encoded, Values, codec_of
+from hybridps.errors import ProtocolError
 from hybridps.ps import wire
 from hybridps.ps.chunk_map import Span
-from hybridps.ps.model import Answer, Contribution, Origin, Outcome, Task, rules_of_span
+from hybridps.ps.model import Contribution, Origin, Outcome, rules_of_span
 from hybridps.ps.server.tables.jobs import Jobs
 from hybridps.ps.server.tables.rounds import ANSWER_BYTES, CONTRIBUTION_BYTES
 from hybridps.ps.server.tables.table import Table
@@ -87,11 +86,13 @@ def carry_out(
     if isinstance(message, wire.Put):
         table.registrations.check_usable(origin)
         table.check_array(message.array)
-        values = _values(table, spans, payloads, CODECS["exact"])
-        return cost, (
-            table.chunk(span.chunk).put(origin, message.array, row) for span, row in zip(spans, values, strict=True)
-        )
-    initial = _values(table, spans, payloads, CODECS["exact"]) if payloads else [None] * len(spans)
+        _check_sizes(table, spans, payloads, CODECS["exact"])
+        each = zip(spans, _arrays(table, payloads), strict=True)
+        return cost, (table.chunk(span.chunk).put(origin, message.array, array) for span, array in each)
+    initial: Sequence[np.ndarray | None] = [None] * len(spans)
+    if payloads:
+        _check_sizes(table, spans, payloads, CODECS["exact"])
+        initial = _arrays(table, payloads)
     return cost, (outcome for at in zip(spans, initial, strict=True) for outcome in table.initialise(origin, *at))
 
 
@@ -116,12 +117,14 @@ def _spans(table: Table, message: wire.OfSpan) -> list[Span]:
 def _exchange(
     table: Table, origin: Origin, spans: Sequence[Span], message: wire.Exchange, payloads: Payloads, regions: Regions
 ) -> Iterable[Outcome]:
-    """Contributions in memory of the group, or from over the network: a worker decodes those if that changes them."""
-    codec = CODECS[table.spec.codec]
+    """Contributions in memory of the group, or from over the network."""
+    codec = codec_of(table.spec.codec)
     if message.rules:
         table.check_rules(message.rules, message.start, message.stop)
 
-    def contribute(brought: Iterable[tuple[list[np.ndarray], list[np.ndarray] | None]]) -> Iterator[Outcome]:
+    def contribute(
+        brought: Iterable[tuple[Sequence[Values], Sequence[np.ndarray] | None]],
+    ) -> Iterator[Outcome]:
         table.registrations.check_usable(origin)
         for span, (rows, targets) in zip(spans, brought, strict=True):
             rules = rules_of_span(message.rules, span.start, span.stop)
@@ -135,36 +138,23 @@ def _exchange(
             raise ProtocolError(
                 f"a message concerns {MOST_SLICES} chunks of all rows and answers at most: send several"
             )
-        if not codec.exact:
+        if not codec.shares:
             raise ProtocolError(f"table {table.name!r} has the codec {table.spec.codec}: its values must be sent")
         values, answers = (
             [regions.buffer(begins, table) for begins in each] for each in (message.values, message.answers)
         )
         parts = (slice(span.start, span.stop) for span in spans)
         return contribute(([row[part] for row in values], [row[part] for row in answers]) for part in parts)
-    sent = _values(table, spans, payloads, codec)
+    _check_sizes(table, spans, payloads, codec)
     if codec.exact:
-        return contribute(([array], None) for array in sent)
-
-    def decode() -> list[np.ndarray]:
-        decoded = [np.empty(span.length, table.spec.layout.dtype) for span in spans]
-        for array, payload in zip(decoded, payloads, strict=True):
-            codec.decode(payload, array)
-        return decoded
-
-    def then(result: Any) -> Iterator[Outcome]:
-        try:
-            if isinstance(result, HybridPSError):
-                raise result
-            yield from contribute(([array], None) for array in result)
-        except HybridPSError as error:
-            yield Answer(origin, None, error=error)
-
-    return [Task(table.owner_of(spans[0].chunk), decode, then)]
+        return contribute(([array], None) for array in _arrays(table, payloads))
+    dtype = np.dtype(table.spec.layout.dtype)
+    sent = zip(payloads, spans, strict=True)
+    return contribute(([Encoded(codec, payload, span.length, dtype)], None) for payload, span in sent)
 
 
-def _values(table: Table, spans: Sequence[Span], payloads: Payloads, codec: Codec) -> list[np.ndarray]:
-    """The payloads as arrays of the table's dtype, or of bytes if encoded. Raises ProtocolError for another size."""
+def _check_sizes(table: Table, spans: Sequence[Span], payloads: Payloads, codec: Codec) -> None:
+    """Raise ProtocolError unless there is a payload for each span, of the size that the codec says."""
     dtype = table.spec.layout.dtype
     came, expected = [p.nbytes for p in payloads], [codec.nbytes(span.length, dtype) for span in spans]
     if came != expected:
@@ -172,5 +162,9 @@ def _values(table: Table, spans: Sequence[Span], payloads: Payloads, codec: Code
             f"{len(spans)} chunks from {spans[0].chunk} on of table {table.name!r} came without their values: "
             f"with {len(came)} payloads of {sum(came)} bytes, not {len(expected)} of {sum(expected)}"
         )
-    arrays = [np.frombuffer(payload, dtype if codec.exact else np.uint8) for payload in payloads]
+
+
+def _arrays(table: Table, payloads: Payloads) -> list[np.ndarray]:
+    """The payloads as arrays of the table's dtype."""
+    arrays = [np.frombuffer(payload, table.spec.layout.dtype) for payload in payloads]
     return [array if array.flags.aligned else array.copy() for array in arrays]

@@ -16,6 +16,7 @@ from functools import partial
 
 import msgspec
 
+from hybridps.codecs import Quantised
 from hybridps.config import Settings
 from hybridps.errors import ConfigError, HybridPSError, LayoutError, ServerError
 from hybridps.ps.client.client import Client
@@ -161,7 +162,10 @@ class _Link:
 def _register(client: Client, up: ParentRequest) -> Generator[Operation, None, None]:
     """Register the table; the parents' centre comes back."""
     table = up.table
-    spec = msgspec.structs.replace(table.spec, layout=table.parent_layout, server=0, servers=len(client.servers))
+    codec = "exact" if isinstance(table.spec.codec, Quantised) else table.spec.codec  # sums of several groups
+    spec = msgspec.structs.replace(
+        table.spec, layout=table.parent_layout, server=0, servers=len(client.servers), codec=codec
+    )
     joining = yield from client.begin_register(table.name, spec, table.values)
     if joining is not Joining.NEW:
         yield client.pull(table.name, table.values)

@@ -67,11 +67,12 @@ class Lane:
         """Do `steps_of(talk, begin, end)` for the chunks of elements `start:stop`. See `Levels.run`."""
         dtype = rows.array.dtype if op is None else rows.exact
         step = max(1, choice.chunk_bytes // dtype.itemsize // blocks)
-        # Only sums use a lossy codec, and only those of floats: rows of bits are rounded once, in the end.
-        lossy = op in ("sum", "mean") and rows.array.dtype.kind == "f"
+        # Only sums use a codec, and only those of floats: rows of bits are rounded once, in the end.
+        encoded = op in ("sum", "mean") and rows.array.dtype.kind == "f"
+        codec = (rows.codec or self._codec) if encoded else CODECS["exact"]
         talks = self._talks_of(step * blocks * dtype.itemsize)
         for talk in talks:
-            talk.op, talk.codec = GROUP_OPERATION[op or "sum"], self._codec if lossy else CODECS["exact"]
+            talk.op, talk.codec = GROUP_OPERATION[op or "sum"], codec
         self._run([(begin, min(begin + step, stop)) for begin in range(start, stop, step)], talks, steps_of)
 
     def vote(self, low: int, high: int) -> tuple[int, int]:

@@ -18,8 +18,8 @@ Steps = Generator[tuple[Transfer, ...], None, None]
 class Talk:
     """The conversation of the ranks of a lane about one chunk at a time, of at most `nbytes` before it is encoded.
 
-    `rank` and `size` are those in the lane. Chunks are combined exactly; `codec` says how they travel. A lossy codec
-    goes only with the operation 'sum'.
+    `rank` and `size` are those in the lane. Chunks are combined exactly; `codec` says how they travel. A codec that
+    is not exact goes only with the operation 'sum'.
     """
 
     def __init__(self, lane: Group, nbytes: int) -> None:
@@ -56,7 +56,7 @@ class Talk:
             self.codec.decode(landing, take)
 
     def divided_(self, part: np.ndarray, divisor: int) -> int:
-        """Divide `part` before a lossy codec, whose range a sum may exceed, encodes it. Returns the divisor left."""
+        """Divide `part` before a codec, whose range a sum may exceed, encodes it. Returns the divisor left."""
         if self.codec.exact or divisor == 1:
             return divisor
         np.divide(part, divisor, out=part)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
+from hybridps.codecs import Values, decoded
 from hybridps.compiled.finite import is_finite
 from hybridps.ps.model import Contribution, Outcome, Rules
 from hybridps.ps.rules import AnyRule, add_up_, apply_
 from hybridps.ps.rules.finite import NotFiniteError, check_finite, not_finite
 from hybridps.ps.rules.kernel import BLOCK
+
+Cut = TypeVar("Cut", np.ndarray, Values)
 
 SENT = -1
 """Stands for the groups that an answer is sent to."""
@@ -106,7 +109,7 @@ class ChunkMemory:
         start, stop, early = complete.start, complete.stop, complete.early
         refused = self._not_finite(complete.contributions, start, stop) if self._refuses else {}
         taken = [each for each in complete.contributions if each.origin.group not in refused]
-        rows = [cut(row, self._start, start, stop) for row in early.rows]
+        rows: list[Values] = [cut(row, self._start, start, stop) for row in early.rows]
         rows += [row for each in taken for row in _rows(each, start, stop)]
         if rows:
             add_up_(out, rows)
@@ -143,7 +146,7 @@ class ChunkMemory:
             if not is_begun:
                 self._advance(start, stop)
                 is_begun = True
-            rows = [cut(row, self._start, begin, end) for row in early.rows]
+            rows: list[Values] = [cut(row, self._start, begin, end) for row in early.rows]
             rows += [row for each in left.values() for row in _rows(each, begin, end)]
             centre, *state = [cut(array, self._start, begin, end) for array in (self.centre, *self._state)]
             options: dict[str, Any] = {"step": self._steps, "contributions": groups, "check_finite": check}
@@ -193,7 +196,8 @@ class ChunkMemory:
         """Who brought NaN or Inf among elements `start:stop`."""
         refused: Refused = {}
         for each in contributions:
-            row = next((row for row in _rows(each, start, stop) if not is_finite(row)), None)
+            rows = map(decoded, _rows(each, start, stop))
+            row = next((row for row in rows if not is_finite(row)), None)
             if row is not None:
                 refused[each.origin.group] = NotFiniteError(not_finite(row, self.name, start - self._start))
         return refused
@@ -209,10 +213,10 @@ class ChunkMemory:
             runs.append((start, stop))
 
 
-def cut(array: np.ndarray, begins: int, start: int, stop: int) -> np.ndarray:
+def cut(array: Cut, begins: int, start: int, stop: int) -> Cut:
     """Elements `start:stop` of an array whose first element is number `begins`."""
     return array[start - begins : stop - begins]
 
 
-def _rows(contribution: Contribution, start: int, stop: int) -> list[np.ndarray]:
+def _rows(contribution: Contribution, start: int, stop: int) -> list[Values]:
     return [cut(row, contribution.span.start, start, stop) for row in contribution.rows]

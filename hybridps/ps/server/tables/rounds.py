@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from hybridps.codecs import Codec
+from hybridps.codecs import Codec, decoded
 from hybridps.errors import HybridPSError, ProtocolError, ServerError
 from hybridps.ps.chunk_map import Span
 from hybridps.ps.clocks import Part, Verdict
@@ -143,7 +143,7 @@ class Chunk:
             if known.is_computing:
                 self._release(mine.pop(known.part))
             elif not known.is_over:
-                rows = left.rows if is_sent else [row.copy() for row in left.rows]
+                rows = left.rows if is_sent else [decoded(row).copy() for row in left.rows]
                 known.contribution, known.is_over, known.reply = replace(left, rows=rows, targets=()), True, None
                 self._hold(known, 0 if is_sent else _nbytes(left))
 

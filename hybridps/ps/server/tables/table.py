@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridps.codecs import CODECS
+from hybridps.codecs import codec_of
 from hybridps.errors import HybridPSError, ProtocolError, ServerError
 from hybridps.memory import private_memory
 from hybridps.ps.chunk_map import Span
@@ -96,7 +96,7 @@ class Table:
         first = (index - self.spec.server) // self.spec.servers * self.chunk_map.step
         centre, *state = [array[first : first + span.length] for array in self._arrays]
         memory = ChunkMemory(said, span.start, self.spec.rule, centre, state, self._refuses)
-        options = self.owner_of(index), self.registrations, self._budget, CODECS[self.spec.codec]
+        options = self.owner_of(index), self.registrations, self._budget, codec_of(self.spec.codec).answers
         self._chunks[index] = chunk = self._make_chunk(memory, span, *options)
         return chunk
 

@@ -1,0 +1,65 @@
+"""Gradient compression in MXNet's own store and in ours: both are held against the same equations."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from worlds import environment, mpirun
+
+from benchmarks.clusters import mxnet_serving
+
+pytest.importorskip("mxnet")
+pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(150)]
+
+PROGRAM = str(Path(__file__).with_name("compressed.py"))
+SMALL = {"HYBRIDPS_CHUNK_BYTES": "1024", "HYBRIDPS_BUCKET_BYTES": "2048", "HYBRIDPS_DEADLINE_SECONDS": "40"}
+USES = ["sums", "sums_one_bit", "sums_in_steps", "trainer", "module"]
+WORLDS = {
+    "one": (1, {}),
+    "a group of two": (2, {}),
+    "two groups of one": (2, {"HYBRIDPS_GROUPS": "2"}),
+    "groups of two and one": (3, {"HYBRIDPS_GROUPS": "2"}),
+    "groups of one": (4, {"HYBRIDPS_ALGORITHM": "dist-sgd"}),
+    "nodes": (4, {"HYBRIDPS_RANKS_PER_NODE": "2", "HYBRIDPS_COLLECTIVE": "ring"}),
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_numbers_are_those_of_the_equations(world: str) -> None:
+    ranks, given = WORLDS[world]
+    uses = ["refusals", *USES] if ranks == 2 else USES
+    done = mpirun(ranks, ["-m", "hybridps", PROGRAM, *uses], SMALL | given, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("is right") == ranks * len(uses)
+
+
+@pytest.mark.parametrize("wire", ["float16", "bfloat16"])
+def test_half_precision_on_the_way_to_servers(wire: str) -> None:
+    given = SMALL | {"HYBRIDPS_GROUPS": "2", "HYBRIDPS_WIRE": wire}
+    done = mpirun(2, ["-m", "hybridps", PROGRAM, "sums_in_half_precision"], given, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("is right") == 2
+
+
+@pytest.mark.parametrize("groups", ["1", "2"])
+def test_workers_that_compress_differently_are_an_error_on_all(groups: str) -> None:
+    given = SMALL | {"HYBRIDPS_GROUPS": groups}
+    done = mpirun(2, ["-m", "hybridps", PROGRAM, "different_thresholds"], given, timeout=60)
+    assert done.returncode != 0
+    assert "is right" not in done.stdout
+    assert "threshold=1.5" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_numbers_are_those_of_mxnets_own_servers(workers: int) -> None:
+    with mxnet_serving("dist_sync", "", workers, workers) as servers:
+        told = environment({**servers.environment, "STORE": "dist_sync"})
+        command = [sys.executable, PROGRAM, "sums"]
+        running = [subprocess.Popen(command, env=told, stdout=subprocess.PIPE, text=True) for _ in range(workers)]
+        for process in running:
+            said, _ = process.communicate(timeout=60)
+            assert process.returncode == 0
+            assert "sums is right" in said
