@@ -18,11 +18,12 @@ from typing import Annotated
 import typer
 
 from benchmarks.cases import one_of
+from benchmarks.disturbance import Disturbance
 from benchmarks.links import Links, bits_per_second, limited_links
 from benchmarks.results import Result, describe_hardware, installed_versions
 from benchmarks.step_contenders import CONTENDERS, Contender, measure
 from benchmarks.step_overlap import overlap
-from benchmarks.step_task import Timed, Told
+from benchmarks.step_task import Round, Timed, Told
 from benchmarks.world import end_by_signal
 from hybridps.errors import HybridPSError
 
@@ -32,8 +33,7 @@ ALONE, PEER = "compute", "dist_sync"
 Way = tuple[str, str]
 """A contender, and who updates."""
 
-Measured = dict[Way, list[list[Timed]]]
-"""For each round what each worker said."""
+Measured = dict[Way, list[Round]]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -76,18 +76,20 @@ def step(
 
 
 def measure_all(ways: Sequence[tuple[Contender, str]], told: Told, rounds: int, links: Links | None) -> Measured:
-    """What each worker says of each way in each round: A B C A B C ..."""
+    """The rounds of each way: A B C A B C ..."""
     measured: Measured = {(contender.name, by): [] for contender, by in ways}
     for number in range(rounds):
         for contender, by in ways:
-            measured[contender.name, by].append(measure(contender, told, by == "server", links))
+            disturbance = Disturbance()
+            timed = measure(contender, told, by == "server", links)
+            measured[contender.name, by].append(Round(timed, disturbance.share()))
         print(f"round {number + 1} of {rounds}: done", file=sys.stderr, flush=True)
     return measured
 
 
 def make_results(told: Told, measured: Measured, rate: float = 0.0) -> list[Result]:
     """One object for each contender and update. `rate`: bits per second of the links, if there are any."""
-    rounds = {way: [milliseconds(timed, told.steps) for timed in each] for way, each in measured.items()}
+    rounds = {way: [milliseconds(one.timed, told.steps) for one in each] for way, each in measured.items()}
     beyond = beyond_compute({way: median(each) for way, each in rounds.items()})
     extras = {"versions": installed_versions(), "hardware": describe_hardware()}
     return [
@@ -95,8 +97,9 @@ def make_results(told: Told, measured: Measured, rate: float = 0.0) -> list[Resu
         | {"workers": told.workers, "contender": name, "update": by, "milliseconds": median(each)}
         | {"beyond_compute": beyond.get((name, by)), "of_dist_sync": of_peer(beyond, (name, by))}
         | {"fastest": min(each), "rounds": each, "steps": told.steps}
-        | {"worker_cpu": median(cpu_milliseconds(timed, told.steps) for timed in measured[name, by])}
-        | {"parameter_bytes": measured[name, by][0][0].parameter_bytes, "link_rate": rate or None}
+        | {"disturbance": [one.disturbance for one in measured[name, by]]}
+        | {"worker_cpu": median(cpu_milliseconds(one.timed, told.steps) for one in measured[name, by])}
+        | {"parameter_bytes": measured[name, by][0].timed[0].parameter_bytes, "link_rate": rate or None}
         | {"overlap": make_overlap(name, measured[name, by], told.workers, rate)}
         | extras
         for (name, by), each in rounds.items()
@@ -113,9 +116,9 @@ def cpu_milliseconds(timed: Sequence[Timed], steps: int) -> float:
     return 1e3 * mean(each.cpu_seconds for each in timed) / steps
 
 
-def make_overlap(name: str, rounds: Sequence[Sequence[Timed]], workers: int, rate: float) -> dict[str, float] | None:
+def make_overlap(name: str, rounds: Sequence[Round], workers: int, rate: float) -> dict[str, float] | None:
     """Of all steps of all workers; None where they were not traced."""
-    traced = [step for timed in rounds for each in timed for step in each.traced]
+    traced = [step for one in rounds for each in one.timed for step in each.traced]
     # In a group each node sends 2 (p - 1) / p of the bytes; the server's link carries those of all workers.
     times = workers if name == "hybridps_servers" else 2 * (workers - 1) / workers
     return overlap(traced, lambda nbytes: times * nbytes * 8 / rate) if traced else None
@@ -145,7 +148,7 @@ def of_peer(beyond: dict[Way, float], way: Way) -> float | None:
 
 def check_same(measured: Measured) -> None:
     """Raises RuntimeError if the contenders with a store have trained to different weights."""
-    norms = {way: each[0][0].last_norm for way, each in measured.items() if way[0] != ALONE}
+    norms = {way: each[0].timed[0].last_norm for way, each in measured.items() if way[0] != ALONE}
     least, most = min(norms, key=norms.__getitem__, default=None), max(norms, key=norms.__getitem__, default=None)
     if least and most and norms[most] - norms[least] > 0.01 * norms[most]:
         raise RuntimeError(f"{least} and {most} trained to different weights, of norms {norms[least]}, {norms[most]}")
@@ -161,6 +164,8 @@ def show(results: Sequence[Result]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    disturbance = mean(share for result in results for share in result["disturbance"])
+    print(f"other processes took {100 * disturbance:.0f} % of the cores", file=sys.stderr)
     for result in results:
         if found := result["overlap"]:
             print(

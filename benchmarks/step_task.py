@@ -50,3 +50,11 @@ class Timed(msgspec.Struct, frozen=True):
     """Norm of the last parameter, as a rule a bias that began as zero: workers that share gradients have the same."""
     parameter_bytes: int
     traced: list[TracedStep] = []
+
+
+class Round(msgspec.Struct, frozen=True):
+    """What the workers of a contender answered in a round."""
+
+    timed: list[Timed]
+    disturbance: float
+    """The part of the host's cores that other processes took meanwhile."""

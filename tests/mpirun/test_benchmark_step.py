@@ -18,7 +18,7 @@ TOP = Path(__file__).parents[2]
 sys.path.insert(0, str(TOP))
 
 from benchmarks import links, step, step_overlap  # noqa: E402
-from benchmarks.step_task import Timed, Told, TracedBucket, TracedStep  # noqa: E402
+from benchmarks.step_task import Round, Timed, Told, TracedBucket, TracedStep  # noqa: E402
 
 needs_mxnet = pytest.mark.skipif(util.find_spec("mxnet") is None, reason="MXNet is not installed")
 CONTENDERS = ("compute", "dist_sync", "dist_device_sync", "hybridps_group", "hybridps_servers")
@@ -67,7 +67,8 @@ def test_some_contenders_in_rounds(tmp_path: Path) -> None:
     found = run(tmp_path, *options)
     assert set(found) == {("hybridps_group", "worker"), ("hybridps_servers", "worker")}
     for result in found.values():
-        assert len(result["rounds"]) == 2
+        assert len(result["rounds"]) == len(result["disturbance"]) == 2
+        assert all(0 <= share <= 1 for share in result["disturbance"])
         assert (result["beyond_compute"], result["of_dist_sync"]) == (None, None)
 
 
@@ -113,16 +114,17 @@ def test_wrong_options(options: list[str], message: str) -> None:
     assert message in done.stderr
 
 
-def timed(began: float, ended: float, norm: float = 1.0) -> Timed:
-    return Timed(began, ended, cpu_seconds=0.01, last_norm=norm, parameter_bytes=8)
+def a_round(*spans: tuple[float, float], norm: float = 1.0) -> Round:
+    timed = [Timed(began, ended, cpu_seconds=0.01, last_norm=norm, parameter_bytes=8) for began, ended in spans]
+    return Round(timed, disturbance=0.0)
 
 
 def test_medians_and_what_is_beyond_compute() -> None:
     told = Told("net", 8, 1, 2, untimed_steps=1, steps=2)
     rounds = {
-        ("compute", "worker"): [[timed(0, 0.2), timed(0.1, 0.3)], [timed(0, 0.2), timed(0, 0.1)]],
-        ("dist_sync", "worker"): [[timed(0, 0.8), timed(0, 0.9)], [timed(1, 2.0), timed(1, 2.1)]],
-        ("hybridps_group", "worker"): [[timed(0, 0.35), timed(0, 0.3)], [timed(0, 0.35), timed(0, 0.35)]],
+        ("compute", "worker"): [a_round((0, 0.2), (0.1, 0.3)), a_round((0, 0.2), (0, 0.1))],
+        ("dist_sync", "worker"): [a_round((0, 0.8), (0, 0.9)), a_round((1, 2.0), (1, 2.1))],
+        ("hybridps_group", "worker"): [a_round((0, 0.35), (0, 0.3)), a_round((0, 0.35), (0, 0.35))],
     }
     results = {result["contender"]: result for result in step.make_results(told, rounds)}
     assert [results[name]["milliseconds"] for name, _ in rounds] == pytest.approx([125, 500, 175])
@@ -133,7 +135,7 @@ def test_medians_and_what_is_beyond_compute() -> None:
 
 
 def test_other_weights_are_an_error() -> None:
-    rounds = {("dist_sync", "server"): [[timed(0, 1, norm=1.0)]], ("hybridps_group", "server"): [[timed(0, 1, 0.5)]]}
+    rounds = {("dist_sync", "server"): [a_round((0, 1))], ("hybridps_group", "server"): [a_round((0, 1), norm=0.5)]}
     with pytest.raises(RuntimeError, match="trained to different weights"):
         step.check_same(rounds)
 
