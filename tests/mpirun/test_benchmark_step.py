@@ -37,7 +37,8 @@ def run(folder: Path, *options: str) -> dict[tuple[str, str], dict[str, Any]]:
     done = start(*TINY, *options, "--json", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())
-    assert len(done.stdout.splitlines()) == 1 + len(found), done.stdout
+    lines = 1 + len(found) + sum(result["overlap"] is not None for result in found)
+    assert len(done.stdout.splitlines()) == lines, done.stdout
     return {(result["contender"], result["update"]): result for result in found}
 
 
