@@ -33,6 +33,12 @@ class Trace:
 
     def steps(self) -> list[TracedStep]:
         """What was recorded. Raises RuntimeError if the steps were not reduced bucket by bucket, as planned."""
+        planned = sum(len(bucket.spans) for plan in self._plans.values() for bucket in plan.buckets)
+        if not planned == len(self._begun) == len(self._ended):
+            raise RuntimeError(
+                f"{len(self._begun)} sums were begun and {len(self._ended)} ended where {planned} were planned: steps "
+                "were not reduced bucket by bucket, so there is no trace of them"
+            )
         sums = zip(self._begun, self._ended, self._bytes, strict=True)
         traced = []
         for number, plan in sorted(self._plans.items()):
@@ -42,8 +48,6 @@ class Trace:
                 ready = max(arrived[key] for key in bucket.keys)
                 buckets += [TracedBucket(ready, *next(sums)) for _ in bucket.spans]
             traced.append(TracedStep(max(arrived.values()), buckets))
-        if next(sums, None):
-            raise RuntimeError("steps were not reduced bucket by bucket, so there is no trace of them")
         return traced
 
     def _arrive(self, item: Gradient, *arguments: Any) -> None:
@@ -51,7 +55,7 @@ class Trace:
             self._plans[item.step.number] = item.step.plan
             self._arrived[item.step.number, item.name] = time.monotonic()
 
-    def _begin(self, tier: Any, table: str, tensor: Any, start: int, stop: int) -> None:
+    def _begin(self, tier: Any, table: str, tensor: Any, start: int, stop: int, *others: Any) -> None:
         if self.on:
             self._begun.append(time.monotonic())
             self._bytes.append((stop - start) * tensor.dtype.itemsize)
