@@ -1,4 +1,4 @@
-"""Allreduce side by side: hybridps, the MPI library, PyTorch's gloo and Horovod. See docs/benchmarks.md.
+"""Allreduce side by side: hybridps, the MPI library, PyTorch's gloo, Horovod and Intel MPI. See docs/benchmarks.md.
 
 python -m benchmarks.allreduce --ranks 2 --json allreduce.json --plot allreduce.png
 """
@@ -6,6 +6,7 @@ python -m benchmarks.allreduce --ranks 2 --json allreduce.json --plot allreduce.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -38,7 +39,8 @@ def allreduce(
     cases: Annotated[str, typer.Option(help="What is reduced: flat, resnet50.")] = "flat,resnet50",
     sizes: Annotated[str, typer.Option(help="Sizes of flat in bytes: 4K,1M,102400000. Default: 4K to 102.4 MB.")] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the result is their median.")] = 15,
-    peers: Annotated[str, typer.Option(help="Peers, where installed: gloo, horovod; or none.")] = ",".join(PEERS),
+    peers: Annotated[str, typer.Option(help=f"Peers, where installed: {', '.join(PEERS)}; or none.")] = ",".join(PEERS),
+    intel_mpi: Annotated[str, typer.Option(metavar="PREFIX", help="Environment that has Intel MPI.")] = "",
     rate: Annotated[str, typer.Option(help="Rate of the link of each node, with --nodes.")] = "1gbit",
     wire: Annotated[str, typer.Option(help="What hybridps sends between nodes: float16. Default: float32.")] = "",
     json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
@@ -63,6 +65,7 @@ def allreduce(
                 peers=chosen_peers,
                 wire=wire,
                 interface=INTERFACE if links else "lo",
+                intel_mpi=os.path.abspath(intel_mpi) if intel_mpi else "",
             )
             results = make_results(task, run_ranks(task, links), links, describe_hardware())
     except (ValueError, RuntimeError, HybridPSError) as error:

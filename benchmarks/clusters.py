@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from signal import SIGTERM
@@ -50,21 +50,26 @@ def serving(
 
 
 @contextmanager
-def mxnet_serving(name: str, case: str, count: int, workers: int) -> Iterator[Way]:
-    """A scheduler and so many servers of ps-lite, for one store of so many workers."""
+def mxnet_serving(
+    name: str, case: str, count: int, workers: int, host: str = HOST, inside: Sequence[str] = ()
+) -> Iterator[Way]:
+    """A scheduler and so many servers of ps-lite, for one store of so many workers.
+
+    `inside`: the words before a command that shall run on `host`, if that is another node.
+    """
     with ExitStack() as stack:
-        scheduler = Scheduler(HOST, stack.enter_context(reserved_port(HOST)), workers, count)
-        processes = [_start(role, scheduler, stack) for role in ("scheduler", *["server"] * count)]
+        scheduler = Scheduler(host, stack.enter_context(reserved_port(HOST)), workers, count)
+        processes = [_start(role, scheduler, stack, inside) for role in ("scheduler", *["server"] * count)]
         # MXNet's servers have their defaults; a worker gets its share of the cores, as `hybridps run` gives it.
         threads = str(max(1, (os.cpu_count() or 1) // workers))
-        told = scheduler.environment("worker", HOST) | {"OMP_NUM_THREADS": threads}
+        told = scheduler.environment("worker", host) | {"OMP_NUM_THREADS": threads}
         yield Way(name, tuple(process.pid for process in processes), environment=told, case=case)
 
 
-def _start(role: str, scheduler: Scheduler, stack: ExitStack) -> subprocess.Popen[bytes]:
+def _start(role: str, scheduler: Scheduler, stack: ExitStack, inside: Sequence[str]) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        [sys.executable, "-c", "import mxnet"],
-        env=os.environ | scheduler.environment(role, HOST),
+        [*inside, sys.executable, "-c", "import mxnet"],
+        env=os.environ | scheduler.environment(role, scheduler.host),
         stdin=subprocess.DEVNULL,
         preexec_fn=partial(die_with_parent, SIGTERM, os.getpid()),
     )

@@ -57,7 +57,11 @@ class Links:
     @property
     def launcher(self) -> list[str]:
         """The words before a command that shall run beside the nodes."""
-        return ["ip", "netns", "exec", self.namespace(LAUNCHER)]
+        return self.inside(LAUNCHER)
+
+    def inside(self, address: str) -> list[str]:
+        """The words before a command that shall run on the node with this address."""
+        return ["ip", "netns", "exec", self.namespace(address)]
 
     def agent(self, folder: Path) -> Path:
         """A script that starts a command on a node, as Open MPI would with ssh: `agent ADDRESS COMMAND...`."""

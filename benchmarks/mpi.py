@@ -1,4 +1,4 @@
-"""`MPI.Allreduce` as a user calls it: in place, on NumPy's arrays, once for each array."""
+"""`MPI.Allreduce` as a user calls it, on NumPy's arrays, once for each array."""
 
 from __future__ import annotations
 
@@ -12,17 +12,33 @@ from benchmarks.contender import Contender
 
 
 def mpi_flat(case: Case, vectors: int, world: MPI.Comm) -> Contender:
-    """All tensors of a vector in one flat buffer."""
-    return _allreduce("mpi_flat", [case.length], vectors, world)
+    """All tensors of a vector in one flat buffer, in place."""
+    return _in_place("mpi_flat", [case.length], vectors, world)
 
 
 def mpi_per_tensor(case: Case, vectors: int, world: MPI.Comm) -> Contender:
-    """An array and a call for each tensor."""
-    return _allreduce("mpi_per_tensor", case.tensors, vectors, world)
+    """An array and a call for each tensor, in place."""
+    return _in_place("mpi_per_tensor", case.tensors, vectors, world)
 
 
-def _allreduce(name: str, lengths: Sequence[int], vectors: int, world: MPI.Comm) -> Contender:
-    arrays = [[np.zeros(length, np.float32) for length in lengths] for _ in range(vectors)]
+def mpi_out_of_place(case: Case, vectors: int, world: MPI.Comm) -> Contender:
+    """All tensors of a vector in one flat buffer; the sum is written to another one."""
+    arrays, results = _zeros([case.length], vectors), _zeros([case.length], vectors)
+
+    def reduce() -> None:
+        for (array,), (result,) in zip(arrays, results, strict=True):
+            world.Allreduce(array, result, MPI.SUM)
+
+    return Contender("mpi_out_of_place", arrays, reduce, results)
+
+
+def library_name() -> str:
+    """The MPI library and its version."""
+    return MPI.Get_library_version().partition(",")[0].partition(" for ")[0].strip("\0\n ")
+
+
+def _in_place(name: str, lengths: Sequence[int], vectors: int, world: MPI.Comm) -> Contender:
+    arrays = _zeros(lengths, vectors)
     flat = [array for tensors in arrays for array in tensors]
 
     def reduce() -> None:
@@ -30,3 +46,7 @@ def _allreduce(name: str, lengths: Sequence[int], vectors: int, world: MPI.Comm)
             world.Allreduce(MPI.IN_PLACE, array, MPI.SUM)
 
     return Contender(name, arrays, reduce)
+
+
+def _zeros(lengths: Sequence[int], vectors: int) -> list[list[np.ndarray]]:
+    return [[np.zeros(length, np.float32) for length in lengths] for _ in range(vectors)]

@@ -1,4 +1,4 @@
-"""Other libraries' allreduce, where they are installed: PyTorch over gloo, and Horovod for MXNet over MPI."""
+"""Other libraries' allreduce, where they are installed: PyTorch over gloo, Horovod for MXNet over MPI, Intel MPI."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 from benchmarks.cases import Case
 from benchmarks.contender import Contender
+from benchmarks.intel_mpi import load_intel_mpi
 from benchmarks.task import Task
 
 Build = Callable[[Case], list[Contender]]
@@ -169,4 +170,4 @@ def _horovod_running(hvd: Any, reduce: Callable[[], None], settings: Mapping[str
             del os.environ[name]
 
 
-LOADERS = {"gloo": load_gloo, "horovod": load_horovod}
+LOADERS = {"gloo": load_gloo, "horovod": load_horovod, "intel_mpi": load_intel_mpi}

@@ -11,6 +11,7 @@ from pathlib import Path
 from mpi4py import MPI
 
 from benchmarks.cases import Case
+from benchmarks.contender import meet
 from benchmarks.exchanges import MOMENTUM, PEERS, RATE, Exchanges, Measured
 from benchmarks.pushers import Ours, Pusher, Theirs
 from benchmarks.ranks import versions
@@ -57,7 +58,7 @@ def _measure(case: Case, task: Exchanges, world: MPI.Comm) -> tuple[Rounds, Roun
                 before = _cpu_seconds(pids[pusher.name])
                 seconds[pusher.name].append(_time(pusher, repeats, world))
                 server_seconds[pusher.name].append((_cpu_seconds(pids[pusher.name]) - before) / repeats)
-        _meet(world)
+        meet(world, PAUSE_SECONDS)
         if world.rank == 0:
             task.done_file(case.name).touch()
     return seconds, server_seconds
@@ -71,7 +72,7 @@ def check(pusher: Pusher, task: Exchanges, world: MPI.Comm) -> None:
         pusher.fill(world.rank + 1)
         world.Barrier()
         pusher.exchange(1)
-        _meet(world)
+        meet(world, PAUSE_SECONDS)
         velocity = MOMENTUM * velocity - RATE * total
         weight += velocity
         wanted = weight if task.rule == "momentum" else total
@@ -85,20 +86,13 @@ def check(pusher: Pusher, task: Exchanges, world: MPI.Comm) -> None:
 def _time(pusher: Pusher, repeats: int, world: MPI.Comm) -> float:
     """Seconds of one exchange: from a moment on which all workers agree until the last is done."""
     pusher.fill(1e-3)
-    _meet(world)
+    meet(world, PAUSE_SECONDS)
     begin = world.allreduce(time.monotonic() + LEAD_SECONDS, MPI.MAX)
     time.sleep(max(0.0, begin - time.monotonic()))
     pusher.exchange(repeats)
     end = time.monotonic()
-    _meet(world)
+    meet(world, PAUSE_SECONDS)
     return float(world.allreduce(end, MPI.MAX) - begin) / repeats
-
-
-def _meet(world: MPI.Comm) -> None:
-    """A barrier that waits asleep: MPI's own would take the cores from the servers and from other workers."""
-    meeting = world.Ibarrier()
-    while not meeting.Test():
-        time.sleep(PAUSE_SECONDS)
 
 
 def _cpu_seconds(pids: Sequence[int]) -> float:

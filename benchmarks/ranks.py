@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from importlib import metadata
 from pathlib import Path
 
 from mpi4py import MPI
@@ -13,9 +12,10 @@ from mpi4py import MPI
 from benchmarks.cases import Case
 from benchmarks.contender import Contender, check, measure
 from benchmarks.memory_limit import memory_limit
-from benchmarks.mpi import mpi_flat, mpi_per_tensor
+from benchmarks.mpi import library_name, mpi_flat, mpi_per_tensor
 from benchmarks.ours import hybridps
 from benchmarks.peers import Build, load_peers
+from benchmarks.results import installed_versions
 from benchmarks.task import Answer, Task
 
 
@@ -53,18 +53,8 @@ def _contenders(case: Case, task: Task, peers: Mapping[str, Build], world: MPI.C
 
 
 def versions() -> dict[str, str]:
-    names = ("hybridps", "numpy", "mpi4py", "numba", "torch", "mxnet", "horovod")
-    installed = {name: _version(name) for name in names}
-    library = MPI.Get_library_version().split(",")[0].strip("\0\n ")
-    python = ".".join(map(str, sys.version_info[:3]))
-    return {"python": python, "mpi": library} | {name: text for name, text in installed.items() if text}
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
+    """As `installed_versions`, with the MPI library."""
+    return {"mpi": library_name()} | installed_versions()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -65,6 +67,16 @@ def describe_hardware() -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {"processor": models[0] if models else platform.processor(), "cores": os.cpu_count()}
+
+
+def installed_versions() -> dict[str, str]:
+    """Of Python, and of the packages that are installed."""
+    names = ("hybridps", "numpy", "mpi4py", "numba", "torch", "mxnet", "horovod")
+    found = {"python": platform.python_version()}
+    for name in names:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def table(results: Sequence[Result]) -> list[list[str]]:

@@ -8,7 +8,7 @@ import msgspec
 
 from benchmarks.cases import Case
 
-PEERS = ("gloo", "horovod")
+PEERS = ("gloo", "horovod", "intel_mpi")
 WIRES = ("float16",)
 """What hybridps may send between nodes instead of float32."""
 
@@ -30,6 +30,8 @@ class Task(msgspec.Struct, frozen=True):
     """dtype that hybridps sends between nodes, or empty."""
     interface: str
     """Network interface that the ranks reach each other through."""
+    intel_mpi: str = ""
+    """The prefix of an environment that has Intel MPI, or empty."""
 
     def write(self) -> Path:
         path = Path(self.folder) / TASK_FILE

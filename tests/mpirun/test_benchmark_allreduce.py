@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,10 +19,13 @@ sys.path.insert(0, str(TOP))
 
 from benchmarks import allreduce, cases, links, plot, results  # noqa: E402
 
+INTEL_MPI = os.environ.get("INTEL_MPI", "")
+"""The prefix of an environment that has Intel MPI, mpi4py and NumPy."""
 
-def run(folder: Path, *options: str) -> list[dict[str, Any]]:
+
+def run(folder: Path, *options: str, peers: str = "none") -> list[dict[str, Any]]:
     file = folder / "results.json"
-    command = [sys.executable, "-m", "benchmarks.allreduce", "--rounds", "2", "--peers", "none", *options]
+    command = [sys.executable, "-m", "benchmarks.allreduce", "--rounds", "2", "--peers", peers, *options]
     done = subprocess.run(
         [*command, "--json", str(file)],
         cwd=TOP,
@@ -67,10 +71,39 @@ def test_gradients_of_resnet50_on_nodes_of_different_sizes(tmp_path: Path) -> No
     assert subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout == before
 
 
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(not INTEL_MPI, reason="INTEL_MPI does not name an environment that has Intel MPI")
+def test_intel_mpi(tmp_path: Path) -> None:
+    options = ["--ranks", "2", "--vectors", "2", "--cases", "flat,resnet50", "--sizes", "1K,1M"]
+    found = run(tmp_path, *options, "--intel-mpi", INTEL_MPI, peers="intel_mpi")
+    flat = {"hybridps", "mpi_flat", "memory_limit", "intel_mpi_flat", "intel_mpi_out_of_place"}
+    assert [set(result["seconds"]) - flat for result in found[:2]] == [set(), set()]
+    assert set(found[2]["seconds"]) == flat | {"mpi_per_tensor", "intel_mpi_per_tensor"}
+    for result in found:
+        assert result["absent"] == {}
+        assert flat <= set(result["seconds"])
+        assert all(taken > 0 for taken in result["seconds"].values())
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ([], "no environment was given that has it"),
+        (["--intel-mpi", str(Path(sys.prefix) / "absent")], "absent has no bin/mpirun"),
+        (["--intel-mpi", sys.prefix], "not Intel MPI"),
+    ],
+)
+def test_intel_mpi_is_absent(tmp_path: Path, options: list[str], reason: str) -> None:
+    (result,) = run(tmp_path, "--ranks", "2", "--cases", "flat", "--sizes", "1K", *options, peers="intel_mpi")
+    assert set(result["seconds"]) == {"hybridps", "mpi_flat", "memory_limit"}
+    assert reason in result["absent"]["intel_mpi"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--peers", "glue"], "'glue' is unknown: use gloo, horovod"),
+        (["--peers", "glue"], "'glue' is unknown: use gloo, horovod, intel_mpi"),
         (["--sizes", "10"], "'10' is no size"),
         (["--ranks", "2", "--nodes", "3"], "2 ranks cannot be on 3 nodes"),
         (["--rate", "fast"], "'fast' is no rate"),

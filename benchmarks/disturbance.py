@@ -1,0 +1,31 @@
+"""CPU time of processes that do not belong to a benchmark, which disturb it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+
+_BUSY = (0, 1, 2, 5, 6, 7)
+"""Of the columns of /proc/stat: user, nice, system, irq, softirq, steal."""
+
+
+class Disturbance:
+    """Looks at the host's processors from when it is made on."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._before = _others_seconds()
+
+    def share(self) -> float:
+        """The part of all cores that others took, 0 to 1. Children of this process must have been waited for."""
+        seconds = (time.monotonic() - self._began) * (os.cpu_count() or 1)
+        return min(1.0, max(0.0, (_others_seconds() - self._before) / seconds))
+
+
+def _others_seconds() -> float:
+    columns = [int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    busy = sum(columns[number] for number in _BUSY) / os.sysconf("SC_CLK_TCK")
+    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return busy - sum(each.ru_utime + each.ru_stime for each in own)

@@ -1,0 +1,184 @@
+"""A Gluon training step side by side: without a store, with MXNet's own stores, with hybridps. See docs/benchmarks.md.
+
+python -m benchmarks.step --network resnet50_v1 --image-size 64 --batch-size 4 --json step.json
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from importlib import util
+from pathlib import Path
+from statistics import mean, median
+from typing import Annotated
+
+import typer
+
+from benchmarks.cases import one_of
+from benchmarks.disturbance import Disturbance
+from benchmarks.links import Links, bits_per_second, limited_links
+from benchmarks.results import Result, describe_hardware, installed_versions
+from benchmarks.step_contenders import CONTENDERS, Contender, measure
+from benchmarks.step_overlap import overlap
+from benchmarks.step_task import Round, Timed, Told
+from benchmarks.world import end_by_signal
+from hybridps.errors import HybridPSError
+
+UPDATES = ("server", "worker")
+ALONE, PEER = "compute", "dist_sync"
+
+TOLERANCE = 0.1
+"""Of what contenders have learnt: small networks carry rounding on from step to step, and no sum would be a half."""
+
+Way = tuple[str, str]
+"""A contender, and who updates."""
+
+Measured = dict[Way, list[Round]]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def step(
+    network: Annotated[
+        str, typer.Option(help="A name of Gluon's model zoo: resnet50_v1, alexnet, ...")
+    ] = "resnet50_v1",
+    image_size: Annotated[int, typer.Option(min=1, help="Height and width of the images.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images of a worker in a step.")] = 4,
+    workers: Annotated[int, typer.Option(min=1, help="Workers, the ranks of a job.")] = 2,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that are timed together.")] = 10,
+    untimed: Annotated[int, typer.Option(min=1, help="Steps before these.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the result is their median.")] = 5,
+    contenders: Annotated[str, typer.Option(help="Which contenders.")] = ",".join(CONTENDERS),
+    update: Annotated[str, typer.Option(help="Who updates: the store, the Trainer.")] = ",".join(UPDATES),
+    link: Annotated[str, typer.Option(help="Each worker on a node behind a link of this rate, e.g. 1gbit.")] = "",
+    json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
+) -> None:
+    """Measure a training step side by side, alternating, and print medians in milliseconds."""
+    try:
+        rate = bits_per_second(link) if link else 0.0
+        updates = one_of(update, UPDATES)
+        chosen = [CONTENDERS[name] for name in one_of(contenders, tuple(CONTENDERS))]
+        if util.find_spec("mxnet") is None:
+            raise RuntimeError("MXNet is not installed: pip install 'hybridps[mxnet]'")
+        told = Told(network, image_size, batch_size, workers, untimed, steps)
+        ways = [(each, by) for each in chosen for by in each.updates if by in updates or not each.kvstore]
+        with limited_links(workers + 1, link) if link else nullcontext() as links:
+            measured = measure_all(ways, told, rounds, links)
+        check_same(measured)
+    except (ValueError, RuntimeError, OSError, HybridPSError) as error:
+        print(f"benchmarks.step: {error}", file=sys.stderr)
+        raise typer.Exit(2 if isinstance(error, ValueError) else 1) from None
+    results = make_results(told, measured, rate)
+    show(results)
+    if json_path:
+        json_path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def measure_all(ways: Sequence[tuple[Contender, str]], told: Told, rounds: int, links: Links | None) -> Measured:
+    """The rounds of each way: A B C A B C ..."""
+    measured: Measured = {(contender.name, by): [] for contender, by in ways}
+    for number in range(rounds):
+        for contender, by in ways:
+            disturbance = Disturbance()
+            timed = measure(contender, told, by == "server", links)
+            measured[contender.name, by].append(Round(timed, disturbance.share()))
+        print(f"round {number + 1} of {rounds}: done", file=sys.stderr, flush=True)
+    return measured
+
+
+def make_results(told: Told, measured: Measured, rate: float = 0.0) -> list[Result]:
+    """One object for each contender and update. `rate`: bits per second of the links, if there are any."""
+    rounds = {way: [milliseconds(one.timed, told.steps) for one in each] for way, each in measured.items()}
+    beyond = beyond_compute({way: median(each) for way, each in rounds.items()})
+    extras = {"versions": installed_versions(), "hardware": describe_hardware()}
+    return [
+        {"network": told.network, "image_size": told.image_size, "batch_size": told.batch_size}
+        | {"workers": told.workers, "contender": name, "update": by, "milliseconds": median(each)}
+        | {"beyond_compute": beyond.get((name, by)), "of_dist_sync": of_peer(beyond, (name, by))}
+        | {"fastest": min(each), "rounds": each, "steps": told.steps}
+        | {"disturbance": [one.disturbance for one in measured[name, by]]}
+        | {"worker_cpu": median(cpu_milliseconds(one.timed, told.steps) for one in measured[name, by])}
+        | {"parameter_bytes": measured[name, by][0].timed[0].parameter_bytes, "link_rate": rate or None}
+        | {"overlap": make_overlap(name, measured[name, by], told.workers, rate)}
+        | extras
+        for (name, by), each in rounds.items()
+    ]
+
+
+def milliseconds(timed: Sequence[Timed], steps: int) -> float:
+    """Of one step: from when the first worker began until the last one was done."""
+    return 1e3 * (max(each.ended for each in timed) - min(each.began for each in timed)) / steps
+
+
+def cpu_milliseconds(timed: Sequence[Timed], steps: int) -> float:
+    """CPU time of a worker in one step, on average."""
+    return 1e3 * mean(each.cpu_seconds for each in timed) / steps
+
+
+def make_overlap(name: str, rounds: Sequence[Round], workers: int, rate: float) -> dict[str, float] | None:
+    """Of all steps of all workers; None where they were not traced."""
+    traced = [step for one in rounds for each in one.timed for step in each.traced]
+    # In a group each node sends 2 (p - 1) / p of the bytes; the server's link carries those of all workers.
+    times = workers if name == "hybridps_servers" else 2 * (workers - 1) / workers
+    return overlap(traced, lambda nbytes: times * nbytes * 8 / rate) if traced else None
+
+
+def beyond_compute(medians: dict[Way, float]) -> dict[Way, float]:
+    """Milliseconds beyond those of `compute`, if it was measured.
+
+    >>> beyond_compute({("compute", "worker"): 5.0, ("dist_sync", "server"): 8.0})
+    {('dist_sync', 'server'): 3.0}
+    """
+    alone = medians.get((ALONE, "worker"))
+    return {way: taken - alone for way, taken in medians.items() if alone is not None and way[0] != ALONE}
+
+
+def of_peer(beyond: dict[Way, float], way: Way) -> float | None:
+    """What a contender takes beyond compute, as a part of what dist_sync takes with the same update.
+
+    None without both, or where dist_sync was not slower than compute.
+
+    >>> of_peer({("dist_sync", "server"): 4.0, ("hybridps_group", "server"): 1.0}, ("hybridps_group", "server"))
+    0.25
+    """
+    peer = beyond.get((PEER, way[1]), 0.0)
+    return beyond[way] / peer if way in beyond and peer > 0 else None
+
+
+def check_same(measured: Measured) -> None:
+    """Raises RuntimeError if the contenders with a store have trained to different weights."""
+    norms = {way: each[0].timed[0].last_norm for way, each in measured.items() if way[0] != ALONE}
+    least, most = min(norms, key=norms.__getitem__, default=None), max(norms, key=norms.__getitem__, default=None)
+    if least and most and norms[most] - norms[least] > TOLERANCE * norms[most]:
+        raise RuntimeError(f"{least} and {most} trained to different weights, of norms {norms[least]}, {norms[most]}")
+
+
+def show(results: Sequence[Result]) -> None:
+    """Print a table."""
+    rows = [["contender", "update", "ms a step", "fastest", "beyond compute", "of dist_sync's", "CPU of a worker"]]
+    for result in results:
+        names = ("milliseconds", "fastest", "beyond_compute", "of_dist_sync", "worker_cpu")
+        numbers = ["-" if result[name] is None else f"{result[name]:.3g}" for name in names]
+        rows.append([result["contender"], result["update"], *numbers])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    disturbance = mean(share for result in results for share in result["disturbance"])
+    print(f"other processes took {100 * disturbance:.0f} % of the cores", file=sys.stderr)
+    for result in results:
+        if found := result["overlap"]:
+            print(
+                f"{result['contender']}, {result['update']}: {found['communication']:.0f} ms of communication, "
+                f"{found['hidden']:.0f} under backward, where {found['could_be_hidden']:.0f} could be and "
+                f"{found['oracle_hidden']:.0f} are by the oracle's schedule"
+            )
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end_by_signal)
+    app()

@@ -1,0 +1,194 @@
+"""The contenders of benchmarks.step: how their workers and servers are started, and one measurement of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+
+import msgspec
+
+from benchmarks.clusters import HOST, mxnet_serving
+from benchmarks.ending import end_within
+from benchmarks.hierarchy import server as serving_at
+from benchmarks.links import Links
+from benchmarks.step_task import Timed, Told
+from benchmarks.world import TOP
+from hybridps.cli.run.mpirun import rank_environment
+from hybridps.config import Settings
+from hybridps.processes import die_with_parent, without_rank_marks
+
+OURS = "dist_hybridps_sync"
+START_SECONDS = 600.0
+"""How long the workers of a contender may take until they have done the steps that are not timed."""
+END_SECONDS = 20.0
+POLL_SECONDS = 0.2
+
+Processes = list[subprocess.Popen[bytes]]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """So many workers on this host; or, behind links, each on a node of its own, and the servers on one more."""
+
+    workers: int
+    folder: str
+    links: Links | None = None
+
+    def inside(self, node: int) -> list[str]:
+        """The words before a command that shall run on this node."""
+        return self.links.inside(self.links.addresses[node]) if self.links else []
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A name, the KVStore type of its workers (empty: none), and what starts their processes.
+
+    `start` has the command of a worker, and the stack that ends what it starts.
+    """
+
+    name: str
+    kvstore: str
+    start: Callable[[Cluster, Sequence[str], ExitStack], Processes]
+
+    @property
+    def updates(self) -> tuple[str, ...]:
+        """Who may update: `server`, the store; `worker`, the Trainer."""
+        return ("server", "worker") if self.kvstore else ("worker",)
+
+
+def measure(contender: Contender, told: Told, update_on_kvstore: bool, links: Links | None = None) -> list[Timed]:
+    """Start the contender, time its steps, and end it; what each worker says. Raises RuntimeError if it fails."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hybridps-"))
+        given = {"kvstore": contender.kvstore, "update_on_kvstore": update_on_kvstore, "meeting": f"{folder}/meeting"}
+        told = msgspec.structs.replace(told, **given, trace=bool(links) and contender.kvstore == OURS)
+        meeting = stack.enter_context(socket.socket(socket.AF_UNIX))
+        meeting.bind(told.meeting)
+        meeting.listen(told.workers)
+        command = [sys.executable, "-m", "benchmarks.step_worker", msgspec.json.encode(told).decode()]
+        processes = contender.start(Cluster(told.workers, folder, links), command, stack)
+        workers = [stack.enter_context(_accepted(meeting, contender, processes)) for _ in range(told.workers)]
+        lines = [stack.enter_context(worker.makefile("rb")) for worker in workers]
+        for worker in workers:
+            worker.sendall(b"!")
+        timed = [_hear(each.readline(), contender) for each in lines]
+    _check_same([each.last_norm for each in timed], contender)
+    return timed
+
+
+def _accepted(meeting: socket.socket, contender: Contender, processes: Processes) -> socket.socket:
+    """The connection of the next worker that is ready. Raises RuntimeError if a process ends, or if nobody comes."""
+    meeting.settimeout(POLL_SECONDS)
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        for process in processes:
+            if process.poll() is not None:
+                raise RuntimeError(f"the workers of {contender.name} ended with status {process.returncode}")
+        try:
+            worker, _ = meeting.accept()
+        except TimeoutError:
+            continue
+        worker.settimeout(START_SECONDS)
+        return worker
+    raise RuntimeError(f"the workers of {contender.name} were not ready within {START_SECONDS:g} s")
+
+
+def _hear(line: bytes, contender: Contender) -> Timed:
+    """What a worker says; it says nothing if it has ended."""
+    if not line:
+        raise RuntimeError(f"a worker of {contender.name} ended: its reason stands on standard error")
+    return msgspec.json.decode(line, type=Timed)
+
+
+def _check_same(norms: Sequence[float], contender: Contender) -> None:
+    if max(norms) - min(norms) > 1e-4 * max(norms):
+        raise RuntimeError(f"the workers of {contender.name} ended with different weights, of the norms {norms}")
+
+
+def _without_store(cluster: Cluster, command: Sequence[str], stack: ExitStack) -> Processes:
+    return [_start([*cluster.inside(node), *command], {}, cluster, stack) for node in range(cluster.workers)]
+
+
+def _of_mxnet(cluster: Cluster, command: Sequence[str], stack: ExitStack) -> Processes:
+    """Workers of MXNet's own store, with a scheduler and a server."""
+    links, workers = cluster.links, cluster.workers
+    host = links.addresses[-1] if links else HOST
+    way = stack.enter_context(mxnet_serving("mxnet", "", 1, workers, host, cluster.inside(-1)))
+    processes = []
+    for node in range(workers):
+        own = {"DMLC_NODE_HOST": links.addresses[node]} if links else {}
+        processes.append(_start([*cluster.inside(node), *command], way.environment | own, cluster, stack))
+    return processes
+
+
+def _in_a_group(cluster: Cluster, command: Sequence[str], stack: ExitStack) -> Processes:
+    return [_launch([], cluster, command, stack)]
+
+
+def _with_a_server(cluster: Cluster, command: Sequence[str], stack: ExitStack) -> Processes:
+    options = ["--groups", str(cluster.workers)]
+    if not cluster.links:
+        return [_launch([*options, "--servers", "1"], cluster, command, stack)]
+    address = cluster.links.addresses[-1]
+    server = stack.enter_context(serving_at(cluster.links, address, Settings(), cluster.workers))
+    return [_launch([*options, "--set", f"servers={server.address}"], cluster, command, stack)]
+
+
+def _launch(
+    options: Sequence[str], cluster: Cluster, command: Sequence[str], stack: ExitStack
+) -> subprocess.Popen[bytes]:
+    """The launcher, as a user calls it; behind links it runs beside the nodes."""
+    words = [sys.executable, "-m", "hybridps", "run", "-n", str(cluster.workers), "--quiet", *options]
+    told: dict[str, str] = {}
+    if cluster.links:
+        hosts = ",".join(f"{address}:1" for address in cluster.links.addresses[: cluster.workers])
+        words = [*cluster.links.launcher, *words, "--hosts", hosts]
+        told = cluster.links.variables(Path(cluster.folder))
+    return _start([*words, "--", *command], told, cluster, stack, SIGTERM)
+
+
+def _start(
+    command: Sequence[str], told: Mapping[str, str], cluster: Cluster, stack: ExitStack, death_signal: int = SIGKILL
+) -> subprocess.Popen[bytes]:
+    """A process that is ended with the stack, and with this one in any case. Each worker has its share of the cores."""
+    kept = without_rank_marks(os.environ)
+    threads = rank_environment(kept, os.cpu_count() or 1, cluster.workers, cluster.workers)
+    process = subprocess.Popen(
+        command,
+        env=kept | threads | dict(told) | {"PYTHONPATH": str(TOP)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        cwd=TOP,
+        preexec_fn=partial(die_with_parent, death_signal, os.getpid()),
+    )
+    stack.push(partial(_end, process))
+    return process
+
+
+def _end(process: subprocess.Popen[bytes], failure: type[BaseException] | None, *about: object) -> None:
+    """Workers end by themselves; they are made to after a failure, or if they do not."""
+    if failure:
+        process.terminate()
+    end_within(process, END_SECONDS)
+
+
+CONTENDERS = {
+    contender.name: contender
+    for contender in (
+        Contender("compute", "", _without_store),
+        Contender("dist_sync", "dist_sync", _of_mxnet),
+        Contender("dist_device_sync", "dist_device_sync", _of_mxnet),
+        Contender("hybridps_group", OURS, _in_a_group),
+        Contender("hybridps_servers", OURS, _with_a_server),
+    )
+}

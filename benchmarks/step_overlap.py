@@ -1,0 +1,93 @@
+"""How much of the communication ran under backward: measured, at most possible, and by the oracle's schedule. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import median
+
+from benchmarks.step_task import TracedBucket, TracedStep
+from hybridps.oracle.ssgd.dag import COMMUNICATION, COMPUTE, Iteration, Layer, place
+from hybridps.oracle.ssgd.merge import Message
+from hybridps.oracle.ssgd.schedule import exposed_seconds
+
+SecondsOf = Callable[[int], float]
+"""Seconds in which the links carry a bucket of so many bytes."""
+
+
+def overlap(steps: Sequence[TracedStep], seconds_of: SecondsOf) -> dict[str, float]:
+    """Milliseconds, and parts of one, as medians over steps; docs/benchmarks.md explains them."""
+    rows = [_overlap(step, seconds_of) for step in steps]
+    return {name: median(row[name] for row in rows) for name in rows[0]}
+
+
+def _overlap(step: TracedStep, seconds_of: SecondsOf) -> dict[str, float]:
+    busy = merged([(bucket.began, bucket.ended) for bucket in step.buckets])
+    communication = sum(end - begin for begin, end in busy)
+    hidden = sum(max(0.0, min(end, step.last_gradient) - begin) for begin, end in busy)
+    could = hideable(step)
+    oracle_communication, oracle_hidden = predicted(step, seconds_of)
+    return {
+        "communication": 1e3 * communication,
+        "hidden": 1e3 * hidden,
+        "could_be_hidden": 1e3 * could,
+        "hidden_part": hidden / could if could else 1.0,
+        "oracle_communication": 1e3 * oracle_communication,
+        "oracle_hidden": 1e3 * oracle_hidden,
+        "hidden_of_oracle": hidden / oracle_hidden if oracle_hidden else 1.0,
+    }
+
+
+def merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The union of the spans.
+
+    >>> merged([(0, 2), (1, 3), (5, 6)])
+    [(0, 3), (5, 6)]
+    """
+    found: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def hideable(step: TracedStep) -> float:
+    """Seconds of communication that backward could hide at most.
+
+    The buckets that are complete before the last gradient, each as long as it occupied the links, and no more than the
+    time from the first complete bucket to the last gradient.
+    """
+    first = min(bucket.ready for bucket in step.buckets)
+    ends = [float("-inf"), *(bucket.ended for bucket in step.buckets)]
+    taken = sum(
+        bucket.ended - max(bucket.began, before)
+        for bucket, before in zip(step.buckets, ends, strict=False)
+        if bucket.ready < step.last_gradient
+    )
+    return min(taken, step.last_gradient - first)
+
+
+def predicted(step: TracedStep, seconds_of: SecondsOf) -> tuple[float, float]:
+    """Seconds of communication, and those that backward hides, by the oracle's schedule of the same buckets.
+
+    Backward is the time between complete buckets, as measured; a message takes what the links need for its bytes.
+    """
+    ready = ready_in_order(step.buckets)
+    times = [0.0, *(after - before for before, after in pairwise(ready))]
+    count = len(times)
+    # The first bucket has the last layers; the oracle's layers are in forward order.
+    layers = [Layer(str(number), backward_seconds=seconds) for number, seconds in enumerate(reversed(times))]
+    messages = [Message((count - 1 - number,), seconds_of(each.nbytes)) for number, each in enumerate(step.buckets)]
+    placed = place(Iteration(layers, messages), "hybridps")
+    total = sum(message.seconds for message in messages)
+    return total, total - exposed_seconds(placed, COMMUNICATION, behind=COMPUTE)
+
+
+def ready_in_order(buckets: Sequence[TracedBucket]) -> list[float]:
+    """When each bucket could be sent, being complete, as those before it are."""
+    found: list[float] = []
+    for bucket in buckets:
+        found.append(max(bucket.ready, found[-1] if found else bucket.ready))
+    return found
