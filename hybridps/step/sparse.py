@@ -10,7 +10,6 @@ import numpy as np
 from hybridps.algorithms import Algorithm
 from hybridps.errors import LayoutError
 from hybridps.memory import Layout
-from hybridps.step.gradients import drop_all
 from hybridps.step.initial import InitialValues
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import Span, Table
@@ -99,9 +98,8 @@ class SparseGradients:
         rows = max(1, min(shape[0], TABLE_BYTES // row_bytes))
         wanted = {f"{self._prefix}{len(self._tables)}": Layout.of(dtype, {name: (rows, *shape[1:])})}
         if self._goes_over_groups and self._ids is None:
-            # float64 has all numbers of rows, and every kind of server sums it.
-            columns = (max(IDS, 1 + FIRST_IDS), self._context.groups)
-            wanted[f"{self._prefix}.ids"] = Layout.of("float64", {"ids": columns})
+            shape_of_ids = (max(IDS, 1 + FIRST_IDS), self._context.groups, 2)
+            wanted[f"{self._prefix}.ids"] = Layout.of("float32", {"ids": shape_of_ids})
         title = f"the layout of the rows of key {name!r}"
         table, *more = self._schedule.call(title, lambda: self._make_tables(wanted))
         self._tables[name] = table
@@ -122,7 +120,7 @@ class SparseGradients:
         """Drop the tables. Not a collective; may be called from any thread, once."""
         tables = [*self._tables.values(), *([self._ids] if self._ids is not None else [])]
         names, algorithm = [table.name for table in tables], self._algorithm
-        self._schedule.post_local("the end of row-sparse gradients", lambda: drop_all(algorithm, names))
+        self._schedule.post_local("the end of row-sparse gradients", lambda: algorithm.drop(names))
 
     # On the communication thread.
 
@@ -151,7 +149,7 @@ class SparseGradients:
             end = self._end(table, (stop - start) * values[0].size)
             table.tensor.vectors[0][:end] = 0
             rows[places[here] - start] = own.values[here]
-            self._reducer.reduce([Span(table, 0, end)], number)
+            self._reducer.reduce([Span(table, 0, end)], number, {})
             values[start:stop] = rows[: stop - start]
         return SparseRows(ids, values)
 
@@ -169,24 +167,29 @@ class SparseGradients:
         Each group writes how many it has, and their numbers, to a column of its own, where all others write zeros. So
         the sum over the groups is what each has written.
         """
-        columns = self._exchange_columns(table, np.concatenate([[len(ids)], ids[:FIRST_IDS]]), 1 + FIRST_IDS)
-        counts = columns[0].astype(int)
+        first = np.concatenate([[len(ids)], ids[:FIRST_IDS]]).astype(np.int64)
+        columns = self._exchange_columns(table, first, 1 + FIRST_IDS)
+        counts = columns[0]
         most, parts = int(counts.max()), [columns[1:]]
         for start in range(FIRST_IDS, most, IDS):
             parts.append(self._exchange_columns(table, ids[start : start + IDS], min(IDS, most - start)))
-        told = np.concatenate(parts).astype(np.int64)
+        told = np.concatenate(parts)
         return [told[:count, group] for group, count in enumerate(counts)]
 
     def _exchange_columns(self, table: Table, values: np.ndarray, length: int) -> np.ndarray:
-        """The values of all groups, a column of `length` for each, which ends with zeros if a group has fewer."""
-        columns = table.views("ids")[0]
-        end = self._end(table, length * self._context.groups)
+        """The values of all groups, a column of `length` for each, which ends with zeros if a group has fewer.
+
+        A number, below 2^40, is two of float32, which all servers sum exactly: its lower 16 bits, and the rest.
+        """
+        columns, end = table.views("ids")[0], self._end(table, length * self._context.groups * 2)
         table.tensor.vectors[0][:end] = 0
-        columns[: len(values), self._context.group] = values
+        mine = columns[: len(values), self._context.group]
+        mine[:, 0], mine[:, 1] = values >> 16, values & 0xFFFF
         tier = self._algorithm.tier
         tier.exchange(table.name, table.tensor, 0, end)
         tier.finish()
-        return columns[:length].copy()
+        told = columns[:length].astype(np.int64)
+        return (told[:, :, 0] << 16) + told[:, :, 1]
 
     def _end(self, table: Table, elements: int) -> int:
         """So many elements from the beginning of a table, or more, can be exchanged."""
