@@ -76,6 +76,10 @@ class Algorithm:
         """Register a table before its first `reduce_`. Raises LayoutError as `initialise`."""
         check_same_layout(self.levels.group, table, layout)
 
+    def join_rows(self, table: str, layout: Layout) -> None:
+        """As `join_gradients`, of a table in which rows of several keys follow each other: values travel exactly."""
+        check_same_layout(self.levels.group, table, layout)
+
     def join_weights(self, table: str, layout: Layout, weights: Tensor) -> bool:
         """Register a table before its first `average_` or `read_centre`. Raises LayoutError as `initialise`.
 

@@ -48,12 +48,19 @@ class MpiSGD(Algorithm):
 
     def join_gradients(self, table: str, layout: Layout) -> None:
         self.register(table, layout, None)
+        self._refuse_if_late(table)
+
+    def join_rows(self, table: str, layout: Layout) -> None:
+        self.tier.register(table, layout, None, self.row.rule, self.row.clock)
+        self._refuse_if_late(table)
+
+    def join_weights(self, table: str, layout: Layout, weights: Tensor) -> bool:
+        return False
+
+    def _refuse_if_late(self, table: str) -> None:
         if self.tier.begun(table):
             raise ServerError(
                 f"other groups of this job had trained before this one came to {table!r}. With the algorithm sync the "
                 "servers hold gradients, not weights: start all groups together, with another name of the job "
                 "(HYBRIDPS_JOB), or use elastic, where a group that comes late takes the centre"
             )
-
-    def join_weights(self, table: str, layout: Layout, weights: Tensor) -> bool:
-        return False

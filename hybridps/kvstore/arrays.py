@@ -35,21 +35,26 @@ def _start(_run_context: int, on_complete: ctypes._Pointer[ctypes.Array[ctypes.c
     _waiting.pop(number)(lambda: _DONE(callback or 0)(engine, parameter, None))
 
 
-def operate(arrays: Sequence[NDArray], started: Started, priority: int = 0) -> None:
+def operate(arrays: Sequence[NDArray], started: Started, priority: int = 0, reads: Sequence[NDArray] = ()) -> None:
     """Call `started(done)` on an engine thread when all earlier work on `arrays` (on the CPU) is done.
+
+    `reads`: other arrays, which must be there too.
 
     The operation ends when `done()` is called, from any thread. Until then the engine holds back every later reader
     and writer of the arrays, and the caller goes on. `started` must return at once and not raise.
     """
     number = next(_numbers)
     _waiting[number] = started
-    handles = (ctypes.c_void_p * len(arrays))(*[array.handle.value for array in arrays])
     operation = (_start, ctypes.c_void_p(number), None)  # called with the number; nothing is deleted afterwards
-    read, changed = (None, 0), (handles, len(arrays))
+    read, changed = _handles(reads), _handles(arrays)
     # Run it also when an earlier operation on the arrays has failed: the others wait for this worker, which ends when
     # it meets the error.
     options = (ctypes.byref(_ASYNCHRONOUS), priority, b"hybridps", True)
     check_call(_LIB.MXEnginePushAsyncND(*operation, ctypes.byref(_CPU), *read, *changed, *options))
+
+
+def _handles(arrays: Sequence[NDArray]) -> tuple[ctypes.Array[ctypes.c_void_p], int]:
+    return (ctypes.c_void_p * len(arrays))(*[array.handle.value for array in arrays]), len(arrays)
 
 
 def array_over(view: np.ndarray) -> NDArray:

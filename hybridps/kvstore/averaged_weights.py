@@ -8,6 +8,7 @@ from mxnet.ndarray import NDArray
 
 from hybridps.kvstore.arrays import arrays_over, copy_all, dense, operate
 from hybridps.kvstore.centre import Centre
+from hybridps.kvstore.sparse import all_rows
 from hybridps.step import Item, Weights
 
 
@@ -44,4 +45,5 @@ class AveragedWeights:
             dense(self._weights(name)[0]).copyto(slot)
         operate(list(self._slots.values()), begin())
         for name, slot in self._slots.items():
-            copy_all([slot], self._weights(name))
+            for weight in self._weights(name):
+                copy_all([slot if weight.stype == "default" else all_rows(slot)], [weight])

@@ -30,6 +30,7 @@ REPORT_SECONDS = 5.0
 WAITS = {
     mx.ndarray.ndarray.__file__: {"waitall", "wait_to_read", "asnumpy", "to_dlpack_for_write", "_sync_copyfrom"},
     mx.ndarray.utils.__file__: {"save"},
+    mx.ndarray.sparse.__file__: {"_csr_matrix_from_definition", "_row_sparse_ndarray_from_definition"},
 }
 """By file: MXNet's functions that wait for arrays. All other waits of Python for an array pass one of them."""
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import mxnet as mx
-import numpy as np
 from mxnet.kvstore import KVStore, KVStoreBase
 from mxnet.ndarray import NDArray
 
@@ -30,6 +29,7 @@ from hybridps.kvstore import process
 from hybridps.kvstore.arrays import copy_all
 from hybridps.kvstore.calls import as_mxnet_does, calls, key_kind
 from hybridps.kvstore.compression import compression_of
+from hybridps.kvstore.sparse import retained
 from hybridps.kvstore.training import Training
 from hybridps.ps.rules import SGD
 
@@ -122,6 +122,7 @@ class HybridKVStore(KVStore):
         for each in calls(self._check_kind(key), out):
             targets = [target for target in each.values if target.stype == "default" or not ignore_sparse]
             copy_all([self._training.stored(each.name)], targets)
+            self._training.note_pull(each.name, targets)
 
     @as_mxnet_does
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
@@ -130,14 +131,15 @@ class HybridKVStore(KVStore):
         assert row_ids is not None, "give the rows: row_sparse_pull(key, out=..., row_ids=...)"
         row_ids = [row_ids] if isinstance(row_ids, NDArray) else row_ids
         for each in calls(self._check_kind(key), out, row_ids):
-            if not self._training.key(each.name).is_sparse:
-                raise HybridPSError(f"key {each.key!r} is not row-sparse: pull it")
-            stored = self._training.stored(each.name).tostype("row_sparse")
+            stored = self._training.stored(each.name)
+            if stored.stype != "row_sparse":
+                raise HybridPSError(f"what is stored for key {each.key!r} is not row-sparse: pull it")
             rows = each.others * len(each.values) if len(each.others) == 1 else each.others
             assert len(rows) == len(each.values), f"{len(each.values)} arrays have {len(rows)} arrays of rows"
+            if any(target.stype != "row_sparse" for target in each.values):
+                raise HybridPSError(f"rows of key {each.key!r} are pulled into row-sparse arrays only: pull it")
             for target, ids in zip(each.values, rows, strict=True):
-                once = np.unique(ids.asnumpy())  # ascending: else lookups in the row-sparse array miss rows
-                mx.nd.sparse.retain(stored, mx.nd.array(once, stored.context, "int64")).copyto(target)
+                retained(stored, ids).copyto(target)
 
     def set_optimizer(self, optimizer: Any) -> None:
         """Update what is stored with `optimizer` at each `pushpull` or `push`, on every worker alike."""

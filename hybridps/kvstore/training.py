@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mxnet as mx
@@ -19,36 +18,14 @@ from hybridps.kvstore.arrays import array_over, copy_all, dense, dtype_of, opera
 from hybridps.kvstore.averaged_weights import AveragedWeights
 from hybridps.kvstore.compression import check_compressible
 from hybridps.kvstore.gradient_arrays import GradientArrays
+from hybridps.kvstore.key import Key
 from hybridps.kvstore.optimizers import same_random_numbers, table_rule
 from hybridps.kvstore.server_optimizer import foreign_rule
 from hybridps.kvstore.server_updates import ServerUpdates
+from hybridps.kvstore.sparse import SparseArrays, all_rows
 from hybridps.memory import FLOATS, Layout
 from hybridps.ps.rules import SGD, AnyRule
-from hybridps.step import Gradients, InitialValues, JobContext, KeySpec, Schedule, Weights
-
-
-@dataclass
-class Key:
-    """What the store knows of a key."""
-
-    stored: NDArray | None
-    """The store's own value, dense and on the CPU. None: it lies with the gradients, as the sum last pushed or as what
-    the servers made of it."""
-    index: int | str
-    """What the program calls it, and the optimizer."""
-    outs: list[NDArray]
-    """The user's weights, one for each device, if the key was broadcast."""
-    is_sparse: bool
-    at_servers: ServerUpdates | None = None
-    """Where the servers update the key, if they do."""
-    averaged: AveragedWeights | None = None
-    """What the key is averaged with: the others of the model, or, if it is used with `push`, nothing else."""
-    pushes: int = 0
-
-    @property
-    def may_have_gradient(self) -> bool:
-        """False for a parameter that MXNet computes no gradient for."""
-        return not self.outs or self.outs[0].grad is not None
+from hybridps.step import Gradients, InitialValues, JobContext, KeySpec, Schedule, SparseGradients, Weights
 
 
 class Training:
@@ -72,6 +49,8 @@ class Training:
         self._initial = InitialValues(schedule, algorithm, self._context, "initial")
         self._sums = Gradients(schedule, algorithm, self._context, self._initial, "model")
         self._gradients = GradientArrays(self._sums)
+        given = (schedule, algorithm, self._context, self._initial)
+        self._sparse = SparseArrays(SparseGradients(*given, "rows"))
         self._announced: list[str] = []
         """Keys that were broadcast, and are averaged from the next step on."""
         self._averaged: list[AveragedWeights] = []
@@ -86,6 +65,11 @@ class Training:
         self._pushed: dict[str, Sequence[NDArray]] = {}
         self._before: dict[str, Sequence[NDArray]] = {}
         """What was pushed in the step before."""
+        self._leading: set[str] = set()
+        """Keys with row-sparse gradients that come before those of a step, but whose gradients are the last to arrive.
+
+        From the fourth step on the first of these keys begins a step, so that its sum comes after the others.
+        """
 
     def add(self, name: str, index: int | str, value: NDArray, outs: Sequence[NDArray]) -> None:
         """Store the first worker's `value`, and fill `outs`, the user's weights, with it.
@@ -102,8 +86,9 @@ class Training:
         if memory.size:
             dense(value).copyto(stored)
             operate([stored], self._initial.fill(name, memory))
+            stored = all_rows(stored) if value.stype == "row_sparse" else stored
         copy_all([stored], outs)
-        self.keys[name] = Key(stored, index, list(outs), value.stype == "row_sparse")
+        self.keys[name] = Key(stored, index, list(outs))
         if outs and self._averages(name):
             self._announced.append(name)
 
@@ -141,7 +126,7 @@ class Training:
             self._announced.append(name)  # one that the store trains: it was initialised, not broadcast
         summed = self._sum(name, values, priority, in_step=True)
         if self.updater is None and not averages:
-            key.stored = None
+            key.stored = _kept(summed[0])
         return summed
 
     def sum_alone(self, name: str, values: Sequence[NDArray], priority: int) -> NDArray:
@@ -153,10 +138,12 @@ class Training:
                 key.averaged = self._average_together(f"weights.{name}.", [name])
             if key.averaged not in self._averaged and self._algorithm.averages(key.pushes):
                 key.averaged.average(key.pushes)
+        if name in self._leading and self._step >= 2 and self._before.keys() <= self._pushed.keys():
+            self._begin(may_move=False)
         key.pushes += 1
         summed = self._sum(name, values, priority, in_step=False)[0]
         if self.updater is None:
-            key.stored = None
+            key.stored = _kept(summed)
         return summed
 
     def update(self, name: str, gradient: NDArray, outs: Sequence[NDArray] = ()) -> NDArray:
@@ -168,6 +155,8 @@ class Training:
         if known.at_servers is not None:
             return gradient
         assert known.stored is not None  # as long as there is an updater
+        if gradient.stype == "row_sparse" and not outs and known.pushed_and_pulled():
+            outs = known.outs[:1]
         in_place = bool(outs) and same_arrays(outs, known.outs[:1])
         if in_place and known.stored is not outs[0]:
             copy_all([known.stored], outs)
@@ -247,8 +236,14 @@ class Training:
         if key.outs and trained_in_steps and self._averages(name):
             self._average_announced()
             if key.averaged is not None and key.averaged in self._averaged:
-                return key.averaged.centre(name)
+                centre = key.averaged.centre(name)
+                return centre if key.stored.stype == "default" else all_rows(centre)
         return key.stored
+
+    def note_pull(self, name: str, targets: Sequence[NDArray]) -> None:
+        """What is stored for the key was copied to these arrays."""
+        key = self.keys[name]
+        key.is_pulled = bool(targets) and same_arrays(targets, key.outs)
 
     def check_precision(self, store_type: str) -> None:
         """Raise HybridPSError if averaging would not reach the weights that the optimizer trains."""
@@ -271,6 +266,7 @@ class Training:
     def close(self) -> None:
         """Drop the tables at the servers. May be called from any thread, once."""
         self._sums.close()
+        self._sparse.close()
         if self._at_servers is not None:
             self._at_servers.close()
         for averaged in {key.averaged for key in self.keys.values() if key.averaged is not None}:
@@ -281,6 +277,8 @@ class Training:
         """A key has come for the second time, or the first one has come: a step begins."""
         self._average_announced()
         self._step += 1
+        if not self._step:
+            self._leading = {name for name, key in self.keys.items() if key.pushes == 1 and key.is_sparse}
         self._job.steps = max(self._job.steps, self._step + 1)
         for averaged in self._averaged:
             averaged.forget_centre()
@@ -293,15 +291,28 @@ class Training:
         if self._step == 2 and may_move:
             # Arrays that came in both steps so far: others may be gone before the next, as `weight.grad` is.
             before, pushed = self._before, self._pushed
-            stay = {name: values for name, values in pushed.items() if same_arrays(values, before.get(name, ()))}
+            stay = {
+                name: values
+                for name, values in pushed.items()
+                if name in self._sums and same_arrays(values, before.get(name, ()))
+            }
             self._gradients.move_in({name: self._like(name) for name in stay}, stay)
         self._before, self._pushed = self._pushed, {}
 
     def _sum(self, name: str, values: Sequence[NDArray], priority: int, in_step: bool) -> Sequence[NDArray]:
-        """The first key without memory brings all the others memory too, but for those that have no gradient."""
+        """The first key without memory brings all the others memory too, but for those that have no gradient.
+
+        Row-sparse gradients need none there.
+        """
         if self._compression is not None:
             for value in values:
                 check_compressible(name, value)
+        unknown = next((value.stype for value in values if value.stype not in ("default", "row_sparse")), None)
+        if unknown is not None:
+            raise HybridPSError(f"the gradient of key {name!r} is of storage type {unknown}: use default or row_sparse")
+        if 0 not in values[0].shape and all(value.stype == "row_sparse" for value in values):
+            self._update_rows_here(name)
+            return [self._sparse.sum(name, values, self._like(name)[0], priority)]
         updates = self._updates_of(name)
         has_memory = self._sums if updates is None else updates
         if name not in has_memory:
@@ -310,7 +321,7 @@ class Training:
                 other
                 for other, key in self.keys.items()
                 if other not in has_memory
-                and (key.may_have_gradient or all_keys)
+                and (other == name or not key.is_sparse and (key.may_have_gradient or all_keys))
                 and self._updates_of(other) is updates
             ]
             with autograd.pause():
@@ -333,13 +344,31 @@ class Training:
     def _updates_of(self, name: str) -> ServerUpdates | None:
         """What updates the key at the servers, if they do."""
         like = self._like(name)[0]
-        fits = like.size > 0 and not self.keys[name].is_sparse and dtype_of(like) in SGD.dtypes
-        if self._algorithm.updates and not fits and like.size:
+        is_empty = 0 in like.shape
+        fits = not is_empty and not self.keys[name].is_sparse and dtype_of(like) in SGD.dtypes
+        if self._algorithm.updates and not fits and not is_empty:
             allowed = " or ".join(SGD.dtypes)
             raise HybridPSError(
                 f"key {name!r} of {dtype_of(like)} cannot be updated at the servers: use dense {allowed}"
             )
         return self._at_servers if fits else None
+
+    def _update_rows_here(self, name: str) -> None:
+        """The key has a row-sparse gradient: the workers update it from now on, as servers update no rows.
+
+        Raises HybridPSError if the servers must update it, or have done so.
+        """
+        key = self.keys[name]
+        key.has_rows = True
+        self._updates_of(name)
+        if key.at_servers is None:
+            return
+        if key.index in self.updater.optimizer._index_update_count:
+            raise HybridPSError(
+                f"key {name!r} has a row-sparse gradient after dense ones, by which servers have updated it, and they "
+                "update no rows: let its first gradient be row-sparse, or convert all with tostype('default')"
+            )
+        key.stored, key.at_servers = self.stored(name).copy(), None
 
     def _make_updates(self, rule: AnyRule) -> ServerUpdates | None:
         """The keys that servers update by this rule; None where there are none."""
@@ -372,7 +401,7 @@ class Training:
         if not self._algorithm.averages_weights or not (self.keys[name].outs or self.updater):
             return False
         like = self._like(name)[0]
-        return like.size > 0 and dtype_of(like) in FLOATS
+        return 0 not in like.shape and dtype_of(like) in FLOATS
 
     def _like(self, name: str) -> list[NDArray]:
         """Arrays of the shape and dtype of a key, one for each device."""
@@ -385,3 +414,8 @@ class Training:
         own = [key.stored] if key.stored is not None else []
         first, rest = (own, key.outs) if self.updater is not None and key.may_have_gradient else (key.outs, own)
         return [*first, *(array for array in rest if all(array is not other for other in first))]
+
+
+def _kept(summed: NDArray) -> NDArray | None:
+    """A sum as `Key.stored`."""
+    return summed if summed.stype == "row_sparse" else None

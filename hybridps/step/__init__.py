@@ -1,7 +1,8 @@
 """The training step without a framework: gradients are reduced bucket by bucket while backward computes the others.
 
-A front end makes one `Schedule` for a process. For each model it makes `Gradients` (sums), `InitialValues` and
-`Weights` (averaging), which post what the program asks for to that schedule. `ArrayModel` is the front end for NumPy.
+A front end makes one `Schedule` for a process. For each model it makes `Gradients` and `SparseGradients` (sums),
+`InitialValues` and `Weights` (averaging), which post what the program asks for to that schedule. `ArrayModel` is the
+front end for NumPy.
 """
 
 from hybridps.step.agreement import DifferentLayoutsError, DisagreementError
@@ -11,6 +12,7 @@ from hybridps.step.initial import InitialValues
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import KeySpec
 from hybridps.step.schedule import Item, Schedule
+from hybridps.step.sparse import SparseGradients, SparseRows
 from hybridps.step.weights import Weights
 
 __all__ = [
@@ -23,5 +25,7 @@ __all__ = [
     "KeySpec",
     "Schedule",
     "JobContext",
+    "SparseGradients",
+    "SparseRows",
     "Weights",
 ]

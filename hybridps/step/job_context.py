@@ -23,13 +23,13 @@ class JobContext:
     groups: int
     events: EventLog
     watch: Callable[[str], AbstractContextManager[None]]
+    group: int = 0
 
     @staticmethod
     def of(session: Session) -> JobContext:
         """The context of a worker of this session."""
-        return JobContext(
-            session.settings, session.place.worker, session.plan.groups, session.events, session.watchdog.watch
-        )
+        place, watch = session.place, session.watchdog.watch
+        return JobContext(session.settings, place.worker, session.plan.groups, session.events, watch, place.group)
 
     @property
     def whole_tables(self) -> bool:

@@ -130,17 +130,17 @@ def mixed_dtypes():
 
 def sparse_gradients():
     class Words(gluon.Block):
-        def __init__(self, sparse):
+        def __init__(self):
             super().__init__()
             mx.random.seed(4)
-            self.embedding = gluon.nn.Embedding(10, 4, sparse_grad=sparse)
+            self.embedding = gluon.nn.Embedding(10, 4, sparse_grad=True)
             self.dense = gluon.nn.Dense(3, in_units=24)
             self.initialize(mx.init.Xavier())
 
         def forward(self, x):
             return self.dense(self.embedding((x.abs() * 3).clip(0, 9).floor()).reshape((x.shape[0], -1)))
 
-    check(train(None, net=Words(False)), net=Words(True))
+    check(train(None, net=Words()), net=Words())
 
 
 def two_trainers():

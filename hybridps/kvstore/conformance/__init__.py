@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hybridps.kvstore.conformance import forms, sums, updates
+from hybridps.kvstore.conformance import forms, lazy_updates, sparse, sums, updates
 from hybridps.kvstore.conformance.observing import Check, Create
 
 CHECKS: dict[str, Check] = {
     name.removeprefix("check_"): check
-    for room in (sums, forms, updates)
+    for room in (sums, forms, sparse, updates, lazy_updates)
     for name, check in vars(room).items()
     if name.startswith("check_")
 }

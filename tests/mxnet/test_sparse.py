@@ -1,0 +1,64 @@
+"""Row-sparse gradients and weights, in one group and in several, against MXNet's `local`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from worlds import mpirun
+
+pytest.importorskip("mxnet")
+pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(200)]
+
+USES = str(Path(__file__).with_name("sparse_uses.py"))
+RIGHT = [
+    "updates",
+    "sums",
+    "pulls",
+    "changing",
+    "beside",
+    "gluon_gradients",
+    "gluon_weights",
+    "gluon_devices",
+    "order",
+    "module",
+    "memory",
+    "refused",
+]
+SMALL = {"HYBRIDPS_CHUNK_BYTES": "1024", "HYBRIDPS_BUCKET_BYTES": "2048", "HYBRIDPS_DEADLINE_SECONDS": "40"}
+WORLDS = {
+    "one": (1, {}),
+    "two": (2, {}),
+    "groups": (2, {"HYBRIDPS_GROUPS": "2"}),
+    "three": (3, {"HYBRIDPS_GROUPS": "3"}),
+    "groups of two": (4, {"HYBRIDPS_GROUPS": "2"}),
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_as_local(world: str) -> None:
+    ranks, given = WORLDS[world]
+    done = mpirun(ranks, ["-m", "hybridps", USES, *RIGHT], SMALL | given, timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for use in RIGHT:
+        assert done.stdout.count(f"{use} is right") == ranks
+
+
+def test_servers_that_have_updated_a_key_are_not_given_rows() -> None:
+    done = mpirun(2, ["-m", "hybridps", USES, "rows_after_dense"], SMALL | {"HYBRIDPS_GROUPS": "2"}, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        ("one_pushes_dense", "the sum of key 'd'|the layout of the rows of key 'd'"),
+        ("a_row_too_many", "the gradient of key 't' has rows 1 to 6; the array has 6"),
+    ],
+)
+def test_what_one_worker_does_wrong_ends_all(use: str, said: str) -> None:
+    done = mpirun(2, ["-m", "hybridps", USES, use], SMALL, timeout=60)
+    assert done.returncode != 0
+    assert re.search(said, done.stderr), done.stderr
+    assert "is right" not in done.stdout
