@@ -11,6 +11,7 @@ from hybridps.algorithms.row import Row
 from hybridps.codecs import Quantised, Residuals, codec_of, spec_for
 from hybridps.errors import ConfigError
 from hybridps.memory import Layout
+from hybridps.ps.clocks import BulkSynchronous
 from hybridps.ps.model import Joining, Rules
 from hybridps.ps.rules import AnyRule, Sum
 from hybridps.tensor_collectives import Levels, Tensor
@@ -58,6 +59,11 @@ class Algorithm:
     def averages_weights(self) -> bool:
         """Whether groups train weights of their own, which are averaged with a centre."""
         return self.has_centre and self.row.sends == "weights"
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether every round has a contribution of each group."""
+        return isinstance(self.row.clock, BulkSynchronous)
 
     def updating(self, rule: AnyRule) -> Algorithm | None:
         """This algorithm with the update at the servers, by `rule`, in tables of its own. None: workers update."""

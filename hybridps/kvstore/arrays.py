@@ -91,7 +91,7 @@ class MemoryInUse:
 
     def __init__(self) -> None:
         """Looks at all arrays that Python knows."""
-        arrays = [each for each in gc.get_objects() if isinstance(each, NDArray) and each.stype == "default"]
+        arrays = [each for each in gc.get_objects() if issubclass(type(each), NDArray) and each.stype == "default"]
         begins = sorted((address_of(array) or 0, nbytes_of(array)) for array in arrays)
         self._begins = [begin for begin, _ in begins]
         self._ends = list(itertools.accumulate((begin + nbytes for begin, nbytes in begins), max))

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from mxnet.ndarray import NDArray
 
-from hybridps.kvstore.arrays import arrays_over, copy_all, dense, operate
+from hybridps.algorithms import Algorithm
+from hybridps.errors import HybridPSError
+from hybridps.kvstore.arrays import arrays_over, copy_all, dense, dtype_of, operate
 from hybridps.kvstore.centre import Centre
 from hybridps.kvstore.sparse import all_rows
-from hybridps.step import Item, Weights
+from hybridps.memory import FLOATS
+from hybridps.step import Item, KeySpec, Weights
+
+if TYPE_CHECKING:
+    from hybridps.kvstore.key import Key
 
 
 class AveragedWeights:
@@ -47,3 +54,97 @@ class AveragedWeights:
         for name, slot in self._slots.items():
             for weight in self._weights(name):
                 copy_all([slot if weight.stype == "default" else all_rows(slot)], [weight])
+
+
+class Averaging:
+    """Which `keys` of a store are averaged across groups, and when.
+
+    `make_weights` registers weights of these specs under a prefix; `like` as in `Updates`; `trained` gives the arrays
+    that are trained of a key; `updates` says whether the store updates.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        make_weights: Callable[[Mapping[str, KeySpec], str], Weights],
+        keys: Mapping[str, Key],
+        like: Callable[[str], list[NDArray]],
+        trained: Callable[[str], Sequence[NDArray]],
+        updates: Callable[[], bool],
+    ) -> None:
+        self._algorithm = algorithm
+        self._make_weights = make_weights
+        self._keys = keys
+        self._like = like
+        self._trained = trained
+        self._updates = updates
+        self._announced: list[str] = []
+        """Keys that were broadcast, and are averaged from the next step on."""
+        self._model: list[AveragedWeights] = []
+
+    def averages(self, name: str) -> bool:
+        """Whether the weights of a key are averaged across groups, once the store sees them."""
+        if not self._algorithm.averages_weights or not (self._keys[name].outs or self._updates()):
+            return False
+        like = self._like(name)[0]
+        return 0 not in like.shape and dtype_of(like) in FLOATS
+
+    def announce(self, name: str) -> None:
+        """Average the key with the others of the model from the next step on, if it is not averaged already."""
+        if self.averages(name) and self._keys[name].averaged is None and name not in self._announced:
+            self._announced.append(name)
+
+    def begin_step(self, step: int) -> None:
+        """A step begins, before its gradients: average the model, if it is time."""
+        self.join_announced()
+        for averaged in self._model:
+            averaged.forget_centre()
+            if self._algorithm.averages(step):
+                averaged.average(step)
+
+    def push_alone(self, name: str) -> None:
+        """A key is pushed outside of the steps: average it alone, if it is no part of the model and it is time."""
+        key = self._keys[name]
+        if not self._updates() or not self.averages(name):
+            return
+        if key.averaged is None:
+            self._announced = [other for other in self._announced if other != name]
+            key.averaged = self._together(f"weights.{name}.", [name])
+        if key.averaged not in self._model and self._algorithm.averages(key.pushes):
+            key.averaged.average(key.pushes)
+
+    def join_announced(self) -> None:
+        """Register the weights of keys that were announced."""
+        if self._announced:
+            averaged = self._together(f"model.{len(self._model)}.", self._announced)
+            self._model.append(averaged)
+            for name in self._announced:
+                self._keys[name].averaged = averaged
+            self._announced = []
+
+    def centre(self, name: str) -> NDArray | None:
+        """The centre of a key, if it is part of the model."""
+        averaged = self._keys[name].averaged
+        return averaged.centre(name) if averaged is not None and averaged in self._model else None
+
+    def check_precision(self, updater: Any, store_type: str) -> None:
+        """Raise HybridPSError if averaging would not reach the weights that the optimizer trains."""
+        precise = getattr(getattr(updater, "optimizer", None), "multi_precision", False)
+        if not (precise and self._algorithm.averages_weights):
+            return
+        if any(key.stored is not None and dtype_of(key.stored) == "float16" for key in self._keys.values()):
+            raise HybridPSError(
+                f"{store_type} averages the weights, and an optimizer with multi_precision=True has its own of float16 "
+                "keys, in float32: leave it out, or use the algorithm sync"
+            )
+
+    def close(self) -> None:
+        """Drop the tables at the servers. May be called from any thread, once."""
+        for averaged in {key.averaged for key in self._keys.values() if key.averaged is not None}:
+            averaged.shared.close()
+        self._model = []
+
+    def _together(self, prefix: str, names: Sequence[str]) -> AveragedWeights:
+        weights = {name: self._like(name)[0] for name in names}
+        specs = {name: KeySpec(dtype_of(array), array.shape) for name, array in weights.items()}
+        return AveragedWeights(self._trained, self._make_weights(specs, prefix))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mxnet.ndarray import NDArray
 
-from hybridps.kvstore.averaged_weights import AveragedWeights
-from hybridps.kvstore.server_updates import ServerUpdates
+if TYPE_CHECKING:
+    from hybridps.kvstore.averaged_weights import AveragedWeights
+    from hybridps.kvstore.updates.server_updates import ServerUpdates
 
 
 @dataclass

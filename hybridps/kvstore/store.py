@@ -51,6 +51,10 @@ class HybridKVStore(KVStore):
         self._job = held.job
         self._name = algorithm_name or held.job.session.settings.algorithm or MpiSGD.name
         is_asynchronous = self._name == ServerSGD.name
+        if is_asynchronous and held.job.session.settings.backend == "mxnet":
+            raise ConfigError(
+                "asynchronous SGD needs the servers of hybridps: unset HYBRIDPS_BACKEND, or use dist_async"
+            )
         # An optimizer is set later: until then the rule changes nothing.
         rule = SGD(rate=0.0) if is_asynchronous and held.job.servers else None
         self._algorithm = held.job.algorithm(algorithm_name, rule=rule)
@@ -99,7 +103,7 @@ class HybridKVStore(KVStore):
             may_move = not (updates or each.others)
             summed = self._training.sum_in_step(each.name, each.values, priority, may_move)
             if updates:
-                summed = [self._training.update(each.name, summed[0], each.others)]
+                summed = [self._training.updates.update(each.name, summed[0], each.others)]
             copy_all(summed, each.others or each.values)
 
     @as_mxnet_does
@@ -109,7 +113,7 @@ class HybridKVStore(KVStore):
         for each in calls(self._check_kind(key), value):
             summed = self._training.sum_alone(each.name, each.values, priority)
             if updates:
-                self._training.update(each.name, summed)
+                self._training.updates.update(each.name, summed)
 
     @as_mxnet_does
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
@@ -152,7 +156,7 @@ class HybridKVStore(KVStore):
 
     @property
     def _updater(self) -> Any:
-        return self._training.updater
+        return self._training.updates.updater
 
     @as_mxnet_does
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
@@ -161,7 +165,7 @@ class HybridKVStore(KVStore):
         Where servers update, the first worker of each group does, and others do nothing.
         """
         assert self._updater is not None, "there is no optimizer: call set_optimizer first"
-        states = self._training.optimizer_states(dump_optimizer)
+        states = self._training.updates.states(dump_optimizer)
         if states is None:
             return
         path = Path(fname).resolve()
@@ -180,8 +184,8 @@ class HybridKVStore(KVStore):
         """
         assert self._updater is not None, "there is no optimizer: call set_optimizer first"
         path = Path(fname)
-        states = None if self._training.servers_have_states and not path.exists() else path.read_bytes()
-        if self._training.set_optimizer_states(states):
+        states = None if self._training.updates.servers_have_states and not path.exists() else path.read_bytes()
+        if self._training.updates.set_states(states):
             self.barrier()
 
     @as_mxnet_does

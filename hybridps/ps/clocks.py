@@ -16,8 +16,8 @@ from msgspec import Meta
 
 from hybridps.errors import ProtocolError
 
-MOST_CELLS = 1 << 14
-"""Ranges of a chunk that a bounded-stale clock counts apart. A network has no more keys in a chunk."""
+MOST_CELLS = 1 << 11
+"""Ranges of a chunk that a bounded-stale clock counts apart: it has at most so many keys of a network."""
 
 
 class Part(NamedTuple):
@@ -187,7 +187,7 @@ class _StaleRounds(Rounds):
         super().__init__(groups)
         self._bound = bound
         self._counts: dict[int, list[_Cell]] = {}
-        """Of each chunk, how many values each member has brought of its elements. No member is left out."""
+        """Of each chunk, how many values each member has brought of its elements, if any."""
         self._waiting: dict[int, list[Part]] = {}
 
     def arrive(self, part: Part, chunk: int) -> list[Verdict]:
@@ -195,10 +195,9 @@ class _StaleRounds(Rounds):
         cells, waiting = self._counts.get(chunk, []), self._waiting.get(chunk, [])
         if any(known.group == part.group and _overlap(known, part) for known in waiting):
             counts = next(counts for start, stop, counts in cells if start < part.stop and part.start < stop)
-            slowest = min(counts.values())
-            raise _twice(part.group, chunk, {member for member, count in counts.items() if count == slowest})
-        none = dict.fromkeys(self.members, 0)
-        changed = _changed(cells, part, lambda counts: none | counts | {part.group: counts.get(part.group, 0) + 1})
+            slowest = self._slowest(counts)
+            raise _twice(part.group, chunk, {member for member in self.members if counts.get(member, 0) == slowest})
+        changed = _changed(cells, part, lambda counts: counts | {part.group: counts.get(part.group, 0) + 1})
         cells = []
         for start, stop, counts in changed:
             if cells and cells[-1][1] == start and cells[-1][2] == counts:
@@ -216,10 +215,10 @@ class _StaleRounds(Rounds):
     def join(self, group: int) -> None:
         super().join(group)
         if group not in self.members:
-            self.members.add(group)
             for cells in self._counts.values():
                 for _, _, counts in cells:
-                    counts[group] = min(counts.values(), default=0)
+                    counts[group] = self._slowest(counts)
+            self.members.add(group)
 
     def leave(self, group: int) -> list[tuple[int, Verdict]]:
         super().leave(group)
@@ -230,12 +229,16 @@ class _StaleRounds(Rounds):
         released = [(chunk, self._released(chunk)) for chunk in sorted(self._counts)]
         return [(chunk, verdict) for chunk, parts in released for verdict in _answers(parts)]
 
+    def _slowest(self, counts: dict[int, int]) -> int:
+        """The values of the member that has brought fewest."""
+        return min(counts.values(), default=0) if self.members <= counts.keys() else 0
+
     def _released(self, chunk: int) -> list[Part]:
         """The parts that are answered now, ascending."""
         late = [
-            (start, stop, min(counts.values()) + self._bound, counts)
+            (start, stop, self._slowest(counts) + self._bound, counts)
             for start, stop, counts in self._counts[chunk]
-            if max(counts.values(), default=0) > min(counts.values(), default=0) + self._bound
+            if max(counts.values(), default=0) > self._slowest(counts) + self._bound
         ]
         """Elements of which some member has brought too many values."""
         held = [

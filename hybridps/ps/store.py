@@ -77,7 +77,7 @@ class ParameterStore(Protocol):
         """Receive the whole centre into `out`, as it is now, or a state of the rule (`array` 1 or 2)."""
 
     def put(self, table: str, values: np.ndarray, array: int) -> Pending:
-        """Replace the whole centre (0), or a state of the rule (1, 2), by `values`.
+        """Replace a state of the rule (`array` 1 or 2) by `values`.
 
         What other groups contribute meanwhile comes before or after, chunk by chunk.
         """

@@ -121,9 +121,9 @@ class Pull(OfSpan, frozen=True):
 
 
 class Put(OfSpan, frozen=True):
-    """Replace an array of whole chunks, numbered as in Pull. Payload: the values of each chunk. Answer: Done."""
+    """Replace a state of the rule, of whole chunks. Payload: the values of each chunk. Answer: Done."""
 
-    array: ArrayNumber
+    array: Annotated[int, Meta(ge=1, le=2)]
 
 
 class Drop(OfTable, frozen=True):

@@ -176,7 +176,15 @@ class Gradients:
         """On the communication thread."""
         for table in tables:
             with self._context.watch(f"the registration of {table.name}"):
-                late = self._algorithm.join_weights(table.name, table.layout, Tensor(table.tensor.vectors[:1]))
+                weights = table.tensor.vectors[0]
+                before = weights.copy()
+                late = self._algorithm.join_weights(table.name, table.layout, Tensor([weights]))
+            if late and self._algorithm.is_synchronous and not np.array_equal(before, weights):
+                raise ServerError(
+                    f"other groups of this job had trained before this one came to {table.name!r}: start all groups "
+                    "together, with another name of the job (HYBRIDPS_JOB), or use elastic or async, where a group "
+                    "that comes late goes on from the centre"
+                )
             slots, nbytes = len(table.layout.slots), table.layout.nbytes
             self._context.events.emit(Registered(table.name, self._algorithm.name, slots, nbytes, bool(late)))
 

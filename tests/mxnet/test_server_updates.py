@@ -110,6 +110,42 @@ def test_asynchronous(ranks: int, staleness: str, tmp_path: Path) -> None:
     assert done.stdout.count("asynchronous is right") == 2 * ranks
 
 
+@pytest.mark.parametrize("groups", ["1", "2"])
+def test_updaters_of_workers(groups: str, tmp_path: Path) -> None:
+    done = ours(2, ["updaters"], tmp_path, groups=groups)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_asynchronous_schedules(tmp_path: Path) -> None:
+    done = ours(2, ["schedules_from_the_middle"], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_asynchronous_pulls_in_a_group(tmp_path: Path) -> None:
+    done = ours(4, ["pulls_of_one"], tmp_path, groups="2", deadline_seconds="15")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_asynchronous_states(tmp_path: Path) -> None:
+    with in_thread(Server()) as server:
+        done = ours(1, ["adam_goes_on"], tmp_path, servers=server.address)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_racks_leave_the_update_to_the_workers(tmp_path: Path) -> None:
+    run = [sys.executable, "-m", "hybridps", "run", "-n", "2", "--groups", "2", "--racks", "2", "--"]
+    environ = environment({"WORKERS": "2", "STORE": "dist_hybridps_sync"})
+    done = subprocess.run(
+        [*run, "python", UPDATES, str(tmp_path), "by_hand"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_asynchronous_with_groups_of_two(tmp_path: Path) -> None:
     """A group's mean gradient counts as one: that of equal gradients is each of them."""
     done = ours(4, ["refused"], tmp_path, groups="2", algorithm="async")

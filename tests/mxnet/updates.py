@@ -24,7 +24,7 @@ def schedule(base):
 
 def optimizers():
     common = {"rescale_grad": 0.5, "wd": 0.01}
-    yield "sgd", lambda: mx.optimizer.SGD(learning_rate=0.1, **common)
+    yield "sgd", lambda: mx.optimizer.SGD(learning_rate=np.float64(0.1), **common)
     yield "momentum", lambda: mx.optimizer.SGD(lr_scheduler=schedule(0.1), momentum=0.9, clip_gradient=0.6, **common)
     yield "nag", lambda: mx.optimizer.NAG(learning_rate=0.1, momentum=0.8, clip_gradient=0.6, **common)
     yield "adam", lambda: mx.optimizer.Adam(lr_scheduler=schedule(0.05), clip_gradient=0.6, **common)
@@ -68,7 +68,7 @@ def pushed(folder):
                 push(store, key, step)
                 store.pull(key, out=outs[key], priority=-key)
             if step == 3:
-                optimizer.rescale_grad = 0.25
+                optimizer.rescale_grad = np.float32(0.25)
         if TYPE != "local" and store._job.servers:
             at_servers = store._training.key("3").at_servers is not None
             assert at_servers == (name in ("sgd", "momentum", "nag", "adam")), name
@@ -175,6 +175,85 @@ def random_numbers(folder):
     other.push(7, drawn)
     other.pull(7, out=drawn)
     assert len(set(drawn.asnumpy().ravel())) == WORKERS, "workers go on with random numbers of their own"
+
+
+class Clipping(mx.optimizer.Updater):
+    """An updater that is not MXNet's own, though it has an optimizer."""
+
+    def __call__(self, index, grad, weight):
+        super().__call__(index, grad.clip(-0.01, 0.01), weight)
+
+
+def updaters(folder):
+    """Updates of workers: by functions, also those that have optimizers."""
+    store, out = mx.kv.create(TYPE), nd.zeros(4)
+    store.init(1, nd.ones(4))
+    store._set_updater(Clipping(mx.optimizer.SGD(learning_rate=1.0)))
+    store.push(1, nd.ones(4))
+    store.pull(1, out=out)
+    np.testing.assert_allclose(out.asnumpy(), 0.99, rtol=1e-6)
+
+
+def by_hand(folder):
+    store, out = mx.kv.create(TYPE), nd.zeros(4)
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
+    store.init(1, nd.ones(4))
+    store.push(1, nd.ones(4))
+    store.pull(1, out=out)
+    np.testing.assert_allclose(out.asnumpy(), 1 - 0.1 * WORKERS, rtol=1e-6)
+
+
+def pulls_of_one(folder):
+    """In a group of several workers one may pull alone what came with a push."""
+    store, out = mx.kv.create("dist_hybridps_async"), nd.zeros(4)
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
+    for key in (1, 2):
+        store.init(key, nd.ones(4))
+    for _ in range(4):
+        for key in (1, 2):
+            store.push(key, nd.ones(4))
+        if rank == 0:
+            store.pull(1, out=out)
+            out.wait_to_read()
+    mx.nd.waitall()
+
+
+def schedules_from_the_middle(folder):
+    """A schedule that begins in the middle counts on from there, by as many updates as there are groups."""
+    seen = []
+
+    class Noting(mx.lr_scheduler.LRScheduler):
+        def __call__(self, num_update):
+            seen.append(num_update)
+            return 0.1
+
+    store = mx.kv.create("dist_hybridps_async")
+    store.set_optimizer(mx.optimizer.SGD(lr_scheduler=Noting(), begin_num_update=100))
+    store.init(1, nd.ones(4))
+    for _ in range(3):
+        store.push(1, nd.ones(4))
+    mx.nd.waitall()
+    assert seen == [100 + step * WORKERS for step in (1, 2, 3)], seen
+
+
+def adam_goes_on(folder):
+    """What is saved by asynchronous workers and loaded again goes on as it would have, with Adam's count too."""
+    outs = []
+    for interrupted in (False, True):
+        store, out = mx.kv.create("dist_hybridps_async"), nd.zeros(300)
+        store.set_optimizer(mx.optimizer.Adam(learning_rate=0.05))
+        store.init(5, nd.ones(300))
+        for step in range(6):
+            if interrupted and step == 3:
+                store.save_optimizer_states(f"{folder}/adam", dump_optimizer=True)
+                store = mx.kv.create("dist_hybridps_async")
+                store.set_optimizer(mx.optimizer.Adam(learning_rate=0.05))
+                store.init(5, out)
+                store.load_optimizer_states(f"{folder}/adam")
+            store.push(5, nd.array(gradient(5, step, 0)))
+            store.pull(5, out=out)
+        outs.append(out.asnumpy())
+    np.testing.assert_allclose(*outs, rtol=1e-5, atol=1e-6)
 
 
 def asynchronous(folder):

@@ -12,7 +12,7 @@ from hybridps.ps import wire
 from hybridps.ps.chunk_map import Span
 from hybridps.ps.model import Contribution, Origin, Outcome, rules_of_span
 from hybridps.ps.server.tables.jobs import Jobs
-from hybridps.ps.server.tables.rounds import ANSWER_BYTES, CONTRIBUTION_BYTES
+from hybridps.ps.server.tables.rounds import ANSWER_BYTES, CONTRIBUTION_BYTES, RULE_MOVES
 from hybridps.ps.server.tables.table import Table
 from hybridps.shared_memory import attach_offered
 
@@ -20,9 +20,6 @@ Payloads = Sequence[memoryview]
 
 MOST_REGIONS = 1024
 """Of one client."""
-
-RULE_BYTES = 1 << 12
-"""What is moved in the time that a rule more of a message takes, about."""
 
 MOST_SLICES = 1 << 16
 """Of one message in shared memory: chunks times rows and answers."""
@@ -75,7 +72,7 @@ def carry_out(
     cost = nbytes + len(spans) * CONTRIBUTION_BYTES
     if isinstance(message, wire.Exchange):
         cost += nbytes * max(0, len(message.values) - 1, len(message.answers) - 1)
-        cost += len(message.rules) * RULE_BYTES
+        cost += len(message.rules) * RULE_MOVES
         return cost, _exchange(table, origin, spans, message, payloads, regions)
     if isinstance(message, wire.Pull):
         # The one small message with a large answer, which waits until it is read.

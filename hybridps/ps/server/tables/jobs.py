@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
 from hybridps.memory import DTYPES
+from hybridps.ps.clocks import MOST_CELLS, BoundedStale
 from hybridps.ps.model import Admitted, Answer, GroupTakenError, Origin, Outcome, TableSpec, Task
 from hybridps.ps.rules import warm_up
 from hybridps.ps.server.admission import Budget
@@ -21,7 +22,9 @@ MOST_JOBS, MOST_TABLES, MOST_ELEMENTS = 4096, 4096, 1 << 48
 """Of a server, of a job, and of a table."""
 
 CHUNK_BYTES, GROUP_BYTES, KEY_BYTES, TABLE_BYTES, MEMBER_BYTES = 3072, 64, 512, 8192, 256
-"""What Python's objects take, about: for a chunk, a group in each chunk, a key, a table, and a group in it."""
+CELL_BYTES, COUNT_BYTES = 192, 64
+"""What Python's objects take, about: for a chunk, a group in each chunk, a key, a table, and a group in it; for a range
+of a chunk that a bounded-stale clock counts, and a group there."""
 
 
 @dataclass
@@ -205,6 +208,9 @@ class Jobs:
         arrays = 1 + spec.rule.states + spec.rule.hidden_states + self._make_table.more_arrays
         values = arrays * spec.layout.nbytes // spec.servers
         chunks = spec.layout.nbytes // spec.chunk_bytes // spec.servers + 1
+        if isinstance(spec.clock, BoundedStale):
+            cells = min(MOST_CELLS, spec.chunk_bytes // spec.layout.itemsize)
+            values += chunks * cells * (CELL_BYTES + COUNT_BYTES * min(groups, 8))
         keys = sum(KEY_BYTES + len(slot.key) for slot in spec.layout.slots)
         return values + (CHUNK_BYTES + GROUP_BYTES * groups) * chunks + keys + TABLE_BYTES + MEMBER_BYTES * groups
 

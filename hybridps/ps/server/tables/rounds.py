@@ -25,8 +25,11 @@ STREAMED = 4
 MOST_PARTS = 256
 """Parts of a chunk that a group may have under way, or that its answers are remembered for."""
 
-CONTRIBUTION_BYTES, ANSWER_BYTES = 1024, 1024
+CONTRIBUTION_BYTES, ANSWER_BYTES, RULE_BYTES = 1024, 1024, 384
 """What the records of one take beside its values, about."""
+
+RULE_MOVES = 1 << 16
+"""Bytes that could be moved in the time that a rule more of a round takes, about."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +71,8 @@ class Chunk:
         self._exchanges: dict[int, dict[Part, _Exchange]] = {}
         """Of each group, the oldest first: those under way, and those whose answers are remembered."""
         self._early: EarlySum | None = None
+        self._puts: dict[tuple[int, int], int] = {}
+        """Of each group and its epoch, the last request that replaced a state."""
 
     def contribute(self, contribution: Contribution) -> list[Outcome]:
         """A contribution came: what is to be done, and who is answered. One that came before counts once."""
@@ -86,7 +91,8 @@ class Chunk:
                 del mine[other]
         mine[part] = known = _Exchange(part, contribution)
         # What lies in memory of the group is not counted.
-        self._hold(known, CONTRIBUTION_BYTES + (0 if contribution.targets else _nbytes(contribution)))
+        rules = len(contribution.rules) * RULE_BYTES
+        self._hold(known, CONTRIBUTION_BYTES + rules + (0 if contribution.targets else _nbytes(contribution)))
         outcomes = [outcome for verdict in verdicts for outcome in self.carry_out(verdict)]
         if not verdicts and contribution.targets is None:
             outcomes = self._add_early()
@@ -131,8 +137,12 @@ class Chunk:
         return Task(self.owner, lambda: np.copyto(values, memory), lambda result: [_failed(done, result)])
 
     def put(self, origin: Origin, array: int, values: np.ndarray) -> Task:
-        """Replace the centre, or a state of the rule."""
-        done = Answer(origin, self.span.chunk)
+        """Replace a state of the rule, but once: a copy of the message may come after later ones."""
+        done, life = Answer(origin, self.span.chunk), (origin.group, origin.epoch)
+        if origin.request <= self._puts.get(life, -1):
+            return Task(self.owner, lambda: None, lambda result: [done])
+        self._puts = {other: request for other, request in self._puts.items() if other[0] != origin.group}
+        self._puts[life] = origin.request
         return Task(self.owner, lambda: self.memory.put_(array, values), lambda result: [_failed(done, result)])
 
     def leave(self, group: int) -> None:
@@ -166,6 +176,7 @@ class Chunk:
         arrays = 1 + sum(len(each.rows) for each in complete.contributions) + sum(map(len, complete.outlets.values()))
         nbytes = arrays * (complete.stop - complete.start) * self.memory.centre.itemsize
         sends = SENT in complete.outlets
+        nbytes += len(complete.rules) * RULE_MOVES
         return [Task(self.owner, lambda: self.memory.apply_(complete), complete.finish, nbytes, sends)]
 
     def _again(self, mine: dict[Part, _Exchange], part: Part, contribution: Contribution) -> list[Outcome] | None:
@@ -283,7 +294,7 @@ class Chunk:
     def _release(self, known: _Exchange) -> None:
         """A contribution is over."""
         known.is_over = True
-        known.contribution = replace(known.contribution, rows=(), targets=None)
+        known.contribution = replace(known.contribution, rows=(), targets=None, rules=())
         if known.error is not None or not self.memory.rule.separate:
             known.reply = None
         self._hold(known, -known.held_bytes)

@@ -19,6 +19,10 @@ OF_WORKER = {
 """Attributes of an optimizer that a worker turns into the numbers of each update."""
 
 
+LOOK_AT_NAMES = {"lars", "lbsgd"}
+"""Optimizers that treat parameters by their names, which a server does not know."""
+
+
 def make(name: str, settings: Mapping[str, Plain]) -> Callable[[Foreign, np.ndarray, np.ndarray], None]:
     """An optimizer of MXNet, with attributes as `foreign_rule` describes them. See `FRAMEWORKS`."""
     kind = mx.optimizer.Optimizer.opt_registry.get(name)
@@ -47,6 +51,8 @@ def foreign_rule(optimizer: Any) -> Foreign | None:
     None for another class, or if some attribute that `make` would not give it is not plain.
     """
     name = type(optimizer).__name__.lower()
+    if name in LOOK_AT_NAMES:
+        return None
     if mx.optimizer.Optimizer.opt_registry.get(name) is not type(optimizer):
         return None
     if not type(optimizer).__module__.startswith("mxnet."):

@@ -47,20 +47,22 @@ def rule_of_update(table_rule: AnyRule, optimizer: Any, index: int | str, scale:
     """The table's rule for the next update of the key that the optimizer knows as `index`; the update is counted.
 
     `scale`: of gradients, beside `rescale_grad`. `pushes`: how often each key is updated at the servers in the time of
-    one update by this worker; None: all workers' gradients make one update, whose number is this worker's. Raises
-    HybridPSError for a number that servers refuse.
+    one update by this worker, about; None: all workers' gradients make one update. Raises HybridPSError for a number
+    that servers refuse.
     """
     optimizer._set_current_context(0)
     optimizer._update_count(index)
-    count = optimizer._index_update_count[index]
+    count = int(optimizer._index_update_count[index])
     if pushes is not None:
-        # A schedule counts what arrives at the servers, as MXNet's own servers do.
-        optimizer.num_update = max(optimizer.num_update, count * pushes)
+        # What arrives at the servers counts, as with MXNet's own servers.
+        first = optimizer.begin_num_update
+        count = first + (count - first) * pushes
+        optimizer.num_update = max(optimizer.num_update, count)
     numbers = {
-        "rate": optimizer._get_lrs([index])[0],
-        "rescale": optimizer.rescale_grad * scale,
-        "weight_decay": optimizer._get_wds([index])[0],
-        "clip": optimizer.clip_gradient or 0.0,
+        "rate": float(optimizer._get_lrs([index])[0]),
+        "rescale": float(optimizer.rescale_grad) * scale,
+        "weight_decay": float(optimizer._get_wds([index])[0]),
+        "clip": float(optimizer.clip_gradient or 0.0),
     }
     for name, number in numbers.items():
         if not (-LARGEST if name == "rescale" else 0) <= number <= LARGEST:
@@ -69,8 +71,13 @@ def rule_of_update(table_rule: AnyRule, optimizer: Any, index: int | str, scale:
                 "let the workers update (update_on_kvstore=False)"
             )
     if isinstance(table_rule, Adam):
-        numbers |= {"beta1": optimizer.beta1, "beta2": optimizer.beta2, "epsilon": optimizer.epsilon}
-        numbers["update"] = count if pushes is None else 0
+        moments = {"beta1": optimizer.beta1, "beta2": optimizer.beta2, "epsilon": optimizer.epsilon}
+        numbers |= {name: float(number) for name, number in moments.items()}
+        numbers["update"] = count
     elif isinstance(table_rule, Momentum):
-        numbers["momentum"] = optimizer.momentum
+        numbers["momentum"] = float(optimizer.momentum)
+    elif isinstance(table_rule, SGD) and optimizer.momentum:
+        raise HybridPSError(
+            f"the optimizer has momentum={optimizer.momentum} now, and began with none: set it before set_optimizer"
+        )
     return replace(table_rule, **numbers)  # type: ignore[type-var, return-value]

@@ -11,7 +11,7 @@ from mxnet.ndarray import NDArray
 from hybridps.kvstore.arrays import operate
 from hybridps.kvstore.centre import Centre
 from hybridps.kvstore.gradient_arrays import Arrays, GradientArrays
-from hybridps.kvstore.optimizers import rule_of_update
+from hybridps.kvstore.updates.optimizers import rule_of_update
 from hybridps.ps.rules import AnyRule
 from hybridps.step import Gradients
 
@@ -60,6 +60,10 @@ class ServerUpdates:
         self._new.add(name)
         self._centre.forget()
         return self._arrays.sum(name, values, priority, in_step, rule)
+
+    def slot(self, name: str) -> NDArray:
+        """The array that has what came with the last update of a key."""
+        return self._arrays.slot(name)
 
     def weights(self, name: str) -> NDArray:
         """What the servers hold: what came with the last update; when that is asked for again, what they hold now.

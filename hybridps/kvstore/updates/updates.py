@@ -1,0 +1,225 @@
+"""The updater of a store, and where it updates each key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
+from hybridps.algorithms import Algorithm
+from hybridps.codecs import Quantised
+from hybridps.errors import HybridPSError
+from hybridps.job import Job
+from hybridps.kvstore.arrays import copy_all, dtype_of, same_arrays
+from hybridps.kvstore.key import Key
+from hybridps.kvstore.updates.optimizers import same_random_numbers, table_rule
+from hybridps.kvstore.updates.server_optimizer import foreign_rule
+from hybridps.kvstore.updates.server_updates import ServerUpdates
+from hybridps.ps.rules import SGD, AnyRule, Foreign
+from hybridps.step import Gradients, InitialValues, JobContext, Schedule
+
+
+class Updates:
+    """The updates of the `keys` of a store. Used by the program's thread.
+
+    `stored` gives what a key's value is now, and `like` arrays of its shape and dtype, one for each device.
+    `is_asynchronous`: the servers update by each group's gradients alone.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        algorithm: Algorithm,
+        schedule: Schedule,
+        initial: InitialValues,
+        is_asynchronous: bool,
+        keys: Mapping[str, Key],
+        stored: Callable[[str], NDArray],
+        like: Callable[[str], list[NDArray]],
+    ) -> None:
+        self.updater: Any = None
+        """`updater(key, sum, stored)` updates what is stored, if it is not None."""
+        self._place = job.session.place
+        self._context = JobContext.of(job.session)
+        self._algorithm = algorithm
+        self._schedule = schedule
+        self._initial = initial
+        self._is_asynchronous = is_asynchronous
+        self._scale = 1 / job.session.plan.group_sizes[self._place.group] if is_asynchronous else 1.0
+        """Of gradients: a group's sum stands for one worker's gradient in asynchronous SGD."""
+        self._keys = keys
+        self._stored = stored
+        self._like = like
+        self._at_servers: ServerUpdates | None = None
+        """The keys that servers update, since the last optimizer was set."""
+        self._optimizers = 0
+        """How many were set."""
+        self._compression: Quantised | None = None
+
+    def set_updater(self, updater: Any, store_type: str) -> None:
+        """From now on what is stored is updated, at the servers where these know how.
+
+        Raises HybridPSError if only servers could update, and do not know how.
+        """
+        optimizer = updater.optimizer if type(updater) is mx.optimizer.Updater else None
+        rule: AnyRule | None = table_rule(optimizer)
+        if self._algorithm.updates and rule is None:
+            rule = foreign_rule(optimizer)
+            if rule is None:
+                raise HybridPSError(
+                    f"{store_type} updates at the servers, which cannot have {type(optimizer or updater).__name__}: "
+                    "use an optimizer of mx.optimizer itself, whose settings are numbers, or another type of store"
+                )
+        self._schedule.agree_on(f"the optimizer {type(optimizer or updater).__name__}")
+        self.updater = updater
+        for name, key in self._keys.items():
+            if key.stored is None:
+                key.stored = self._stored(name).copy()
+            key.at_servers = None
+        if self._at_servers is not None:
+            self._at_servers.close()
+        self._at_servers = None if rule is None else self._make(rule)
+
+    def compress(self, quantised: Quantised) -> None:
+        """Compress the gradients that servers update by. Only before the first of them."""
+        self._compression = quantised
+        if self._at_servers is not None:
+            self._at_servers = self._make(self._at_servers.rule)
+
+    def at_servers(self, name: str) -> ServerUpdates | None:
+        """Where the servers are to update the key, if they are.
+
+        Raises HybridPSError if only they could, and cannot.
+        """
+        like = self._like(name)[0]
+        is_empty = 0 in like.shape
+        fits = not is_empty and not self._keys[name].is_sparse and dtype_of(like) in SGD.dtypes
+        if self._algorithm.updates and not fits and not is_empty:
+            allowed = " or ".join(SGD.dtypes)
+            raise HybridPSError(
+                f"key {name!r} of {dtype_of(like)} cannot be updated at the servers: use dense {allowed}"
+            )
+        return self._at_servers if fits else None
+
+    def hand_over(self, weights: Mapping[str, Sequence[NDArray]], servers: ServerUpdates) -> None:
+        """Let the servers hold these keys. `weights` are like them, one for each device. Waits for other workers."""
+        servers.add(weights, {name: self._stored(name) for name in weights})
+        if self._place.worker == 0:
+            servers.put_states({name: self.updater.states.get(self._keys[name].index) for name in weights})
+        for name in weights:
+            self._keys[name].at_servers, self._keys[name].stored = servers, None
+
+    def take_back(self, name: str) -> None:
+        """The key has a row-sparse gradient: the workers update it from now on, as servers update no rows.
+
+        Raises HybridPSError if the servers must update it, or have done so.
+        """
+        key = self._keys[name]
+        key.has_rows = True
+        self.at_servers(name)
+        if key.at_servers is None:
+            return
+        if key.index in self.updater.optimizer._index_update_count:
+            raise HybridPSError(
+                f"key {name!r} has a row-sparse gradient after dense ones, by which servers have updated it, and they "
+                "update no rows: let its first gradient be row-sparse, or convert all with tostype('default')"
+            )
+        key.stored, key.at_servers = self._stored(name).copy(), None
+
+    def update(self, name: str, gradient: NDArray, outs: Sequence[NDArray] = ()) -> NDArray:
+        """Update what is stored for a key, unless the servers did; the array that has it. `outs`: where it is to go.
+
+        Weights that go where they were broadcast to, as the Trainer has it, are updated there, and not copied.
+        """
+        known = self._keys[name]
+        if known.at_servers is not None:
+            return gradient
+        assert known.stored is not None  # as long as there is an updater
+        if gradient.stype == "row_sparse" and not outs and known.pushed_and_pulled():
+            outs = known.outs[:1]
+        in_place = bool(outs) and same_arrays(outs, known.outs[:1])
+        if in_place and known.stored is not outs[0]:
+            copy_all([known.stored], outs)
+            known.stored = outs[0]
+        elif not in_place and known.outs and known.stored is known.outs[0]:
+            known.stored = known.stored.copy()
+        # MXNet's own stores give names as bytes.
+        called = known.index.encode() if isinstance(known.index, str) else known.index
+        gradient = gradient.as_in_context(known.stored.context)
+        with same_random_numbers(getattr(self.updater, "optimizer", None), known.index):
+            self.updater(called, gradient if self._scale == 1 else gradient * self._scale, known.stored)
+        return known.stored
+
+    def states(self, dump_optimizer: bool) -> bytes | None:
+        """The optimizer's states, as MXNet's updaters give them; None if servers have some that others can read.
+
+        Those of a group's servers are read by its first worker.
+        """
+        if self._at_servers is None:
+            return self.updater.get_states(dump_optimizer)  # type: ignore[no-any-return]
+        if not self._place.is_leader:
+            return None
+        own, there = self.updater.states, self._at_servers.pull_states()
+        try:
+            self.updater.states = own | {self._keys[name].index: state for name, state in there.items()}
+            return self.updater.get_states(dump_optimizer)  # type: ignore[no-any-return]
+        finally:
+            self.updater.states = own
+
+    @property
+    def servers_have_states(self) -> bool:
+        """Whether this worker has no states of its own, and those at the servers are another worker's."""
+        return self._place.worker != 0 and all(self.at_servers(name) is not None for name in self._keys)
+
+    def set_states(self, states: bytes | None) -> bool:
+        """Go on with states that `states` gave. Whether servers have some: those are the first worker's."""
+        if states is not None:
+            self.updater.set_states(states)
+            self._check_optimizer()
+        if self._at_servers is not None and self._place.worker == 0:
+            known = {name: key.index for name, key in self._keys.items() if key.at_servers is not None}
+            self._at_servers.put_states({name: self.updater.states.get(index) for name, index in known.items()})
+        return self._at_servers is not None
+
+    def _check_optimizer(self) -> None:
+        """Raise HybridPSError if states were loaded with an optimizer that the servers' tables are not for."""
+        if self._at_servers is None:
+            return
+        optimizer, rule = self.updater.optimizer, self._at_servers.rule
+        loaded = table_rule(optimizer) or foreign_rule(optimizer)
+        if type(loaded) is not type(rule) or (isinstance(rule, Foreign) and loaded != rule):
+            raise HybridPSError(
+                f"the file has the states of {type(optimizer).__name__}, and the servers update by {rule}: set that "
+                "optimizer first"
+            )
+
+    def begin(self) -> None:
+        """A step begins."""
+        if self._at_servers is not None:
+            self._at_servers.begin()
+
+    def settle(self) -> None:
+        """Keys of the step under way that did not come will not."""
+        if self._at_servers is not None:
+            self._at_servers.settle()
+
+    def close(self) -> None:
+        """Drop the tables at the servers. May be called from any thread, once."""
+        if self._at_servers is not None:
+            self._at_servers.close()
+        self.updater, self._at_servers = None, None
+
+    def _make(self, rule: AnyRule) -> ServerUpdates | None:
+        """The keys that servers update by this rule; None where there are none."""
+        cannot = self._context.whole_tables or self._context.settings.racks > 1
+        algorithm = None if cannot else self._algorithm.updating(rule)
+        if algorithm is None:
+            return None
+        if self._compression is not None:
+            algorithm.compress(self._compression)
+        self._optimizers += 1
+        given = (self._schedule, algorithm, self._context, self._initial, f"updated{self._optimizers}.")
+        pushes = self._context.groups if self._is_asynchronous else None
+        return ServerUpdates(rule, self.updater, Gradients(*given), self._scale, pushes)
