@@ -423,6 +423,18 @@ def test_groups_that_bring_different_rules_to_a_round_are_refused(flat_of_ours):
     assert not centre(stores[0], layout).any()
 
 
+def test_what_a_group_brought_with_other_numbers_counts_though_it_has_left(flat_of_ours):
+    layout = layout_of(100)
+    stores = joined(flat_of_ours, 2, layout, SGD(rate=0.0))
+    ones, rules = np.ones(layout.length, np.float32), ((layout.length, SGD(rate=0.5)),)
+    stores[1].exchange("w", ones, ones.copy(), 0, layout.length, rules)
+    time.sleep(0.2)
+    stores[1].close()
+    answer = ones.copy()
+    stores[0].exchange("w", ones, answer, 0, layout.length, rules).wait()
+    assert (answer == -1).all()
+
+
 WHOLE = -1
 """Stands for the length of the layout."""
 

@@ -185,10 +185,13 @@ class Client:
         answer: np.ndarray | None = None,
         places: Mapping[int, tuple[wire.RegionOffsets, wire.RegionOffsets]] = MappingProxyType({}),
         servers: Sequence[int] | None = None,
-        rules: Rules = (),
         **more: Any,
     ) -> Operation:
-        """Send the messages of a request for elements `start:stop` to the servers that own some of them."""
+        """Send the messages of a request for elements `start:stop` to the servers that own some of them.
+
+        `more`: of all messages, and the `rules` of the elements.
+        """
+        rules: Rules = more.pop("rules", ())
         table.chunk_map.check_span(start, stop)
         codec = EXACT
         if kind is wire.Exchange and values is not None:

@@ -11,7 +11,8 @@ import numpy as np
 
 from hybridps.codecs import Values, decoded
 from hybridps.compiled.finite import is_finite
-from hybridps.ps.model import Contribution, Outcome, Rules
+from hybridps.errors import ServerError
+from hybridps.ps.model import Contribution, Outcome, Rules, rules_of_span
 from hybridps.ps.rules import AnyRule, add_up_, apply_
 from hybridps.ps.rules.finite import NotFiniteError, check_finite, not_finite
 from hybridps.ps.rules.kernel import BLOCK
@@ -220,3 +221,17 @@ def cut(array: Cut, begins: int, start: int, stop: int) -> Cut:
 
 def _rows(contribution: Contribution, start: int, stop: int) -> list[Values]:
     return [cut(row, contribution.span.start, start, stop) for row in contribution.rows]
+
+
+def difference_of_rules(name: str, contributions: Sequence[Contribution], start: int, stop: int) -> ServerError | None:
+    """The error for groups that do not update these elements with the same rules."""
+    first = contributions[0]
+    rules = rules_of_span(first.rules, start, stop)
+    other = next((each for each in contributions if rules_of_span(each.rules, start, stop) != rules), None)
+    if other is None:
+        return None
+    told = " and ".join(str([rule for _, rule in each.rules[:3]]) for each in (first, other))
+    return ServerError(
+        f"groups {first.origin.group} and {other.origin.group} do not update {name} with the same rules, but with "
+        f"{told}: give all workers the same optimizer, learning rate and batch size"
+    )

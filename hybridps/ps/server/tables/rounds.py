@@ -16,7 +16,7 @@ from hybridps.ps.chunk_map import Span
 from hybridps.ps.clocks import Part, Verdict
 from hybridps.ps.model import Answer, Contribution, Origin, Outcome, Task, rules_of_span
 from hybridps.ps.server.admission import Budget
-from hybridps.ps.server.tables.chunk_memory import SENT, ChunkMemory, EarlySum, Round, cut
+from hybridps.ps.server.tables.chunk_memory import SENT, ChunkMemory, EarlySum, Round, cut, difference_of_rules
 from hybridps.ps.server.tables.registrations import Registrations
 
 STREAMED = 4
@@ -119,15 +119,13 @@ class Chunk:
         finish = partial(self._finish, applied, answered)
         rules = rules_of_span(applied[0].contribution.rules, start, stop)
         complete = Round(start, stop, self._early or EarlySum(), late, outlets, finish, rules)
+        differ = difference_of_rules(self.memory.name, [each.contribution for each in applied], start, stop)
         if any(not each.contribution.rows for each in answered):
             self._early = None
         for each in [each for each in answered if each.is_over]:
             # The group may be back, and bring the same part, before this round is computed.
             self._release(self._exchanges[each.part.group].pop(each.part))
-        other = next((each for each in applied if rules_of_span(each.contribution.rules, start, stop) != rules), None)
-        if other is not None:
-            return finish(_differ(self.memory.name, applied[0], other))
-        return self._compute(complete)
+        return self._compute(complete) if differ is None else finish(differ)
 
     def pull(self, origin: Origin, array: int = 0) -> Task:
         """Answer with the centre, as it is now, or with a state of the rule."""
@@ -313,16 +311,6 @@ class Chunk:
 def _failed(answer: Answer, result: Any) -> Answer:
     """The answer, or the error if the task has failed."""
     return replace(answer, values=None, error=result) if isinstance(result, HybridPSError) else answer
-
-
-def _differ(name: str, first: _Exchange, other: _Exchange) -> ServerError:
-    """The error for groups that update with different numbers."""
-    groups = f"groups {first.part.group} and {other.part.group}"
-    told = " and ".join(str([rule for _, rule in each.contribution.rules[:3]]) for each in (first, other))
-    return ServerError(
-        f"{groups} do not update {name} with the same rules, but with {told}: give all workers the same optimizer, "
-        "learning rate and batch size"
-    )
 
 
 def _nbytes(contribution: Contribution) -> int:
