@@ -111,7 +111,7 @@ class _Server:
         apply_(self._rule, values, values, centre, state, step=self._rounds, contributions=len(values))
 
     def _apart(self, values: Arrays, centre: np.ndarray, state: Arrays) -> None:
-        """Add up, update, hand out: one after the other, by NumPy's loops, into memory that is there."""
+        """Add up, update, hand out: one after the other, by NumPy's loops, in the memory there is, without clipping."""
         total, *spare = (array[: len(centre)] for array in self._spare)
         np.copyto(total, values[0])
         for value in values[1:]:
@@ -122,20 +122,20 @@ class _Server:
             np.copyto(value, total)
 
 
-def _sgd(total, w, a, b, rate, rescale, decay, groups):  # type: ignore[no-untyped-def]
+def _sgd(total, w, a, b, rate, rescale, decay, clip):  # type: ignore[no-untyped-def]
     _gradient(total, w, a, b, rescale, decay)
     np.subtract(w, np.multiply(a, rate, out=a), out=w)
     np.copyto(total, w)
 
 
-def _momentum(total, w, v, a, b, rate, rescale, decay, momentum, groups):  # type: ignore[no-untyped-def]
+def _momentum(total, w, v, a, b, rate, rescale, decay, clip, momentum):  # type: ignore[no-untyped-def]
     _gradient(total, w, a, b, rescale, decay)
     np.subtract(np.multiply(v, momentum, out=v), np.multiply(a, rate, out=a), out=v)
     np.add(w, v, out=w)
     np.copyto(total, w)
 
 
-def _nesterov(total, w, v, a, b, rate, rescale, decay, momentum, groups):  # type: ignore[no-untyped-def]
+def _nesterov(total, w, v, a, b, rate, rescale, decay, clip, momentum):  # type: ignore[no-untyped-def]
     _gradient(total, w, a, b, rescale, decay)
     np.multiply(a, rate, out=a)
     np.multiply(v, momentum, out=v)
@@ -146,7 +146,9 @@ def _nesterov(total, w, v, a, b, rate, rescale, decay, momentum, groups):  # typ
     np.copyto(total, w)
 
 
-def _adam(total, w, m, v, a, b, rate, rescale, decay, beta1, beta2, rest1, rest2, epsilon):  # type: ignore[no-untyped-def]
+def _adam(  # type: ignore[no-untyped-def]
+    total, w, m, v, a, b, rate, rescale, decay, clip, beta1, beta2, rest1, rest2, epsilon
+):
     _gradient(total, w, a, b, rescale, decay)
     np.add(np.multiply(m, beta1, out=m), np.multiply(a, rest1, out=b), out=m)
     np.multiply(np.multiply(a, rest2, out=b), a, out=b)

@@ -352,7 +352,7 @@ def make_store(name: str) -> mx.kv.KVStore | None:
     if name == "none":
         return None
     # MXNet makes a store of its own, which waits for servers, of any unknown name with `dist` in it.
-    if "hybridps" in name and name not in mx.kv.KVStoreBase.kv_registry:
+    if "hybridps" in name and name not in list(mx.kv.KVStoreBase.kv_registry):
         raise UsageError(
             f"MXNet does not know --kvstore {name}: start with `hybridps run ... -- python train.py ...` or "
             f"`mpirun ... python -m hybridps train.py ...`, or use --kvstore none for one worker"

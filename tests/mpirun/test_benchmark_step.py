@@ -60,6 +60,7 @@ def test_all_contenders(tmp_path: Path) -> None:
             assert result["of_dist_sync"] == pytest.approx(result["beyond_compute"] / peer)
 
 
+@pytest.mark.nightly
 @pytest.mark.mxnet
 @needs_mxnet
 @pytest.mark.timeout(240)
@@ -73,6 +74,7 @@ def test_some_contenders_in_rounds(tmp_path: Path) -> None:
         assert (result["beyond_compute"], result["of_dist_sync"]) == (None, None)
 
 
+@pytest.mark.nightly
 @pytest.mark.mxnet
 @needs_mxnet
 @pytest.mark.timeout(240)

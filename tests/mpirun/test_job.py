@@ -43,7 +43,7 @@ SAID = {
     "2 workers: set HYBRIDPS_ALGORITHM=dist-sgd, or start it with `hybridps run --algorithm dist-sgd`",
     "clock": "the clock BulkSynchronous() has no meaning with the rule Elastic of the algorithm 'elastic': "
     "use FreeRunning",
-    "number": "SGD(rate=-1.0, rescale=1.0, weight_decay=0.0) cannot be used: Expected `float` >= 0.0",
+    "number": "SGD(rate=-1.0, rescale=1.0, weight_decay=0.0, clip=0.0) cannot be used: Expected `float` >= 0.0",
     "one rank": "SGD has rate=nan: give a finite number",
     "differs": "the workers ask for different algorithms",
     "goes on": "sync",

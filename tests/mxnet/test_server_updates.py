@@ -42,10 +42,10 @@ def of_local(workers: int, folder: Path) -> None:
     [
         (2, 2, 0),
         (2, 2, 2),
-        pytest.param(1, 1, 1, marks=pytest.mark.slow),
-        pytest.param(3, 3, 0, marks=pytest.mark.slow),
-        pytest.param(4, 2, 2, marks=pytest.mark.slow),
-        pytest.param(2, 1, 0, marks=pytest.mark.slow),
+        pytest.param(1, 1, 1, marks=pytest.mark.nightly),
+        pytest.param(3, 3, 0, marks=pytest.mark.nightly),
+        pytest.param(4, 2, 2, marks=pytest.mark.nightly),
+        pytest.param(2, 1, 0, marks=pytest.mark.nightly),
     ],
 )
 def test_equals_local(ranks: int, groups: int, servers: int, tmp_path: Path) -> None:
@@ -102,8 +102,7 @@ def test_an_optimizer_that_draws_random_numbers(groups: str, tmp_path: Path) -> 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("staleness", ["", "0", "2"])
+@pytest.mark.parametrize(("ranks", "staleness"), [(1, ""), (2, ""), (3, "0"), (3, "2")])
 def test_asynchronous(ranks: int, staleness: str, tmp_path: Path) -> None:
     done = ours(ranks, ["asynchronous", "asynchronous"], tmp_path, staleness=staleness)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -36,7 +36,13 @@ WORLDS = {
 }
 
 
-@pytest.mark.parametrize("world", WORLDS)
+LONG = {"three", "groups of two"}
+"""Worlds that take long: nightly."""
+
+
+@pytest.mark.parametrize(
+    "world", [pytest.param(world, marks=pytest.mark.nightly if world in LONG else ()) for world in WORLDS]
+)
 def test_as_local(world: str) -> None:
     ranks, given = WORLDS[world]
     done = mpirun(ranks, ["-m", "hybridps", USES, *RIGHT], SMALL | given, timeout=180)

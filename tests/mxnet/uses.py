@@ -538,7 +538,7 @@ def sparse_gradients_and_a_centre():
         value.backward()
         trainer.step(4 * workers)
     training = trainer._kvstore._training
-    assert {key.averaged for key in training.keys.values()} == set(training._averaged)
+    assert {key.averaged for key in training.keys.values()} == set(training._averaging._model)
 
 
 def what_a_store_updates_is_averaged():

@@ -22,7 +22,7 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 @compiled
 def clipped(value, most):  # type: ignore[no-untyped-def]
     """The value, but not beyond `most` or `-most`."""
-    return most if value > most else -most if value < -most else value
+    return min(max(value, -most), most)
 
 
 class SGD(Rule, frozen=True, tag="sgd", kw_only=True):

@@ -223,7 +223,7 @@ def _rows(contribution: Contribution, start: int, stop: int) -> list[Values]:
     return [cut(row, contribution.span.start, start, stop) for row in contribution.rows]
 
 
-def difference_of_rules(name: str, contributions: Sequence[Contribution], start: int, stop: int) -> ServerError | None:
+def error_of_rules(name: str, contributions: Sequence[Contribution], start: int, stop: int) -> ServerError | None:
     """The error for groups that do not update these elements with the same rules."""
     first = contributions[0]
     rules = rules_of_span(first.rules, start, stop)

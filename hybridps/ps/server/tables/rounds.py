@@ -16,7 +16,7 @@ from hybridps.ps.chunk_map import Span
 from hybridps.ps.clocks import Part, Verdict
 from hybridps.ps.model import Answer, Contribution, Origin, Outcome, Task, rules_of_span
 from hybridps.ps.server.admission import Budget
-from hybridps.ps.server.tables.chunk_memory import SENT, ChunkMemory, EarlySum, Round, cut, difference_of_rules
+from hybridps.ps.server.tables.chunk_memory import SENT, ChunkMemory, EarlySum, Round, cut, error_of_rules
 from hybridps.ps.server.tables.registrations import Registrations
 
 STREAMED = 4
@@ -119,7 +119,7 @@ class Chunk:
         finish = partial(self._finish, applied, answered)
         rules = rules_of_span(applied[0].contribution.rules, start, stop)
         complete = Round(start, stop, self._early or EarlySum(), late, outlets, finish, rules)
-        differ = difference_of_rules(self.memory.name, [each.contribution for each in applied], start, stop)
+        differ = error_of_rules(self.memory.name, [each.contribution for each in applied], start, stop)
         if any(not each.contribution.rows for each in answered):
             self._early = None
         for each in [each for each in answered if each.is_over]:
