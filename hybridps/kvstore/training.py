@@ -200,10 +200,11 @@ class Training:
         if self._compresses:
             for value in values:
                 check_compressible(name, value)
-        unknown = next((value.stype for value in values if value.stype not in ("default", "row_sparse")), None)
-        if unknown is not None:
+        kinds = {value.stype for value in values}
+        if not kinds <= {"default", "row_sparse"}:
+            unknown = ", ".join(sorted(kinds - {"default", "row_sparse"}))
             raise HybridPSError(f"the gradient of key {name!r} is of storage type {unknown}: use default or row_sparse")
-        if 0 not in values[0].shape and all(value.stype == "row_sparse" for value in values):
+        if kinds == {"row_sparse"} and 0 not in values[0].shape:
             self.updates.take_back(name)
             return [self._sparse.sum(name, values, self._like(name)[0], priority)]
         servers = self.updates.at_servers(name)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from worlds import SUM
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -338,25 +339,6 @@ def test_servers_on_the_network_get_keys_for_this_launch(tmp_path: Path) -> None
     assert [f"[group {group}] sum 2.0" in done.stdout for group in (0, 1)] == [True, True]
     assert "CREDENTIALS" not in done.stdout + done.stderr
     assert not list(tmp_path.glob("hybridps-*")), "the keys are still there"
-
-
-SUM = """
-import numpy as np
-from hybridps.job import open_job
-from hybridps.memory import Arena, Layout
-from hybridps.tensor_collectives import Tensor
-
-layout = Layout.of("float32", {"w": (8,)})
-gradients = Arena(layout)
-with open_job() as job:
-    algorithm = job.algorithm("sync")
-    algorithm.initialise("model", layout, Tensor([gradients.flat]))
-    algorithm.join_gradients("model", layout)
-    gradients.flat[:] = 1
-    algorithm.reduce_("model", Tensor([gradients.flat]), 0, layout.length)
-    algorithm.finish_()
-    print("sum", gradients.flat[0])
-"""
 
 
 def own_address() -> str:

@@ -16,6 +16,27 @@ _SESSIONS = tempfile.mkdtemp(prefix="hybridps-tests-")
 atexit.register(shutil.rmtree, _SESSIONS, ignore_errors=True)
 
 
+SUM = """
+import os
+import numpy as np
+from hybridps.job import open_job
+from hybridps.memory import Arena, Layout
+from hybridps.tensor_collectives import Tensor
+
+layout = Layout.of("float32", {"w": (8,)})
+gradients = Arena(layout)
+with open_job() as job:
+    algorithm = job.algorithm("sync")
+    algorithm.initialise("model", layout, Tensor([gradients.flat]))
+    algorithm.join_gradients("model", layout)
+    gradients.flat[:] = float(os.environ.get("SUMMAND", "1"))
+    algorithm.reduce_("model", Tensor([gradients.flat]), 0, layout.length)
+    algorithm.finish_()
+    print(f"sum {gradients.flat[0]}, {os.environ.get('USER')}")
+"""
+"""A program of each rank: the sum over all workers of what each is given as SUMMAND, or of ones."""
+
+
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of the tests without settings of hybridps and without traces of an MPI world."""
     kept = {

@@ -27,12 +27,10 @@ def check_broadcast_fills_all_arrays(create: Create) -> Iterator[Observed]:
 
 
 def check_what_is_stored_is_the_stores_own(create: Create) -> Iterator[Observed]:
-    store, (one, other, third) = create(), new_keys(3)
-    value, out, pushed = filled(1), filled(0), filled(4)
+    store, (one, other) = create(), new_keys(2)
+    value, out = filled(1), filled(0)
     store.init(one, value)
     store.broadcast(other, value, out=out)
-    store.init(third, value)
-    store.push(third, pushed)
     value[:], out[:] = 9, 9
     yield "after init", pulled(store, one), whole(1)
     yield "after broadcast", pulled(store, other), whole(1)

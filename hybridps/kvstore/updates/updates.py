@@ -93,9 +93,14 @@ class Updates:
 
         Raises HybridPSError if only they could, and cannot.
         """
+        key = self._keys[name]
+        if self._at_servers is None and not self._algorithm.updates:
+            return None
+        if key.at_servers is not None and not key.has_rows:
+            return key.at_servers
         like = self._like(name)[0]
         is_empty = 0 in like.shape
-        fits = not is_empty and not self._keys[name].is_sparse and dtype_of(like) in SGD.dtypes
+        fits = not is_empty and not key.is_sparse and dtype_of(like) in SGD.dtypes
         if self._algorithm.updates and not fits and not is_empty:
             allowed = " or ".join(SGD.dtypes)
             raise HybridPSError(

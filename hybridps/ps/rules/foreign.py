@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -46,7 +47,7 @@ class Foreign(Rule, frozen=True, tag="foreign", kw_only=True):
 
     def load(self) -> Callable[[Any, np.ndarray, np.ndarray], None]:
         """The update of one chunk. Raises ServerError if this server cannot have it."""
-        found = next(iter(entry_points(group=FRAMEWORKS, name=self.framework)), None)
+        found = _offered(self.framework)
         if found is None:
             raise ServerError(f"this server has no framework {self.framework!r}: install hybridps with it")
         try:
@@ -54,3 +55,9 @@ class Foreign(Rule, frozen=True, tag="foreign", kw_only=True):
             return found.load()(self.optimizer, settings)  # type: ignore[no-any-return]
         except (ImportError, ValueError) as error:
             raise ServerError(f"this server cannot have the optimizer {self.optimizer!r}: {error}") from None
+
+
+@lru_cache(maxsize=16)
+def _offered(framework: str) -> EntryPoint | None:
+    """What a framework offers. Every chunk asks, and a search reads the files of all packages."""
+    return next(iter(entry_points(group=FRAMEWORKS, name=framework)), None)

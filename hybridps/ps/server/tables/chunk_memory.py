@@ -225,6 +225,8 @@ def _rows(contribution: Contribution, start: int, stop: int) -> list[Values]:
 
 def error_of_rules(name: str, contributions: Sequence[Contribution], start: int, stop: int) -> ServerError | None:
     """The error for groups that do not update these elements with the same rules."""
+    if not any(each.rules for each in contributions):
+        return None
     first = contributions[0]
     rules = rules_of_span(first.rules, start, stop)
     other = next((each for each in contributions if rules_of_span(each.rules, start, stop) != rules), None)
