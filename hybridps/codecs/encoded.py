@@ -48,15 +48,15 @@ def decoded(values: Values) -> np.ndarray:
 
 
 def described(rows: Sequence[Values]) -> np.ndarray:
-    """Values of one dtype, as `loops.take_` reads them: one row each.
+    """Where compiled code finds values of one dtype: the addresses of arrays; if any are encoded, a row for each, as
+    `loops.take_` reads it.
 
-    The caller must hold them while they are read.
+    The caller must hold the values while they are read.
     """
     plain = [row for row in rows if isinstance(row, np.ndarray)]
-    sources = np.zeros((len(rows), 4), np.int64)
     if len(plain) == len(rows):
-        sources[:, 0] = addresses(plain)
-        return sources
+        return addresses(plain)
+    sources = np.zeros((len(rows), 4), np.int64)
     for source, row in zip(sources, rows, strict=True):
         if isinstance(row, np.ndarray):
             source[:] = addresses([row])[0], PLAIN, 0, 0

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Meta
 
 from hybridps.compiled import compiled
-from hybridps.ps.rules.sgd import SGD, NotNegative, clipped
+from hybridps.ps.rules.sgd import SGD, NotNegative
 
 Below1 = Annotated[float, Meta(ge=0, lt=1)]
 
@@ -44,7 +44,7 @@ class Adam(SGD, frozen=True, tag="adam", kw_only=True):
         rate, rescale, decay, clip, beta1, beta2, rest1, rest2, epsilon = numbers
         m, v = state
         for i in range(len(w)):
-            h = clipped(rescale * total[i] + decay * w[i], clip)
+            h = min(max(rescale * total[i] + decay * w[i], -clip), clip)
             m[i] = beta1 * m[i] + rest1 * h
             v[i] = beta2 * v[i] + rest2 * h * h
             w[i] -= rate * m[i] / (np.sqrt(v[i]) + epsilon)

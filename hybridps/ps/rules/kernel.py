@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridps.codecs.loops import FORM, PLAIN, take_
+from hybridps.codecs.loops import take_
 from hybridps.compiled import at, compiled
 
 BLOCK = 4096
@@ -25,43 +25,36 @@ COMPILED = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 @compiled
-def _has_encoded(sources):  # type: ignore[no-untyped-def]
-    found = False
-    for source in sources:
-        found |= source[FORM] != PLAIN
-    return found
-
-
-@compiled
 def add_up_(total, sources, start):  # type: ignore[no-untyped-def]
     """`total` becomes the sum of that part of all sources, added in their order. Up to four in one pass.
 
-    Those that are encoded are decoded here, while the block is in the cache.
+    Those that are encoded have rows with more than the address, and are decoded while the block is in the cache. The
+    compiler leaves out the branch that is not for the type of `sources`.
     """
-    if _has_encoded(sources):
+    if sources.ndim == 2:
         for r in range(len(sources)):
             take_(total, sources[r], start, r > 0)
         return
-    a = at(sources[0, 0], start, total)
+    a = at(sources[0], start, total)
     if len(sources) == 1:
         for i in range(total.size):
             total[i] = a[i]
         return
-    b = at(sources[1, 0], start, total)
+    b = at(sources[1], start, total)
     if len(sources) == 2:
         for i in range(total.size):
             total[i] = a[i] + b[i]
         return
-    c = at(sources[2, 0], start, total)
+    c = at(sources[2], start, total)
     if len(sources) == 3:
         for i in range(total.size):
             total[i] = a[i] + b[i] + c[i]
         return
-    d = at(sources[3, 0], start, total)
+    d = at(sources[3], start, total)
     for i in range(total.size):
         total[i] = a[i] + b[i] + c[i] + d[i]
     for source in sources[4:]:
-        e = at(source[0], start, total)
+        e = at(source, start, total)
         for i in range(total.size):
             total[i] += e[i]
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from hybridps.codecs import Values, decoded, described
+from hybridps.codecs import CodecSpec, Encoded, Values, codec_of, decoded, described
 from hybridps.compiled import addresses
 from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
 from hybridps.ps.rules.kernel import BLOCK, COMPILED, block_loop, sum_
@@ -114,10 +114,18 @@ def add_up_(total: np.ndarray, sources: Sequence[Values]) -> None:
         np.add(total, decoded(source), out=total)
 
 
-def warm_up(rule: Rule, dtype: str) -> None:
-    """Compile the rule for a dtype, or load it: before the first exchange, not in it. Raises ServerError."""
-    if rule.load() is not None:
-        return
+def warm_up(rule: Rule, dtype: str, codec: CodecSpec = "exact") -> None:
+    """Compile the rule for values of a dtype that come with a codec, or load it: before the first exchange, not in it.
+
+    Raises ServerError.
+    """
     arrays = [np.ones(8, dtype) for _ in range(2 + rule.states)]
-    add_up_(arrays[0], arrays[:1])
-    apply_(rule, arrays[:1], arrays[:1], arrays[1], arrays[2:], step=1, contributions=1)
+    sources: list[Values] = [arrays[0]]
+    if codec != "exact":
+        used = codec_of(codec)
+        sources.append(Encoded(used, np.zeros(used.nbytes(8, dtype), np.uint8), 8, arrays[0].dtype))
+    loaded = rule.load() is not None
+    for source in sources:
+        add_up_(arrays[0], [source])
+        if not loaded:
+            apply_(rule, [source], arrays[:1], arrays[1], arrays[2:], step=1, contributions=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
+import numpy as np
 from msgspec import Meta
 
 from hybridps.compiled import compiled
@@ -20,9 +21,17 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 
 @compiled
-def clipped(value, most):  # type: ignore[no-untyped-def]
-    """The value, but not beyond `most` or `-most`."""
-    return min(max(value, -most), most)
+def clip_(total, rescale, most):  # type: ignore[no-untyped-def]
+    """Multiply `total` by `rescale` and cut it off at `most` and `-most`, unless `most` is Inf. Returns the factor that
+    is left to multiply it by.
+
+    A pass of its own, in the cache: without a clip nothing is paid for it.
+    """
+    if most == np.inf:
+        return rescale
+    for i in range(len(total)):
+        total[i] = min(max(rescale * total[i], -most), most)
+    return type(rescale)(1)
 
 
 class SGD(Rule, frozen=True, tag="sgd", kw_only=True):
@@ -43,8 +52,9 @@ class SGD(Rule, frozen=True, tag="sgd", kw_only=True):
     @compiled
     def update_(total, w, state, numbers):  # type: ignore[no-untyped-def]
         rate, rescale, decay, clip = numbers
+        rescale = clip_(total, rescale, clip)
         for i in range(len(w)):
-            w[i] -= rate * (clipped(rescale * total[i], clip) + decay * w[i])
+            w[i] -= rate * (rescale * total[i] + decay * w[i])
         return w
 
 
@@ -63,8 +73,9 @@ class Momentum(SGD, frozen=True, tag="momentum", kw_only=True):
     def update_(total, w, state, numbers):  # type: ignore[no-untyped-def]
         rate, rescale, decay, clip, momentum = numbers
         v = state[0]
+        rescale = clip_(total, rescale, clip)
         for i in range(len(w)):
-            v[i] = momentum * v[i] - rate * (clipped(rescale * total[i], clip) + decay * w[i])
+            v[i] = momentum * v[i] - rate * (rescale * total[i] + decay * w[i])
             w[i] += v[i]
         return w
 
@@ -81,8 +92,9 @@ class Nesterov(Momentum, frozen=True, tag="nesterov", kw_only=True):
     def update_(total, w, state, numbers):  # type: ignore[no-untyped-def]
         rate, rescale, decay, clip, momentum = numbers
         v = state[0]
+        rescale = clip_(total, rescale, clip)
         for i in range(len(w)):
-            g = clipped(rescale * total[i], clip)
+            g = rescale * total[i]
             down = rate * (g + decay * w[i])
             kept = momentum * v[i]
             w[i] += momentum * (kept - down) - down

@@ -173,7 +173,7 @@ class Jobs:
 
         def run() -> None:
             check_spec(spec)
-            warm_up(spec.rule, spec.layout.dtype)
+            warm_up(spec.rule, spec.layout.dtype, spec.codec)
 
         def then(error: HybridPSError | None) -> Sequence[Outcome]:
             job = self._jobs.get(origin.job)
