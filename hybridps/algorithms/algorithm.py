@@ -61,6 +61,11 @@ class Algorithm:
         return self.has_centre and self.row.sends == "weights"
 
     @property
+    def sums_in_group(self) -> bool:
+        """Whether `reduce_` begins with an allreduce of the gradients as they are."""
+        return self._residuals is None and (self.row.sends == "weights" or not self.tier.has_servers)
+
+    @property
     def is_synchronous(self) -> bool:
         """Whether every round has a contribution of each group."""
         return isinstance(self.row.clock, BulkSynchronous)

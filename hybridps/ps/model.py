@@ -89,6 +89,8 @@ table's rule in their numbers only, such as a learning rate that changes. None: 
 
 def rules_of_span(rules: Rules, start: int, stop: int) -> Rules:
     """The rules of elements `start:stop`, from those of a range that these lie in."""
+    if not rules:
+        return ()
     first = bisect_right(rules, start, key=itemgetter(0))
     last = bisect_left(rules, stop, first, key=itemgetter(0))
     return tuple((min(end, stop), rule) for end, rule in rules[first : last + 1])

@@ -1,11 +1,17 @@
-"""Looks for NaN and Inf in a worker's own gradients before they are reduced: a sum does not tell whose they were."""
+"""Looks for NaN and Inf in a worker's own gradients: a sum does not tell whose they were.
+
+Where a node sums the gradients itself, they are searched in the same pass; else before they are reduced.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
+from hybridps.algorithms import Algorithm
 from hybridps.compiled.finite import is_finite
 from hybridps.errors import HybridPSError
 from hybridps.events import NotFinite
@@ -20,15 +26,32 @@ class NotFiniteGradientError(HybridPSError):
 class FiniteCheck:
     """Looks for NaN and Inf in gradients, until it has warned of one. Used by one thread."""
 
-    def __init__(self, context: JobContext) -> None:
+    def __init__(self, algorithm: Algorithm, context: JobContext) -> None:
+        self._algorithm = algorithm
         self._context = context
         self._refuses = context.settings.check_finite == "refuse"
         self._looks = context.settings.check_finite != "ignore"
 
-    def check(self, span: Span, step: int) -> None:
-        """Warn once of NaN or Inf in the span; with `refuse` raise NotFiniteGradientError."""
-        if self._looks and any(not is_finite(vector[span.start : span.stop]) for vector in span.table.tensor.vectors):
-            self._report(_first_key(span), step)
+    @contextmanager
+    def reducing(self, span: Span, step: int) -> Iterator[None]:
+        """Reduce the span in this context. Warn once of NaN or Inf in it.
+
+        With `refuse` raise NotFiniteGradientError, before anything is reduced.
+        """
+        tensor = span.table.tensor
+        if not self._looks:
+            yield
+        elif self._refuses or not (
+            self._algorithm.sums_in_group and tensor.looks_for_not_finite(span.stop - span.start)
+        ):
+            if any(not is_finite(vector[span.start : span.stop]) for vector in tensor.vectors):
+                self._report(_first_key(span), step)
+            yield
+        else:
+            yield
+            element = tensor.first_not_finite()
+            if element is not None:
+                self._report(span.table.key_at(element), step)
 
     def _report(self, key: str, step: int) -> None:
         said = f"worker {self._context.worker}: the gradient of key {key!r} has NaN or Inf in step {step}"

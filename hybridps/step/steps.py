@@ -28,7 +28,7 @@ class Reducer:
         self._context = context
         self._updates = algorithm.updates
         self._bucket_bytes = context.settings.bytes_reduced_at_a_time
-        self._finite = FiniteCheck(context)
+        self._finite = FiniteCheck(algorithm, context)
         self._under_way: deque[Sequence[Item]] = deque()
         self.spent = TimeSpent(context.events)
         self.in_order: Plan | None = None
@@ -46,10 +46,9 @@ class Reducer:
 
         `finished`: items that are done when it is done, and those before it.
         """
-        self._finite.check(span, step)
         rules = span.table.rules(span.start, span.stop, lambda key: items[key].rule) if self._updates else ()
         what = f"step {step}: the sum of {span.table.name} in the group, from key {span.table.key_at(span.start)!r} on"
-        with self._context.watch(what), self.spent.on("group"):
+        with self._context.watch(what), self.spent.on("group"), self._finite.reducing(span, step):
             self._algorithm.reduce_(span.table.name, span.table.tensor, span.start, span.stop, rules)
         self._under_way.append(finished)
         if len(self._under_way) > UNDER_WAY:

@@ -116,22 +116,49 @@ def _divide(total, divisor):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def combine_(rows, op, divisor, start, stop, first, last, work, in_place):  # type: ignore[no-untyped-def]
+def _first_not_finite(rows, start, stop):  # type: ignore[no-untyped-def]
+    """A row with NaN or Inf among elements `start:stop`, and the first one that is; -1 and 0 if there is none.
+
+    Sums of two rows are looked at: both rows then come from memory at the same time, as they do where they are
+    combined. One row after the other takes a fifth longer in all.
+    """
+    found = False
+    for r in range(0, rows.shape[0], 2):
+        a, b = rows[r, start:stop], rows[min(r + 1, rows.shape[0] - 1), start:stop]
+        for i in range(stop - start):
+            value = _decode(a[i]) + _decode(b[i])
+            found |= value - value != 0
+    if found:
+        for r in range(rows.shape[0]):
+            for i in range(start, stop):
+                value = _decode(rows[r, i])
+                if value - value != 0:
+                    return r, i
+    return -1, 0
+
+
+@compiled
+def combine_(rows, op, divisor, start, stop, first, last, work, in_place, looks):  # type: ignore[no-untyped-def]
     """Elements `start:stop` of rows `first:last` become `op` over all rows, over `divisor`.
 
     `work`: where blocks are combined, of the dtype of their values. With `in_place` it is row 0, which is a target and
-    holds no bits; else it is scratch of `BLOCK` elements.
+    holds no bits; else it is scratch of `BLOCK` elements. With `looks` returns a row that had NaN or Inf, and its first
+    element that was; -1 and 0 if there is none.
     """
+    bad_row, bad_element = -1, 0
     for begin in range(start, stop, BLOCK):
         end = min(begin + BLOCK, stop)
         offset = begin if in_place else 0
         total = work[offset : offset + end - begin]
+        if looks and bad_row < 0:
+            bad_row, bad_element = _first_not_finite(rows, begin, end)
         if not in_place:
             decode(rows[0, begin:end], total)
         _combine_block(total, rows, op, begin, end)
         _divide(total, divisor)
         for r in range(first + in_place, last):
             encode(total, rows[r, begin:end])
+    return bad_row, bad_element
 
 
 @compiled

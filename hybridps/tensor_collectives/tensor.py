@@ -55,6 +55,8 @@ class Rows:
         self.row = array[0] if array.dtype == exact else None
         """Row 0, which blocks can be combined in, unless the rows hold bits."""
         self.scratch = np.empty(BLOCK, exact)
+        self.looks = 0
+        """Whether they are searched for NaN and Inf (1) where the ranks of a single node combine them."""
         self.codec: Codec | None = None
         """How sums of these rows travel between nodes; None: as all others of the levels."""
 
@@ -92,6 +94,23 @@ class Tensor:
         self.exact = np.dtype(EXACT[first.dtype.name])
         """The dtype in which vectors are combined."""
         self._scratch = np.empty(0, self.exact)
+
+    def looks_for_not_finite(self, length: int) -> bool:
+        """Search for NaN and Inf from now on, if that can be done where `length` elements are combined."""
+        rows = self.rows
+        if rows is None or not rows.levels.one_node or self.over_levels(rows.levels.group, length) is None:
+            return False
+        rows.looks = 1
+        return True
+
+    def first_not_finite(self) -> int | None:
+        """The first element of this worker's vectors that was NaN or Inf before the last combination.
+
+        Only after one of so many elements that `looks_for_not_finite`. Of the workers that have some, at least one gets
+        its own: the others may get None.
+        """
+        rows = self.rows
+        return None if rows is None else rows.levels.node.first_not_finite(rows.of_rank(rows.levels.node.rank))
 
     def rows_in(self, group: Group) -> Rows | None:
         """The rows, if the tensor was made by Levels of `group`."""

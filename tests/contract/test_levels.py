@@ -200,6 +200,45 @@ def test_sums_of_quantised_values_are_packed_between_nodes(algorithm: str) -> No
         assert not others.any()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_who_brought_infinity_to_a_sum_is_found(ranks: int, dtype: str) -> None:
+    """Also what only one vector brings; nobody is blamed for a sum that is too large."""
+    places, largest = {0: 70_000, ranks - 1: 123}, float(np.finfo(dtype).max)
+
+    def work(group: ThreadGroup) -> None:
+        tensor = Levels(group, [0] * ranks, deadline_seconds=5).tensor(100_000, dtype, vectors=2)
+        assert tensor.looks_for_not_finite(tensor.length)
+
+        def summed(place: int, value: float, rank: int) -> int | None:
+            for vector in tensor.vectors:
+                vector[:] = 0
+            tensor.vectors[1][place] = value if group.rank == rank else 0
+            with np.errstate(over="ignore"):
+                allreduce_(tensor, group)
+            assert tensor.vectors[0][place] == value
+            return tensor.first_not_finite()
+
+        for rank, place in places.items():
+            assert summed(5, 1, rank) is None
+            assert summed(place, np.inf, rank) == (place if group.rank == rank else None)
+        for vector in tensor.vectors:
+            vector[:] = largest
+        allreduce_(tensor, group)
+        assert np.isinf(tensor.vectors[0]).all()
+        assert tensor.first_not_finite() is None
+
+    ThreadGroup.run(ranks, work)
+
+
+def test_between_nodes_sums_are_not_searched() -> None:
+    def work(group: ThreadGroup) -> None:
+        tensor = Levels(group, [0, 1], deadline_seconds=5).tensor(100, "float32")
+        assert not tensor.looks_for_not_finite(100)
+
+    ThreadGroup.run(2, work)
+
+
 @pytest.mark.parametrize(("start", "stop"), [(-1, 5), (3, 2), (0, 101)])
 def test_a_span_beyond_the_tensor(start: int, stop: int) -> None:
     tensor = Levels(SoloGroup(), [0]).tensor(100, "float32")

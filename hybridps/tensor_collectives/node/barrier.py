@@ -21,6 +21,10 @@ LINE = ALIGNMENT // 8
 TRIES = 20_000
 """How often a rank looks at the counters between two looks at the clock."""
 
+NOT_FINITE_WORD = 6
+"""The first of two words of a rank's line, about its last combination: a row in which it found NaN or Inf, counted from
+1, or 0; and the element."""
+
 DONE, NOT_ALL_CAME, NOT_ALL_DONE = 0, 1, 2
 """What `meet_and_combine_` returns."""
 
@@ -102,15 +106,23 @@ def count_votes(counters, mine, target, tries, word):  # type: ignore[no-untyped
 
 
 @compiled
+def combine_and_find_(counters, mine, rows, op, divisor, part, work, in_place):  # type: ignore[no-untyped-def]
+    """Combine, and write what was found to the words of this rank."""
+    row, element = combine_(rows, op, divisor, part[0], part[1], part[2], part[3], work, in_place, part[4])
+    counters[mine * LINE + NOT_FINITE_WORD] = row + 1
+    counters[mine * LINE + NOT_FINITE_WORD + 1] = element
+
+
+@compiled
 def meet_and_combine_(counters, mine, met, rows, op, divisor, part, work, in_place):  # type: ignore[no-untyped-def]
     """Meet the other ranks of the node, combine, and meet again. One call, as small operations take a microsecond.
 
-    `met`: the count of the first meeting; `part`: start, stop, first and last of `combine_`. Returns `DONE`;
+    `met`: the count of the first meeting; `part`: start, stop, first, last and looks of `combine_`. Returns `DONE`;
     `NOT_ALL_CAME` where a rank is missing and nothing is combined; or `NOT_ALL_DONE`.
     """
     if wait_for_all(counters, mine, met, TRIES) >= 0:
         return NOT_ALL_CAME
-    combine_(rows, op, divisor, part[0], part[1], part[2], part[3], work, in_place)
+    combine_and_find_(counters, mine, rows, op, divisor, part, work, in_place)
     if wait_for_all(counters, mine, met + 1, TRIES) >= 0:
         return NOT_ALL_DONE
     return DONE
@@ -126,7 +138,7 @@ def prepare() -> None:
 
 def prepare_for(rows: np.ndarray, scratch: np.ndarray) -> None:
     """The same for what works on rows of this dtype, here and in `kernels`."""
-    meet_and_combine_(np.zeros(LINE, np.int64), 0, 0, rows, SUM, 1, (0, 0, 0, 0), scratch, False)
+    meet_and_combine_(np.zeros(LINE, np.int64), 0, 0, rows, SUM, 1, (0, 0, 0, 0, 0), scratch, False)
     fold(rows, SUM, 0, 0, scratch)
     spread(scratch, 1, rows, 0, 0, 0, 0)
     accumulate_(scratch[:0], scratch[:0], SUM)

@@ -14,9 +14,8 @@ from hybridps.errors import DeadlineError, GroupError, LayoutError
 from hybridps.memory import ALIGNMENT, private_memory
 from hybridps.mpi_groups.group import Group
 from hybridps.shared_memory import attach_shared, create_shared, shared_memory, shared_name
-from hybridps.tensor_collectives import kernels
 from hybridps.tensor_collectives.node import barrier
-from hybridps.tensor_collectives.node.barrier import LINE, TRIES, cast_vote, count_votes, wait_for
+from hybridps.tensor_collectives.node.barrier import LINE, NOT_FINITE_WORD, TRIES, cast_vote, count_votes, wait_for
 from hybridps.tensor_collectives.node.futex import wait_for_change, wake
 
 if TYPE_CHECKING:
@@ -50,7 +49,8 @@ class Node:
         self.size = group.size
         self.deadline_seconds = deadline_seconds
         self._counters = self._share(self.size * ALIGNMENT).view(np.int64)
-        """Each rank has a line: its meetings, or `GIVEN_UP`; its progress in an operation; and its last two votes."""
+        """Each rank has a line: its meetings, or `GIVEN_UP`; its progress in an operation; its last two votes; and
+        where it found NaN or Inf."""
         self._address = self._counters.ctypes.data
         self._met = 0
         self._votes = 0
@@ -121,16 +121,21 @@ class Node:
         Each rank combines its part of the elements. `code`: the operation, of `kernels.CODE`.
         """
         array, row = rows.array, rows.row if targets[0] == 0 else None
-        part = (*part_of(self.rank, self.size, start, stop, rows.itemsize), *targets)
+        part = (*part_of(self.rank, self.size, start, stop, rows.itemsize), *targets, rows.looks)
         in_place, work = row is not None, rows.scratch if row is None else row
         came = self._met + 1
         self._met += 2
         outcome = barrier.meet_and_combine_(self._counters, self.rank, came, array, code, divisor, part, work, in_place)
         if outcome == barrier.NOT_ALL_CAME:
             self._wait(came, "a collective")
-            kernels.combine_(array, code, divisor, *part, work, in_place)
+            barrier.combine_and_find_(self._counters, self.rank, array, code, divisor, part, work, in_place)
         if outcome != barrier.DONE:
             self._wait(came + 1, "the end of a collective")
+
+    def first_not_finite(self, rows: tuple[int, int]) -> int | None:
+        """The first element of rows `first:last` in which the last combination found NaN or Inf, if it looked."""
+        lines = self._counters.reshape(self.size, LINE)[:, NOT_FINITE_WORD : NOT_FINITE_WORD + 2].tolist()
+        return min((element for row, element in lines if rows[0] < row <= rows[1]), default=None)
 
     def moved(self) -> None:
         """Report progress: the deadline of ranks that wait for this one begins anew."""
