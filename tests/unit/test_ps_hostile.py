@@ -27,7 +27,7 @@ from hybridps.config import Settings
 from hybridps.errors import ServerError
 from hybridps.memory import Layout
 from hybridps.ps import wire
-from hybridps.ps.client import Client
+from hybridps.ps.client import Client, silent_groups
 from hybridps.ps.clocks import BulkSynchronous
 from hybridps.ps.keys import AllowList, Credentials, Quotas, make_tenant
 from hybridps.ps.model import TableSpec, Task
@@ -94,6 +94,8 @@ def recorded():
 
 def use_everything(address, group, settings):
     with Client([address], job="job", group=group, groups=2, settings=settings) as store:
+        store.profile("run")
+        silent_groups([address], store.session.number, 60.0, settings)
         values = np.arange(LAYOUT.length, dtype=np.float32)
         shared = shared_memory(LAYOUT.nbytes).view(np.float32)
         for table, rule in (("w", Sum()), ("e", Elastic(0.5)), ("m", Momentum(rate=0.1))):
@@ -111,6 +113,7 @@ def use_everything(address, group, settings):
             released = shared_memory(LAYOUT.nbytes).view(np.float32)
             store.exchange("d", released, released, 0, LAYOUT.length).wait()
             del released
+        store.read_profile(0)
     return shared
 
 
