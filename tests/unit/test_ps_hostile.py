@@ -35,6 +35,7 @@ from hybridps.ps.rules import Elastic, Momentum, Sum, warm_up
 from hybridps.ps.server import Server
 from hybridps.ps.server.admission import Account, Accounts, Budget
 from hybridps.ps.server.members import FAIR_READS, Member, Members
+from hybridps.ps.server.profiles import PAGE_BYTES, PROFILE_BYTES
 from hybridps.ps.server.requests import Regions, carry_out
 from hybridps.ps.server.tables.jobs import Jobs
 from hybridps.shared_memory import place_of, shared_memory
@@ -472,6 +473,19 @@ def test_pulls_that_nobody_reads_are_within_the_quota():
         while not isinstance(answer, wire.Refused):
             answer = peer.hear()
         assert "the answer to a pull of table 'w'" in answer.message
+
+
+def test_pages_of_a_profile_that_nobody_reads_are_within_the_quota():
+    quota = PROFILE_BYTES + 20 * PAGE_BYTES
+    with in_thread(Server(memory_bytes=quota)) as server, Peer(server) as peer:
+        peer.join()
+        assert peer.ask(wire.Profile(3, "run")) == wire.Done(3, ())
+        for number in range(200):
+            peer.say(wire.ProfilePage(10 + number, 0))
+        answers = [peer.hear() for _ in range(200)]
+        refused = [answer for answer in answers if isinstance(answer, wire.Refused)]
+        assert 0 < len(refused) < 200
+        assert "a profile needs about" in refused[0].message
 
 
 def test_a_socket_cannot_have_the_name_of_another_tenants_client(folder):
