@@ -123,6 +123,37 @@ def profile_without_dump():
     push(kv)
 
 
+def profile_to_nowhere():
+    """As the job ends there is nobody to be told but the user."""
+    kv = mx.kv.create("dist_hybridps_sync")
+    kv.init("w", nd.zeros(100))
+    mx.profiler.set_config(filename=str(folder / "nowhere" / "late.json"), profile_process="server")
+    set_state("run", profile_process="server")
+    push(kv)
+
+
+def profile_amid_steps():
+    """What one worker asks for alone, between the gradients of a step, changes no sum and stops nobody."""
+    kv = mx.kv.create("dist_hybridps_sync")
+    keys = ["a", "b", "c"]
+    for key in keys:
+        kv.broadcast(key, nd.zeros(100), out=nd.zeros(100))
+    mx.profiler.set_config(filename=str(folder / "amid.json"), profile_process="server")
+    for step in range(8):
+        sums = [nd.ones(100) * (rank + step) for _ in keys]
+        for number, key in enumerate(keys):
+            if rank == 0 and number == step % 3:
+                set_state("run" if step < 6 else "stop", profile_process="server")
+            if rank == 0 and number == 1 and step == 4:
+                mx.profiler.dump(finished=False, profile_process="server")
+            kv.pushpull(key, sums[number], priority=-number)
+        assert all((each.asnumpy() == 2 * step + 1).all() for each in sums), step
+    if rank == 0:
+        mx.profiler.dump(profile_process="server")
+        assert has_servers == bool(spans("rank0_amid.json"))
+    kv.barrier()
+
+
 def profile_wrongly():
     kv = mx.kv.create("dist_hybridps_sync")
     kv.init("w", nd.zeros(100))
@@ -170,21 +201,23 @@ def handles():
 
 
 def dead_nodes():
-    """Worker 1 dies, in a group of its own; worker 0 goes on and is told."""
-    kv = mx.kv.create("dist_hybridps_async")
-    kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
+    """The second group dies; the workers of the first one go on, and each is told when it asks."""
+    kv = mx.kv.create("dist_hybridps")
+    if kv.type == "dist_hybridps_async":
+        kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
     kv.init("w", nd.zeros(100))
+    half = kv.num_workers // 2
     assert (kv.num_dead_node(), kv.num_dead_node(4, timeout=30)) == (0, 0)
     kv.barrier()
-    if kv.rank:
+    if kv.rank >= half:
         os._exit(3)
     end = time.monotonic() + 60
-    while not kv.num_dead_node(4, timeout=1) and time.monotonic() < end:
-        push(kv, 1)
-    numbers = {node: kv.num_dead_node(node, timeout=1) for node in (0, 1, 2, 4, 6, 7, 9, 11, 13)}
-    assert numbers == {0: 1, 1: 0, 2: 0, 4: 1, 6: 1, 7: 1, 9: 0, 11: 1, 13: 0}, numbers
+    while kv.num_dead_node(4, timeout=1) < half and time.monotonic() < end:
+        time.sleep(0.1)
+    numbers = {node: kv.num_dead_node(node, timeout=1) for node in (0, 1, 2, 4, 6, 7, 9, 9 + 2 * half, 9 + 4 * half)}
+    assert numbers == {0: half, 1: 0, 2: 0, 4: half, 6: half, 7: half, 9: 0, 9 + 2 * half: 1, 9 + 4 * half: 0}, numbers
     assert kv.num_dead_node(4, timeout=600) == 0
-    assert kv.num_workers == 2
+    assert kv.num_workers == 2 * half
     push(kv)
 
 

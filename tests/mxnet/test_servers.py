@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(150)]
 
 PROGRAM = str(Path(__file__).with_name("servers.py"))
 RIGHT = ["handles", "commands", "profile", "profile_by_commands", "profile_wrongly", "profile_of_the_worker"]
-RIGHT += ["profile_without_dump"]
+RIGHT += ["profile_amid_steps", "profile_without_dump"]
 
 
 @pytest.mark.parametrize("groups", ["1", "2"])
@@ -31,15 +31,24 @@ def test_commands_and_profiles(groups: str, tmp_path: Path) -> None:
         assert written == []
         assert done.stderr.count("there are no servers of hybridps in this job: none is profiled") == 1
         return
-    assert written == ["rank0_commands.json", "rank0_late.json", "rank0_server.json"]
+    assert written == ["rank0_amid.json", "rank0_commands.json", "rank0_late.json", "rank0_server.json"]
     late = json.loads((tmp_path / "rank0_late.json").read_text())["traceEvents"]
     assert sum(each["name"] == "round" for each in late) >= 5
 
 
-def test_dead_nodes() -> None:
-    launch = ["-m", "hybridps", "run", "-n", "2", "--groups", "2", "--algorithm", "async", "--set", "lost_seconds=2"]
+def test_a_profile_that_cannot_be_written_at_the_end(tmp_path: Path) -> None:
+    settings = {"HYBRIDPS_GROUPS": "2", "FOLDER": str(tmp_path)}
+    done = mpirun(2, ["-m", "hybridps", PROGRAM, "profile_to_nowhere"], settings, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "cannot be written to" in done.stderr
+    assert "give mx.profiler.set_config another filename" in done.stderr
+
+
+@pytest.mark.parametrize(("workers", "algorithm"), [(2, "async"), (4, "sync")])
+def test_dead_nodes(workers: int, algorithm: str) -> None:
+    launch = ["-m", "hybridps", "run", "-n", str(workers), "--groups", "2", "--algorithm", algorithm]
     done = subprocess.run(
-        [sys.executable, *launch, "--", "python", PROGRAM, "dead_nodes"],
+        [sys.executable, *launch, "--set", "lost_seconds=2", "--", "python", PROGRAM, "dead_nodes"],
         env=environment(),
         capture_output=True,
         text=True,
@@ -47,4 +56,4 @@ def test_dead_nodes() -> None:
         check=False,
     )
     assert done.returncode == 3, done.stdout + done.stderr
-    assert done.stdout.count("dead_nodes is right") == 1, done.stdout + done.stderr
+    assert done.stdout.count("dead_nodes is right") == workers // 2, done.stdout + done.stderr

@@ -92,8 +92,11 @@ class ServersProfile:
             self._runs = self._has_records = False
 
     def close(self) -> None:
-        """Write what no file has yet, as MXNet's servers do at their end."""
-        self.dump(finished=True)
+        """Write what no file has yet, as MXNet's servers do at their end. A note says if that cannot be."""
+        try:
+            self.dump(finished=True)
+        except HybridPSError as error:
+            self._job.session.note(str(error))
 
     def _change(self) -> None:
         runs = self._runs and not self._is_paused
