@@ -221,6 +221,21 @@ def dead_nodes():
     push(kv)
 
 
+def a_dead_node_of_a_rack():
+    """Of four groups in two racks the last one dies: the other one of its rack is told."""
+    kv = mx.kv.create("dist_hybridps_sync")
+    kv.init("w", nd.zeros(100))
+    kv.barrier()
+    if kv.rank == 3:
+        os._exit(3)
+    end = time.monotonic() + 60
+    while kv.rank == 2 and not kv.num_dead_node(timeout=1) and time.monotonic() < end:
+        time.sleep(0.1)
+    push(kv)
+    dead = [kv.num_dead_node(node, timeout=1) for node in (0, 9, 11, 13, 15)]
+    assert dead == ([1, 0, 0, 0, 1] if kv.rank == 2 else [0] * 5), dead
+
+
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         globals()[name]()

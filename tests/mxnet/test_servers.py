@@ -44,6 +44,21 @@ def test_a_profile_that_cannot_be_written_at_the_end(tmp_path: Path) -> None:
     assert "give mx.profiler.set_config another filename" in done.stderr
 
 
+@pytest.mark.nightly
+def test_a_dead_node_of_a_rack() -> None:
+    launch = ["-m", "hybridps", "run", "-n", "4", "--groups", "4", "--racks", "2", "--set", "lost_seconds=2"]
+    done = subprocess.run(
+        [sys.executable, *launch, "--", "python", PROGRAM, "a_dead_node_of_a_rack"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert done.stdout.count("a_dead_node_of_a_rack is right") == 3, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(("workers", "algorithm"), [(2, "async"), (4, "sync")])
 def test_dead_nodes(workers: int, algorithm: str) -> None:
     launch = ["-m", "hybridps", "run", "-n", str(workers), "--groups", "2", "--algorithm", algorithm]

@@ -14,6 +14,7 @@ from hybridps.errors import ProtocolError, ServerError
 from hybridps.memory import Layout
 from hybridps.ps import wire
 from hybridps.ps.client import Client, silent_groups
+from hybridps.ps.keys import AllowList, Quotas, make_tenant
 from hybridps.ps.model import UnknownClientError
 from hybridps.ps.profile import MOST_RECORDS, PAGE_RECORDS, ROUND
 from hybridps.ps.rules import Sum, warm_up
@@ -213,6 +214,25 @@ def test_asking_who_is_silent_is_no_sign_of_life(server):
 def test_who_asks_must_know_a_session(server):
     with client(server) as store, pytest.raises(UnknownClientError, match="not known here"):
         silent_groups([server.address], store.session.number ^ 1, 1.0, SETTINGS)
+
+
+def test_tenants_with_keys(tmp_path):
+    keys = tmp_path / "keys"
+    alice, bob = (str(make_tenant(keys, name, Quotas())) for name in ("alice", "bob"))
+    with (
+        in_thread(Server(allowed=AllowList.load(keys))) as server,
+        client(server, keys=alice) as mine,
+        client(server, keys=bob) as other,
+    ):
+        addresses, number = [server.address], mine.session.number
+        assert silent_groups(addresses, number, 60.0, msgspec.structs.replace(SETTINGS, keys=alice)) == ()
+        with pytest.raises(ServerError, match="refused a connection without keys"):
+            silent_groups(addresses, number, 60.0, SETTINGS)
+        mine.profile("run")
+        with pytest.raises(ServerError, match="there is no profile"):  # of a job of the same name
+            other.read_profile(0)
+        mine.read_profile(0)
+        assert "profilepage" in kinds(mine.read_profile(0)[0])
 
 
 def test_a_server_that_is_gone_is_named():
