@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from itertools import accumulate
 
 from hybridps.config import Settings
 from hybridps.errors import ConfigError, HybridPSError, PlanError, ServerError
@@ -11,7 +12,7 @@ from hybridps.memory import keep_freed_memory
 from hybridps.mpi_groups.plan import SERVER
 from hybridps.mpi_groups.session import Session, agree, open_session
 from hybridps.processes import ServerProcess
-from hybridps.ps.client import Client
+from hybridps.ps.client import Client, silent_groups
 from hybridps.ps.server import Server
 from hybridps.ps.store import OpenStore, ParameterStore
 from hybridps.racks import place_in_rack
@@ -68,6 +69,18 @@ def connect(session: Session, servers: tuple[str, ...], open_store: OpenStore) -
             "would never meet: start them with HYBRIDPS_PARENTS, or let `hybridps run --racks` do it"
         )
     return store
+
+
+def silent_workers(session: Session, servers: tuple[str, ...], number: int, seconds: float) -> list[int]:
+    """Workers of the groups (of the same rack) that the servers have heard nothing of for longer than that.
+
+    `number`: of the session that this group has with its servers. Raises ServerError as `silent_groups`.
+    """
+    settings, plan, group = session.settings, session.plan, session.place.group
+    place = place_in_rack(group, plan.groups, settings.racks, servers)
+    silent = silent_groups(place.servers, number, seconds, settings)
+    first = [*accumulate(plan.group_sizes, initial=0)][group - place.group :]
+    return [worker for each in silent for worker in range(first[each], first[each + 1])]
 
 
 def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:

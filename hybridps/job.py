@@ -17,12 +17,13 @@ import msgspec
 from hybridps.algorithms import Algorithm, Row, choose_row, make_algorithm, resolve
 from hybridps.algorithms.choose import choose_name
 from hybridps.config import Settings, load_settings, tuning_file
-from hybridps.embedded import connect, find_backend, find_servers
-from hybridps.errors import ConfigError, HybridPSError
+from hybridps.embedded import connect, find_backend, find_servers, silent_workers
+from hybridps.errors import ConfigError, HybridPSError, ServerError
 from hybridps.events import Chosen, Closed
 from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.session import Session, agree, open_session
 from hybridps.processes import ServerProcess
+from hybridps.ps.client import Client
 from hybridps.ps.clocks import Clock
 from hybridps.ps.rules import Rule
 from hybridps.ps.store import OpenStore, ParameterStore
@@ -50,6 +51,8 @@ class Job:
         """How many were made: each has tables of its own."""
         self._levels: Levels | None = None
         self._store: ParameterStore | None = None
+        self._session_number: int | None = None
+        """Of the group at its servers."""
         self._closed = False
 
     @property
@@ -59,6 +62,23 @@ class Job:
     @property
     def worker(self) -> int:
         return self.session.place.worker
+
+    @property
+    def client(self) -> Client | None:
+        """The connection with servers of hybridps, on leaders once there is an algorithm. One thread may use it."""
+        return self._store if isinstance(self._store, Client) else None
+
+    def silent_workers(self, seconds: float) -> list[int]:
+        """Workers whose groups have given the servers no sign of life for longer than so many seconds.
+
+        Any worker may ask at any time, from any thread, once there is an algorithm; nobody else needs to. With racks
+        these are workers of the own rack. Raises ServerError if the servers cannot be asked.
+        """
+        if not self.servers:
+            return []
+        if self._session_number is None:
+            raise ServerError("MXNet's servers do not tell who is silent: unset HYBRIDPS_BACKEND")
+        return silent_workers(self.session, self.servers, self._session_number, seconds)
 
     def algorithm(self, name: str | None = None, rule: Rule | None = None, clock: Clock | None = None) -> Algorithm:
         """An algorithm over this rank's group and, if there are servers, with tables of its own there.
@@ -137,6 +157,8 @@ class Job:
                 except HybridPSError as problem:
                     error = problem
             agree(session.workers, error)
+            number = None if self.client is None else self.client.session.number
+            self._session_number = allgather(levels.group, number, int | None)[0]
             self._levels = levels
         return self._levels
 

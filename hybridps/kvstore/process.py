@@ -16,6 +16,7 @@ from hybridps.config import Settings, load_settings
 from hybridps.errors import ConfigError, DeadlineError, LayoutError, ServerError
 from hybridps.job import Job, open_job
 from hybridps.kvstore.ps_lite import MXNetStores
+from hybridps.kvstore.servers import ServersProfile
 from hybridps.kvstore.training import Training
 from hybridps.mpi_groups import end_group
 from hybridps.step import DisagreementError, JobContext, Schedule
@@ -49,12 +50,19 @@ class SharedJob:
         self.trainings: weakref.WeakSet[Training] = weakref.WeakSet()
         self.pid = os.getpid()
         self._schedule: Schedule | None = None
+        self._profile: ServersProfile | None = None
 
     def schedule(self, levels: Levels) -> Schedule:
         """The schedule of all stores. `levels`: of the first store, for the votes of its group."""
         if self._schedule is None:
             self._schedule = Schedule(levels, JobContext.of(self.job.session), waits_for_mxnet, self._end)
         return self._schedule
+
+    def profile(self, schedule: Schedule) -> ServersProfile:
+        """The profile of the servers, for all stores."""
+        if self._profile is None:
+            self._profile = ServersProfile(self.job, schedule)
+        return self._profile
 
     def finish(self) -> None:
         """Wait for all operations under way."""
@@ -65,6 +73,8 @@ class SharedJob:
     def close(self) -> None:
         """Finish, and leave the job."""
         self.finish()
+        if self._profile is not None:
+            self._profile.close()
         if self._schedule is not None:
             self._schedule.close()
         self.job.close()

@@ -29,6 +29,7 @@ from hybridps.kvstore import process
 from hybridps.kvstore.arrays import copy_all
 from hybridps.kvstore.calls import as_mxnet_does, calls, key_kind
 from hybridps.kvstore.compression import compression_of
+from hybridps.kvstore.servers import StoreHandle, command, watched_workers
 from hybridps.kvstore.sparse import retained
 from hybridps.kvstore.training import Training
 from hybridps.ps.rules import SGD
@@ -60,6 +61,9 @@ class HybridKVStore(KVStore):
         self._algorithm = held.job.algorithm(algorithm_name, rule=rule)
         self._schedule = held.schedule(self._algorithm.levels)
         self._training = Training(held.job, self._algorithm, self._schedule, is_asynchronous)
+        self.handle = StoreHandle(held.profile(self._schedule))
+        """Of MXNet's profiler, which profiles the servers of the store that was created last, as with MXNet's own."""
+        mx.profiler.set_kvstore_handle(self.handle)
         self._closed = False
         self._kind: type | None = None
         """Of all keys."""
@@ -228,13 +232,27 @@ class HybridKVStore(KVStore):
 
     _barrier = barrier
 
+    @as_mxnet_does
     def num_dead_node(self, node_id: int = 0, timeout: float = 60) -> int:
-        """Always 0: when a worker dies its whole group ends."""
-        return 0
+        """How many workers the servers have heard nothing of for more than `timeout` seconds, them or their group.
+
+        `node_id` as in ps-lite: 4 are all workers, 9 + 2 n is worker n; 0 stands for all. The scheduler (1) and servers
+        (2) count 0: there is none, and the job ends when a server is lost. Any worker may ask at any time.
+        """
+        watched = watched_workers(node_id, self.num_workers)
+        return len(watched.intersection(self._job.silent_workers(timeout)))
 
     @as_mxnet_does
     def _send_command_to_servers(self, head: int, body: str) -> None:
-        raise HybridPSError(f"commands to MXNet's servers have no meaning for {self.type}")
+        """A command as MXNet's servers know it, of one worker; `hybridps.kvstore.servers.commands` has the list."""
+        command(
+            head,
+            body,
+            optimizer=getattr(self._updater, "optimizer", None),
+            is_asynchronous=self._name == ServerSGD.name,
+            profile=self.handle.profile,
+            note=self._job.session.note,
+        )
 
     def _updates(self) -> bool:
         """Whether there is an updater. Raises HybridPSError for asynchronous SGD without one."""

@@ -144,6 +144,14 @@ class Admitted(msgspec.Struct, frozen=True):
     dropped: bool = False
 
 
+class ChunkPlace(NamedTuple):
+    """Which chunk, of which table of which job."""
+
+    job: str
+    table: str
+    chunk: int
+
+
 class Task(msgspec.Struct, frozen=True, eq=False):
     """Work on the memory of a chunk: `run` is called by the worker `owner`, in order; then the loop calls `then`.
 
@@ -157,6 +165,8 @@ class Task(msgspec.Struct, frozen=True, eq=False):
     """What is read and written, if it is known and nothing is compiled: little is done at once, by the loop."""
     sends: bool = False
     """Whether values are sent afterwards: the loop is told at once, and not with what comes next."""
+    round_of: ChunkPlace | None = None
+    """The chunk that a round is computed of, if one is."""
 
 
 class ParentRequest(msgspec.Struct, frozen=True, eq=False):

@@ -15,9 +15,10 @@ from msgspec import Meta
 
 from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
 from hybridps.ps.model import GroupTakenError, Rules, TableSpec, UnknownClientError
+from hybridps.ps.profile import PAGES, State
 from hybridps.ps.rules.finite import NotFiniteError
 
-VERSION = 9
+VERSION = 10
 """Of the protocol: both sides must have the same."""
 
 LARGEST_CHUNK_BYTES = 1 << 28
@@ -151,6 +152,20 @@ class Detach(Message, frozen=True):
     region: Number
 
 
+class Profile(Message, frozen=True):
+    """Record what concerns the job of the client, keep that, or forget it. Answer: Done without chunks."""
+
+    request: Number
+    state: State
+
+
+class ProfilePage(Message, frozen=True):
+    """Read a page of the profile of the client's job. Answer: Done without chunks, with the page as payload."""
+
+    request: Number
+    page: Annotated[int, Meta(ge=0, lt=PAGES)]
+
+
 class Leave(Message, frozen=True):
     """The group is done with all its tables. Answer: Alive."""
 
@@ -162,7 +177,30 @@ class Heartbeat(Message, frozen=True):
     settled: Number
 
 
-Request = Hello | Register | Initial | Exchange | Pull | Put | Attach | Detach | Drop | Leave | Heartbeat
+class Silence(Message, frozen=True):
+    """Which groups of the client's job are silent for longer? On a socket of its own, of any process that knows the
+    session. It is no sign of life. Answer: Silent."""
+
+    session: Number
+    seconds: Annotated[float, Meta(ge=0)]
+
+
+Request = (
+    Hello
+    | Register
+    | Initial
+    | Exchange
+    | Pull
+    | Put
+    | Attach
+    | Detach
+    | Drop
+    | Profile
+    | ProfilePage
+    | Leave
+    | Heartbeat
+    | Silence
+)
 
 
 class Welcome(Message, frozen=True):
@@ -191,6 +229,12 @@ class Alive(Message, frozen=True):
     """The server has heard a Heartbeat or Leave."""
 
 
+class Silent(Message, frozen=True):
+    """These groups have been silent for longer. Those that left in good order, or never came, are not among them."""
+
+    groups: tuple[Number, ...]
+
+
 class Refused(Message, frozen=True, omit_defaults=True):
     """The request cannot be carried out, or not for that chunk: the answers for its other chunks still come.
 
@@ -203,7 +247,7 @@ class Refused(Message, frozen=True, omit_defaults=True):
     chunk: Number | None = None
 
 
-Answer = Welcome | Registered | Done | Alive | Refused
+Answer = Welcome | Registered | Done | Alive | Silent | Refused
 
 _ERRORS: dict[str, type[HybridPSError]] = {
     "layout": LayoutError,

@@ -27,7 +27,7 @@ from hybridps.config import Settings
 from hybridps.errors import ServerError
 from hybridps.memory import Layout
 from hybridps.ps import wire
-from hybridps.ps.client import Client
+from hybridps.ps.client import Client, silent_groups
 from hybridps.ps.clocks import BulkSynchronous
 from hybridps.ps.keys import AllowList, Credentials, Quotas, make_tenant
 from hybridps.ps.model import TableSpec, Task
@@ -35,6 +35,7 @@ from hybridps.ps.rules import Elastic, Momentum, Sum, warm_up
 from hybridps.ps.server import Server
 from hybridps.ps.server.admission import Account, Accounts, Budget
 from hybridps.ps.server.members import FAIR_READS, Member, Members
+from hybridps.ps.server.profiles import PAGE_BYTES, PROFILE_BYTES
 from hybridps.ps.server.requests import Regions, carry_out
 from hybridps.ps.server.tables.jobs import Jobs
 from hybridps.shared_memory import place_of, shared_memory
@@ -94,6 +95,8 @@ def recorded():
 
 def use_everything(address, group, settings):
     with Client([address], job="job", group=group, groups=2, settings=settings) as store:
+        store.profile("run")
+        silent_groups([address], store.session.number, 60.0, settings)
         values = np.arange(LAYOUT.length, dtype=np.float32)
         shared = shared_memory(LAYOUT.nbytes).view(np.float32)
         for table, rule in (("w", Sum()), ("e", Elastic(0.5)), ("m", Momentum(rate=0.1))):
@@ -111,6 +114,7 @@ def use_everything(address, group, settings):
             released = shared_memory(LAYOUT.nbytes).view(np.float32)
             store.exchange("d", released, released, 0, LAYOUT.length).wait()
             del released
+        store.read_profile(0)
     return shared
 
 
@@ -469,6 +473,19 @@ def test_pulls_that_nobody_reads_are_within_the_quota():
         while not isinstance(answer, wire.Refused):
             answer = peer.hear()
         assert "the answer to a pull of table 'w'" in answer.message
+
+
+def test_pages_of_a_profile_that_nobody_reads_are_within_the_quota():
+    quota = PROFILE_BYTES + 20 * PAGE_BYTES
+    with in_thread(Server(memory_bytes=quota)) as server, Peer(server) as peer:
+        peer.join()
+        assert peer.ask(wire.Profile(3, "run")) == wire.Done(3, ())
+        for number in range(200):
+            peer.say(wire.ProfilePage(10 + number, 0))
+        answers = [peer.hear() for _ in range(200)]
+        refused = [answer for answer in answers if isinstance(answer, wire.Refused)]
+        assert 0 < len(refused) < 200
+        assert "a profile needs about" in refused[0].message
 
 
 def test_a_socket_cannot_have_the_name_of_another_tenants_client(folder):

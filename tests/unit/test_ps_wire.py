@@ -35,6 +35,9 @@ REQUESTS = [
     wire.Exchange(5, "w", 0, 9, (BEGIN,), (wire.RegionOffset(3, 0), BEGIN)),
     wire.Leave(),
     wire.Heartbeat(5, 0),
+    wire.Profile(6, "run"),
+    wire.ProfilePage(7, 3),
+    wire.Silence(5, 1.5),
 ]
 ANSWERS = [
     wire.Welcome(wire.VERSION),
@@ -45,6 +48,7 @@ ANSWERS = [
     wire.Done(1, (2,)),
     wire.Done(1, (2, 3, 1 << 20)),
     wire.Alive(),
+    wire.Silent((0, 4095)),
     wire.Refused("layout", "why", None),
     wire.Refused("taken", "why", 7),
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +20,7 @@ from hybridps.ps.client.regions import Regions
 from hybridps.ps.client.session import Session
 from hybridps.ps.clocks import Clock
 from hybridps.ps.model import Joining, Rules, TableSpec, rules_of_span
+from hybridps.ps.profile import MOST_RECORDS, PAGE_RECORDS, PAGES, RECORD, State
 from hybridps.ps.rules import Rule
 from hybridps.ps.store import check_new, registered
 
@@ -139,6 +140,30 @@ class Client:
         """As `ParameterStore.put`."""
         return self._transfer(wire.Put, self._table(table, values), 0, len(values), values, array=array)
 
+    def profile(self, state: State) -> None:
+        """Have the servers record what they do for this job and when, keep that, or forget it.
+
+        Raises ServerError if the tenant has no room for it.
+        """
+        self.session.ask("change of a profile", self.servers, lambda request, _: wire.Profile(request, state)).wait()
+
+    def read_profile(self, server: int) -> tuple[np.ndarray, int]:
+        """What one server has recorded for this job (of dtype `RECORD`), and how many records it had no room for.
+
+        Raises ServerError if it has recorded nothing.
+        """
+        pages: list[np.ndarray] = []
+        for number in range(PAGES):
+            page = np.zeros(1 + PAGE_RECORDS, RECORD)
+            message = self._page_of(server, number, page.view(np.int64))
+            self.session.begin("reading of a profile", message).wait()
+            pages.append(page[1:])
+            wanted = int(page[0]["began_ns"])
+            if wanted <= len(pages) * PAGE_RECORDS:
+                break
+        records = np.concatenate(pages)
+        return records[records["kind"] != b""], max(0, wanted - MOST_RECORDS)
+
     def drop(self, table: str) -> None:
         """As `ParameterStore.drop`. What is under way there fails."""
         known = self._table(table)
@@ -171,6 +196,10 @@ class Client:
         yield joining
         told = [joining.answers[server] for server in servers]
         return [answer for answer in told if isinstance(answer, wire.Registered)]
+
+    @staticmethod
+    def _page_of(server: int, number: int, out: np.ndarray) -> Callable[[int], Iterable[Sent]]:
+        return lambda request: [Sent(server, wire.ProfilePage(request, number), (), {server: out})]
 
     def _begin_drop(self, table: str, servers: Sequence[int]) -> Operation:
         return self.session.ask(f"drop of table {table!r}", servers, lambda request, _: wire.Drop(request, table))

@@ -50,8 +50,10 @@ class Session:
         """Servers that have let this group go; None before it leaves."""
         self._failure: HybridPSError | None = None
         """The error that ended the session; it concerns no single request."""
+        self.number = secrets.randbits(62)
+        """Names this life of the group to its servers; a secret of the job."""
         credentials = Credentials.of(settings)
-        self._hello = wire.Hello(wire.VERSION, secrets.randbits(62), job, group, groups)
+        self._hello = wire.Hello(wire.VERSION, self.number, job, group, groups)
         if credentials is not None:
             self._hello = msgspec.structs.replace(self._hello, tenant=credentials.tenant, token=credentials.token)
         self._sockets = Sockets(self.addresses, credentials, context)

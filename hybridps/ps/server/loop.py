@@ -18,6 +18,7 @@ from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.server.admission import MESSAGE_BYTES, Account, Accounts, FairQueue
 from hybridps.ps.server.door import MOST_UNREAD
 from hybridps.ps.server.members import Member, Members
+from hybridps.ps.server.profiles import PAGE_BYTES, Profiles
 from hybridps.ps.server.requests import carry_out
 from hybridps.ps.server.tables.jobs import Jobs
 from hybridps.ps.server.transport import Transport
@@ -66,6 +67,7 @@ class Loop:
     stopping: bool = False
     observer: Observer | None = None
     """Makes snapshots, if there is one."""
+    profiles: Profiles = field(default_factory=Profiles)
     queue: FairQueue = field(default_factory=FairQueue)
     judged_seconds: float = -math.inf
 
@@ -150,7 +152,10 @@ class Loop:
             request = getattr(message, "request", None)
             if refused is not None:
                 raise refused
-            return self._handle(identity, message, frames, time.monotonic())
+            if not self.profiles.of:
+                return self._handle(identity, message, frames, time.monotonic())
+            with self.profiles.recording(self.members, identity, message):
+                return self._handle(identity, message, frames, time.monotonic())
         except Exception as error:
             self._refuse(identity, account, as_refusal(error), request)
         return sum(len(frame) for frame in frames)
@@ -179,6 +184,14 @@ class Loop:
             case wire.Attach(request=request) | wire.Detach(request=request):
                 self.members.of(identity, now).regions.change(message)
                 self.transport.send(identity, wire.Done(request, ()))
+            case wire.Profile(request=request) | wire.ProfilePage(request=request):
+                member = self.members.of(identity, now)
+                pages = self.profiles.carry_out(self.jobs, member, message)
+                member.account.sent_bytes += sum(page.nbytes for page in pages)
+                self.transport.send(identity, wire.Done(request, ()), pages)
+                return PAGE_BYTES
+            case wire.Silence(session=session, seconds=seconds):
+                self.transport.send(identity, wire.Silent(self.members.silent_groups(session, seconds, now)))
         return len(frames[0])
 
     def _greet(self, identity: bytes, hello: wire.Hello, frame: Any, now: float) -> None:
@@ -198,8 +211,10 @@ class Loop:
         while self.workers.backlog:
             self._follow(self.workers.collect(is_ready=False, wait=True))
         self._carry_on(self.members.leave(member, lost))
-        if self.parents is not None and not self.members.there(member.job):
-            self.parents.leave(member.job, lost)
+        if not self.members.there(member.job):
+            self.profiles.of.pop(member.job, None)
+            if self.parents is not None:
+                self.parents.leave(member.job, lost)
 
     def _drop_lost(self, emptied: bool) -> None:
         """Go on without clients that gave no sign of life, or do not read their answers."""
@@ -252,7 +267,7 @@ class Loop:
             for outcome in outcomes:
                 match outcome:
                     case Task():
-                        tasks.append(outcome)
+                        tasks.append(self.profiles.timed(outcome) if self.profiles.of else outcome)
                     case Answer(origin=origin, chunk=chunk, error=HybridPSError() as error):
                         member = self.members.by_name.get(origin.epoch)
                         if member is not None:

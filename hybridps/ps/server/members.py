@@ -58,6 +58,8 @@ class Members:
         self._came: set[tuple[str, int]] = set()
         self._began_seconds: dict[str, float] = {}
         self._lost: dict[bytes | int, None] = {}
+        self._lost_groups: dict[str, dict[int, float]] = {}
+        """Of each job, groups that were lost and are not back, and when each gave its last sign of life."""
 
     def __iter__(self) -> Iterator[Member]:
         return iter(dict.fromkeys(self.by_name.values()))
@@ -75,6 +77,7 @@ class Members:
         if known is None and new.identity not in self.by_name:
             self._jobs.enter(new.job, new.group, groups, new.account.budget)
             self.by_name |= dict.fromkeys((new.identity, new.session), new)
+            self._lost_groups.get(new.job, {}).pop(new.group, None)
             if len(self._came) < _MOST_CAME:
                 self._came.add((new.job, new.group))
             self._began_seconds.setdefault(new.job, new.seen_seconds)
@@ -92,8 +95,11 @@ class Members:
         names = member.identity, member.session
         for name in names:
             del self.by_name[name]
+        if lost:
+            self._lost_groups.setdefault(member.job, {})[member.group] = member.seen_seconds
         if not self.there(member.job):
             self._began_seconds.pop(member.job, None)
+            self._lost_groups.pop(member.job, None)
         if lost:
             self._lost |= dict.fromkeys(names)
             for name in [*islice(self._lost, max(0, len(self._lost) - _REMEMBERED))]:
@@ -110,12 +116,15 @@ class Members:
         if member is not None:
             member.seen_seconds = now
             return member
+        raise self._unknown(name)
+
+    def _unknown(self, name: bytes | int) -> UnknownClientError:
         if name in self._lost:
-            raise UnknownClientError(
+            return UnknownClientError(
                 f"this group gave no sign of life for {self.lost_seconds:g} s, was taken as lost, and the others "
                 "went on without it: register again with a new client, and raise lost_seconds if it was only slow"
             )
-        raise UnknownClientError(
+        return UnknownClientError(
             "this client is not known here: was the server or the connection restarted? Open a new client"
         )
 
@@ -125,6 +134,17 @@ class Members:
         if now - member.settled_seconds >= self.lost_seconds / _SETTLED_PER_LOST:
             member.settled_seconds = now
             self._jobs.settle(member.job, member.group, settled)
+
+    def silent_groups(self, session: int, seconds: float, now: float) -> tuple[int, ...]:
+        """The groups of a client's job that gave no sign of life for longer, also those that were lost for that.
+
+        Asking is no sign of life. Raises UnknownClientError for a session that is not there.
+        """
+        asks = self.by_name.get(session)
+        if asks is None:
+            raise self._unknown(session)
+        seen = self._lost_groups.get(asks.job, {}) | {each.group: each.seen_seconds for each in self.there(asks.job)}
+        return tuple(sorted(group for group, when in seen.items() if now - when > seconds))
 
     def silent(self, now: float, emptied: bool, reads: int) -> list[Member]:
         """The clients to be taken as lost: overdue, though every message that may be theirs was read and served.

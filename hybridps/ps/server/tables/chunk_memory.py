@@ -12,7 +12,7 @@ import numpy as np
 from hybridps.codecs import Values, decoded
 from hybridps.compiled.finite import is_finite
 from hybridps.errors import ServerError
-from hybridps.ps.model import Contribution, Outcome, Rules, rules_of_span
+from hybridps.ps.model import ChunkPlace, Contribution, Outcome, Rules, rules_of_span
 from hybridps.ps.rules import AnyRule, add_up_, apply_
 from hybridps.ps.rules.finite import NotFiniteError, check_finite, not_finite
 from hybridps.ps.rules.kernel import BLOCK
@@ -63,9 +63,16 @@ class ChunkMemory:
     """
 
     def __init__(
-        self, name: str, start: int, rule: AnyRule, centre: np.ndarray, state: list[np.ndarray], refuses: bool
+        self,
+        place: ChunkPlace,
+        start: int,
+        rule: AnyRule,
+        centre: np.ndarray,
+        state: list[np.ndarray],
+        refuses: bool,
     ) -> None:
-        self.name = name
+        self.place = place
+        self.name = f"chunk {place.chunk} of table {place.table!r}"
         self.rule = rule
         self.centre = centre
         self._start = start

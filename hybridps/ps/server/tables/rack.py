@@ -156,7 +156,8 @@ class RackSum(Chunk):
             answered = partial(self._answered, complete, place, refused)
             return [ParentRequest("exchange", self._table, answered, place, groups)]
 
-        return [Task(self.owner, lambda: self.memory.sum_(complete, self._table.values[place]), then)]
+        run = partial(self.memory.sum_, complete, self._table.values[place])
+        return [Task(self.owner, run, then, round_of=self.memory.place)]
 
     def _answered(self, complete: Round, place: slice, refused: Any, error: HybridPSError | None) -> Iterable[Outcome]:
         """The parents' answer is the rack's."""

@@ -175,7 +175,8 @@ class Chunk:
         nbytes = arrays * (complete.stop - complete.start) * self.memory.centre.itemsize
         sends = SENT in complete.outlets
         nbytes += len(complete.rules) * RULE_MOVES
-        return [Task(self.owner, lambda: self.memory.apply_(complete), complete.finish, nbytes, sends)]
+        run, place = partial(self.memory.apply_, complete), self.memory.place
+        return [Task(self.owner, run, complete.finish, nbytes, sends, place)]
 
     def _again(self, mine: dict[Part, _Exchange], part: Part, contribution: Contribution) -> list[Outcome] | None:
         """What follows from a contribution that has come before; None for a new one. Raises ProtocolError."""

@@ -11,7 +11,7 @@ from hybridps.codecs import codec_of
 from hybridps.errors import HybridPSError, ProtocolError, ServerError
 from hybridps.memory import private_memory
 from hybridps.ps.chunk_map import Span
-from hybridps.ps.model import Answer, Origin, Outcome, Rules, TableSpec, Task
+from hybridps.ps.model import Answer, ChunkPlace, Origin, Outcome, Rules, TableSpec, Task
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.tables.chunk_memory import ChunkMemory
 from hybridps.ps.server.tables.registrations import Registrations
@@ -92,10 +92,10 @@ class Table:
             raise ProtocolError(
                 f"chunk {index} of table {self.name!r} is not on server {self.spec.server} of {self.spec.servers}"
             )
-        span, said = self.chunk_map.whole(index), f"chunk {index} of table {self.name!r}"
+        span, place = self.chunk_map.whole(index), ChunkPlace(self.job, self.name, index)
         first = (index - self.spec.server) // self.spec.servers * self.chunk_map.step
         centre, *state = [array[first : first + span.length] for array in self._arrays]
-        memory = ChunkMemory(said, span.start, self.spec.rule, centre, state, self._refuses)
+        memory = ChunkMemory(place, span.start, self.spec.rule, centre, state, self._refuses)
         options = self.owner_of(index), self.registrations, self._budget, codec_of(self.spec.codec).answers
         self._chunks[index] = chunk = self._make_chunk(memory, span, *options)
         return chunk

@@ -1,0 +1,55 @@
+"""`_send_command_to_servers`: what a command means to MXNet's servers, and what becomes of it here.
+
+Nothing is sent to servers of hybridps, and nothing is unpickled: a command has the meaning that it has by what the
+store does already, or it is an error that names what to call instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hybridps.errors import HybridPSError
+from hybridps.kvstore.servers.profile import ServersProfile
+
+OPTIMIZER, MULTI_PRECISION, STOP, SYNCHRONOUS, COMPRESSION, PROFILER = range(6)
+"""The commands that MXNet's servers know, by their heads."""
+
+INSTEAD = {
+    OPTIMIZER: "takes a pickled optimizer, which nobody here unpickles: call set_optimizer(optimizer) on all workers",
+    STOP: "stops the servers, which may serve other jobs too: leave it out, they end with their jobs",
+    COMPRESSION: "sets half of a gradient compression: call set_gradient_compression(...) on all workers",
+}
+"""What to do instead of a command that cannot be had."""
+
+
+def command(
+    head: int, body: str, *, optimizer: Any, is_asynchronous: bool, profile: ServersProfile, note: Callable[[str], None]
+) -> None:
+    """Do what a command asks for, on one worker. `optimizer`: of the store, if there is one.
+
+    Raises HybridPSError for what cannot be had. A head that MXNet's servers do not know is noted and has no effect.
+    """
+    if head == PROFILER:
+        _profile(body, profile)
+        return
+    instead = INSTEAD.get(head)
+    if head == MULTI_PRECISION and not getattr(optimizer, "multi_precision", False):
+        instead = "is a setting of the optimizer: give it multi_precision=True, and call set_optimizer first"
+    if head == SYNCHRONOUS and is_asynchronous:
+        instead = "would make an asynchronous store synchronous: create a dist_hybridps_sync"
+    if instead is not None:
+        raise HybridPSError(f"the command {head} to servers {instead}")
+    if head not in (MULTI_PRECISION, SYNCHRONOUS):
+        note(f"the command {head} ({body[:64]!r}) is unknown to servers: it has no effect")
+
+
+def _profile(body: str, profile: ServersProfile) -> None:
+    """A call of `mx.profiler`, as MXNet writes it in a command: its arguments, and as the last digit which one."""
+    arguments, kind = body[:-1], body[-1:]
+    if kind == "0":
+        profile.configure(dict(each.split(":", 1) for each in arguments.split(",") if ":" in each))
+    elif kind in ("1", "2", "3") and arguments in ("0", "1"):
+        (profile.set_state, profile.pause, profile.dump)[int(kind) - 1](arguments == "1")
+    else:
+        raise HybridPSError(f"{body[:64]!r} is no command to a profiler: call the functions of mx.profiler")

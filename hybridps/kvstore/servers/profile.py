@@ -1,0 +1,125 @@
+"""The profile of a job's servers, as `mx.profiler` asks for it with `profile_process='server'`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from hybridps.errors import ConfigError, HybridPSError
+from hybridps.job import Job
+from hybridps.kvstore.servers.chrome_trace import chrome_trace
+from hybridps.ps.client import Client
+from hybridps.step import Schedule
+
+Result = TypeVar("Result")
+
+OPTIONS = {
+    "filename",
+    "profile_all",
+    "profile_symbolic",
+    "profile_imperative",
+    "profile_memory",
+    "profile_api",
+    "continuous_dump",
+    "dump_period",
+    "aggregate_stats",
+    "profile_process",
+}
+"""Of `mx.profiler.set_config`."""
+
+
+class ServersProfile:
+    """The servers record, and the first worker of the job reads that and writes a file for each server.
+
+    As with MXNet's stores, calls of other workers do nothing. Where there are no servers of hybridps, nothing is
+    recorded, and a note says so once.
+    """
+
+    def __init__(self, job: Job, schedule: Schedule) -> None:
+        self._job = job
+        self._schedule = schedule
+        self._path = Path("profile.json")
+        self._runs = self._is_paused = False
+        self._has_records = False
+        """Whether the servers may have records that no file has."""
+        self._told = False
+
+    def configure(self, options: Mapping[str, str]) -> None:
+        """Options of `mx.profiler.set_config`, as text. Only `filename` has a meaning. Raises ConfigError."""
+        unknown = options.keys() - OPTIONS
+        if unknown:
+            raise ConfigError(f"{min(unknown)} is no option of the profiler: use {', '.join(sorted(OPTIONS))}")
+        self._path = Path(options.get("filename", "profile.json"))
+
+    def set_state(self, runs: bool) -> None:
+        """Begin to record, or stop. Raises ServerError if the servers have no room for it."""
+        self._runs = runs
+        self._change()
+
+    def pause(self, is_paused: bool) -> None:
+        """Pause, or go on if it runs. Raises as `set_state`."""
+        self._is_paused = is_paused
+        self._change()
+
+    def dump(self, finished: bool) -> None:
+        """Write what was recorded since it began; `finished`: end it. Raises ConfigError for a file that cannot be."""
+        if not self._has_records or self._job.worker:
+            return
+        for server, address in enumerate(self._job.servers):
+            read = self._ask(partial(Client.read_profile, server=server))
+            if read is None:
+                return
+            records, missing = read
+            path = self._path.with_name(f"rank{server}_{self._path.name}")
+            try:
+                path.write_bytes(msgspec.json.encode(chrome_trace(server, records)))
+            except OSError as error:
+                raise ConfigError(
+                    f"the profile of the server at {address} cannot be written to {str(path)!r}: {error.strerror}; "
+                    "give mx.profiler.set_config another filename"
+                ) from None
+            if missing:
+                self._job.session.note(
+                    f"{path} has the first {len(records)} records, and {missing} later ones are missing: profile fewer "
+                    "steps"
+                )
+        if finished:
+            self._ask(lambda client: client.profile("end"))
+            self._runs = self._has_records = False
+
+    def close(self) -> None:
+        """Write what no file has yet, as MXNet's servers do at their end. A note says if that cannot be."""
+        try:
+            self.dump(finished=True)
+        except HybridPSError as error:
+            self._job.session.note(str(error))
+
+    def _change(self) -> None:
+        runs = self._runs and not self._is_paused
+        if not self._job.worker and (runs or self._has_records):
+            self._ask(lambda client: client.profile("run" if runs else "stop"))
+            self._has_records |= runs and self._job.client is not None
+
+    def _ask(self, work: Callable[[Client], Result]) -> Result | None:
+        """Ask the servers, on the thread that communicates: it would end the job for an error, so that comes back."""
+        client = self._job.client
+        if client is None:
+            if not self._told:
+                self._job.session.note("there are no servers of hybridps in this job: none is profiled")
+            self._told = True
+            return None
+
+        def ask() -> tuple[Result | None, HybridPSError | None]:
+            try:
+                return work(client), None
+            except HybridPSError as error:
+                return None, error
+
+        result, error = self._schedule.call("the profile of the servers", ask, local=True)
+        if error is not None:
+            raise error
+        return result
