@@ -10,6 +10,7 @@ DEMO_FOLDER = runs/demo
 
 BIN = .venv/bin
 INSTALLED = .venv/.installed
+COMPILED = .venv/.compiled
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test lint bench clean
@@ -30,10 +31,10 @@ demo: $(INSTALLED)
 	$(BIN)/hybridps run -n 4 --groups 2 --servers 1 --algorithm elastic --run $(DEMO_FOLDER) -- \
 		$(BIN)/python examples/imagenet/train.py $(DEMO_ARGS)
 
-check: lint
+check: lint $(COMPILED)
 	$(BIN)/python -m pytest tests/unit tests/contract -m 'not nightly and not slow' --durations=5
 
-test: $(INSTALLED)
+test: $(INSTALLED) $(COMPILED)
 	$(BIN)/python -m pytest
 
 lint: $(INSTALLED)
@@ -41,7 +42,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(INSTALLED)
+bench: $(INSTALLED) $(COMPILED)
 	mkdir -p runs/bench
 	for ranks in 2 4; do $(BIN)/python -m benchmarks.allreduce --ranks $$ranks \
 		--json runs/bench/allreduce-$$ranks.json --plot runs/bench/allreduce-$$ranks.png || exit 1; done
@@ -53,6 +54,11 @@ bench: $(INSTALLED)
 clean:
 	rm -rf .venv runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# numba keeps what it compiled as long as a function's own file stays, also where compiled functions that it calls change.
+$(COMPILED): $(shell grep -rl --include='*.py' '^@compiled\|^    @compiled' hybridps)
+	@find hybridps -name '*.nb[ic]' -delete
+	@touch $@
 
 $(INSTALLED): setup.cfg pyproject.toml
 	@$(PYTHON) -c '$(FITTING)' || { \

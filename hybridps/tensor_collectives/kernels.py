@@ -119,8 +119,7 @@ def _divide(total, divisor):  # type: ignore[no-untyped-def]
 def _first_not_finite(rows, start, stop):  # type: ignore[no-untyped-def]
     """A row with NaN or Inf among elements `start:stop`, and the first one that is; -1 and 0 if there is none.
 
-    Sums of two rows are looked at: both rows then come from memory at the same time, as they do where they are
-    combined. One row after the other takes a fifth longer in all.
+    Sums of two rows are looked at: both rows then come from memory at the same time, as where they are combined.
     """
     found = False
     for r in range(0, rows.shape[0], 2):
@@ -138,13 +137,14 @@ def _first_not_finite(rows, start, stop):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def combine_(rows, op, divisor, start, stop, first, last, work, in_place, looks):  # type: ignore[no-untyped-def]
+def combine_(rows, op, divisor, part, work, in_place):  # type: ignore[no-untyped-def]
     """Elements `start:stop` of rows `first:last` become `op` over all rows, over `divisor`.
 
-    `work`: where blocks are combined, of the dtype of their values. With `in_place` it is row 0, which is a target and
-    holds no bits; else it is scratch of `BLOCK` elements. With `looks` returns a row that had NaN or Inf, and its first
-    element that was; -1 and 0 if there is none.
+    `part`: start, stop, first, last, and looks. `work`: where blocks are combined, of the dtype of their values. With
+    `in_place` it is row 0, which is a target and holds no bits; else it is scratch of `BLOCK` elements. With `looks`
+    returns a row that had NaN or Inf, and its first element that was; -1 and 0 if there is none.
     """
+    start, stop, first, last, looks = part
     bad_row, bad_element = -1, 0
     for begin in range(start, stop, BLOCK):
         end = min(begin + BLOCK, stop)

@@ -108,7 +108,7 @@ def count_votes(counters, mine, target, tries, word):  # type: ignore[no-untyped
 @compiled
 def combine_and_find_(counters, mine, rows, op, divisor, part, work, in_place):  # type: ignore[no-untyped-def]
     """Combine, and write what was found to the words of this rank."""
-    row, element = combine_(rows, op, divisor, part[0], part[1], part[2], part[3], work, in_place, part[4])
+    row, element = combine_(rows, op, divisor, part, work, in_place)
     counters[mine * LINE + NOT_FINITE_WORD] = row + 1
     counters[mine * LINE + NOT_FINITE_WORD + 1] = element
 
@@ -117,8 +117,8 @@ def combine_and_find_(counters, mine, rows, op, divisor, part, work, in_place): 
 def meet_and_combine_(counters, mine, met, rows, op, divisor, part, work, in_place):  # type: ignore[no-untyped-def]
     """Meet the other ranks of the node, combine, and meet again. One call, as small operations take a microsecond.
 
-    `met`: the count of the first meeting; `part`: start, stop, first, last and looks of `combine_`. Returns `DONE`;
-    `NOT_ALL_CAME` where a rank is missing and nothing is combined; or `NOT_ALL_DONE`.
+    `met`: the count of the first meeting; the other arguments as of `combine_`. Returns `DONE`; `NOT_ALL_CAME` where a
+    rank is missing and nothing is combined; or `NOT_ALL_DONE`.
     """
     if wait_for_all(counters, mine, met, TRIES) >= 0:
         return NOT_ALL_CAME
