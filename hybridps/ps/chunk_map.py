@@ -18,6 +18,8 @@ from hybridps.memory import Layout
 MOST_CHUNKS = 1 << 20
 """Of a table."""
 
+LARGEST_CHUNK_BYTES = 1 << 28
+
 
 class Span(NamedTuple):
     """Elements `start` to `stop` of a flat buffer, which all lie in one chunk."""

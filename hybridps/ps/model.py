@@ -19,7 +19,7 @@ from msgspec import Meta
 from hybridps.codecs import CodecSpec, Values, codec_of
 from hybridps.errors import HybridPSError, LayoutError, ServerError
 from hybridps.memory import Layout
-from hybridps.ps.chunk_map import ChunkMap, Span
+from hybridps.ps.chunk_map import LARGEST_CHUNK_BYTES, ChunkMap, Span
 from hybridps.ps.clocks import Clock
 from hybridps.ps.rules import AnyRule
 
@@ -49,13 +49,13 @@ class TableSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layout: Layout
     rule: AnyRule
     clock: Clock
-    chunk_bytes: Annotated[int, Meta(ge=1, le=1 << 28)]
+    chunk_bytes: Annotated[int, Meta(ge=1, le=LARGEST_CHUNK_BYTES)]
     server: Annotated[int, Meta(ge=0)]
     servers: Annotated[int, Meta(ge=1, le=4096)]
     codec: CodecSpec = "exact"
 
     def check(self) -> None:
-        """Raise LayoutError or ServerError if the rule cannot be computed in this dtype, or with this clock."""
+        """Raise LayoutError or ServerError if the rule cannot be computed in this layout, or with this clock."""
         name = type(self.rule).__name__
         if self.layout.dtype not in self.rule.dtypes:
             raise LayoutError(f"{name} is not computed in {self.layout.dtype}: use {' or '.join(self.rule.dtypes)}")
@@ -63,6 +63,14 @@ class TableSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             allowed = " or ".join(clock.__name__ for clock in self.rule.clocks)
             raise ServerError(f"{name} has no meaning with the clock {self.clock}: use {allowed}")
         codec_of(self.codec).nbytes(0, self.layout.dtype)
+        if self.rule.whole_keys and len(self.layout.slots) != 1:
+            raise LayoutError(f"{self.rule} needs tables of one key: this layout has {len(self.layout.slots)}")
+        if self.rule.whole_keys and not self.layout.nbytes <= self.chunk_bytes <= LARGEST_CHUNK_BYTES:
+            raise LayoutError(
+                f"key {self.layout.slots[0].key!r} has {self.layout.nbytes} bytes, and {self.rule} looks at all of it: "
+                f"that takes a chunk as large, of {LARGEST_CHUNK_BYTES} bytes at most. Use another optimizer, or let "
+                "the workers update"
+            )
 
     def check_same(self, other: TableSpec, table: str) -> None:
         """Raise LayoutError or ServerError, with both values, if `other` differs from this spec."""
@@ -76,6 +84,14 @@ class TableSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     f"table {table!r} is registered with {name}={here}, and this group gives {there}: "
                     "start all groups of a job with the same settings"
                 )
+
+    def shape_of(self, span: Span) -> tuple[int, ...]:
+        """The shape of a whole chunk: the key's, if the table is one key in one chunk, or flat. Without the padding
+        behind the last key."""
+        slots = self.layout.slots
+        if len(slots) == 1 and span.length == self.layout.length:
+            return slots[0].shape or (1,)
+        return (min(span.stop, slots[-1].stop) - span.start,)
 
     def chunk_map(self) -> ChunkMap:
         """The chunks of the table on all servers. Raises LayoutError if they cannot be made."""

@@ -74,10 +74,10 @@ class ParameterStore(Protocol):
         """
 
     def pull(self, table: str, out: np.ndarray, array: int = 0) -> Pending:
-        """Receive the whole centre into `out`, as it is now, or a state of the rule (`array` 1 or 2)."""
+        """Receive the whole centre into `out`, as it is now, or a state of the rule (`array` 1, 2, ...)."""
 
     def put(self, table: str, values: np.ndarray, array: int) -> Pending:
-        """Replace a state of the rule (`array` 1 or 2) by `values`.
+        """Replace the centre (`array` 0) or a state of the rule (1, 2, ...) by `values`.
 
         What other groups contribute meanwhile comes before or after, chunk by chunk.
         """

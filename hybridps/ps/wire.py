@@ -14,14 +14,15 @@ import msgspec
 from msgspec import Meta
 
 from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
+from hybridps.ps.chunk_map import LARGEST_CHUNK_BYTES as LARGEST_CHUNK_BYTES
 from hybridps.ps.model import GroupTakenError, Rules, TableSpec, UnknownClientError
 from hybridps.ps.profile import PAGES, State
 from hybridps.ps.rules.finite import NotFiniteError
+from hybridps.ps.rules.rule import MOST_STATES
 
-VERSION = 10
+VERSION = 11
 """Of the protocol: both sides must have the same."""
 
-LARGEST_CHUNK_BYTES = 1 << 28
 LARGEST_CONTROL_BYTES = 1 << 22
 MOST_ROWS = 1024
 """Vectors of one group."""
@@ -37,7 +38,8 @@ Count = Annotated[int, Meta(ge=1, le=4096)]
 Represented = Annotated[int, Meta(ge=0, le=1 << 30)]
 """Of how many groups values are the sum: of a rack's, if a rack server brings them."""
 
-ArrayNumber = Annotated[int, Meta(ge=0, le=2)]
+ArrayNumber = Annotated[int, Meta(ge=0, le=MOST_STATES)]
+"""The centre (0), or a state of the rule (1, ...)."""
 
 JobName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 TenantName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{0,64}$")]
@@ -116,15 +118,15 @@ class Exchange(OfSpan, frozen=True):
 
 
 class Pull(OfSpan, frozen=True):
-    """Answer: Done with an array of whole chunks as payload: the centre (0), or a state of the rule (1, 2)."""
+    """Answer: Done with an array of whole chunks as payload."""
 
     array: ArrayNumber = 0
 
 
 class Put(OfSpan, frozen=True):
-    """Replace a state of the rule, of whole chunks. Payload: the values of each chunk. Answer: Done."""
+    """Replace an array of whole chunks. Payload: the values of each chunk. Answer: Done."""
 
-    array: Annotated[int, Meta(ge=1, le=2)]
+    array: ArrayNumber
 
 
 class Drop(OfTable, frozen=True):

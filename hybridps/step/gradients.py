@@ -102,26 +102,27 @@ class Gradients:
         return pull_centre(self._schedule, self._algorithm, self._context, layouts)
 
     def pull_states(self) -> dict[str, list[np.ndarray]]:
-        """What the servers keep of each key beside its weights, in its shape. On the leader alone."""
-        self._check_states()
+        """What the servers keep of each key, in its shape: its weights, and the states. On the leader alone."""
         states: dict[str, list[np.ndarray]] = {}
         for table in self._tables:
-            what = f"reading the states of {table.name}"
-            flat = self._schedule.call(what, partial(self._algorithm.tier.pull_states, table.name), local=True)
-            arenas = [Arena(table.layout, array) for array in flat]
+            arenas = self._pull(table)
             states |= {slot.key: [arena.view(slot.key) for arena in arenas] for slot in table.layout.slots}
         return states
 
-    def put_states(self, states: Mapping[str, Sequence[np.ndarray]]) -> None:
-        """Replace what the servers keep of these keys. Other keys of their tables begin anew. On the leader alone."""
-        self._check_states()
+    def put_states(self, states: Mapping[str, Sequence[np.ndarray | None]]) -> None:
+        """Replace what the servers keep of these keys: weights (None: these stay) and states. On the leader alone."""
         for table in self._tables:
             mine = {slot.key: states[slot.key] for slot in table.layout.slots if slot.key in states}
-            arenas = [Arena(table.layout) for _ in range(max(map(len, mine.values()), default=0))]
+            if not mine:
+                continue
+            arenas = self._pull(table)
             for key, arrays in mine.items():
                 for arena, array in zip(arenas, arrays, strict=True):
-                    arena.view(key)[...] = array
-            put = partial(self._algorithm.tier.put_states, table.name, [arena.flat for arena in arenas])
+                    if array is not None:
+                        arena.view(key)[...] = array
+            first = 0 if any(arrays[0] is not None for arrays in mine.values()) else 1
+            flat = {number: arena.flat for number, arena in enumerate(arenas) if number >= first}
+            put = partial(self._algorithm.tier.put_states, table.name, flat)
             self._schedule.call(f"writing the states of {table.name}", put, local=True)
 
     def push(self, name: str, in_step: bool = True, rule: AnyRule | None = None) -> Gradient:
@@ -164,13 +165,10 @@ class Gradients:
         self._initial.check_tables(layouts)
         return [self._make_table(name, *each) for name, each in wanted.items()]
 
-    def _check_states(self) -> None:
-        """Raise ServerError if the servers do not know what a rule keeps beside the weights."""
-        rule = self._algorithm.row.rule
-        if rule.hidden_states:
-            raise ServerError(
-                f"servers neither give out nor take the states of {rule}: use an optimizer that they have a rule for"
-            )
+    def _pull(self, table: Table) -> list[Arena]:
+        pull = partial(self._algorithm.tier.pull_states, table.name)
+        flat = self._schedule.call(f"reading the states of {table.name}", pull, local=True)
+        return [Arena(table.layout, array) for array in flat]
 
     def _join(self, tables: Sequence[Table]) -> None:
         """On the communication thread."""
@@ -192,4 +190,4 @@ class Gradients:
         tensor = self._algorithm.levels.tensor(layout.length, layout.dtype, vectors)
         with self._context.watch(f"the registration of {name}"):
             self._algorithm.join_gradients(name, layout)
-        return Table(name, layout, tensor)
+        return Table(name, layout, tensor, self._algorithm.row.rule.whole_keys)

@@ -22,21 +22,29 @@ class KeySpec(NamedTuple):
 
 
 class Table:
-    """The keys of one dtype and one number of vectors: a layout, and an arena for each vector."""
+    """The keys of one dtype and one number of vectors: a layout, and an arena for each vector.
 
-    def __init__(self, name: str, layout: Layout, tensor: Tensor) -> None:
+    `is_whole`: it is reduced as a whole only.
+    """
+
+    def __init__(self, name: str, layout: Layout, tensor: Tensor, is_whole: bool = False) -> None:
         self.name = name
         self.layout = layout
         self.tensor = tensor
         self.arenas = [Arena(layout, vector) for vector in tensor.vectors]
         self.spans = _spans(layout)
         """Of each key: the elements from its first one to the next key, so that together they are the whole layout."""
+        self._is_whole = is_whole
         self._filled = [slot for slot in layout.slots if slot.size]
         self._starts = [slot.start for slot in self._filled]
 
     def views(self, key: str) -> list[np.ndarray]:
         """The arrays of a key, in its shape, one for each vector, in the memory of the arenas."""
         return [arena.view(key) for arena in self.arenas]
+
+    def elements_reduced(self, bucket_bytes: int) -> int:
+        """How many elements are reduced at a time, at most."""
+        return self.layout.length if self._is_whole else bucket_bytes // self.layout.itemsize
 
     def rules(self, start: int, stop: int, rule_of: Callable[[str], Any]) -> Rules:
         """The rules of elements `start:stop`, of the keys that lie there."""
@@ -110,7 +118,7 @@ def make_plan(tables: Sequence[Table], expected: frozenset[str], bucket_bytes: i
     buckets = [
         bucket
         for table in reversed(tables)
-        for bucket in _buckets(table, expected, bucket_bytes // table.layout.itemsize)
+        for bucket in _buckets(table, expected, table.elements_reduced(bucket_bytes))
     ]
     numbers: dict[str, list[int]] = {}
     for number, bucket in enumerate(buckets):
@@ -134,7 +142,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 def parts(span: Span, bucket_bytes: int) -> Iterable[Span]:
     """The span in parts of at most a bucket."""
-    step = bucket_bytes // span.table.layout.itemsize
+    step = span.table.elements_reduced(bucket_bytes)
     start = span.start
     while start < span.stop:
         stop = min(start - start % step + step, span.stop)

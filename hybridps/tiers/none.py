@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -57,7 +57,7 @@ class NoTier:
     def pull_states(self, table: str) -> list[np.ndarray]:
         return []
 
-    def put_states(self, table: str, states: Sequence[np.ndarray]) -> None:
+    def put_states(self, table: str, states: Mapping[int, np.ndarray]) -> None:
         pass
 
     def drop(self, table: str) -> None:

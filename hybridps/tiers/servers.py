@@ -6,7 +6,7 @@ Algorithms are the same on all ranks: the leader's tier is given a store, those 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -155,14 +155,14 @@ class ServersTier:
         if self._store is None:
             return []
         known, states = self._tables[table], list[np.ndarray]()
-        for number in range(1, known.rule.states + 1):
+        for number in range(known.rule.states + 1):
             states.append(np.empty(known.layout.length, known.layout.dtype))
             self._store.pull(self._prefix + table, states[-1], number).wait()
         return states
 
-    def put_states(self, table: str, states: Sequence[np.ndarray]) -> None:
+    def put_states(self, table: str, states: Mapping[int, np.ndarray]) -> None:
         if self._store is not None:
-            for number, state in enumerate(states, 1):
+            for number, state in states.items():
                 self._store.put(self._prefix + table, state, number).wait()
 
     def drop(self, table: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -68,10 +68,10 @@ class Tier(Protocol):
         """Read the whole centre of a table into the tensor, on all ranks of the group."""
 
     def pull_states(self, table: str) -> list[np.ndarray]:
-        """The states of the table's rule, flat. On the leader alone, and not a collective."""
+        """The centre and the states of the table's rule, flat. On the leader alone, and not a collective."""
 
-    def put_states(self, table: str, states: Sequence[np.ndarray]) -> None:
-        """Replace the states of the table's rule. On the leader alone, and not a collective."""
+    def put_states(self, table: str, states: Mapping[int, np.ndarray]) -> None:
+        """Replace the centre (0) and states of the table's rule (1, ...). On the leader alone, and not a collective."""
 
     def drop(self, table: str) -> None:
         """This group is done with a table, which has no exchange under way. A table that is not held is ignored."""

@@ -69,10 +69,14 @@ def test_equals_local(ranks: int, groups: int, servers: int, tmp_path: Path) -> 
                 )
 
 
-def test_any_optimizer_of_mxnet_runs_in_a_server(tmp_path: Path) -> None:
-    with in_thread(Server()) as server:
-        done = ours(1, ["foreign"], tmp_path, servers=server.address, chunk_bytes="65536", bucket_bytes="65536")
+def test_every_optimizer_of_mxnet_runs_in_servers(tmp_path: Path) -> None:
+    """With weights of float32 and float16, keys larger than a chunk, and states that are saved and loaded."""
+    program = str(Path(__file__).with_name("all_optimizers.py"))
+    with in_thread(Server()) as first, in_thread(Server()) as second:
+        extra = SMALL | {"HYBRIDPS_SERVERS": f"{first.address},{second.address}"}
+        done = mpirun(1, ["-m", "hybridps", program, str(tmp_path)], extra, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "all optimizers are right" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -83,7 +87,9 @@ def test_any_optimizer_of_mxnet_runs_in_a_server(tmp_path: Path) -> None:
         (Foreign(framework="mxnet", optimizer="sgd", settings='{"path": "x"}'), "it has no path"),
         (Foreign(framework="mxnet", optimizer="sgd", settings='{"momentum": [1]}'), "cannot have the optimizer"),
         (Foreign(framework="mxnet", optimizer="sgd", settings="{"), "cannot have the optimizer"),
-        (Foreign(framework="mxnet", optimizer="rmsprop", settings='{"gamma1": "x"}'), "the server failed"),
+        (Foreign(framework="mxnet", optimizer="rmsprop", settings='{"gamma1": "x"}', states=1), "the server failed"),
+        (Foreign(framework="mxnet", optimizer="adam", states=1), "it keeps 2 states, and not 1"),
+        (Foreign(framework="mxnet", optimizer="groupadagrad", states=1), "cannot have the optimizer"),
     ],
 )
 def test_what_a_server_cannot_run_is_refused(rule: Foreign, said: str) -> None:

@@ -11,7 +11,8 @@ import mxnet as mx
 from msgspec.structs import replace
 
 from hybridps.errors import HybridPSError
-from hybridps.ps.rules import SGD, Adam, AnyRule, Momentum, Nesterov
+from hybridps.kvstore.updates.server_optimizer import foreign_numbers
+from hybridps.ps.rules import SGD, Adam, AnyRule, Foreign, Momentum, Nesterov
 
 LARGEST = 1e30
 """Of the numbers of a rule."""
@@ -51,6 +52,9 @@ def rule_of_update(table_rule: AnyRule, optimizer: Any, index: int | str, scale:
     that servers refuse.
     """
     optimizer._set_current_context(0)
+    rate = None
+    if isinstance(optimizer, mx.optimizer.LBSGD):
+        rate = optimizer._get_lrs([index])[0]  # the only one that takes the rate before it counts the update
     optimizer._update_count(index)
     count = int(optimizer._index_update_count[index])
     if pushes is not None:
@@ -58,8 +62,8 @@ def rule_of_update(table_rule: AnyRule, optimizer: Any, index: int | str, scale:
         first = optimizer.begin_num_update
         count = first + (count - first) * pushes
         optimizer.num_update = max(optimizer.num_update, count)
-    numbers = {
-        "rate": float(optimizer._get_lrs([index])[0]),
+    numbers: dict[str, Any] = {
+        "rate": float(optimizer._get_lrs([index])[0] if rate is None else rate),
         "rescale": float(optimizer.rescale_grad) * scale,
         "weight_decay": float(optimizer._get_wds([index])[0]),
         "clip": float(optimizer.clip_gradient or 0.0),
@@ -70,7 +74,9 @@ def rule_of_update(table_rule: AnyRule, optimizer: Any, index: int | str, scale:
                 f"key {index!r} cannot be updated at the servers with {name} {number}: give a number of 0 or more, or "
                 "let the workers update (update_on_kvstore=False)"
             )
-    if isinstance(table_rule, Adam):
+    if isinstance(table_rule, Foreign):
+        numbers |= foreign_numbers(optimizer, index, count, numbers["rate"], pushes or 1)
+    elif isinstance(table_rule, Adam):
         moments = {"beta1": optimizer.beta1, "beta2": optimizer.beta2, "epsilon": optimizer.epsilon}
         numbers |= {name: float(number) for name, number in moments.items()}
         numbers["update"] = count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,20 +10,23 @@ import mxnet as mx
 import numpy as np
 
 from hybridps.kvstore.arrays import array_over
+from hybridps.kvstore.updates.states import adds_up, arrays_in, count_states, laid_over
 from hybridps.ps.rules.foreign import Foreign, Plain
+
+SHARED = {mx.optimizer.Nadam: "m_schedule", mx.optimizer.LARS: "cur_lr"}
+"""The attribute that all parameters share, where each update changes one."""
 
 OF_WORKER = {
     *("lr", "wd", "rescale_grad", "clip_gradient", "lr_scheduler", "lr_mult", "wd_mult", "param_dict", "idx2name"),
     *("sym_info", "begin_num_update", "num_update", "_index_update_count", "_all_index_update_counts"),
+    *("cumgrads", "last_lr", *SHARED.values()),
 }
-"""Attributes of an optimizer that a worker turns into the numbers of each update."""
+"""Attributes of an optimizer that a worker turns into the numbers of each update, or into states."""
 
 
-LOOK_AT_NAMES = {"lars", "lbsgd"}
-"""Optimizers that treat parameters by their names, which a server does not know."""
-
-
-def make(name: str, settings: Mapping[str, Plain]) -> Callable[[Foreign, np.ndarray, np.ndarray], None]:
+def make(
+    name: str, settings: Mapping[str, Plain], weights: np.ndarray, states: Sequence[np.ndarray]
+) -> Callable[[Foreign, np.ndarray], None]:
     """An optimizer of MXNet, with attributes as `foreign_rule` describes them. See `FRAMEWORKS`."""
     kind = mx.optimizer.Optimizer.opt_registry.get(name)
     if kind is None or not kind.__module__.startswith("mxnet."):
@@ -33,14 +36,37 @@ def make(name: str, settings: Mapping[str, Plain]) -> Callable[[Foreign, np.ndar
     if unknown:
         raise ValueError(f"it has no {', '.join(sorted(unknown))}")
     vars(optimizer).update(settings)
-    updater = mx.optimizer.get_updater(optimizer)
+    optimizer.multi_precision = False  # the weights here are those that it updates
+    if len(states) != count_states(optimizer):
+        raise ValueError(f"it keeps {count_states(optimizer)} states, and not {len(states)}")
+    if adds_up(optimizer) and weights.dtype == np.float16:
+        raise ValueError("it counts gradients, which float16 cannot: give it multi_precision=True")
+    updater, weight = mx.optimizer.get_updater(optimizer), array_over(weights)
+    updater.states[0] = laid_over(optimizer.create_state(0, weight), iter(states))
+    updater.states_synced[0] = True
+    in_use = [weight, *arrays_in(updater.states[0])]
+    if adds_up(optimizer):
+        states[-1][:] = optimizer.init_updates
+    shared = next((attribute for of, attribute in SHARED.items() if kind is of), None)
 
-    def update(rule: Foreign, gradient: np.ndarray, weights: np.ndarray) -> None:
+    def update(rule: Foreign, gradient: np.ndarray) -> None:
         optimizer.lr, optimizer.wd = rule.rate, rule.weight_decay
         optimizer.rescale_grad, optimizer.clip_gradient = rule.rescale, rule.clip or None
-        weight = array_over(weights)
+        if rule.update:  # else it counts by itself
+            optimizer._all_index_update_counts[0] = {0: rule.update - 1}
+        optimizer.idx2name = {0: rule.parameter}
+        if shared is not None:
+            setattr(optimizer, shared, rule.shared)
+        if adds_up(optimizer):
+            summed = array_over(states[-2].reshape(weights.shape))
+            optimizer.cumgrads = {0: {"cum_grad": summed, "num_cums": int(states[-1][0])}}
         updater(0, array_over(gradient), weight)
-        weight.wait_to_read()
+        if adds_up(optimizer):
+            summed[:] = optimizer.cumgrads[0]["cum_grad"]
+            summed.wait_to_read()
+            states[-1][:] = optimizer.cumgrads[0]["num_cums"]
+        for array in in_use:
+            array.wait_to_read()
 
     return update
 
@@ -51,8 +77,6 @@ def foreign_rule(optimizer: Any) -> Foreign | None:
     None for another class, or if some attribute that `make` would not give it is not plain.
     """
     name = type(optimizer).__name__.lower()
-    if name in LOOK_AT_NAMES:
-        return None
     if mx.optimizer.Optimizer.opt_registry.get(name) is not type(optimizer):
         return None
     if not type(optimizer).__module__.startswith("mxnet."):
@@ -62,4 +86,31 @@ def foreign_rule(optimizer: Any) -> Foreign | None:
     changed = {each: value for each, value in own.items() if each not in usual or value != usual[each]}
     if not all(each in usual and isinstance(value, Plain) for each, value in changed.items()):
         return None
-    return Foreign(framework="mxnet", optimizer=name, settings=msgspec.json.encode(changed).decode())
+    settings = msgspec.json.encode(changed).decode()
+    states, whole_keys = count_states(optimizer), _looks_at_whole_keys(optimizer)
+    return Foreign(framework="mxnet", optimizer=name, settings=settings, states=states, whole_keys=whole_keys)
+
+
+def foreign_numbers(optimizer: Any, index: int | str, count: int, rate: float, pushes: int) -> dict[str, Any]:
+    """The numbers of `Foreign` beside those that other rules have too, for update `count` of a key with this `rate`.
+
+    What parameters share is carried on, as by as many updates as `pushes` says.
+    """
+    shared = 0.0
+    if isinstance(optimizer, mx.optimizer.Nadam):
+        shared = optimizer.m_schedule
+        momentum = optimizer.beta1 * (1 - 0.5 * pow(0.96, count * optimizer.schedule_decay))
+        optimizer.m_schedule = shared * momentum**pushes
+    elif isinstance(optimizer, mx.optimizer.LARS):
+        # The momentum goes with the ratio of the last two rates, which do not have the key's own factor.
+        factor = rate / optimizer.cur_lr if optimizer.cur_lr else 1.0
+        shared = optimizer.last_lr * factor
+    name = str(optimizer.idx2name.get(index, index))
+    return {"update": count, "shared": float(shared), "parameter": name[-64:]}
+
+
+def _looks_at_whole_keys(optimizer: Any) -> bool:
+    """Whether an update of one element depends on others: by norms, or by the mean of a row."""
+    if isinstance(optimizer, mx.optimizer.LBSGD):
+        return bool(optimizer.warmup_strategy == "lars")
+    return type(optimizer).__name__ in ("LAMB", "LARS", "GroupAdaGrad")

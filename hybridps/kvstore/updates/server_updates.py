@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import mxnet as mx
+import numpy as np
 from mxnet.ndarray import NDArray
 
 from hybridps.kvstore.arrays import operate
@@ -75,18 +75,13 @@ class ServerUpdates:
             return self._arrays.slot(name)
         return self._centre.take(name)
 
-    def pull_states(self) -> dict[str, Any]:
-        """What the servers keep of each key beside its weights, as MXNet's optimizer would. On the leader alone."""
-        kept = self._gradients.pull_states()
-        states = {name: [mx.nd.array(each, dtype=each.dtype) for each in arrays] for name, arrays in kept.items()}
-        return {name: _as_mxnet_has_it(arrays) for name, arrays in states.items()}
+    def pull_states(self) -> dict[str, list[np.ndarray]]:
+        """As `Gradients.pull_states`. On the leader alone."""
+        return self._gradients.pull_states()
 
-    def put_states(self, states: Mapping[str, Any]) -> None:
-        """Replace what the servers keep by states of MXNet's optimizer, if there are any. On the leader alone."""
-        listed = {name: state if isinstance(state, (tuple, list)) else [state] for name, state in states.items()}
-        found = {name: [each.asnumpy() for each in of] for name, of in listed.items() if of[0] is not None}
-        if any(found.values()):
-            self._gradients.put_states(found)
+    def put_states(self, states: Mapping[str, Sequence[np.ndarray | None]]) -> None:
+        """As `Gradients.put_states`. On the leader alone."""
+        self._gradients.put_states(states)
 
     def settle(self) -> None:
         """Keys of the step under way that did not come will not."""
@@ -95,8 +90,3 @@ class ServerUpdates:
     def close(self) -> None:
         """Drop the tables at the servers. May be called from any thread, once."""
         self._gradients.close()
-
-
-def _as_mxnet_has_it(arrays: list[NDArray]) -> Any:
-    """States as MXNet's optimizers make them: none, one array, or a tuple of several."""
-    return tuple(arrays) if len(arrays) > 1 else next(iter(arrays), None)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import mxnet as mx
+import numpy as np
 from mxnet.ndarray import NDArray
 
 from hybridps.algorithms import Algorithm
@@ -17,8 +18,13 @@ from hybridps.kvstore.key import Key
 from hybridps.kvstore.updates.optimizers import same_random_numbers, table_rule
 from hybridps.kvstore.updates.server_optimizer import foreign_rule
 from hybridps.kvstore.updates.server_updates import ServerUpdates
+from hybridps.kvstore.updates.states import adds_up, kept_of, state_of
+from hybridps.memory import FLOATS
 from hybridps.ps.rules import SGD, AnyRule, Foreign
 from hybridps.step import Gradients, InitialValues, JobContext, Schedule
+
+MIXED, HALF = "mixed.", "half."
+"""Kinds of keys of float16: updated in float32, and in float16."""
 
 
 class Updates:
@@ -52,11 +58,15 @@ class Updates:
         self._keys = keys
         self._stored = stored
         self._like = like
-        self._at_servers: ServerUpdates | None = None
-        """The keys that servers update, since the last optimizer was set."""
+        self._at_servers: dict[str, ServerUpdates] = {}
+        """The keys that servers update, since the last optimizer was set: by kind, see `_kind`."""
         self._optimizers = 0
         """How many were set."""
         self._compression: Quantised | None = None
+        self._rule: AnyRule | None = None
+        """By which servers update; None if they do not."""
+        self._is_mixed = False
+        """Whether the optimizer has `multi_precision`."""
 
     def set_updater(self, updater: Any, store_type: str) -> None:
         """From now on what is stored is updated, at the servers where these know how.
@@ -76,17 +86,22 @@ class Updates:
         self.updater = updater
         for name, key in self._keys.items():
             if key.stored is None:
-                key.stored = self._stored(name).copy()
+                is_mixed = key.at_servers is not None and key.at_servers is self._at_servers.get(MIXED)
+                stored = self._stored(name)
+                key.stored = stored.astype("float16") if is_mixed else stored.copy()
             key.at_servers = None
-        if self._at_servers is not None:
-            self._at_servers.close()
-        self._at_servers = None if rule is None else self._make(rule)
+        self._close_servers()
+        self._optimizers += 1
+        self._rule = rule
+        self._is_mixed = bool(getattr(optimizer, "multi_precision", False))
+        self._servers_of("float32")
 
     def compress(self, quantised: Quantised) -> None:
         """Compress the gradients that servers update by. Only before the first of them."""
         self._compression = quantised
-        if self._at_servers is not None:
-            self._at_servers = self._make(self._at_servers.rule)
+        self._close_servers()
+        self._optimizers += 1
+        self._servers_of("float32")
 
     def at_servers(self, name: str) -> ServerUpdates | None:
         """Where the servers are to update the key, if they are.
@@ -94,27 +109,30 @@ class Updates:
         Raises HybridPSError if only they could, and cannot.
         """
         key = self._keys[name]
-        if self._at_servers is None and not self._algorithm.updates:
+        if self._rule is None and not self._algorithm.updates:
             return None
         if key.at_servers is not None and not key.has_rows:
             return key.at_servers
         like = self._like(name)[0]
         is_empty = 0 in like.shape
-        fits = not is_empty and not key.is_sparse and dtype_of(like) in SGD.dtypes
+        dtypes = FLOATS if self._algorithm.updates else SGD.dtypes
+        fits = not is_empty and not key.is_sparse and dtype_of(like) in dtypes
         if self._algorithm.updates and not fits and not is_empty:
-            allowed = " or ".join(SGD.dtypes)
+            allowed = " or ".join(dtypes)
             raise HybridPSError(
                 f"key {name!r} of {dtype_of(like)} cannot be updated at the servers: use dense {allowed}"
             )
-        return self._at_servers if fits else None
+        return self._servers_of(dtype_of(like)) if fits else None
 
     def hand_over(self, weights: Mapping[str, Sequence[NDArray]], servers: ServerUpdates) -> None:
         """Let the servers hold these keys. `weights` are like them, one for each device. Waits for other workers."""
-        servers.add(weights, {name: self._stored(name) for name in weights})
-        if self._place.worker == 0:
-            servers.put_states({name: self.updater.states.get(self._keys[name].index) for name in weights})
+        like = weights
+        if servers is self._at_servers.get(MIXED):
+            like = {name: [mx.nd.empty(array.shape) for array in arrays] for name, arrays in weights.items()}
+        servers.add(like, {name: self._stored(name) for name in weights})
         for name in weights:
             self._keys[name].at_servers, self._keys[name].stored = servers, None
+        self._put_states(weights)
 
     def take_back(self, name: str) -> None:
         """The key has a row-sparse gradient: the workers update it from now on, as servers update no rows.
@@ -153,6 +171,8 @@ class Updates:
         # MXNet's own stores give names as bytes.
         called = known.index.encode() if isinstance(known.index, str) else known.index
         gradient = gradient.as_in_context(known.stored.context)
+        if adds_up(getattr(self.updater, "optimizer", None)):
+            gradient = gradient.copy()  # it keeps the array, and here comes the next gradient
         with same_random_numbers(getattr(self.updater, "optimizer", None), known.index):
             self.updater(called, gradient if self._scale == 1 else gradient * self._scale, known.stored)
         return known.stored
@@ -162,13 +182,18 @@ class Updates:
 
         Those of a group's servers are read by its first worker.
         """
-        if self._at_servers is None:
+        if not self._at_servers:
             return self.updater.get_states(dump_optimizer)  # type: ignore[no-any-return]
         if not self._place.is_leader:
             return None
-        own, there = self.updater.states, self._at_servers.pull_states()
+        own = self.updater.states
+        there = {}
+        for kind, servers in self._at_servers.items():
+            for name, kept in servers.pull_states().items():
+                index = self._keys[name].index
+                there[index] = state_of(self.updater.optimizer, index, kept, kind == MIXED)
         try:
-            self.updater.states = own | {self._keys[name].index: state for name, state in there.items()}
+            self.updater.states = own | there
             return self.updater.get_states(dump_optimizer)  # type: ignore[no-any-return]
         finally:
             self.updater.states = own
@@ -183,40 +208,80 @@ class Updates:
         if states is not None:
             self.updater.set_states(states)
             self._check_optimizer()
-        if self._at_servers is not None and self._place.worker == 0:
-            known = {name: key.index for name, key in self._keys.items() if key.at_servers is not None}
-            self._at_servers.put_states({name: self.updater.states.get(index) for name, index in known.items()})
-        return self._at_servers is not None
+        self._put_states([name for name, key in self._keys.items() if key.at_servers is not None])
+        return bool(self._at_servers)
 
     def _check_optimizer(self) -> None:
         """Raise HybridPSError if states were loaded with an optimizer that the servers' tables are not for."""
-        if self._at_servers is None:
-            return
-        optimizer, rule = self.updater.optimizer, self._at_servers.rule
-        loaded = table_rule(optimizer) or foreign_rule(optimizer)
-        if type(loaded) is not type(rule) or (isinstance(rule, Foreign) and loaded != rule):
-            raise HybridPSError(
-                f"the file has the states of {type(optimizer).__name__}, and the servers update by {rule}: set that "
-                "optimizer first"
-            )
+        optimizer = self.updater.optimizer
+        for kind, servers in self._at_servers.items():
+            rule = servers.rule
+            loaded = (table_rule(optimizer) if kind != HALF else None) or foreign_rule(optimizer)
+            is_mixed = bool(getattr(optimizer, "multi_precision", False))
+            differs = type(loaded) is not type(rule) or (isinstance(rule, Foreign) and loaded != rule)
+            if differs or is_mixed != self._is_mixed:
+                raise HybridPSError(
+                    f"the file has the states of {type(optimizer).__name__} (multi_precision={is_mixed}), and the "
+                    f"servers update by {rule} (multi_precision={self._is_mixed}): set that optimizer first"
+                )
 
     def begin(self) -> None:
         """A step begins."""
-        if self._at_servers is not None:
-            self._at_servers.begin()
+        for servers in self._at_servers.values():
+            servers.begin()
 
     def settle(self) -> None:
         """Keys of the step under way that did not come will not."""
-        if self._at_servers is not None:
-            self._at_servers.settle()
+        for servers in self._at_servers.values():
+            servers.settle()
 
     def close(self) -> None:
         """Drop the tables at the servers. May be called from any thread, once."""
-        if self._at_servers is not None:
-            self._at_servers.close()
-        self.updater, self._at_servers = None, None
+        self._close_servers()
+        self.updater = None
 
-    def _make(self, rule: AnyRule) -> ServerUpdates | None:
+    def _close_servers(self) -> None:
+        for servers in self._at_servers.values():
+            servers.close()
+        self._at_servers = {}
+
+    def _put_states(self, names: Iterable[str]) -> None:
+        """Give the servers the updater's states of these keys, which they hold. Only the first worker does."""
+        optimizer, states = self.updater.optimizer, self.updater.states
+        if self._place.worker != 0 or not states:
+            return
+        found: dict[str, dict[str, list[np.ndarray | None]]] = {}
+        for name in names:
+            key = self._keys[name]
+            kind = next(kind for kind, servers in self._at_servers.items() if servers is key.at_servers)
+            index, weights = key.index, self._at_servers[kind].slot(name)
+            kept = kept_of(optimizer, index, states.get(index), weights, kind == MIXED, index in states)
+            found.setdefault(kind, {})[name] = kept
+        for kind, of_kind in found.items():
+            self._at_servers[kind].put_states(of_kind)
+
+    def _servers_of(self, dtype: str) -> ServerUpdates | None:
+        """Where servers update keys of a dtype; None where they do not.
+
+        Those of float16 are held and updated in float32, if the optimizer has `multi_precision`: as by MXNet's servers.
+        Else they are as they are, and MXNet's own code updates them.
+        """
+        kind = "" if dtype != "float16" else MIXED if self._is_mixed else HALF
+        rule = self._rule
+        if kind == HALF:
+            rule = foreign_rule(self.updater.optimizer)
+            if rule is None:
+                raise HybridPSError(
+                    f"servers cannot have {type(self.updater.optimizer).__name__} for keys of float16 as it is set: "
+                    "give it multi_precision=True, or settings that are plain numbers"
+                )
+        if kind not in self._at_servers and rule is not None:
+            made = self._make(rule, kind)
+            if made is not None:
+                self._at_servers[kind] = made
+        return self._at_servers.get(kind)
+
+    def _make(self, rule: AnyRule, kind: str) -> ServerUpdates | None:
         """The keys that servers update by this rule; None where there are none."""
         cannot = self._context.whole_tables or self._context.settings.racks > 1
         algorithm = None if cannot else self._algorithm.updating(rule)
@@ -224,7 +289,7 @@ class Updates:
             return None
         if self._compression is not None:
             algorithm.compress(self._compression)
-        self._optimizers += 1
-        given = (self._schedule, algorithm, self._context, self._initial, f"updated{self._optimizers}.")
+        prefix = f"updated{self._optimizers}.{kind}"
+        given = (self._schedule, algorithm, self._context, self._initial, prefix)
         pushes = self._context.groups if self._is_asynchronous else None
         return ServerUpdates(rule, self.updater, Gradients(*given), self._scale, pushes)

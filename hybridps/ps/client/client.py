@@ -69,7 +69,8 @@ class Client:
         Servers with parents have the parents' centre afterwards, whoever initialised it: the table is `LATE`.
         """
         rule = check_new(self._tables, table, self._group, rule)
-        spec = TableSpec(layout, rule, clock or rule.clocks[0](), self._chunk_bytes, 0, len(self.servers), codec)
+        chunk_bytes = layout.nbytes if rule.whole_keys else self._chunk_bytes
+        spec = TableSpec(layout, rule, clock or rule.clocks[0](), chunk_bytes, 0, len(self.servers), codec)
         return OperationSequence(self.begin_register(table, spec, initial)).wait()
 
     def begin_register(

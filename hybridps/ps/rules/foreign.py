@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, ClassVar
@@ -12,16 +12,17 @@ import numpy as np
 from msgspec import Meta
 
 from hybridps.errors import ServerError
+from hybridps.memory import FLOATS
 from hybridps.ps.clocks import BoundedStale, Clock, FreeRunning
-from hybridps.ps.rules.rule import Rule
+from hybridps.ps.rules.rule import MOST_STATES, Rule
 from hybridps.ps.rules.sgd import Finite, NotNegative
 
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_]{1,64}$")]
 
 FRAMEWORKS = "hybridps.optimizers"
-"""The group of entry points by which a framework offers its optimizers: `make(name, settings)` returns a function
-`update(foreign, gradient, weights)` that updates the weights of one chunk in place, and keeps its state. `make` raises
-ValueError for a name or setting that it does not know."""
+"""The group of entry points by which a framework offers its optimizers: `make(name, settings, weights, states)` returns
+`update(foreign, gradient)`, with arrays as in `Rule.load`. `make` raises ValueError for a name or setting that it does
+not know, for another number of states, and for weights that the optimizer cannot have."""
 
 Plain = bool | int | float | str | None
 
@@ -29,31 +30,41 @@ Plain = bool | int | float | str | None
 class Foreign(Rule, frozen=True, tag="foreign", kw_only=True):
     """The optimizer `optimizer` of a framework, with plain settings as JSON; nothing of it is unpickled.
 
-    Its states are the framework's. Each chunk has its own, so that an optimizer that looks at a whole parameter needs
-    tables of one key.
+    Each chunk has an optimizer of its own, which keeps nothing but the `states`: what all parameters share comes with
+    each update. So tables have one key.
     """
 
     clocks: ClassVar[tuple[type[Clock], ...]] = (FreeRunning, BoundedStale)
+    dtypes: ClassVar[tuple[str, ...]] = FLOATS
     whole_chunks = True
-    hidden_states = 4
 
     framework: Name
     optimizer: Name
     settings: Annotated[str, Meta(max_length=4096)] = "{}"
+    states: Annotated[int, Meta(ge=0, le=MOST_STATES)] = 0  # type: ignore[misc]
+    """As many as the optimizer makes for a parameter."""
+    whole_keys: bool = False  # type: ignore[misc]
+    """Whether it looks at all elements of a parameter together."""
     rate: NotNegative = 0.0
     rescale: Finite = 1.0
     weight_decay: NotNegative = 0.0
     clip: NotNegative = 0.0
+    update: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    """How many updates the parameter has had with this one; 0: those of a chunk are counted."""
+    shared: Finite = 0.0
+    """What all parameters share, and each update changes: its value before this one."""
+    parameter: Annotated[str, Meta(max_length=64)] = ""
+    """The end of the parameter's name."""
 
-    def load(self) -> Callable[[Any, np.ndarray, np.ndarray], None]:
-        """The update of one chunk. Raises ServerError if this server cannot have it."""
+    def load(self, weights: np.ndarray, states: Sequence[np.ndarray]) -> Callable[[Any, np.ndarray], None]:
+        """As `Rule.load`. Raises ServerError if this server cannot have it."""
         found = _offered(self.framework)
         if found is None:
             raise ServerError(f"this server has no framework {self.framework!r}: install hybridps with it")
         try:
             settings = msgspec.json.decode(self.settings, type=dict[str, Plain])
-            return found.load()(self.optimizer, settings)  # type: ignore[no-any-return]
-        except (ImportError, ValueError) as error:
+            return found.load()(self.optimizer, settings, weights, states)  # type: ignore[no-any-return]
+        except (ImportError, ValueError, AssertionError) as error:
             raise ServerError(f"this server cannot have the optimizer {self.optimizer!r}: {error}") from None
 
 

@@ -16,12 +16,15 @@ from hybridps.compiled import addresses
 from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
 from hybridps.ps.rules.kernel import BLOCK, COMPILED, block_loop, sum_
 
+MOST_STATES = 3
+"""Of a rule."""
+
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base class: numbers, and the two sides of a rule. In-place functions end in an underscore."""
 
     states: ClassVar[int] = 0
-    """Arrays that the server keeps beside the centre, zeros at first: 0, 1 or 2."""
+    """Arrays that the server keeps beside the centre, zeros at first: 0 to `MOST_STATES`, at most 2 for `update_`."""
 
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "float64")
     """The dtypes that it is computed in."""
@@ -41,8 +44,8 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     whole_chunks: ClassVar[bool] = False
     """Whether parts of chunks cannot be exchanged."""
 
-    hidden_states: ClassVar[int] = 0
-    """Arrays that whatever `load` returns may keep, at most, about."""
+    whole_keys: ClassVar[bool] = False
+    """Whether a chunk is a whole key: such a rule needs tables of one key."""
 
     update_: ClassVar[Any]
     """`update_(total, centre, state, numbers)`: update a block of `centre` and `state` with the round's `total`, which
@@ -56,9 +59,13 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What the update needs in round `step` (1, 2, ...): the rule's numbers, in order, and the contributions."""
         return *msgspec.structs.astuple(self), contributions
 
-    def load(self) -> Callable[[Any, np.ndarray, np.ndarray], None] | None:
-        """What updates one chunk in place instead of `update_`: called with the rule of the round, the sum of the
-        contributions and the centre. None: `update_` does."""
+    def load(self, weights: np.ndarray, states: Sequence[np.ndarray]) -> Callable[[Any, np.ndarray], None] | None:
+        """What updates `weights` and `states` in place instead of `update_`, called with the rule of a round and the
+        sum of its contributions. None: `update_` does.
+
+        `weights`: initial values of one chunk, without padding, in the shape of the key if it is a whole one. `states`:
+        as many flat zeros for each state, which become what the rule begins with.
+        """
         return None
 
     def apply_answer_(self, values: np.ndarray, answer: np.ndarray) -> None:
@@ -124,7 +131,7 @@ def warm_up(rule: Rule, dtype: str, codec: CodecSpec = "exact") -> None:
     if codec != "exact":
         used = codec_of(codec)
         sources.append(Encoded(used, np.zeros(used.nbytes(8, dtype), np.uint8), 8, arrays[0].dtype))
-    loaded = rule.load() is not None
+    loaded = rule.load(np.ones((2, 4), dtype), [np.zeros(8, dtype) for _ in range(rule.states)]) is not None
     for source in sources:
         add_up_(arrays[0], [source])
         if not loaded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -58,8 +59,8 @@ class ChunkMemory:
     """The centre of a chunk and the state of its rule: flat arrays of equal length and dtype.
 
     `start`: the chunk's first element in the flat buffer; elements are counted there. `refuses`: values with NaN or
-    Inf do not count. The values of a round are added in the order of their groups, whenever they come: the same values
-    make the same bits.
+    Inf do not count. `shape`: of what is not padding. The values of a round are added in the order of their groups,
+    whenever they come: the same values make the same bits.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class ChunkMemory:
         centre: np.ndarray,
         state: list[np.ndarray],
         refuses: bool,
+        shape: tuple[int, ...],
     ) -> None:
         self.place = place
         self.name = f"chunk {place.chunk} of table {place.table!r}"
@@ -78,20 +80,23 @@ class ChunkMemory:
         self._start = start
         self._state = state
         self._refuses = refuses
+        self._shape = shape
         self._steps = 0
         self._computed: list[tuple[int, int]] = []
         """Elements whose last round is number `_steps`, as runs."""
-        self._loaded: Callable[[Any, np.ndarray, np.ndarray], None] | None = None
+        self._loaded: Callable[[Any, np.ndarray], None] | None = None
         """What updates the chunk, if it is not the compiled rule."""
 
     def reset_(self, initial: np.ndarray | None) -> None:
         """Initial values, or zeros, become the centre. Raises NotFiniteError, and changes nothing."""
         if initial is not None and self._refuses:
             check_finite(initial, self.name)
-        self._steps, self._computed, self._loaded = 0, [], self.rule.load()
+        self._steps, self._computed = 0, []
         self.centre[:] = 0 if initial is None else initial
         for array in self._state:
             array[:] = 0
+        size = math.prod(self._shape)
+        self._loaded = self.rule.load(self._shaped(self.centre), [array[:size] for array in self._state])
 
     @property
     def arrays(self) -> Sequence[np.ndarray]:
@@ -176,7 +181,7 @@ class ChunkMemory:
         groups, refused = self.sum_(complete, total)
         rules = [rule for _, rule in complete.rules] or [self.rule]
         if groups and self._loaded is not None:
-            self._loaded(rules[0], total, self.centre)
+            self._loaded(rules[0], self._shaped(total))
         for group, targets in complete.outlets.items():
             for target in targets if group not in refused else ():
                 np.copyto(target, self.centre)
@@ -195,6 +200,10 @@ class ChunkMemory:
         """Write what was kept of the last round of these elements to the targets."""
         for target in targets:
             np.copyto(target, self._kept(start, stop))
+
+    def _shaped(self, array: np.ndarray) -> np.ndarray:
+        """An array of the chunk in its shape, without padding."""
+        return array[: math.prod(self._shape)].reshape(self._shape)
 
     def _kept(self, start: int, stop: int) -> np.ndarray:
         """The answer of the last round of these elements."""

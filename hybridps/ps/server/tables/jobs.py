@@ -205,7 +205,7 @@ class Jobs:
 
     def _table_bytes(self, spec: TableSpec, groups: int) -> int:
         """Memory that a table is charged with: its values, and its records."""
-        arrays = 1 + spec.rule.states + spec.rule.hidden_states + self._make_table.more_arrays
+        arrays = 1 + spec.rule.states + self._make_table.more_arrays
         values = arrays * spec.layout.nbytes // spec.servers
         chunks = spec.layout.nbytes // spec.chunk_bytes // spec.servers + 1
         if isinstance(spec.clock, BoundedStale):

@@ -95,7 +95,8 @@ class Table:
         span, place = self.chunk_map.whole(index), ChunkPlace(self.job, self.name, index)
         first = (index - self.spec.server) // self.spec.servers * self.chunk_map.step
         centre, *state = [array[first : first + span.length] for array in self._arrays]
-        memory = ChunkMemory(place, span.start, self.spec.rule, centre, state, self._refuses)
+        shape = self.spec.shape_of(span)
+        memory = ChunkMemory(place, span.start, self.spec.rule, centre, state, self._refuses, shape)
         options = self.owner_of(index), self.registrations, self._budget, codec_of(self.spec.codec).answers
         self._chunks[index] = chunk = self._make_chunk(memory, span, *options)
         return chunk
