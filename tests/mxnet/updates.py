@@ -300,6 +300,31 @@ def refused(folder):
         store.push(2, nd.ones(4, dtype="int32"))
 
 
+def equal_gradients(folder):
+    """Two groups that bring the same gradients: the order of the updates does not matter."""
+    for dtype, make in (
+        ("float32", lambda: mx.optimizer.LARS(learning_rate=0.05, momentum=0.9, wd=0.01)),
+        ("float32", lambda: mx.optimizer.LBSGD(learning_rate=0.05, batch_scale=3, warmup_strategy="lars")),
+        ("float16", lambda: mx.optimizer.SGD(learning_rate=1e-4, momentum=0.9, multi_precision=True)),
+        ("float16", lambda: mx.optimizer.SGD(learning_rate=0.01, momentum=0.9)),
+    ):
+        store, own = mx.kv.create("dist_hybridps_async"), mx.optimizer.get_updater(make())
+        store.set_optimizer(make())
+        expected, out = nd.ones((40, 11), dtype=dtype), nd.zeros((40, 11), dtype=dtype)
+        store.init(1, expected)
+        store.init(2, nd.ones(3))  # of another kind
+        pushed = nd.array(gradient(9, 0, 0), dtype=dtype)
+        for _ in range(3):
+            store.push(1, pushed)
+            store.push(2, nd.ones(3))
+        store.pull(1, out=out)
+        store.barrier()
+        store.pull(1, out=out)
+        for _ in range(2 * 3):
+            own(1, pushed.copy(), expected)
+        np.testing.assert_allclose(out.asnumpy(), expected.asnumpy(), rtol=2**-10, atol=1e-4)
+
+
 def optimizer_of_one(folder):
     """The first worker alone sets an optimizer: wrong, and so an error."""
     store = mx.kv.create(TYPE)

@@ -76,6 +76,7 @@ def rule_of_update(table_rule: AnyRule, optimizer: Any, index: int | str, scale:
             )
     if isinstance(table_rule, Foreign):
         numbers |= foreign_numbers(optimizer, index, count, numbers["rate"], pushes or 1)
+        numbers |= {"rescale": float(optimizer.rescale_grad), "scale": scale}
     elif isinstance(table_rule, Adam):
         moments = {"beta1": optimizer.beta1, "beta2": optimizer.beta2, "epsilon": optimizer.epsilon}
         numbers |= {name: float(number) for name, number in moments.items()}

@@ -28,14 +28,7 @@ def make(
     name: str, settings: Mapping[str, Plain], weights: np.ndarray, states: Sequence[np.ndarray]
 ) -> Callable[[Foreign, np.ndarray], None]:
     """An optimizer of MXNet, with attributes as `foreign_rule` describes them. See `FRAMEWORKS`."""
-    kind = mx.optimizer.Optimizer.opt_registry.get(name)
-    if kind is None or not kind.__module__.startswith("mxnet."):
-        raise ValueError(f"MXNet has no optimizer {name!r}")
-    optimizer = kind()
-    unknown = settings.keys() - vars(optimizer).keys()
-    if unknown:
-        raise ValueError(f"it has no {', '.join(sorted(unknown))}")
-    vars(optimizer).update(settings)
+    optimizer = _described(name, settings)
     optimizer.multi_precision = False  # the weights here are those that it updates
     if len(states) != count_states(optimizer):
         raise ValueError(f"it keeps {count_states(optimizer)} states, and not {len(states)}")
@@ -47,7 +40,7 @@ def make(
     in_use = [weight, *arrays_in(updater.states[0])]
     if adds_up(optimizer):
         states[-1][:] = optimizer.init_updates
-    shared = next((attribute for of, attribute in SHARED.items() if kind is of), None)
+    shared = SHARED.get(type(optimizer))
 
     def update(rule: Foreign, gradient: np.ndarray) -> None:
         optimizer.lr, optimizer.wd = rule.rate, rule.weight_decay
@@ -60,6 +53,8 @@ def make(
         if adds_up(optimizer):
             summed = array_over(states[-2].reshape(weights.shape))
             optimizer.cumgrads = {0: {"cum_grad": summed, "num_cums": int(states[-1][0])}}
+        if rule.scale != 1:
+            gradient *= gradient.dtype.type(rule.scale)
         updater(0, array_over(gradient), weight)
         if adds_up(optimizer):
             summed[:] = optimizer.cumgrads[0]["cum_grad"]
@@ -69,6 +64,19 @@ def make(
             array.wait_to_read()
 
     return update
+
+
+def _described(name: str, settings: Mapping[str, Plain]) -> Any:
+    """An optimizer of MXNet with these attributes. Raises ValueError."""
+    kind = mx.optimizer.Optimizer.opt_registry.get(name)
+    if kind is None or not kind.__module__.startswith("mxnet."):
+        raise ValueError(f"MXNet has no optimizer {name!r}")
+    optimizer = kind()
+    unknown = settings.keys() - vars(optimizer).keys()
+    if unknown:
+        raise ValueError(f"it has no {', '.join(sorted(unknown))}")
+    vars(optimizer).update(settings)
+    return optimizer
 
 
 def foreign_rule(optimizer: Any) -> Foreign | None:

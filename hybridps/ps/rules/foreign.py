@@ -49,6 +49,8 @@ class Foreign(Rule, frozen=True, tag="foreign", kw_only=True):
     rescale: Finite = 1.0
     weight_decay: NotNegative = 0.0
     clip: NotNegative = 0.0
+    scale: Finite = 1.0
+    """What the gradient is multiplied by before the optimizer sees it: some look at it without their own `rescale`."""
     update: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
     """How many updates the parameter has had with this one; 0: those of a chunk are counted."""
     shared: Finite = 0.0
