@@ -102,6 +102,19 @@ def test_what_a_server_cannot_run_is_refused(rule: Foreign, said: str) -> None:
         store.register("other", layout, None, SGD(rate=1.0))  # the server goes on
 
 
+@pytest.mark.parametrize(
+    ("shapes", "said"),
+    [({"w": (1 << 27,)}, "key 'w' has 536870912 bytes"), ({"w": (3,), "v": (3,)}, "needs tables of one key")],
+)
+def test_whole_keys_that_cannot_be_are_refused(shapes: dict[str, tuple[int, ...]], said: str) -> None:
+    rule = Foreign(framework="mxnet", optimizer="lamb", states=2, whole_keys=True)
+    options = {"job": "job", "group": 0, "groups": 1, "settings": Settings()}
+    with in_thread(Server()) as server, Client([server.address], **options) as store:
+        with pytest.raises(HybridPSError, match=said):
+            store.register("w", Layout.of("float32", shapes), None, rule)
+        store.register("other", Layout.of("float32", {"w": (8,)}), None, SGD(rate=1.0))
+
+
 @pytest.mark.parametrize("groups", ["1", "2"])
 def test_an_optimizer_that_draws_random_numbers(groups: str, tmp_path: Path) -> None:
     done = ours(2, ["random_numbers"], tmp_path, groups=groups)
