@@ -5,6 +5,9 @@ FITTING = import sys; sys.exit(sys.version_info[:2] not in ((3, 10), (3, 11)))
 PYTHON ?= $(shell for name in python3.11 python3.10 python3; do \
 	$$name -c '$(FITTING)' 2>/dev/null && command -v $$name && exit; done; echo python3)
 
+# Two test files at a time: most tests wait for processes, and leave cores idle.
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile
+
 DEMO_ARGS = --data digits --network digits --epochs 15 --batch-size 16
 DEMO_FOLDER = runs/demo
 
@@ -32,10 +35,10 @@ demo: $(INSTALLED)
 		$(BIN)/python examples/imagenet/train.py $(DEMO_ARGS)
 
 check: lint $(COMPILED)
-	$(BIN)/python -m pytest tests/unit tests/contract -m 'not nightly and not slow' --durations=5
+	$(PYTEST) tests/unit tests/contract -m 'not nightly and not slow' --durations=5
 
 test: $(INSTALLED) $(COMPILED)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

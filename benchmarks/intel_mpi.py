@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from signal import SIGKILL
@@ -83,7 +84,10 @@ class _Started:
         return json.loads(line)
 
     def _end(self) -> None:
-        self._process.stdin.close()  # type: ignore[union-attr]
+        with suppress(OSError):  # a write to ranks that are gone
+            # Told in words too: Open MPI's mpirun does not pass the end of the input on.
+            print("null", file=self._process.stdin)
+            self._process.stdin.close()  # type: ignore[union-attr]
         end_within(self._process, END_SECONDS)
 
 

@@ -1,7 +1,8 @@
 """Ranks of another MPI library than that of the benchmark, told what to do line by line.
 
 python -m mpi4py -m benchmarks.intel_mpi_ranks, under the library's mpirun, in an environment that has NumPy, mpi4py and
-the library. Rank 0 reads JSON lists from standard input and answers each by a line of JSON, until the input ends.
+the library. Rank 0 reads JSON lists from standard input and answers each by a line of JSON, until it reads null or the
+input ends.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Mapping
@@ -52,6 +53,7 @@ def serve(
     with server:
         metrics = serve_metrics(server.observe, settings)
         print("\n".join((f"{SAYS}{server.address}", *metrics)), flush=True)
+        gc.freeze()  # what is there now stays until the end, and collections would stop the loop to look at it
         server.run()
 
 

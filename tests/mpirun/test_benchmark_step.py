@@ -45,9 +45,12 @@ def run(folder: Path, *options: str) -> dict[tuple[str, str], dict[str, Any]]:
 @pytest.mark.mxnet
 @needs_mxnet
 @pytest.mark.timeout(240)
-def test_all_contenders(tmp_path: Path) -> None:
-    found = run(tmp_path, "--rounds", "1")
-    with_store = {(name, by) for name in CONTENDERS[1:] for by in ("server", "worker")}
+@pytest.mark.parametrize(
+    "contenders", [("compute", "dist_sync", "hybridps_servers"), pytest.param(CONTENDERS, marks=pytest.mark.nightly)]
+)
+def test_who_updates(tmp_path: Path, contenders: tuple[str, ...]) -> None:
+    found = run(tmp_path, "--rounds", "1", "--contenders", ",".join(contenders))
+    with_store = {(name, by) for name in contenders[1:] for by in ("server", "worker")}
     assert set(found) == {("compute", "worker")} | with_store
     alone = found["compute", "worker"]["milliseconds"]
     for (name, by), result in found.items():

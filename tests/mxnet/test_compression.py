@@ -26,8 +26,13 @@ WORLDS = {
     "nodes": (4, {"HYBRIDPS_RANKS_PER_NODE": "2", "HYBRIDPS_COLLECTIVE": "ring"}),
 }
 
+LONG = {"groups of one"}
+"""Takes long, and two groups of one go the same way: nightly."""
 
-@pytest.mark.parametrize("world", WORLDS)
+
+@pytest.mark.parametrize(
+    "world", [pytest.param(world, marks=pytest.mark.nightly if world in LONG else ()) for world in WORLDS]
+)
 def test_the_numbers_are_those_of_the_equations(world: str) -> None:
     ranks, given = WORLDS[world]
     uses = ["refusals", *USES] if ranks == 2 else USES

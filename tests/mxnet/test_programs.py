@@ -113,6 +113,7 @@ def test_groups_with_different_networks_end_with_an_error_that_names_the_key(alg
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("hybridps: error:") == 1, done.stderr
     assert re.search(DIFFERENCES[how], done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("how", DIFFERENCES)

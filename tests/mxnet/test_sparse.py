@@ -23,7 +23,6 @@ RIGHT = [
     "gluon_devices",
     "order",
     "module",
-    "memory",
     "refused",
 ]
 SMALL = {"HYBRIDPS_CHUNK_BYTES": "1024", "HYBRIDPS_BUCKET_BYTES": "2048", "HYBRIDPS_DEADLINE_SECONDS": "40"}
@@ -45,10 +44,18 @@ LONG = {"three", "groups of two"}
 )
 def test_as_local(world: str) -> None:
     ranks, given = WORLDS[world]
-    done = mpirun(ranks, ["-m", "hybridps", USES, *RIGHT], SMALL | given, timeout=180)
+    uses = RIGHT if "HYBRIDPS_GROUPS" in given else [*RIGHT, "memory"]
+    done = mpirun(ranks, ["-m", "hybridps", USES, *uses], SMALL | given, timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
-    for use in RIGHT:
+    for use in uses:
         assert done.stdout.count(f"{use} is right") == ranks
+
+
+def test_memory_in_groups() -> None:
+    """With chunks of the usual size: the many rows would be very many small ones."""
+    done = mpirun(2, ["-m", "hybridps", USES, "memory"], {"HYBRIDPS_GROUPS": "2"}, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("memory is right") == 2
 
 
 def test_servers_that_have_updated_a_key_are_not_given_rows() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from worlds import mpirun
+from worlds import environment, mpirun
 
 pytest.importorskip("mxnet")
 pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(150)]
@@ -82,3 +84,17 @@ def test_an_engine_that_waits_is_refused(tmp_path: Path) -> None:
     done = mpirun(1, ["-m", "hybridps", USES, "by_hand"], {"MXNET_ENGINE_TYPE": "NaiveEngine"}, timeout=30)
     assert done.returncode == 2
     assert done.stderr.count("NaiveEngine") == 1
+
+
+def test_the_garbage_collector_leaves_the_modules_of_mxnet_alone_and_collects_the_rest(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import gc, sys\nprint('mxnet' in sys.modules, gc.isenabled(), gc.get_freeze_count() > 100_000)")
+    told = subprocess.run(
+        [sys.executable, "-m", "hybridps", str(script)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert told.stdout == "True True True\n"

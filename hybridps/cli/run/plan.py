@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from hybridps.algorithms import resolve
 from hybridps.cli.run import user_command
 from hybridps.cli.run.environment import Environment
 from hybridps.cli.run.hosts import Host, address_seen_by, is_here, split_hosts, spread_workers
@@ -141,7 +140,7 @@ def make_launch(
         settings = msgspec.structs.replace(settings, job=f"run-{uuid.uuid4().hex[:12]}")
     count = _workers(workers, hosts, settings)
     hosts = spread_workers(hosts, count)
-    sizes = make_plan([WORKER] * count, [""] * count, resolve(settings)).group_sizes  # as the ranks will see it
+    sizes = make_plan([WORKER] * count, [""] * count, _as_ranks_see(settings)).group_sizes
     parts: Sequence[tuple[Host, ...]] = split_hosts(hosts, sizes) if hosts else [()] * len(sizes)
     groups = tuple(GroupLaunch(index, size, part) for index, (size, part) in enumerate(zip(sizes, parts, strict=True)))
     launches = _server_launches(_servers(servers, len(sizes), settings), len(sizes), settings)
@@ -171,6 +170,15 @@ def _workers(workers: int | None, hosts: Sequence[Host], settings: Settings) -> 
     if workers < 1:
         raise ConfigError(f"-n {workers} cannot be used: a job has at least one worker")
     return workers
+
+
+def _as_ranks_see(settings: Settings) -> Settings:
+    """The settings with what the name of the algorithm implies. Raises ConfigError for an unknown one."""
+    if settings.algorithm is None:
+        return settings
+    from hybridps.algorithms import resolve  # it brings the compiler, which takes longer than all else here
+
+    return resolve(settings)
 
 
 def _servers(servers: int | None, groups: int, settings: Settings) -> int:

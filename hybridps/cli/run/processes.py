@@ -50,6 +50,8 @@ class Child:
     """Exit status as a shell counts it, 128 + n for signal n; None while the process runs."""
     first_rank: int | None = None
     """The rank that ended first, if mpirun named one; known once there is a status."""
+    end: int | None = None
+    """A descriptor that can be read when the process ends, where the kernel has such."""
 
 
 class Processes:
@@ -90,6 +92,9 @@ class Processes:
             raise ConfigError(f"{command[0]} cannot be started: {error.strerror or error}") from None
         child = Child(name, process, on_line, f"{_MARK}={number}")
         self._children.append(child)
+        with contextlib.suppress(OSError):  # Linux before 5.3
+            child.end = os.pidfd_open(process.pid)
+            self._selector.register(child.end, selectors.EVENT_READ)
         for kind, pipe in ((OUT, process.stdout), (ERR, process.stderr)):
             if pipe is not None:
                 child.streams.append(_Stream(child, kind, pipe, NoiseFilter(blocks=kind == ERR)))
@@ -127,13 +132,17 @@ class Processes:
         self.until(have_ended)
 
     def _step(self, seconds: float) -> None:
-        for key, _ in self._selector.select(seconds):
-            self._read(key.data)
+        self._read_ready(seconds)
         for child in self.running:
             for stream in child.streams:
                 self._show(stream, stream.noise.tick())
             if child.process.poll() is not None:
                 self._finish(child)
+
+    def _read_ready(self, seconds: float) -> None:
+        for key, _ in self._selector.select(seconds):
+            if key.data is not None:
+                self._read(key.data)
 
     def _read(self, stream: _Stream) -> None:
         data = os.read(stream.pipe.fileno(), 1 << 16)
@@ -161,11 +170,11 @@ class Processes:
 
         It is read to the end, but a process that the child left behind may hold the pipes open, so there is a deadline.
         """
+        self._forget_end(child)
         self._end_orphans(child.mark)
         end = time.monotonic() + _DRAIN_SECONDS
         while _open_streams(child) and time.monotonic() < end:
-            for key, _ in self._selector.select(_TICK_SECONDS):
-                self._read(key.data)
+            self._read_ready(_TICK_SECONDS)
         for stream in _open_streams(child):
             self._close(stream)
         for stream in child.streams:
@@ -175,6 +184,12 @@ class Processes:
         child.status = _status(child.process.returncode, out.signal)
         self._screen.clear()
         self._on_end(child)
+
+    def _forget_end(self, child: Child) -> None:
+        if child.end is not None:
+            self._selector.unregister(child.end)
+            os.close(child.end)
+            child.end = None
 
     def _end_orphans(self, mark: str = "") -> None:
         """Kill what dead children left behind, and its descendants: the processes that are children of this one.
@@ -191,6 +206,7 @@ class Processes:
         """Release the descriptors, and kill remaining descendants. The processes must have ended."""
         self._end_orphans()
         for child in self._children:
+            self._forget_end(child)
             for stream in _open_streams(child):
                 with contextlib.suppress(OSError):
                     self._close(stream)
