@@ -70,6 +70,11 @@ class Algorithm:
         """Whether every round has a contribution of each group."""
         return isinstance(self.row.clock, BulkSynchronous)
 
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether `reduce_` can leave the gradients of one vector as they are, and bring new weights elsewhere."""
+        return False
+
     def updating(self, rule: AnyRule) -> Algorithm | None:
         """This algorithm with the update at the servers, by `rule`, in tables of its own. None: workers update."""
         return None
@@ -91,13 +96,13 @@ class Algorithm:
         """As `join_gradients`, of a table in which rows of several keys follow each other: values travel exactly."""
         check_same_layout(self.levels.group, table, layout)
 
-    def join_weights(self, table: str, layout: Layout, weights: Tensor) -> bool:
+    def join_weights(self, table: str, layout: Layout, weights: Tensor, receives: bool = False) -> bool:
         """Register a table before its first `average_` or `read_centre`. Raises LayoutError as `initialise`.
 
-        Returns, alike on all ranks of the group, whether its centre was there already; then `weights` are the centre
-        now.
+        `receives`: where the algorithm `keeps_gradients`, new weights go to `weights`. Returns, alike on all ranks of
+        the group, whether its centre was there already; then `weights` are the centre now.
         """
-        return self.register(table, layout, weights) is Joining.LATE
+        return self.register(table, layout, weights, receives) is Joining.LATE
 
     def averages(self, step: int) -> bool:
         """Whether the weights are averaged across groups in this step (0, 1, ...), before the local update."""
@@ -132,10 +137,10 @@ class Algorithm:
         """Drop all tables. The job's connection and levels stay open for its other algorithms."""
         self.tier.close()
 
-    def register(self, table: str, layout: Layout, values: Tensor | None) -> Joining:
+    def register(self, table: str, layout: Layout, values: Tensor | None, keeps_values: bool = False) -> Joining:
         """Join a table of the row, as `Tier.register`."""
         codec = spec_for(self.row.codec, layout.dtype)
-        joining = self.tier.register(table, layout, values, self.row.rule, self.row.clock, codec)
+        joining = self.tier.register(table, layout, values, self.row.rule, self.row.clock, codec, keeps_values)
         if self._residuals is not None and isinstance(codec, Quantised):
             self._residuals.add(table, layout.length, layout.dtype)
         return joining

@@ -54,7 +54,7 @@ class MpiSGD(Algorithm):
         self.tier.register(table, layout, None, self.row.rule, self.row.clock)
         self._refuse_if_late(table)
 
-    def join_weights(self, table: str, layout: Layout, weights: Tensor) -> bool:
+    def join_weights(self, table: str, layout: Layout, weights: Tensor, receives: bool = False) -> bool:
         return False
 
     def _refuse_if_late(self, table: str) -> None:

@@ -36,5 +36,10 @@ class ServerSGD(Algorithm):
     name = "async"
     updates = True
 
+    @property
+    def keeps_gradients(self) -> bool:
+        # Ranks add their gradients up in place, and gradients are quantised in place.
+        return self.levels.group.size == 1 and self._residuals is None
+
     def updating(self, rule: AnyRule) -> Algorithm:
         return ServerSGD(self.levels, self.tier, row(rule, self.row.clock))

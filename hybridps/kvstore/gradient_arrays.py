@@ -35,7 +35,7 @@ class MovedGradient:
         self.weight, self.gradient, self.other = weight, gradient, slot
         self.is_settled = False
         """Whether backward has written to the arena."""
-        self._swap()
+        self._swap(True)
         self.other[:] = UNTOUCHED
 
     @property
@@ -54,14 +54,17 @@ class MovedGradient:
 
     def undo(self) -> NDArray:
         """Give the user's array its old memory again; returns an array over the slot."""
-        self._swap()
+        now = self.weight.grad  # another one since the program has changed `grad_req`, or none
+        self._swap(now is not None and address_of(now) == address_of(self.gradient))
         return self.other
 
-    def _swap(self) -> None:
+    def _swap(self, is_marked: bool) -> None:
+        """`is_marked`: the array is where autograd writes to."""
         fresh = self.weight._fresh_grad
         self.other.handle, self.gradient.handle = self.gradient.handle, self.other.handle
-        autograd.mark_variables([self.weight], [self.gradient], "write")
-        self.weight._fresh_grad = fresh  # the Trainer refuses to update with what it takes for an old gradient
+        if is_marked:
+            autograd.mark_variables([self.weight], [self.gradient], "write")
+            self.weight._fresh_grad = fresh  # the Trainer refuses to update with what it takes for an old gradient
         self._handle = self.gradient.handle.value
 
 
@@ -71,6 +74,8 @@ class GradientArrays:
     def __init__(self, gradients: Gradients) -> None:
         self._gradients = gradients
         self._slots: dict[str, list[NDArray]] = {}
+        self._answers: dict[str, NDArray] = {}
+        """Of keys whose gradients the sum leaves as they are."""
         self._moved: dict[tuple[str, int], MovedGradient] = {}
 
     def lay_out(self, weights: Mapping[str, Arrays]) -> None:
@@ -80,10 +85,17 @@ class GradientArrays:
         )
         for name in weights:
             self._slots[name] = [array_over(view) for view in self._gradients.views(name)]
+            answer = self._gradients.weights(name)
+            if answer is not None:
+                self._answers[name] = array_over(answer)
 
     def slot(self, name: str) -> NDArray:
-        """The array that has the sum last pushed for a key."""
-        return self._slots[name][0]
+        """The array that has the sum last pushed for a key, or what servers made of it."""
+        return self._answers[name] if name in self._answers else self._slots[name][0]
+
+    def stay(self, name: str) -> bool:
+        """Whether a sum leaves the gradients of a key as they are."""
+        return name in self._answers
 
     def sum(self, name: str, values: Arrays, priority: int, in_step: bool, rule: AnyRule | None = None) -> Arrays:
         """Begin to sum a gradient over devices and workers; the arrays that will have the sum: one, or one a device.
@@ -94,9 +106,12 @@ class GradientArrays:
         if not slots[0].size:
             self._gradients.push(name, in_step, rule)()
             return values
-        summed = self._fill(name, slots, values)
-        operate(slots, self._gradients.push(name, in_step, rule), priority)
-        return summed
+        summed, item = self._fill(name, slots, values), self._gradients.push(name, in_step, rule)
+        if name not in self._answers:
+            operate(slots, item, priority)
+            return summed
+        operate([self._answers[name]], item, priority, reads=slots)
+        return [self._answers[name]]
 
     def move_in(self, weights: Mapping[str, Arrays], gradients: Mapping[str, Arrays]) -> None:
         """Let backward write gradients straight into the arenas, where that is safe. Waits for them.

@@ -103,7 +103,7 @@ class Training:
     def sum_in_step(self, name: str, values: Sequence[NDArray], priority: int, may_move: bool) -> Sequence[NDArray]:
         """Begin to sum the values over devices and workers; the arrays that will have the sum: one, or one a device.
 
-        Where the servers update, these will have the weights. `may_move`: the sum shall replace the values, so that
+        Where the servers update, these will have the weights. `may_move`: a sum shall replace the values, so that
         these may live in memory of ours.
         """
         self.key(name)
@@ -181,15 +181,13 @@ class Training:
         self._gradients.move_out_what_is_written_elsewhere()
         self._sums.begin()
         self.updates.begin()
-        if self._step == 2 and may_move:
+        if self._step == 2:
             # Arrays that came in both steps so far: others may be gone before the next, as `weight.grad` is.
-            before, pushed = self._before, self._pushed
-            stay = {
-                name: values
-                for name, values in pushed.items()
-                if name in self._sums and same_arrays(values, before.get(name, ()))
-            }
-            self._gradients.move_in({name: self._like(name) for name in stay}, stay)
+            came = {name: each for name, each in self._pushed.items() if same_arrays(each, self._before.get(name, ()))}
+            weights = {name: self._like(name) for name in came}
+            self.updates.move_in(weights, came)
+            if may_move:
+                self._gradients.move_in(weights, {name: came[name] for name in came if name in self._sums})
         self._before, self._pushed = self._pushed, {}
 
     def _sum(self, name: str, values: Sequence[NDArray], priority: int, in_step: bool) -> Sequence[NDArray]:

@@ -92,6 +92,7 @@ class ServersTier:
         rule: Rule,
         clock: Clock | None = None,
         codec: CodecSpec = "exact",
+        keeps_values: bool = False,
     ) -> Joining:
         check_same_layout(self._group, table, layout, codec)
 
@@ -103,8 +104,9 @@ class ServersTier:
             return joining.value
 
         joining = Joining(self._lead(join))
-        keeps_answer = self._store is not None and not rule.answer_is_new_value
-        answer = shared_memory(layout.nbytes).view(layout.dtype) if keeps_answer else None
+        answer = tensor.vectors[0] if keeps_values and tensor is not None else None
+        if self._store is not None and not rule.answer_is_new_value:
+            answer = shared_memory(layout.nbytes).view(layout.dtype)
         self._tables[table] = _Table(layout, rule, answer, joining)
         if tensor is not None:
             broadcast_(tensor, self._group)
@@ -204,7 +206,7 @@ class ServersTier:
 
     def _apply_answer(self, table: _Table, values: np.ndarray, start: int) -> None:
         """Change the values by the answer, where that does not replace them."""
-        if table.answer is not None:
+        if table.answer is not None and not table.rule.answer_is_new_value:
             answer = table.answer[start : start + values.size]
             self.distance = table.rule.distance(values, answer)
             table.rule.apply_answer_(values, answer)

@@ -250,6 +250,11 @@ class Updates:
         for servers in self._at_servers.values():
             servers.begin()
 
+    def move_in(self, weights: Mapping[str, Sequence[NDArray]], gradients: Mapping[str, Sequence[NDArray]]) -> None:
+        """Let backward write gradients where servers read them, where that is safe. Waits for them."""
+        if self._at_servers is not None:
+            self._at_servers.move_in(weights, gradients)
+
     def settle(self) -> None:
         """Keys of the step under way that did not come will not."""
         for servers in self._at_servers.values():
