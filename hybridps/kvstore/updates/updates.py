@@ -252,8 +252,8 @@ class Updates:
 
     def move_in(self, weights: Mapping[str, Sequence[NDArray]], gradients: Mapping[str, Sequence[NDArray]]) -> None:
         """Let backward write gradients where servers read them, where that is safe. Waits for them."""
-        if self._at_servers is not None:
-            self._at_servers.move_in(weights, gradients)
+        for servers in self._at_servers.values():
+            servers.move_in(weights, gradients)
 
     def settle(self) -> None:
         """Keys of the step under way that did not come will not."""
