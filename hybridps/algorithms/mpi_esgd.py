@@ -49,18 +49,17 @@ class MpiESGD(Algorithm):
     def __init__(self, levels: Levels, tier: Tier, row: Row, *, workers: int, has_centre: bool) -> None:
         super().__init__(levels, tier, row)
         self.has_centre = has_centre
-        self._scale = workers / levels.group.size
+        self._divisor = levels.group.size / workers
+        """Of the group's sum, which so stands for the sum over all workers."""
         self.reduce_, self.finish_ = self._reduce_in_group_, lambda: None
 
     def averages(self, step: int) -> bool:
         return self.has_centre and self.row.trigger.due(step)
 
     def _reduce_in_group_(self, table: str, gradients: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
+        if gradients.dtype.kind == "f":
+            allreduce_(gradients, self.levels.group, "sum", start, stop, self._divisor)
+            return
         allreduce_(gradients, self.levels.group, "sum", start, stop)
-        if self._scale != 1:
-            for vector in gradients.vectors:
-                scaled = vector[start:stop]
-                if scaled.dtype.kind == "f":
-                    np.multiply(scaled, scaled.dtype.type(self._scale), out=scaled)
-                else:
-                    scaled[:] = np.rint(scaled * self._scale)
+        for vector in gradients.vectors:
+            vector[start:stop] = np.rint(vector[start:stop] / self._divisor)

@@ -7,13 +7,16 @@ from hybridps.tensor_collectives.between_nodes import ALLREDUCE
 from hybridps.tensor_collectives.tensor import Tensor, check_operation, spread
 
 
-def allreduce_(tensor: Tensor, group: Group, op: str = "sum", start: int = 0, stop: int | None = None) -> None:
+def allreduce_(
+    tensor: Tensor, group: Group, op: str = "sum", start: int = 0, stop: int | None = None, divisor: float = 1.0
+) -> None:
     """Reduce elements `start:stop` of all vectors over all ranks of `group`, in place.
 
     `op`: 'sum', 'max', 'min', or 'mean' over all vectors of all ranks (not of integers). float16 and bfloat16 are
-    combined in float32. A tensor made by `Levels` of this group is reduced in the memory of each node, then between
-    nodes. Any other tensor is reduced piece by piece: the vectors of the worker, then the ranks of the group. Such
-    tensors must have equal lengths and dtypes on all ranks; `Group` says what is checked.
+    combined in float32. The result is divided by `divisor` in the same pass (not of integers). A tensor made by
+    `Levels` of this group is reduced in the memory of each node, then between nodes. Any other tensor is reduced piece
+    by piece: the vectors of the worker, then the ranks of the group. Such tensors must have equal lengths and dtypes on
+    all ranks; `Group` says what is checked.
     """
     check_operation(op, tensor.dtype)
     start, stop = tensor.span(start, stop)
@@ -21,7 +24,7 @@ def allreduce_(tensor: Tensor, group: Group, op: str = "sum", start: int = 0, st
     if found is not None:
         rows, choice = found
         between = ALLREDUCE[choice.algorithm]
-        rows.levels.combine_(rows, choice, op, start, stop, (0, len(rows.array)), between)
+        rows.levels.combine_(rows, choice, op, start, stop, (0, len(rows.array)), between, divisor)
         return
-    for _, work, vectors in tensor.combined(group, op, start, stop):
+    for _, work, vectors in tensor.combined(group, op, start, stop, divisor=divisor):
         spread(work, vectors)

@@ -147,14 +147,15 @@ class Levels:
         stop: int,
         targets: tuple[int, int],
         between: Callable[[Talk, np.ndarray], Steps],
+        divisor: float = 1.0,
     ) -> None:
-        """Elements `start:stop` of some rows of this node become `op` over all vectors of all ranks.
+        """Elements `start:stop` of some rows of this node become `op` over all vectors of all ranks, over `divisor`.
 
         `targets`: these rows, the first and the last + 1. `between`: what combines a chunk over the ranks of a lane.
         """
         self.count((stop - start) * rows.nbytes_of_element)
         array, code = rows.array, kernels.CODE[op]
-        divisor = rows.total if op == "mean" else 1
+        divisor *= rows.total if op == "mean" else 1
         if self.one_node:
             try:
                 self.node.combine_(rows, code, divisor, start, stop, targets)

@@ -132,9 +132,9 @@ class Tensor:
         return start, stop
 
     def combined(
-        self, group: Group, op: str, start: int, stop: int, in_place: bool = True
+        self, group: Group, op: str, start: int, stop: int, in_place: bool = True, divisor: float = 1.0
     ) -> Iterator[tuple[int, np.ndarray, list[np.ndarray]]]:
-        """Combine each piece of elements `start:stop` over all ranks, with the operations of `group`.
+        """Combine each piece of elements `start:stop` over all ranks, over `divisor`, by the operations of `group`.
 
         Yields where the piece begins, its combination (of dtype `exact`), and the vectors. The combination lies in
         vector 0 itself where that has the dtype and `in_place` is true.
@@ -142,8 +142,9 @@ class Tensor:
         in_place = in_place and self.exact == self.dtype
         step = PIECE_BYTES // self.exact.itemsize  # the same on all ranks, whatever vectors each has
         rows = self.rows_in(group)
-        # Without Levels, every rank must have as many vectors as this one.
-        divisor = rows.total if rows is not None else group.size * len(self.vectors)
+        if op == "mean":
+            # Without Levels, every rank must have as many vectors as this one.
+            divisor *= rows.total if rows is not None else group.size * len(self.vectors)
         for begin in range(start, stop, step):
             vectors = [vector[begin : min(begin + step, stop)] for vector in self.vectors]
             work = vectors[0]
@@ -155,7 +156,7 @@ class Tensor:
             for vector in vectors[1:]:
                 UFUNC[GROUP_OPERATION[op]](work, vector, out=work, casting="unsafe")
             group.allreduce_(work, GROUP_OPERATION[op])
-            if op == "mean":
+            if divisor != 1:
                 np.divide(work, divisor, out=work)
             yield begin, work, vectors
 

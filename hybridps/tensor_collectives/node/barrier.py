@@ -138,7 +138,7 @@ def prepare() -> None:
 
 def prepare_for(rows: np.ndarray, scratch: np.ndarray) -> None:
     """The same for what works on rows of this dtype, here and in `kernels`."""
-    meet_and_combine_(np.zeros(LINE, np.int64), 0, 0, rows, SUM, 1, (0, 0, 0, 0, 0), scratch, False)
+    meet_and_combine_(np.zeros(LINE, np.int64), 0, 0, rows, SUM, 1.0, (0, 0, 0, 0, 0), scratch, False)
     fold(rows, SUM, 0, 0, scratch)
-    spread(scratch, 1, rows, 0, 0, 0, 0)
+    spread(scratch, 1.0, rows, 0, 0, 0, 0)
     accumulate_(scratch[:0], scratch[:0], SUM)

@@ -115,7 +115,7 @@ class Node:
             _, lowest, highest = count_votes(self._counters, self.rank, self._met, 1, word)
         return lowest, highest
 
-    def combine_(self, rows: Rows, code: int, divisor: int, start: int, stop: int, targets: tuple[int, int]) -> None:
+    def combine_(self, rows: Rows, code: int, divisor: float, start: int, stop: int, targets: tuple[int, int]) -> None:
         """Elements `start:stop` of rows `targets` become the combination of all rows, divided by `divisor`.
 
         Each rank combines its part of the elements. `code`: the operation, of `kernels.CODE`.
