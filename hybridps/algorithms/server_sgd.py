@@ -38,8 +38,8 @@ class ServerSGD(Algorithm):
 
     @property
     def keeps_gradients(self) -> bool:
-        # Ranks add their gradients up in place, and gradients are quantised in place.
-        return self.levels.group.size == 1 and self._residuals is None
+        # Gradients are quantised in place; and between nodes ranks would copy them first, to add them up in place.
+        return self.levels.one_node and self._residuals is None
 
     def updating(self, rule: AnyRule) -> Algorithm:
         return ServerSGD(self.levels, self.tier, row(rule, self.row.clock))

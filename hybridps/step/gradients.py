@@ -179,10 +179,10 @@ class Gradients:
         """On the communication thread."""
         for table in tables:
             with self._context.watch(f"the registration of {table.name}"):
-                weights = (table.weights or table.tensor).vectors[0]
+                tensor = table.weights or Tensor(table.tensor.vectors[:1])
+                weights = tensor.vectors[0]
                 before = weights.copy()
-                receives = table.weights is not None
-                late = self._algorithm.join_weights(table.name, table.layout, Tensor([weights]), receives)
+                late = self._algorithm.join_weights(table.name, table.layout, tensor, tensor is table.weights)
             if late and self._algorithm.is_synchronous and not np.array_equal(before, weights):
                 raise ServerError(
                     f"other groups of this job had trained before this one came to {table.name!r}: start all groups "

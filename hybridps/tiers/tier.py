@@ -44,8 +44,8 @@ class Tier(Protocol):
     ) -> Joining:
         """Join a table. The tensor becomes the centre if there is none, and is the centre afterwards.
 
-        `keeps_values`: answers go to the tensor's vector, and `sum_` leaves the values of its own tensor as they are.
-        For groups of one rank, tensors of one vector, and rules whose answer is the new value.
+        `keeps_values`: answers go to the tensor, and `sum_` leaves the values of its own tensor as they are. For
+        tensors of one vector, and rules whose answer is the new value.
 
         Without a tensor the centre begins with zeros. If the table is `DROPPED`, the tensor is the leader's, and the
         table cannot be used. Raises, on all ranks of the group, LayoutError with the first keys that differ between

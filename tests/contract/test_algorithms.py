@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from in_thread import in_thread
 
-from hybridps.algorithms import Algorithm, MpiESGD, MpiSGD, ServerSGD, choose_row, make_algorithm
+from hybridps.algorithms import Algorithm, MpiESGD, MpiSGD, ServerSGD, choose_row, make_algorithm, reduce_all_
 from hybridps.config import Settings
 from hybridps.errors import ConfigError, LayoutError, ServerError
 from hybridps.memory import Arena, Layout
@@ -179,6 +179,27 @@ def test_elastic_gradients_stand_for_all_workers() -> None:
     results = run((2, 1), "elastic", lambda a, worker: reduced(a, gradient(worker, 0)))
     np.testing.assert_allclose(results[0], (gradient(0, 0) + gradient(1, 0)) * 3 / 2, rtol=1e-6)
     np.testing.assert_allclose(results[2], gradient(2, 0) * 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("wire", ["exact", "float16"])
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (3,)])
+def test_servers_that_update_leave_gradients_alone(sizes: tuple[int, ...], wire: str) -> None:
+    """In memory that servers work in, and where values are sent."""
+
+    def work(algorithm: Algorithm, worker: int) -> None:
+        assert algorithm.keeps_gradients
+        weights, gradients = (algorithm.levels.tensor(LAYOUT.length, "float32") for _ in range(2))
+        weights.vectors[0][:] = 8
+        algorithm.join_gradients("t", LAYOUT)
+        algorithm.join_weights("t", LAYOUT, weights, receives=True)
+        for step in range(3):
+            gradients.vectors[0][:] = gradient(worker, step)
+            reduce_all_(algorithm, "t", gradients, 256)
+            np.testing.assert_array_equal(gradients.vectors[0], gradient(worker, step))
+        sums = [gradient(other, step) for other in range(sum(sizes)) for step in range(3)]
+        np.testing.assert_array_equal(weights.vectors[0], 8 - ETA * np.sum(sums, axis=0))
+
+    run(sizes, "async", work, rule=SGD(rate=float(ETA)), clock=BulkSynchronous(), wire=wire)
 
 
 def elastic_rounds(rounds: int, workers: int = 1):
