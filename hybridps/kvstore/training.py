@@ -28,8 +28,8 @@ from hybridps.step import Gradients, InitialValues, JobContext, KeySpec, Schedul
 class Training:
     """The keys of a store, and the steps of those that come with `pushpull`.
 
-    A step ends when a key comes for the second time. From the third step on, gradients that came in the same arrays
-    twice live in memory of ours. `is_asynchronous` as in `Updates`.
+    A step ends when a key comes for the second time, or one that was left out before. From the third step on, gradients
+    that came in the same arrays twice live in memory of ours. `is_asynchronous` as in `Updates`.
     """
 
     def __init__(self, job: Job, algorithm: Algorithm, schedule: Schedule, is_asynchronous: bool) -> None:
@@ -55,6 +55,8 @@ class Training:
         self._pushed: dict[str, Sequence[NDArray]] = {}
         self._before: dict[str, Sequence[NDArray]] = {}
         """What was pushed in the step before."""
+        self._places: dict[str, int] = {}
+        """The order in which keys come in a step, from the second step on."""
         self._leading: set[str] = set()
         """Keys with row-sparse gradients that come before those of a step, but whose gradients are the last to arrive.
 
@@ -107,7 +109,7 @@ class Training:
         these may live in memory of ours.
         """
         self.key(name)
-        if name in self._pushed or self._step < 0:
+        if self._is_first(name):
             self._begin(may_move)
         self._pushed[name] = values
         self._averaging.announce(name)  # one that the store trains may have been initialised, not broadcast
@@ -171,9 +173,26 @@ class Training:
         self._averaging.close()
         self.keys.clear()
 
+    def _is_first(self, name: str) -> bool:
+        """Whether a step begins with a key that comes now.
+
+        It does if the key comes for the second time. So it does if it was left out of this step, as a frozen parameter
+        is: its place is before the first key of the step, and all behind that one have come.
+        """
+        if self._step < 0 or name in self._pushed:
+            return True
+        place = self._places.get(next(iter(self._pushed), name), 0)
+        if self._places.get(name, place) >= place:
+            return False
+        return all(other in self._pushed for other in self._before if self._places.get(other, 0) > place)
+
     def _begin(self, may_move: bool) -> None:
-        """A key has come for the second time, or the first one has come: a step begins."""
+        """A step begins."""
         self._step += 1
+        if self._step == 1:
+            pushed, known = list(self._pushed), list(self.keys)
+            is_known = pushed == [name for name in known if name in self._pushed]
+            self._places = {name: place for place, name in enumerate(known if is_known else pushed)}
         if not self._step:
             self._leading = {name for name, key in self.keys.items() if key.pushes == 1 and key.is_sparse}
         self._job.steps = max(self._job.steps, self._step + 1)

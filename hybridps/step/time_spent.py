@@ -16,8 +16,9 @@ class TimeSpent:
     """The seconds that the communication thread spends, summed over the steps; written to the events now and then."""
 
     def __init__(self, events: EventLog) -> None:
+        self.steps = 0
+        """Steps whose sums were all made bucket by bucket."""
         self._events = events
-        self._steps = 0
         self._seconds = {"group": 0.0, "exchange": 0.0, "exposed": 0.0}
         self._written = time.monotonic()
 
@@ -31,8 +32,8 @@ class TimeSpent:
     def end_step(self, last_gradient: float) -> None:
         """All sums of a step are there. `last_gradient`: when its last gradient arrived, on the monotonic clock."""
         now = time.monotonic()
-        self._steps += 1
+        self.steps += 1
         self._seconds["exposed"] += now - last_gradient
         if now - self._written >= INTERVAL_SECONDS:
             self._written = now
-            self._events.emit(Communicated(self._steps, **{f"{k}_seconds": v for k, v in self._seconds.items()}))
+            self._events.emit(Communicated(self.steps, **{f"{k}_seconds": v for k, v in self._seconds.items()}))
