@@ -1,5 +1,6 @@
 """Programs whose arrays live in memory of the store. Run by test_in_place.py, as `in_place.py NAME...`."""
 
+import gc
 import os
 import sys
 from collections import Counter
@@ -9,6 +10,11 @@ import numpy as np
 from mxnet import autograd, gluon, nd
 from mxnet.ndarray import NDArray
 
+from hybridps.kvstore import averaged_weights
+from hybridps.kvstore.moved import move_weights
+from hybridps.step import steps
+from hybridps.step.time_spent import TimeSpent
+
 TYPE = os.environ.get("STORE", "dist_hybridps_sync")
 SETTLED = 6
 """From this step on arrays stay where they are."""
@@ -16,6 +22,9 @@ SETTLED = 6
 rank, workers = (int(os.environ.get(f"OMPI_COMM_WORLD_{name}", "1")) for name in ("RANK", "SIZE"))
 copied = Counter()
 """Copies of the program and of the store, by the number of their elements."""
+
+moved = Counter()
+"""The weights that were moved."""
 
 _copyto = NDArray.copyto
 
@@ -47,8 +56,29 @@ class Convolutions(gluon.nn.HybridSequential):
         return list(self.collect_params().values())
 
 
+class Normalised(Convolutions):
+    """A network with weights that have no gradient, one layer of which is not hybridized."""
+
+    def __init__(self):
+        gluon.nn.HybridSequential.__init__(self)
+        mx.random.seed(6)
+        self.add(gluon.nn.Conv2D(64, 3, in_channels=16, use_bias=False), gluon.nn.BatchNorm(in_channels=64))
+        self.add(gluon.nn.Activation("relu"), gluon.nn.Dense(8, in_units=64 * 36))
+        self.initialize(mx.init.Xavier())
+        for layer in list(self)[:3]:
+            layer.hybridize()
+
+
 def images(step):
     return nd.array(np.random.RandomState(100 * step + rank).randn(2, 16, 8, 8))
+
+
+def late(given):
+    """The same images, which come when the program has asked for what follows."""
+    slow = nd.ones((500, 500)) / 500
+    for _ in range(6):
+        slow = nd.dot(slow, slow)
+    return given + slow[0, 0] * 0
 
 
 def backward(net, step):
@@ -76,10 +106,28 @@ def trained(net, store=TYPE, steps=10, change=lambda net, step, note: None, on_s
     return seen
 
 
-def check(change, make=Convolutions, **options):
-    """A single worker sees what it sees under `local`."""
+def move_and_note(weights, slots):
+    found = move_weights(weights, slots)
+    moved.update(list(found))
+    return found
+
+
+def check(change, make=Convolutions, moves=True, **options):
+    """A single worker sees what it sees under `local`, or, if weights are averaged, when all of them are copied."""
     assert workers == 1
-    found, expected = (trained(make(), store, change=change(), **options) for store in (TYPE, "local"))
+    if "elastic" in TYPE and "on_store" not in options:
+        check(change, make, moves, on_store=False, **options)
+        options["on_store"] = True
+    moved.clear()
+    gc.collect()
+    averaged_weights.move_weights = move_and_note
+    found = trained(make(), TYPE, change=change(), **options)
+    if "elastic" in TYPE:
+        assert bool(moved) == moves
+        averaged_weights.move_weights = lambda weights, slots: {}
+        expected = trained(make(), TYPE, change=change(), **options)
+    else:
+        expected = trained(make(), "local", change=change(), **options)
     assert len(found) == len(expected)
     for number, (got, want) in enumerate(zip(found, expected, strict=True)):
         scale = np.abs(want).max()
@@ -105,15 +153,20 @@ def plain():
 
 
 def inference_in_between():
-    def change():
+    def change(waits=False):
         def infer(net, step, note):
             note(net(images(1000 + step)))
-            mx.nd.waitall()
+            if waits or step % 3 != 1:
+                mx.nd.waitall()
+            else:
+                net(late(images(step)))  # nobody waits for it
 
         return infer
 
     check(change)
-    check(change, make=lambda: hybridized(static_alloc=True))
+    check(change, make=Normalised)
+    # Without the wait MXNet may crash by itself.
+    check(lambda: change(waits=True), make=lambda: hybridized(static_alloc=True))
 
 
 def hybridized(**options):
@@ -123,13 +176,14 @@ def hybridized(**options):
 
 
 def static_shapes():
-    check(lambda: lambda net, step, note: None, make=lambda: hybridized(static_alloc=True, static_shape=True))
+    static = {"static_alloc": True, "static_shape": True}
+    check(lambda: lambda net, step, note: None, lambda: hybridized(**static), moves=False)
     for when in range(1, 7):
 
         def change(when=when):
             def hybridize(net, step, note):
                 if step == when:
-                    net.hybridize(static_alloc=True, static_shape=True)
+                    net.hybridize(**static)
 
             return hybridize
 
@@ -182,18 +236,41 @@ def frozen_and_thawed():
         check(change, steps=16, on_store=on_store)
 
 
-def gradients_that_add_up():
-    def change():
-        def add(net, step, note):
-            if step == 5:
-                net.collect_params().setattr("grad_req", "add")
-            if step > 5:
-                net.collect_params().zero_grad()
+def fused_when_frozen_and_thawed():
+    """A step is out of the fast way if it is the first, or if a key is missing that came in the one before."""
+    fused, end_step = Counter(), TimeSpent.end_step
+    steps.STALL_SECONDS = 60.0
 
-        return add
+    def counting(self, last_gradient):
+        fused[on_store] += 1
+        end_step(self, last_gradient)
 
+    def freeze(net, step, note):
+        if step in (0, 3, 6, 7, 9, 12):
+            net[0].collect_params().setattr("grad_req", "null" if step in (0, 6, 9) else "write")
+
+    TimeSpent.end_step = counting
     for on_store in (True, False):
-        check(change, steps=12, on_store=on_store)
+        trained(Convolutions(), TYPE, 16, freeze, on_store)
+        mx.kv.create(TYPE).barrier()
+        assert fused[on_store] == 16 - 3, (on_store, fused)
+
+
+def gradients_that_add_up():
+    for first in (0, 5):
+
+        def change(first=first):
+            def add(net, step, note):
+                if step == first:
+                    net.collect_params().setattr("grad_req", "add")
+                if step > first:
+                    net.collect_params().zero_grad()
+
+            return add
+
+        for on_store in (True, False):
+            # What the store holds until the first update has no gradient.
+            check(change, moves=first > 0 or on_store, steps=first + 6, on_store=on_store)
 
 
 def other_arrays():
@@ -246,6 +323,27 @@ def bound():
             return bind
 
         check(change)
+
+
+def forked():
+    """A child's inference leaves the weights of its parent alone."""
+
+    def change():
+        def fork(net, step, note):
+            if step in (2, 5):
+                mx.nd.waitall()
+                child = os.fork()
+                if not child:
+                    net(images(step)).wait_to_read()
+                    for each in net.parameters:
+                        each.data()[:] = 0.5
+                    mx.nd.waitall()
+                    os._exit(0)
+                assert os.waitpid(child, 0)[1] == 0
+
+        return fork
+
+    check(change)
 
 
 def shared():

@@ -25,13 +25,18 @@ SEEN = [
     "arrays_that_are_held",
     "weights_that_are_written",
     "frozen_and_thawed",
+    "fused_when_frozen_and_thawed",
     "gradients_that_add_up",
     "other_arrays",
     "saved",
     "bound",
+    "forked",
     "shared",
     "an_optimizer_that_is_set_anew",
 ]
+
+OF_SUMS_ALONE = ("fused_when_frozen_and_thawed", "an_optimizer_that_is_set_anew")
+SEEN_WITH_AVERAGES = [name for name in SEEN if name not in OF_SUMS_ALONE]
 
 MODES = {
     "one group, the Trainer updates": (2, {}, "trainer"),
@@ -71,3 +76,12 @@ def test_a_program_sees_what_it_sees_under_local(program: str, tmp_path: Path) -
         done = run(1, [program], tmp_path, {"HYBRIDPS_SERVERS": server.address})
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{program} is right" in done.stdout
+
+
+def test_a_program_sees_the_weights_that_are_averaged_wherever_they_lie(tmp_path: Path) -> None:
+    elastic = {"STORE": "dist_hybridps_elastic", "HYBRIDPS_TAU": "1", "HYBRIDPS_ALPHA": "0.3"}
+    with ExitStack() as running:
+        server = running.enter_context(in_thread(Server()))
+        done = run(1, SEEN_WITH_AVERAGES, tmp_path, elastic | {"HYBRIDPS_SERVERS": server.address})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" is right") == len(SEEN_WITH_AVERAGES)
