@@ -100,6 +100,8 @@ class GradientArrays:
         An array stays where it is if the program has a view of it, which would keep the old memory, or if another store
         has moved it.
         """
+        if not gradients:
+            return
         movable = Movable()
         for name, arrays in gradients.items():
             slots = self._slots[name]

@@ -190,23 +190,22 @@ class Training:
         """A step begins."""
         self._step += 1
         if self._step == 1:
-            pushed, known = list(self._pushed), list(self.keys)
-            is_known = pushed == [name for name in known if name in self._pushed]
-            self._places = {name: place for place, name in enumerate(known if is_known else pushed)}
+            first, known = list(self._pushed), list(self.keys)
+            is_known = first == [name for name in known if name in self._pushed]
+            self._places = {name: place for place, name in enumerate(known if is_known else first)}
         if not self._step:
             self._leading = {name for name, key in self.keys.items() if key.pushes == 1 and key.is_sparse}
         self._job.steps = max(self._job.steps, self._step + 1)
         self._averaging.begin_step(self._step)
         self._gradients.move_out_what_is_written_elsewhere()
         self._sums.begin()
-        self.updates.begin()
-        if self._step == 2:
-            # Arrays that came in both steps so far: others may be gone before the next, as `weight.grad` is.
-            came = {name: each for name, each in self._pushed.items() if same_arrays(each, self._before.get(name, ()))}
-            weights = {name: self._like(name) for name in came}
-            self.updates.move_in(weights, came)
-            if may_move:
-                self._gradients.move_in(weights, {name: came[name] for name in came if name in self._sums})
+        # Arrays that came in both steps so far: others may be gone before the next, as `weight.grad` is.
+        pushed = self._pushed if self._step == 2 else {}
+        came = {name: each for name, each in pushed.items() if same_arrays(each, self._before.get(name, ()))}
+        weights = {name: self._like(name) for name in came}
+        self.updates.begin(weights, came)
+        if may_move:
+            self._gradients.move_in(weights, {name: came[name] for name in came if name in self._sums})
         self._before, self._pushed = self._pushed, {}
 
     def _sum(self, name: str, values: Sequence[NDArray], priority: int, in_step: bool) -> Sequence[NDArray]:

@@ -118,9 +118,8 @@ class Updates:
         dtypes = FLOATS if self._algorithm.updates else SGD.dtypes
         fits = not is_empty and not key.is_sparse and dtype_of(like) in dtypes
         if self._algorithm.updates and not fits and not is_empty:
-            allowed = " or ".join(dtypes)
             raise HybridPSError(
-                f"key {name!r} of {dtype_of(like)} cannot be updated at the servers: use dense {allowed}"
+                f"key {name!r} of {dtype_of(like)} cannot be updated at the servers: use dense {' or '.join(dtypes)}"
             )
         return self._servers_of(dtype_of(like)) if fits else None
 
@@ -245,14 +244,10 @@ class Updates:
                 weights = mx.nd.empty(like.shape) if is_mixed else like  # as the servers hold them
                 split(self.updater.optimizer, key.index, state, weights, is_mixed)
 
-    def begin(self) -> None:
-        """A step begins."""
+    def begin(self, weights: Mapping[str, Sequence[NDArray]], gradients: Mapping[str, Sequence[NDArray]]) -> None:
+        """A step begins. Let backward write these gradients where servers read them, where that is safe."""
         for servers in self._at_servers.values():
             servers.begin()
-
-    def move_in(self, weights: Mapping[str, Sequence[NDArray]], gradients: Mapping[str, Sequence[NDArray]]) -> None:
-        """Let backward write gradients where servers read them, where that is safe. Waits for them."""
-        for servers in self._at_servers.values():
             servers.move_in(weights, gradients)
 
     def settle(self) -> None:
