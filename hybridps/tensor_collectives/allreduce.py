@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from hybridps.mpi_groups.group import Group
 from hybridps.tensor_collectives.between_nodes import ALLREDUCE
-from hybridps.tensor_collectives.tensor import Tensor, check_operation, spread
+from hybridps.tensor_collectives.tensor import Repeated, Tensor, check_operation, spread
+
+MOST_REPEATED = 4096
+"""Of a tensor. A step has one for each of its buckets."""
 
 
 def allreduce_(
@@ -18,6 +21,11 @@ def allreduce_(
     by piece: the vectors of the worker, then the ranks of the group. Such tensors must have equal lengths and dtypes on
     all ranks; `Group` says what is checked.
     """
+    asked, rows = (op, start, stop, divisor), tensor.rows
+    if rows is not None:
+        known = rows.repeated.get(asked)
+        if known is not None and known.combine_(rows, group):
+            return
     check_operation(op, tensor.dtype)
     start, stop = tensor.span(start, stop)
     found = tensor.over_levels(group, stop - start)
@@ -25,6 +33,10 @@ def allreduce_(
         rows, choice = found
         between = ALLREDUCE[choice.algorithm]
         rows.levels.combine_(rows, choice, op, start, stop, (0, len(rows.array)), between, divisor)
+        if rows.levels.one_node:
+            if len(rows.repeated) >= MOST_REPEATED:
+                rows.repeated.clear()
+            rows.repeated[asked] = Repeated(rows, group, op, start, stop, divisor)
         return
     for _, work, vectors in tensor.combined(group, op, start, stop, divisor=divisor):
         spread(work, vectors)
