@@ -102,11 +102,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     alpha: Annotated[float, Meta(ge=0, le=1)] | None = None
     """Moving rate of Elastic SGD. Default: 0.9 / groups."""
 
+    rho: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    """Ties the moving rate of Elastic SGD to the learning rate of the store's optimizer: alpha = learning rate * rho.
+    Default: alpha is as `alpha` says."""
+
     tau: AtLeastOne = 10
-    """Steps between two exchanges of Elastic SGD."""
+    """Steps between two averagings of weights."""
+
+    trigger: str | None = None
+    """When weights are averaged, e.g. `change:0.05,silence=100` or `budget:10MB/s`. Default: every `tau` steps."""
 
     staleness: Annotated[int, Meta(ge=0, le=1 << 30)] | None = None
-    """Steps that a group may be ahead of another one in asynchronous SGD before it waits. Default: any number."""
+    """Steps that a group may be ahead of another one in asynchronous SGD before it waits. Default: any number with
+    `async`, 3 with `stale`."""
 
     chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28, multiple_of=64)] = 4 << 20
     """Size of a chunk: the unit of transfer and of work on the servers."""

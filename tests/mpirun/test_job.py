@@ -84,7 +84,7 @@ def train(name):
     algorithm.reduce_("model", gradients, 0, layout.length)
     algorithm.finish_()
     if algorithm.has_centre:
-        algorithm.average_("model", weights)
+        algorithm.average_("model", weights, 10)
     assert (gradients.vectors[0] == job.workers).all(), gradients.vectors[0]
     algorithm.barrier()
     algorithm.close()

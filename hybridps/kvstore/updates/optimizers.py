@@ -32,6 +32,11 @@ def table_rule(optimizer: Any) -> AnyRule | None:
     return Nesterov(rate=0.0) if type(optimizer) is mx.optimizer.NAG else Momentum(rate=0.0)
 
 
+def is_nesterov(optimizer: Any) -> bool:
+    """Whether the optimizer is Nesterov's momentum."""
+    return isinstance(optimizer, mx.optimizer.NAG) and optimizer.momentum > 0
+
+
 @contextmanager
 def same_random_numbers(optimizer: Any, index: int | str) -> Iterator[None]:
     """Have an optimizer of MXNet that draws random numbers draw the same on all workers. Waits for one number."""

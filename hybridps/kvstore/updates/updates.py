@@ -15,7 +15,7 @@ from hybridps.errors import HybridPSError
 from hybridps.job import Job
 from hybridps.kvstore.arrays import copy_all, dtype_of, same_arrays
 from hybridps.kvstore.key import Key
-from hybridps.kvstore.updates.optimizers import same_random_numbers, table_rule
+from hybridps.kvstore.updates.optimizers import is_nesterov, same_random_numbers, table_rule
 from hybridps.kvstore.updates.server_optimizer import foreign_rule
 from hybridps.kvstore.updates.server_updates import ServerUpdates
 from hybridps.kvstore.updates.states import adds_up, kept_of, state_of
@@ -82,6 +82,11 @@ class Updates:
                     f"{store_type} updates at the servers, which cannot have {type(optimizer or updater).__name__}: "
                     "use an optimizer of mx.optimizer itself, whose settings are numbers, or another type of store"
                 )
+        if self._algorithm.row.optimizer == "nesterov" and not is_nesterov(optimizer):
+            raise HybridPSError(
+                f"{store_type} needs Nesterov's momentum, and this is {type(optimizer or updater).__name__}: use "
+                "mx.optimizer.NAG(momentum=...), or the algorithm elastic, which takes any optimizer"
+            )
         self._schedule.agree_on(f"the optimizer {type(optimizer or updater).__name__}")
         self.updater = updater
         for name, key in self._keys.items():
