@@ -38,7 +38,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The settings of a job. Frozen; equal on all ranks, except for `group_index`."""
 
     algorithm: str | None = None
-    """Name of the algorithm, a key of `hybridps.algorithms.ALGORITHMS`. Default: `sync`."""
+    """Name of the algorithm: a key of `hybridps.algorithms.ALGORITHMS`, or one of another package. Default: `sync`."""
 
     groups: AtLeastOne | None = None
     """Number of groups. Default: 1, unless `group_sizes` or the algorithm implies more."""

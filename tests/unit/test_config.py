@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridps.algorithms import ALGORITHMS, resolve
+from hybridps.algorithms import ALGORITHMS, KNOWN, resolve
 from hybridps.config import Settings, load_settings, make_settings, started_by_mpi, to_environment
 from hybridps.errors import ConfigError
 
@@ -107,6 +107,9 @@ def test_algorithm_names() -> None:
     assert resolve(Settings(algorithm="mpi-ESGD")).algorithm == "elastic"
     assert resolve(Settings(algorithm="dist-sgd")) == Settings(algorithm="sync", workers_per_group=1)
     assert resolve(Settings()) == Settings()
+    assert resolve(Settings(algorithm="dist-local")) == Settings(algorithm="local", workers_per_group=1)
+    with pytest.raises(ConfigError, match="did you mean 'change'"):
+        resolve(Settings(trigger="chang:0.1"))
     with pytest.raises(ConfigError, match="'elastik' is unknown; did you mean 'elastic'"):
         resolve(Settings(algorithm="elastik"))
-    assert set(ALGORITHMS.values()) == {"sync", "elastic", "async"}
+    assert set(ALGORITHMS.values()) == set(KNOWN) > {"sync", "async", "stale", "elastic", "easgd", "eamsgd", "local"}

@@ -25,7 +25,8 @@ def traffic_command(
     from hybridps.oracle.hybrid.traffic import forecast, read_changes
     from hybridps.oracle.output.tables import traffic_table
 
-    found = forecast(read_changes(run), [_threshold(text) for text in thresholds], silence)
+    wanted = [_threshold(text) for text in thresholds]
+    found = forecast(read_changes(run), wanted, silence)
     show(form, found, traffic_table(found))
 
 
