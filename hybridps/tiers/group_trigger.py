@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hybridps.errors import ServerError
 from hybridps.memory import Arena, Layout
 from hybridps.mpi_groups.group import Group
 from hybridps.ps.clocks import BulkSynchronous
@@ -33,7 +34,11 @@ class GroupTrigger:
         weights: np.ndarray,
         together: Tier | None = None,
     ) -> None:
-        """`weights`: flat, the same in all groups. Raises what `Tier.register` raises."""
+        """`weights`: flat, the same in all groups.
+
+        Raises what `Tier.register` raises, and ServerError for a group that comes to `together` after others have
+        voted: they would wait for its vote where it waits for their weights.
+        """
         self._trigger = trigger
         self._group = group
         self._edges = trigger.edges(layout)
@@ -42,9 +47,10 @@ class GroupTrigger:
         self._told = np.zeros(self._edges.size - 1, np.uint8)
         self._together = None if trigger.by_step else together
         self._votes_table = f"{table}.due"
-        self._votes = Arena(Layout.of("float32", {"due": (self._told.size,)}))
+        self._votes = Arena(Layout.of("float32", {"due": (self._told.size,), "voted": (1,)}))
         if self._together is not None:
             self._together.register(self._votes_table, self._votes.layout, None, Sum(), BulkSynchronous())
+            self._refuse_if_late(self._together, table)
 
     def spans(self, step: int, weights: np.ndarray) -> Spans:
         """The elements that communicate before the local update of this step; empty if none do."""
@@ -69,9 +75,19 @@ class GroupTrigger:
     def _vote(self, tier: Tier) -> None:
         votes = self._votes.flat
         votes[: self._told.size] = self._told
+        self._votes.view("voted")[:] = 1
         tier.exchange(self._votes_table, Tensor([votes]), 0, votes.size)
         tier.finish()
         self._told[:] = votes[: self._told.size] > 0
+
+    def _refuse_if_late(self, tier: Tier, table: str) -> None:
+        if tier.begun(self._votes_table):
+            raise ServerError(
+                f"other groups of this job had trained before this one came to {table!r}, and the trigger "
+                f"{self._trigger} is decided by all groups in each step: start all groups together, with another name "
+                "of the job (HYBRIDPS_JOB), or use the trigger every:TAU or the algorithm elastic, where a group may "
+                "come late"
+            )
 
     def drop(self) -> None:
         """Give up what the servers hold for it. Not a collective."""

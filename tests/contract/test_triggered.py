@@ -10,16 +10,18 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from algorithm_groups import LAYOUT, Groups, reduced, run
+from algorithm_groups import LAYOUT, SETTINGS_GIVEN, Groups, reduced, run
 from in_thread import in_thread
 
-from hybridps.algorithms import KNOWN, Algorithm, choose_row
+from hybridps.algorithms import KNOWN, Algorithm, choose_row, make_algorithm
 from hybridps.config import Settings
-from hybridps.errors import ConfigError
+from hybridps.errors import ConfigError, ServerError
 from hybridps.memory import Arena
+from hybridps.mpi_groups import ThreadGroup
+from hybridps.ps.client import Client
 from hybridps.ps.rules import SGD, Mean, Outer, Rule
 from hybridps.ps.server import Server
-from hybridps.tensor_collectives import Tensor
+from hybridps.tensor_collectives import Levels, Tensor
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -333,3 +335,75 @@ def test_settings_that_do_not_fit_are_refused_by_name(name: str, settings: dict,
     rule = SGD(rate=0.1) if name == "async" else None
     with pytest.raises(ConfigError, match=said):
         choose_row(name, Settings(**settings), 2, True, rule, None)
+
+
+def faulty(name: str, trigger: str, again: Callable[[Algorithm, Tensor], object]):
+    """Two groups train; the second one is lost, and comes again while the first one goes on. What each one saw."""
+    settings = {**SETTINGS_GIVEN, "heartbeat_seconds": 0.1, "trigger": trigger}
+    groups = Groups((1, 1), True, Settings(**settings))
+    row = choose_row(name, groups.settings, 2, True, None, None)
+    came_again, done = threading.Event(), threading.Event()
+
+    def joined(world: ThreadGroup, levels: Levels, store: Client) -> tuple[Algorithm, Tensor]:
+        algorithm = make_algorithm(row, levels, groups.tier(levels, store), workers=2)
+        weights = Tensor([Arena(LAYOUT).flat])
+        weights.vectors[0][:] = 1
+        algorithm.join_weights("t", LAYOUT, weights)
+        return algorithm, weights
+
+    def body(world: ThreadGroup) -> object:
+        levels, store = groups.open(world)
+        algorithm, weights = joined(world, levels, store)
+        for step in range(1, 5):
+            weights.vectors[0][:] += 1 + world.rank
+            algorithm.average_("t", weights, step)
+        if world.rank == 1:
+            store.close(lost=True)
+            store = groups.connect(1)  # which waits until the server has missed the group
+            came_again.set()
+            try:
+                seen = again(*joined(world, levels, store))
+            except ServerError as error:
+                seen = error
+            store.close()
+            done.set()
+            return seen
+        steps = 5
+        while not done.is_set():
+            weights.vectors[0][:] += 1
+            algorithm.average_("t", weights, steps)
+            steps += 1
+        store.close()
+        assert came_again.is_set()
+        return steps
+
+    with in_thread(Server("tcp://127.0.0.1:*", threads=2, lost_seconds=1.0)) as server:
+        groups.addresses = [server.address]
+        return ThreadGroup.run(2, body)
+
+
+@pytest.mark.parametrize("trigger", ["every:1", "change:0.1,silence=3"])
+def test_a_group_that_is_lost_is_not_waited_for_and_may_come_again(trigger: str) -> None:
+    """Where groups do not wait for each other with any trigger; where they do, with one that the step decides."""
+
+    def go_on(algorithm: Algorithm, weights: Tensor) -> float:
+        centre = float(weights.vectors[0][0])
+        for step in range(1, 4):
+            weights.vectors[0][:] += 1
+            algorithm.average_("t", weights, step)
+        algorithm.close()
+        return centre
+
+    for name in ("elastic", *TOGETHER)[: 4 if trigger.startswith("every") else 1]:
+        steps, centre = faulty(name, trigger, go_on)
+        assert steps > 5
+        assert centre > 1.5, "it begins with the centre that the others have trained"
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_a_group_that_comes_when_others_have_voted_is_refused_and_they_go_on(name: str) -> None:
+    steps, refused = faulty(name, "change:0.1", lambda algorithm, weights: "was let in")
+    assert steps > 5
+    assert isinstance(refused, ServerError)
+    assert "start all groups together" in str(refused)
+    assert "every:TAU" in str(refused)
