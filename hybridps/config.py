@@ -106,6 +106,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Ties the moving rate of Elastic SGD to the learning rate of the store's optimizer: alpha = learning rate * rho.
     Default: alpha is as `alpha` says."""
 
+    outer_rate: Annotated[float, Meta(ge=0, le=1e9)] = 0.7
+    """Rate of DiLoCo's outer optimizer."""
+
+    outer_momentum: Annotated[float, Meta(ge=0, le=1)] = 0.9
+    """Momentum of DiLoCo's outer optimizer."""
+
     tau: AtLeastOne = 10
     """Steps between two averagings of weights."""
 

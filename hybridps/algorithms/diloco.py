@@ -27,7 +27,7 @@ def row(asked: Asked) -> Row:
         sends="weights",
         holds="weights",
         clock=asked.clock or BulkSynchronous(),
-        rule=asked.rule or Outer(),
+        rule=asked.rule or Outer(rate=asked.settings.outer_rate, momentum=asked.settings.outer_momentum),
     )
 
 

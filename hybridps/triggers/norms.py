@@ -33,9 +33,10 @@ def _squares_(out, edges, values):  # type: ignore[no-untyped-def]
     for k in range(out.size):
         total = 0.0
         for begin in range(edges[k], edges[k + 1], BLOCK):
+            block = values[begin : min(begin + BLOCK, edges[k + 1])]
             part = values.dtype.type(0)
-            for i in range(begin, min(begin + BLOCK, edges[k + 1])):
-                part += values[i] * values[i]
+            for i in range(block.size):
+                part += block[i] * block[i]
             total += part
         out[k] = total
 
@@ -45,9 +46,11 @@ def _squared_distances_(out, edges, values, others):  # type: ignore[no-untyped-
     for k in range(out.size):
         total = 0.0
         for begin in range(edges[k], edges[k + 1], BLOCK):
+            block = values[begin : min(begin + BLOCK, edges[k + 1])]
+            other = others[begin : begin + block.size]
             part = values.dtype.type(0)
-            for i in range(begin, min(begin + BLOCK, edges[k + 1])):
-                difference = values[i] - others[i]
+            for i in range(block.size):
+                difference = block[i] - other[i]
                 part += difference * difference
             total += part
         out[k] = total

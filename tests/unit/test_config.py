@@ -73,7 +73,8 @@ def test_no_number_is_infinite_and_none_is_nan(field: str, text: str) -> None:
 
 
 def test_all_float_settings_are_covered() -> None:
-    assert set(FLOATS) == {"alpha", "rho", "connect_seconds", "deadline_seconds", "heartbeat_seconds", "lost_seconds"}
+    seconds = {"connect_seconds", "deadline_seconds", "heartbeat_seconds", "lost_seconds"}
+    assert set(FLOATS) == {"alpha", "rho", "outer_rate", "outer_momentum", *seconds}
 
 
 def test_addresses_of_servers_fit_the_backend() -> None:
