@@ -54,9 +54,9 @@ def short_name(given: str) -> str:
     offered = entry_points(group=OTHERS).names
     if name in offered:
         return name
-    names = [*ALGORITHMS, *offered]
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
-    raise ConfigError(f"algorithm {given!r} is unknown; did you mean {near[0]!r}? Known: {', '.join(names)}")
+    near = difflib.get_close_matches(name, [*ALGORITHMS, *offered], n=1, cutoff=0.0)
+    known = ", ".join([*KNOWN, *offered])
+    raise ConfigError(f"algorithm {given!r} is unknown; did you mean {near[0]!r}? Known: {known}")
 
 
 def definition(name: str) -> Definition:
