@@ -1,10 +1,10 @@
 """The traffic of other thresholds on the change, forecast from the changes that a run has recorded.
 
 Between two exchanges the change grows with its age a (steps since the last exchange) as c = speed a^power: power 1 if
-the weights go straight on, 1/2 if they walk at random. The power is fitted to the whole run. c^(1/power) then grows by
-about the same in each step, however long ago the last exchange was, and so a replay with another threshold adds up what
-it has grown by in each step of the run. Our model; at the recorded threshold it gives the recorded exchanges. The whole
-model is taken to be sent, also where the run decided on its parts.
+the weights go straight on, 1/2 if they walk at random, less if they stay near a place. The power is fitted to the whole
+run, and the speed is c / a^power at each look. A replay with another threshold adds up speed^(1/power), which is what
+c^(1/power) grows by in a step. Our model; at the recorded threshold it gives the recorded exchanges. The whole model is
+taken to be sent, also where the run decided on its parts.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ def forecast(runs: Sequence[Looks], thresholds: Iterable[float | None], silence:
 
 def replay(looks: Looks, power: float, threshold: float | None, silence: int | None) -> list[Changed]:
     """The looks at which the table would be exchanged."""
-    sent, last_sent, last_recorded, before, grown = list[Changed](), 0, 0, 0.0, 0.0
+    sent, last_look, last_sent, last_recorded, grown = list[Changed](), 0, 0, 0, 0.0
     for look in looks:
-        now = look.change ** (1 / power)
-        grown, before = max(0.0, grown + now - before), now
+        speed = look.change / (look.step - last_recorded) ** power
+        grown += (look.step - last_look) * speed ** (1 / power)
         # The recorded change itself where the last exchange is the same: no rounding decides.
         change = look.change if last_sent == last_recorded else grown**power
         if (threshold is not None and change >= threshold) or (
@@ -95,13 +95,14 @@ def replay(looks: Looks, power: float, threshold: float | None, silence: int | N
         ):
             sent.append(look)
             last_sent, grown = look.step, 0.0
+        last_look = look.step
         if look.sent:
-            last_recorded, before = look.step, 0.0
+            last_recorded = look.step
     return sent
 
 
 def fit_power(runs: Sequence[Looks]) -> float:
-    """The slope of log change over log age, within the intervals between exchanges; between 0.3 and 1.2."""
+    """The slope of log change over log age, within the intervals between exchanges; between 0.1 and 1.2."""
     up = across = 0.0
     for looks in runs:
         last, xs, ys = 0, list[float](), list[float]()
@@ -114,4 +115,4 @@ def fit_power(runs: Sequence[Looks]) -> float:
                     x, y = np.array(xs) - np.mean(xs), np.array(ys) - np.mean(ys)
                     up, across = up + float(x @ y), across + float(x @ x)
                 last, xs, ys = look.step, [], []
-    return float(np.clip(up / across, 0.3, 1.2)) if across else USUAL_POWER
+    return float(np.clip(up / across, 0.1, 1.2)) if across else USUAL_POWER
