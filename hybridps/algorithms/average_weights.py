@@ -32,6 +32,7 @@ from hybridps.ps.model import Rules
 from hybridps.ps.rules import Elastic
 from hybridps.tensor_collectives import Levels, Tensor, allreduce_
 from hybridps.tiers import GroupTrigger, Tier
+from hybridps.triggers.norms import squared_distances_, squares_
 
 KEPT_RATES = 1000
 """Steps that a program can be ahead of its communication."""
@@ -45,6 +46,8 @@ class AverageWeights(Algorithm):
         self.has_centre = tier.has_servers
         self._scale = workers / levels.group.size
         self._triggers: dict[str, GroupTrigger] = {}
+        self._before: dict[str, np.ndarray] = {}
+        """On the leader, the weights before an exchange, where the centre replaces them: for the distance."""
         self._distance = math.nan
         self._rate: float | None = None
         self._rates: dict[int, float] = {}
@@ -57,6 +60,8 @@ class AverageWeights(Algorithm):
             together = self.tier if self.is_synchronous else None
             given = (self.row.trigger, self.levels.group, table, layout, weights.vectors[0], together)
             self._triggers[table] = GroupTrigger(*given)
+            if self.levels.group.rank == 0 and self.row.rule.answer_is_new_value:
+                self._before[table] = np.empty(layout.length, layout.dtype)
         return late
 
     def averages(self, step: int) -> bool:
@@ -68,12 +73,16 @@ class AverageWeights(Algorithm):
         if not spans:
             return 0
         began = time.monotonic()
+        before = self._before.get(table)
+        if before is not None:
+            np.copyto(before, values)
         for start, stop in spans:
             self.tier.exchange(table, weights, start, stop, self._rules(step, stop))
         squares = 0.0
         for start, stop in spans:
             self.tier.finish()
-            squares += (stop - start) * self.tier.distance**2
+            here = self.tier.distance if before is None else _distance(before[start:stop], values[start:stop])
+            squares += (stop - start) * here**2
         length = sum(stop - start for start, stop in spans)
         self._distance = math.sqrt(squares / length)
         trigger.sent(step, values, length * values.itemsize, time.monotonic() - began)
@@ -95,6 +104,7 @@ class AverageWeights(Algorithm):
         tables = list(tables)
         super().drop(tables)
         for table in tables:
+            self._before.pop(table, None)
             trigger = self._triggers.pop(table, None)
             if trigger is not None:
                 trigger.drop()
@@ -127,3 +137,11 @@ class AverageWeights(Algorithm):
                     np.multiply(scaled, scaled.dtype.type(self._scale), out=scaled)
                 else:
                     scaled[:] = np.rint(scaled * self._scale)
+
+
+def _distance(before: np.ndarray, after: np.ndarray) -> float:
+    """|before - after| / |before|; nan if `before` is 0."""
+    edges, moved, size = np.array([0, before.size]), np.zeros(1), np.zeros(1)
+    squared_distances_(moved, edges, before, after)
+    squares_(size, edges, before)
+    return math.sqrt(moved[0] / size[0]) if size[0] else math.nan

@@ -165,6 +165,10 @@ def test_distance_is_the_relative_one() -> None:
         return algorithm.distance
 
     assert run((1,), "elastic", work, alpha=0.5) == [pytest.approx(1.0)]
+    assert run((1,), "easgd", work, alpha=0.5) == [pytest.approx(1.0)]
+    # The centre that the outer optimizer makes of 0 and 2 is 0.5 * (1 + 0.5) * 2 = 1.5.
+    assert run((1,), "diloco", work, outer_rate=0.5, outer_momentum=0.5) == [pytest.approx(0.25)]
+    assert run((1,), "local", work) == [0.0]
 
 
 def test_alpha_is_0_9_over_the_groups_by_default() -> None:
