@@ -59,7 +59,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # numba keeps what it compiled as long as a function's own file stays, also where compiled functions that it calls change.
-$(COMPILED): $(shell grep -rl --include='*.py' '^@compiled\|^    @compiled' hybridps)
+$(COMPILED): $(shell grep -rl --include='*.py' '^@compiled\|^    @compiled' hybridps) | $(INSTALLED)
 	@find hybridps -name '*.nb[ic]' -delete
 	@touch $@
 

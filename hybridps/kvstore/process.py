@@ -73,11 +73,13 @@ class SharedJob:
     def close(self) -> None:
         """Finish, and leave the job."""
         self.finish()
-        if self._profile is not None:
-            self._profile.close()
-        if self._schedule is not None:
-            self._schedule.close()
-        self.job.close()
+        try:
+            if self._profile is not None:
+                self._profile.close()
+        finally:
+            if self._schedule is not None:
+                self._schedule.close()
+            self.job.close()
 
     def _end(self, error: BaseException) -> None:
         """The main thread may wait in the engine for what will never be done, and cannot be told."""

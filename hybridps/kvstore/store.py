@@ -188,8 +188,11 @@ class HybridKVStore(KVStore):
         assert self._updater is not None, "there is no optimizer: call set_optimizer first"
         path = Path(fname)
         states = None if self._training.updates.servers_have_states and not path.exists() else path.read_bytes()
-        if self._training.updates.set_states(states):
-            self.barrier()
+        try:
+            self._training.updates.set_states(states)
+        finally:
+            if self._training.updates.are_at_servers:
+                self.barrier()  # also after an error, which perhaps only this worker has
 
     @as_mxnet_does
     def set_gradient_compression(self, compression_params: Any) -> None:

@@ -2,7 +2,8 @@
 
 Chunks have equal lengths, but for the last one, which may be shorter. So longest-processing-time-first balance (each
 chunk, the longest first, goes to the server with the least so far) is a round robin: chunk i belongs to server
-i mod servers, and on it to thread (i div servers) mod threads.
+i mod servers, and on it to thread (i div servers) mod threads. Tables of one chunk would all come to the first server:
+such a table is dealt from another number on, `first`.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ class Span(NamedTuple):
 
 
 class ChunkMap:
-    """A layout cut into chunks of `chunk_bytes`, which are assigned to `servers`.
+    """A layout cut into chunks of `chunk_bytes`, which are dealt to `servers` as the numbers from `first` on.
 
     Raises LayoutError if `chunk_bytes` is not a positive multiple of the size of an element, if there would be more
     than `MOST_CHUNKS` chunks, or if there is no server.
     """
 
-    def __init__(self, layout: Layout, chunk_bytes: int, servers: int) -> None:
+    def __init__(self, layout: Layout, chunk_bytes: int, servers: int, first: int = 0) -> None:
         if chunk_bytes < 1 or chunk_bytes % layout.itemsize:
             raise LayoutError(
                 f"chunk_bytes={chunk_bytes} must be a positive multiple of the {layout.itemsize} bytes of an element"
@@ -50,6 +51,7 @@ class ChunkMap:
             raise LayoutError(f"chunks cannot be assigned to {servers} servers: give 1 or more")
         self.layout = layout
         self.servers = servers
+        self.first = first
         self.step = chunk_bytes // layout.itemsize
         """Elements of a chunk."""
         self.count = -(-layout.length // self.step)
@@ -64,12 +66,16 @@ class ChunkMap:
         """All elements of a chunk."""
         return Span(chunk, chunk * self.step, min((chunk + 1) * self.step, self.layout.length))
 
+    def thread_of(self, chunk: int, threads: int) -> int:
+        """The thread of its server that owns a chunk."""
+        return (chunk + self.first) // self.servers % threads
+
     def owned_between(self, server: int, start: int, stop: int) -> range:
         """The chunks of a server that have some of the elements `start:stop`."""
         if start >= stop:
             return range(0)
         first = start // self.step
-        return range(first + (server - first) % self.servers, -(-stop // self.step), self.servers)
+        return range(first + (server - self.first - first) % self.servers, -(-stop // self.step), self.servers)
 
     def spans(self, server: int, start: int, stop: int) -> Iterator[Span]:
         """What a server owns of the elements `start:stop`, chunk by chunk."""

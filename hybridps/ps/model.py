@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Annotated, Any, Literal, NamedTuple
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -95,7 +96,8 @@ class TableSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def chunk_map(self) -> ChunkMap:
         """The chunks of the table on all servers. Raises LayoutError if they cannot be made."""
-        return ChunkMap(self.layout, self.chunk_bytes, self.servers)
+        first = crc32(self.layout.slots[0].key.encode()) if self.rule.whole_keys else 0
+        return ChunkMap(self.layout, self.chunk_bytes, self.servers, first)
 
 
 Rules = tuple[tuple[int, AnyRule], ...]

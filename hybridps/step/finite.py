@@ -30,35 +30,35 @@ class FiniteCheck:
         self._algorithm = algorithm
         self._context = context
         self._refuses = context.settings.check_finite == "refuse"
-        self._looks = context.settings.check_finite != "ignore"
+        self._ignores = context.settings.check_finite == "ignore"
+        self._has_warned = False
 
     @contextmanager
     def reducing(self, span: Span, step: int) -> Iterator[None]:
         """Reduce the span in this context. Warn once of NaN or Inf in it.
 
-        With `refuse` raise NotFiniteGradientError, before anything is reduced.
+        With `refuse` raise NotFiniteGradientError, before anything is reduced. In a node that searches as it reduces,
+        each worker searches a part of all workers' gradients: so it goes on after its own warning.
         """
         tensor = span.table.tensor
-        if not self._looks:
-            yield
-        elif self._refuses or not (
-            self._algorithm.sums_in_group and tensor.looks_for_not_finite(span.stop - span.start)
-        ):
-            if any(not is_finite(vector[span.start : span.stop]) for vector in tensor.vectors):
-                self._report(_first_key(span), step)
-            yield
-        else:
+        in_the_pass = not (self._ignores or self._refuses) and self._algorithm.sums_in_group
+        if in_the_pass and tensor.looks_for_not_finite(span.stop - span.start):
             yield
             element = tensor.first_not_finite()
-            if element is not None:
+            if element is not None and not self._has_warned:
                 self._report(span.table.key_at(element), step)
+            return
+        looks = not (self._ignores or self._has_warned)
+        if looks and any(not is_finite(vector[span.start : span.stop]) for vector in tensor.vectors):
+            self._report(_first_key(span), step)
+        yield
 
     def _report(self, key: str, step: int) -> None:
         said = f"worker {self._context.worker}: the gradient of key {key!r} has NaN or Inf in step {step}"
         self._context.events.emit(NotFinite(key, step))
         if self._refuses:
             raise NotFiniteGradientError(f"{said}: look for a loss that diverges, or set HYBRIDPS_CHECK_FINITE=warn")
-        self._looks = False
+        self._has_warned = True
         print(f"hybridps: {said}; this worker does not look at later ones", file=sys.stderr, flush=True)
 
 

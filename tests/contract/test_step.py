@@ -334,6 +334,27 @@ def test_gradients_that_are_no_numbers(how: str, capsys) -> None:
         assert said.count("worker 1: the gradient of key 'b' has NaN or Inf in step 3") == (how == "warn"), said
 
 
+@pytest.mark.parametrize("second", ["b", "c"])
+def test_a_worker_that_has_warned_searches_its_part_for_the_others(second: str, capsys) -> None:
+    """Ranks share the search of all gradients: what one has seen in one table says nothing of another."""
+    keys = {"a": KeySpec("float32", (9999,)), "b": KeySpec("float64", (9999,)), "c": KeySpec("float64", (9999,))}
+
+    def work(model: Model) -> None:
+        for step in range(6):
+            model.sums.begin()
+            came = keys if step > 3 else ["a"]
+            for name in came:
+                bad = (step, name, model.rank) in {(3, "a", 0), (4, second, 1)}
+                model.push(name, np.inf if bad else 1.0)
+            for name in came:
+                model.wait(name)
+
+    on_ranks(2, work, keys=keys, given=msgspec.structs.replace(GIVEN, bucket_bytes=1 << 20))
+    said = capsys.readouterr().err
+    assert "worker 0: the gradient of key 'a' has NaN or Inf in step 3" in said
+    assert f"worker 1: the gradient of key {second!r} has NaN or Inf in step 4" in said
+
+
 @given(st.sets(st.sampled_from(list(KEYS))), st.sampled_from([64, 256, 1024, 1 << 20]))
 def test_a_plan_covers_each_expected_key_once(names: set[str], bucket_bytes: int) -> None:
     layout = Layout.of("float32", KEYS)

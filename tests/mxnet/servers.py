@@ -159,6 +159,8 @@ def profile_wrongly():
     kv.init("w", nd.zeros(100))
     with pytest.raises(mx.MXNetError, match="colour is no option of the profiler"):
         mx.profiler.set_config(colour="red", profile_process="server")
+    with pytest.raises(mx.MXNetError, match="names no file"):
+        mx.profiler.set_config(filename="", profile_process="server")
     mx.profiler.set_config(filename=str(folder / "nowhere" / "server.json"), profile_process="server")
     set_state("run", profile_process="server")
     kv.barrier()
@@ -212,9 +214,9 @@ def dead_nodes():
     if kv.rank >= half:
         os._exit(3)
     end = time.monotonic() + 60
-    while kv.num_dead_node(4, timeout=1) < half and time.monotonic() < end:
+    while kv.num_dead_node(4, timeout=5) < half and time.monotonic() < end:
         time.sleep(0.1)
-    numbers = {node: kv.num_dead_node(node, timeout=1) for node in (0, 1, 2, 4, 6, 7, 9, 9 + 2 * half, 9 + 4 * half)}
+    numbers = {node: kv.num_dead_node(node, timeout=5) for node in (0, 1, 2, 4, 6, 7, 9, 9 + 2 * half, 9 + 4 * half)}
     assert numbers == {0: half, 1: 0, 2: 0, 4: half, 6: half, 7: half, 9: 0, 9 + 2 * half: 1, 9 + 4 * half: 0}, numbers
     assert kv.num_dead_node(4, timeout=600) == 0
     assert kv.num_workers == 2 * half
@@ -229,10 +231,10 @@ def a_dead_node_of_a_rack():
     if kv.rank == 3:
         os._exit(3)
     end = time.monotonic() + 60
-    while kv.rank == 2 and not kv.num_dead_node(timeout=1) and time.monotonic() < end:
+    while kv.rank == 2 and not kv.num_dead_node(timeout=5) and time.monotonic() < end:
         time.sleep(0.1)
     push(kv)
-    dead = [kv.num_dead_node(node, timeout=1) for node in (0, 9, 11, 13, 15)]
+    dead = [kv.num_dead_node(node, timeout=5) for node in (0, 9, 11, 13, 15)]
     assert dead == ([1, 0, 0, 0, 1] if kv.rank == 2 else [0] * 5), dead
 
 

@@ -115,6 +115,11 @@ def test_whole_keys_that_cannot_be_are_refused(shapes: dict[str, tuple[int, ...]
         store.register("other", Layout.of("float32", {"w": (8,)}), None, SGD(rate=1.0))
 
 
+def test_states_that_do_not_fit(tmp_path: Path) -> None:
+    done = ours(2, ["states_that_do_not_fit"], tmp_path, groups="2")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("groups", ["1", "2"])
 def test_an_optimizer_that_draws_random_numbers(groups: str, tmp_path: Path) -> None:
     done = ours(2, ["random_numbers"], tmp_path, groups=groups)

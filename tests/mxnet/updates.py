@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from pathlib import Path
 
 import mxnet as mx
 import numpy as np
@@ -254,6 +255,23 @@ def adam_goes_on(folder):
             store.pull(5, out=out)
         outs.append(out.asnumpy())
     np.testing.assert_allclose(*outs, rtol=1e-5, atol=1e-6)
+
+
+def states_that_do_not_fit(folder):
+    """A file of another network is refused on all workers, before and after the first push, and all go on."""
+    own = mx.optimizer.get_updater(mx.optimizer.AdaGrad())
+    own.states[5] = nd.ones((8, 5))
+    wrong = f"{folder}/wrong-{rank}"
+    Path(wrong).write_bytes(own.get_states())
+    store, out = mx.kv.create("dist_hybridps_async"), nd.zeros((7, 5))
+    store.set_optimizer(mx.optimizer.AdaGrad(learning_rate=0.1))
+    store.init(5, nd.ones((7, 5)))
+    for _ in range(2):
+        with pytest.raises(mx.MXNetError, match="key 5 has states of the shapes"):
+            store.load_optimizer_states(wrong)
+        store.push(5, nd.ones((7, 5)))
+        store.pull(5, out=out)
+        assert (out.asnumpy() < 1).all()
 
 
 def asynchronous(folder):

@@ -178,3 +178,16 @@ def test_nothing_grows_with_the_buffer():
     assert chunk_map.count == MOST_CHUNKS
     assert isinstance(owned_by(chunk_map, 0), range)
     assert not any(hasattr(value, "__len__") and len(value) > 100 for value in vars(chunk_map).values())
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3, 7])
+def test_chunks_are_dealt_from_the_first_number_on(servers):
+    layout = layout_of(1000)
+    for first in (0, 1, 5, 4_000_000_000):
+        chunk_map = ChunkMap(layout, 64, servers, first)
+        owners = {
+            chunk: owner for owner in range(servers) for chunk in chunk_map.owned_between(owner, 0, layout.length)
+        }
+        assert owners == {chunk: (chunk + first) % servers for chunk in range(chunk_map.count)}
+        for chunk in owners:
+            assert chunk_map.thread_of(chunk, 3) == (chunk + first) // servers % 3

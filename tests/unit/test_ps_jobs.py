@@ -15,7 +15,7 @@ from hybridps.memory import Layout
 from hybridps.ps import wire
 from hybridps.ps.clocks import BoundedStale, BulkSynchronous, FreeRunning
 from hybridps.ps.model import Admitted, Answer, Contribution, GroupTakenError, TableSpec, Task
-from hybridps.ps.rules import SGD, Elastic, Mean, Momentum, Sum
+from hybridps.ps.rules import SGD, Elastic, Foreign, Mean, Momentum, Sum
 from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.requests import Regions, carry_out
@@ -507,6 +507,21 @@ def test_a_table_is_charged_with_its_values_and_its_records():
     assert needed(groups=100) > needed() + CHUNKS * 99 * 32
     states = msgspec.structs.replace(SPEC, rule=Momentum(rate=1))
     assert needed(spec=states) == needed() + LAYOUT.nbytes
+
+
+def test_what_one_of_many_servers_owns_is_charged_whole():
+    """A table of one chunk lies on one server, whatever their number."""
+    layout = Layout.of("float32", {"w": (1 << 16,)})
+    rule = Foreign(framework="mxnet", optimizer="lamb", states=2, whole_keys=True)
+    charged = []
+    for server in range(8):
+        jobs = SynchronousJobs()
+        jobs.enter("job", 0, 1)
+        spec = TableSpec(layout, rule, FreeRunning(), layout.nbytes, server, 8)
+        jobs.register(origin(0), "w", spec, initialise=True)
+        charged.append(jobs.budget.used_bytes)
+    assert sum(charge > 3 * layout.nbytes for charge in charged) == 1
+    assert sum(charge < layout.nbytes for charge in charged) == 7
 
 
 def test_groups_may_cut_a_chunk_into_different_parts():

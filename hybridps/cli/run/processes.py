@@ -92,7 +92,7 @@ class Processes:
             raise ConfigError(f"{command[0]} cannot be started: {error.strerror or error}") from None
         child = Child(name, process, on_line, f"{_MARK}={number}")
         self._children.append(child)
-        with contextlib.suppress(OSError):  # Linux before 5.3
+        with contextlib.suppress(AttributeError, OSError):  # Linux before 5.3, or a Python that was built for it
             child.end = os.pidfd_open(process.pid)
             self._selector.register(child.end, selectors.EVENT_READ)
         for kind, pipe in ((OUT, process.stdout), (ERR, process.stderr)):
@@ -143,6 +143,8 @@ class Processes:
         for key, _ in self._selector.select(seconds):
             if key.data is not None:
                 self._read(key.data)
+            else:
+                self._selector.unregister(key.fileobj)  # a process has ended, which `_step` sees
 
     def _read(self, stream: _Stream) -> None:
         data = os.read(stream.pipe.fileno(), 1 << 16)
@@ -187,7 +189,8 @@ class Processes:
 
     def _forget_end(self, child: Child) -> None:
         if child.end is not None:
-            self._selector.unregister(child.end)
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(child.end)
             os.close(child.end)
             child.end = None
 

@@ -16,11 +16,11 @@ OPTIMIZER, MULTI_PRECISION, STOP, SYNCHRONOUS, COMPRESSION, PROFILER = range(6)
 """The commands that MXNet's servers know, by their heads."""
 
 INSTEAD = {
-    OPTIMIZER: "takes a pickled optimizer, which nobody here unpickles: call set_optimizer(optimizer) on all workers",
+    OPTIMIZER: "takes a pickled optimizer, and nothing is unpickled here: call set_optimizer(optimizer) on all workers",
     STOP: "stops the servers, which may serve other jobs too: leave it out, they end with their jobs",
     COMPRESSION: "sets half of a gradient compression: call set_gradient_compression(...) on all workers",
 }
-"""What to do instead of a command that cannot be had."""
+"""What to do instead of a command that is not supported."""
 
 
 def command(
@@ -28,7 +28,8 @@ def command(
 ) -> None:
     """Do what a command asks for, on one worker. `optimizer`: of the store, if there is one.
 
-    Raises HybridPSError for what cannot be had. A head that MXNet's servers do not know is noted and has no effect.
+    Raises HybridPSError for a command that is not supported. One that MXNet's servers do not know is noted, and has no
+    effect.
     """
     if head == PROFILER:
         _profile(body, profile)

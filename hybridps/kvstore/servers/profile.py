@@ -53,7 +53,10 @@ class ServersProfile:
         unknown = options.keys() - OPTIONS
         if unknown:
             raise ConfigError(f"{min(unknown)} is no option of the profiler: use {', '.join(sorted(OPTIONS))}")
-        self._path = Path(options.get("filename", "profile.json"))
+        path = Path(options.get("filename", "profile.json"))
+        if not path.name:
+            raise ConfigError(f"filename={str(path)!r} names no file: give one, as in filename='profile.json'")
+        self._path = path
 
     def set_state(self, runs: bool) -> None:
         """Begin to record, or stop. Raises ServerError if the servers have no room for it."""
@@ -92,7 +95,7 @@ class ServersProfile:
             self._runs = self._has_records = False
 
     def close(self) -> None:
-        """Write what no file has yet, as MXNet's servers do at their end. A note says if that cannot be."""
+        """Write what no file has yet, as MXNet's servers do at their end. If that fails, it writes a note."""
         try:
             self.dump(finished=True)
         except HybridPSError as error:
@@ -101,7 +104,13 @@ class ServersProfile:
     def _change(self) -> None:
         runs = self._runs and not self._is_paused
         if not self._job.worker and (runs or self._has_records):
-            self._ask(lambda client: client.profile("run" if runs else "stop"))
+            try:
+                self._ask(lambda client: client.profile("run" if runs else "stop"))
+            except HybridPSError:
+                if runs and not self._has_records:
+                    self._runs = False
+                    self._ask(lambda client: client.profile("end"))  # other servers may have begun
+                raise
             self._has_records |= runs and self._job.client is not None
 
     def _ask(self, work: Callable[[Client], Result]) -> Result | None:

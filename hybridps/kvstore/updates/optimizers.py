@@ -11,7 +11,7 @@ import mxnet as mx
 from msgspec.structs import replace
 
 from hybridps.errors import HybridPSError
-from hybridps.kvstore.updates.server_optimizer import foreign_numbers
+from hybridps.kvstore.updates.server_optimizer import foreign_numbers, foreign_rule
 from hybridps.ps.rules import SGD, Adam, AnyRule, Foreign, Momentum, Nesterov
 
 LARGEST = 1e30
@@ -32,9 +32,29 @@ def table_rule(optimizer: Any) -> AnyRule | None:
     return Nesterov(rate=0.0) if type(optimizer) is mx.optimizer.NAG else Momentum(rate=0.0)
 
 
-def is_nesterov(optimizer: Any) -> bool:
-    """Whether the optimizer is Nesterov's momentum."""
-    return isinstance(optimizer, mx.optimizer.NAG) and optimizer.momentum > 0
+def check_needed(needed: str, optimizer: Any, store_type: str) -> None:
+    """Raise HybridPSError unless the optimizer is what the algorithm needs, as `Row.optimizer` has it."""
+    is_nesterov = isinstance(optimizer, mx.optimizer.NAG) and optimizer.momentum > 0
+    if needed == "nesterov" and not is_nesterov:
+        raise HybridPSError(
+            f"{store_type} needs Nesterov's momentum, and this is {type(optimizer).__name__}: use "
+            "mx.optimizer.NAG(momentum=...), or the algorithm elastic, which takes any optimizer"
+        )
+
+
+def check_optimizer(optimizer: Any, rule: AnyRule, is_half: bool, is_mixed: bool) -> None:
+    """Raise HybridPSError if an optimizer that was loaded is not the one that `rule` was made for.
+
+    `is_half`: for keys of float16 that are updated in float16. `is_mixed`: that one had `multi_precision`.
+    """
+    loaded = (None if is_half else table_rule(optimizer)) or foreign_rule(optimizer)
+    has_mixed = bool(getattr(optimizer, "multi_precision", False))
+    differs = type(loaded) is not type(rule) or (isinstance(rule, Foreign) and loaded != rule)
+    if differs or has_mixed != is_mixed:
+        raise HybridPSError(
+            f"the file has the states of {type(optimizer).__name__} (multi_precision={has_mixed}), and the servers "
+            f"update by {rule} (multi_precision={is_mixed}): set that optimizer first"
+        )
 
 
 @contextmanager

@@ -72,33 +72,43 @@ def kept_of(
 ) -> list[np.ndarray | None]:
     """What servers are to keep of a parameter with this state: its weights (None: those there), and arrays like them.
 
-    `is_there`: there is a state; else it is as for a first update of `weights`. Raises HybridPSError if the state is
-    not one that this optimizer makes.
+    `is_there`: there is a state; else it is as for a first update of `weights`. Raises as `split`.
     """
-    replaced, fresh = None, optimizer.create_state(index, weights)
-    if not is_there:
-        state = fresh
-    elif is_mixed:
-        if not isinstance(state, tuple) or len(state) != 2:
-            raise HybridPSError(
-                f"the states of key {index!r} are not those of float16 with multi_precision=True: save them with it"
-            )
-        first, second = state
-        master, state = (second, first) if isinstance(optimizer, WEIGHTS_LAST) else (first, second)
-        replaced = master.asnumpy()
-    came, makes = ([array.shape for array in arrays_in(each)] for each in (state, fresh))
-    if came != makes:
-        raise HybridPSError(
-            f"key {index!r} has states of the shapes {came} in the file, and {type(optimizer).__name__} as it is set "
-            f"makes {makes}: set the optimizer that they were saved with, for the same network"
-        )
+    master = None
+    if is_there:
+        master, state = split(optimizer, index, state, weights, is_mixed)
+    else:
+        state = optimizer.create_state(index, weights)
     found = [_padded(array.asnumpy(), weights) for array in arrays_in(state)]
     if adds_up(optimizer):
         added = optimizer.cumgrads.get(index, {"cum_grad": 0, "num_cums": optimizer.init_updates})
         summed = added["cum_grad"]
         summed = summed.asnumpy() if isinstance(summed, NDArray) else np.zeros(weights.shape)
         found += [_padded(summed, weights), np.full(weights.shape, added["num_cums"])]
-    return [replaced, *found]
+    return [None if master is None else master.asnumpy(), *found]
+
+
+def split(optimizer: Any, index: int | str, state: Any, weights: NDArray, is_mixed: bool) -> tuple[NDArray | None, Any]:
+    """The weights in float32 of a float16 key, None of others; and what else a state has.
+
+    Raises HybridPSError if the state is not one that this optimizer makes for such weights.
+    """
+    master = None
+    if is_mixed:
+        if not isinstance(state, tuple) or len(state) != 2:
+            raise HybridPSError(
+                f"the states of key {index!r} are not those of float16 with multi_precision=True: save them with it"
+            )
+        first, second = state
+        master, state = (second, first) if isinstance(optimizer, WEIGHTS_LAST) else (first, second)
+    fresh = optimizer.create_state(index, weights)
+    came, makes = ([array.shape for array in arrays_in(each)] for each in (state, fresh))
+    if came != makes:
+        raise HybridPSError(
+            f"key {index!r} has states of the shapes {came} in the file, and {type(optimizer).__name__} as it is set "
+            f"makes {makes}: set the optimizer that they were saved with, for the same network"
+        )
+    return master, state
 
 
 def _filled(state: Any, arrays: Iterator[np.ndarray]) -> Any:

@@ -15,12 +15,12 @@ from hybridps.errors import HybridPSError
 from hybridps.job import Job
 from hybridps.kvstore.arrays import copy_all, dtype_of, same_arrays
 from hybridps.kvstore.key import Key
-from hybridps.kvstore.updates.optimizers import is_nesterov, same_random_numbers, table_rule
+from hybridps.kvstore.updates.optimizers import check_needed, check_optimizer, same_random_numbers, table_rule
 from hybridps.kvstore.updates.server_optimizer import foreign_rule
 from hybridps.kvstore.updates.server_updates import ServerUpdates
-from hybridps.kvstore.updates.states import adds_up, kept_of, state_of
+from hybridps.kvstore.updates.states import adds_up, kept_of, split, state_of
 from hybridps.memory import FLOATS
-from hybridps.ps.rules import SGD, AnyRule, Foreign
+from hybridps.ps.rules import SGD, AnyRule
 from hybridps.step import Gradients, InitialValues, JobContext, Schedule
 
 MIXED, HALF = "mixed.", "half."
@@ -59,7 +59,7 @@ class Updates:
         self._stored = stored
         self._like = like
         self._at_servers: dict[str, ServerUpdates] = {}
-        """The keys that servers update, since the last optimizer was set: by kind, see `_kind`."""
+        """The keys that servers update, since the last optimizer was set: by kind, see `_servers_of`."""
         self._optimizers = 0
         """How many were set."""
         self._compression: Quantised | None = None
@@ -69,9 +69,8 @@ class Updates:
         """Whether the optimizer has `multi_precision`."""
 
     def set_updater(self, updater: Any, store_type: str) -> None:
-        """From now on what is stored is updated, at the servers where these know how.
-
-        Raises HybridPSError if only servers could update, and do not know how.
+        """From now on what is stored is updated, at the servers where these know how. Raises HybridPSError if only
+        servers could update, and do not know how, or if the algorithm needs another optimizer.
         """
         optimizer = updater.optimizer if type(updater) is mx.optimizer.Updater else None
         rule: AnyRule | None = table_rule(optimizer)
@@ -82,11 +81,7 @@ class Updates:
                     f"{store_type} updates at the servers, which cannot have {type(optimizer or updater).__name__}: "
                     "use an optimizer of mx.optimizer itself, whose settings are numbers, or another type of store"
                 )
-        if self._algorithm.row.optimizer == "nesterov" and not is_nesterov(optimizer):
-            raise HybridPSError(
-                f"{store_type} needs Nesterov's momentum, and this is {type(optimizer or updater).__name__}: use "
-                "mx.optimizer.NAG(momentum=...), or the algorithm elastic, which takes any optimizer"
-            )
+        check_needed(self._algorithm.row.optimizer, optimizer or updater, store_type)
         self._schedule.agree_on(f"the optimizer {type(optimizer or updater).__name__}")
         self.updater = updater
         for name, key in self._keys.items():
@@ -208,27 +203,47 @@ class Updates:
         """Whether this worker has no states of its own, and those at the servers are another worker's."""
         return self._place.worker != 0 and all(self.at_servers(name) is not None for name in self._keys)
 
-    def set_states(self, states: bytes | None) -> bool:
-        """Go on with states that `states` gave. Whether servers have some: those are the first worker's."""
-        if states is not None:
-            self.updater.set_states(states)
-            self._check_optimizer()
-        self._put_states([name for name, key in self._keys.items() if key.at_servers is not None])
+    @property
+    def are_at_servers(self) -> bool:
+        """Whether servers update, alike on all workers."""
         return bool(self._at_servers)
+
+    def set_states(self, states: bytes | None) -> None:
+        """Go on with states that `states` gave; those at the servers are the first worker's.
+
+        Raises HybridPSError, and changes nothing, if they are not those of these keys and this optimizer.
+        """
+        updater = self.updater
+        before = updater.optimizer
+        if states is not None:
+            kept = {name: getattr(updater, name) for name in ("optimizer", "states", "states_synced")}
+            try:
+                updater.set_states(states)
+                self._check_optimizer()
+                self._check_states()
+            except HybridPSError:
+                vars(updater).update(kept)
+                raise
+        names = [name for name, key in self._keys.items() if key.at_servers is not None]
+        self._put_states(names, adds_up_anew=updater.optimizer is not before)
 
     def _check_optimizer(self) -> None:
         """Raise HybridPSError if states were loaded with an optimizer that the servers' tables are not for."""
-        optimizer = self.updater.optimizer
         for kind, servers in self._at_servers.items():
-            rule = servers.rule
-            loaded = (table_rule(optimizer) if kind != HALF else None) or foreign_rule(optimizer)
-            is_mixed = bool(getattr(optimizer, "multi_precision", False))
-            differs = type(loaded) is not type(rule) or (isinstance(rule, Foreign) and loaded != rule)
-            if differs or is_mixed != self._is_mixed:
-                raise HybridPSError(
-                    f"the file has the states of {type(optimizer).__name__} (multi_precision={is_mixed}), and the "
-                    f"servers update by {rule} (multi_precision={self._is_mixed}): set that optimizer first"
-                )
+            check_optimizer(self.updater.optimizer, servers.rule, kind == HALF, self._is_mixed)
+
+    def _check_states(self) -> None:
+        """Raise HybridPSError if states were loaded that the servers' optimizer does not make of these keys.
+
+        Every worker looks, though only the first one gives the servers states.
+        """
+        for name, key in self._keys.items():
+            servers = self.at_servers(name)
+            if servers is not None and key.index in self.updater.states:
+                state, like = self.updater.states[key.index], self._like(name)[0]
+                is_mixed = servers is self._at_servers.get(MIXED)
+                weights = mx.nd.empty(like.shape) if is_mixed else like  # as the servers hold them
+                split(self.updater.optimizer, key.index, state, weights, is_mixed)
 
     def begin(self) -> None:
         """A step begins."""
@@ -250,8 +265,11 @@ class Updates:
             servers.close()
         self._at_servers = {}
 
-    def _put_states(self, names: Iterable[str]) -> None:
-        """Give the servers the updater's states of these keys, which they hold. Only the first worker does."""
+    def _put_states(self, names: Iterable[str], adds_up_anew: bool = True) -> None:
+        """Give the servers the updater's states of these keys, which they hold. Only the first worker does.
+
+        `adds_up_anew`: also the gradients that the optimizer adds up over several updates.
+        """
         optimizer, states = self.updater.optimizer, self.updater.states
         if self._place.worker != 0 or not states:
             return
@@ -261,6 +279,8 @@ class Updates:
             kind = next(kind for kind, servers in self._at_servers.items() if servers is key.at_servers)
             index, weights = key.index, self._at_servers[kind].slot(name)
             kept = kept_of(optimizer, index, states.get(index), weights, kind == MIXED, index in states)
+            if adds_up(optimizer) and not adds_up_anew:
+                kept[-2:] = None, None
             found.setdefault(kind, {})[name] = kept
         for kind, of_kind in found.items():
             self._at_servers[kind].put_states(of_kind)

@@ -25,7 +25,7 @@ def clip_(total, rescale, most):  # type: ignore[no-untyped-def]
     """Multiply `total` by `rescale` and cut it off at `most` and `-most`, unless `most` is Inf. Returns the factor that
     is left to multiply it by.
 
-    A pass of its own, in the cache: without a clip nothing is paid for it.
+    A pass of its own, in the cache, so updates without a clip do not pay for it.
     """
     if most == np.inf:
         return rescale

@@ -5,7 +5,6 @@ A job is never told of another one. Nothing is written at the server's host: cli
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -33,16 +32,15 @@ class Profile:
     def __init__(self, budget: Budget) -> None:
         self.runs = True
         self._records = np.zeros(MOST_RECORDS, RECORD)
-        self._numbers = itertools.count()
-        """Of the next record: each number is taken by one thread."""
         self._count = 0
+        self._lock = threading.Lock()
         budget.lend(self._records)
 
     def add(self, kind: bytes, began_ns: int, thread: int, table: str = "", chunk: int = -1, group: int = -1) -> None:
         """Record what has just ended."""
         ended_ns = time.monotonic_ns()
-        number = next(self._numbers)
-        self._count = max(self._count, number + 1)
+        with self._lock:
+            number, self._count = self._count, self._count + 1
         if number < MOST_RECORDS:
             self._records[number] = kind, table.encode(), chunk, group, thread, began_ns, ended_ns - began_ns
 

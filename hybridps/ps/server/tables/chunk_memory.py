@@ -88,7 +88,10 @@ class ChunkMemory:
         """What updates the chunk, if it is not the compiled rule."""
 
     def reset_(self, initial: np.ndarray | None) -> None:
-        """Initial values, or zeros, become the centre. Raises NotFiniteError, and changes nothing."""
+        """Initial values, or zeros, become the centre. Raises NotFiniteError, and changes nothing.
+
+        Raises ServerError if the rule cannot be loaded.
+        """
         if initial is not None and self._refuses:
             check_finite(initial, self.name)
         self._steps, self._computed = 0, []

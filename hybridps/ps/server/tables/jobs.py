@@ -206,8 +206,10 @@ class Jobs:
     def _table_bytes(self, spec: TableSpec, groups: int) -> int:
         """Memory that a table is charged with: its values, and its records."""
         arrays = 1 + spec.rule.states + self._make_table.more_arrays
-        values = arrays * spec.layout.nbytes // spec.servers
-        chunks = spec.layout.nbytes // spec.chunk_bytes // spec.servers + 1
+        chunk_map = spec.chunk_map()
+        owned = len(chunk_map.owned_between(spec.server, 0, spec.layout.length))
+        values = arrays * min(owned * chunk_map.step, spec.layout.length) * spec.layout.itemsize
+        chunks = owned + 1
         if isinstance(spec.clock, BoundedStale):
             cells = min(MOST_CELLS, spec.chunk_bytes // spec.layout.itemsize)
             values += chunks * cells * (CELL_BYTES + COUNT_BYTES * min(groups, 8))

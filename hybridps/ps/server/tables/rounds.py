@@ -135,7 +135,7 @@ class Chunk:
         return Task(self.owner, lambda: np.copyto(values, memory), lambda result: [_failed(done, result)])
 
     def put(self, origin: Origin, array: int, values: np.ndarray) -> Task:
-        """Replace a state of the rule, but once: a copy of the message may come after later ones."""
+        """Replace the centre or a state of the rule, but once: a copy of the message may come after later ones."""
         done, life = Answer(origin, self.span.chunk), (origin.group, origin.epoch)
         if origin.request <= self._puts.get(life, -1):
             return Task(self.owner, lambda: None, lambda result: [done])

@@ -59,7 +59,7 @@ class Table:
 
     def owner_of(self, chunk: int) -> int:
         """The worker that owns a chunk."""
-        return chunk // self.spec.servers % self._threads
+        return self.chunk_map.thread_of(chunk, self._threads)
 
     @property
     def only_whole_chunks(self) -> bool:
@@ -93,7 +93,7 @@ class Table:
                 f"chunk {index} of table {self.name!r} is not on server {self.spec.server} of {self.spec.servers}"
             )
         span, place = self.chunk_map.whole(index), ChunkPlace(self.job, self.name, index)
-        first = (index - self.spec.server) // self.spec.servers * self.chunk_map.step
+        first = self._owned.index(index) * self.chunk_map.step
         centre, *state = [array[first : first + span.length] for array in self._arrays]
         shape = self.spec.shape_of(span)
         memory = ChunkMemory(place, span.start, self.spec.rule, centre, state, self._refuses, shape)
