@@ -38,7 +38,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The settings of a job. Frozen; equal on all ranks, except for `group_index`."""
 
     algorithm: str | None = None
-    """Name of the algorithm, a key of `hybridps.algorithms.ALGORITHMS`. Default: `sync`."""
+    """Name of the algorithm: a key of `hybridps.algorithms.ALGORITHMS`, or one of another package. Default: `sync`."""
 
     groups: AtLeastOne | None = None
     """Number of groups. Default: 1, unless `group_sizes` or the algorithm implies more."""
@@ -102,11 +102,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     alpha: Annotated[float, Meta(ge=0, le=1)] | None = None
     """Moving rate of Elastic SGD. Default: 0.9 / groups."""
 
+    rho: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    """Ties the moving rate of Elastic SGD to the learning rate of the store's optimizer: alpha = learning rate * rho.
+    Default: alpha is as `alpha` says."""
+
+    outer_rate: Annotated[float, Meta(ge=0, le=1e9)] = 0.7
+    """Rate of DiLoCo's outer optimizer."""
+
+    outer_momentum: Annotated[float, Meta(ge=0, le=1)] = 0.9
+    """Momentum of DiLoCo's outer optimizer."""
+
     tau: AtLeastOne = 10
-    """Steps between two exchanges of Elastic SGD."""
+    """Steps between two averagings of weights."""
+
+    trigger: str | None = None
+    """When weights are averaged, e.g. `change:0.05,silence=100` or `budget:10MB/s`. Default: every `tau` steps."""
 
     staleness: Annotated[int, Meta(ge=0, le=1 << 30)] | None = None
-    """Steps that a group may be ahead of another one in asynchronous SGD before it waits. Default: any number."""
+    """Steps that a group may be ahead of another one in asynchronous SGD before it waits. Default: any number with
+    `async`, 3 with `stale`."""
 
     chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28, multiple_of=64)] = 4 << 20
     """Size of a chunk: the unit of transfer and of work on the servers."""

@@ -59,6 +59,19 @@ class Exchanged(Event, frozen=True):
     distance: float
 
 
+class Changed(Event, frozen=True):
+    """The leader has looked at the weights of a table, before the local update of a step.
+
+    `change`: relative to those that the last exchange has left. `nbytes`: of all weights; `sent`: of those it sent.
+    """
+
+    table: str
+    step: int
+    change: float
+    nbytes: int
+    sent: int
+
+
 class Chosen(Event, frozen=True):
     """The algorithm of the group's collectives up to `up_to_bytes`. `source`: built-in, measured or forced."""
 

@@ -95,7 +95,7 @@ class Job:
         levels = self._connect()
         tier = self._tier(levels.group, f"{self._algorithms}/")
         self._algorithms += 1
-        return make_algorithm(row, levels, tier, workers=self.workers, has_servers=bool(self.servers))
+        return make_algorithm(row, levels, tier, workers=self.workers)
 
     def close(self) -> None:
         """End this rank's part in good order, when all workers of this MPI world have come here."""

@@ -196,6 +196,9 @@ class Training:
         if not self._step:
             self._leading = {name for name, key in self.keys.items() if key.pushes == 1 and key.is_sparse}
         self._job.steps = max(self._job.steps, self._step + 1)
+        optimizer = getattr(self.updates.updater, "optimizer", None)
+        if optimizer is not None:
+            self._algorithm.note_rate(self._step, float(optimizer.learning_rate))
         self._averaging.begin_step(self._step)
         self._gradients.move_out_what_is_written_elsewhere()
         self._sums.begin()

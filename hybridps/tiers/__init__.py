@@ -1,11 +1,13 @@
 """Tiers: where an exchange goes from a group.
 
 `NoTier` goes nowhere, for one group without servers. `ServersTier` is one rank of a group at the parameter servers. An
-algorithm is given one of them and uses the methods of `Tier`, the same on all ranks.
+algorithm is given one of them and uses the methods of `Tier`, the same on all ranks. `GroupTrigger` says, alike on all
+ranks of a group, when a table is exchanged.
 """
 
+from hybridps.tiers.group_trigger import GroupTrigger
 from hybridps.tiers.none import NoTier
 from hybridps.tiers.servers import ServersTier
 from hybridps.tiers.tier import Tier, check_same_layout
 
-__all__ = ["NoTier", "ServersTier", "Tier", "check_same_layout"]
+__all__ = ["GroupTrigger", "NoTier", "ServersTier", "Tier", "check_same_layout"]

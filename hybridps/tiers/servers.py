@@ -65,6 +65,8 @@ class _Exchange:
     stop: int
     pending: Pending | None
     node: Node | None = None
+    rule: Rule | None = None
+    """Instead of the table's."""
 
 
 class ServersTier:
@@ -140,7 +142,8 @@ class ServersTier:
         if self._store is not None:
             values, answer = tensor.vectors[0], out.vectors[0] if known.difference is None else known.difference
             pending = self._store.exchange(self._prefix + table, values, answer, start, stop, rules)
-        self._under_way.append(_Exchange(table, out, start, stop, pending))
+        rule = rules[0][1] if rules else None
+        self._under_way.append(_Exchange(table, out, start, stop, pending, rule=rule))
 
     def finish(self) -> None:
         done = self._under_way.popleft()
@@ -148,7 +151,7 @@ class ServersTier:
             done.pending.wait()
         if done.node is None:
             if done.pending is not None:
-                self._apply_answer(self._tables[done.table], done.tensor.vectors[0][done.start : done.stop], done.start)
+                self._apply_answer(done)
             broadcast_(done.tensor, self._group, 0, done.start, done.stop)
         elif done.pending is not None:
             done.node.arrive()
@@ -215,12 +218,14 @@ class ServersTier:
             self._under_way.append(_Exchange(table, out, start, stop, pending, node))
         return self._reached[rows]
 
-    def _apply_answer(self, table: _Table, values: np.ndarray, start: int) -> None:
+    def _apply_answer(self, done: _Exchange) -> None:
         """Change the values by the answer, where that does not replace them."""
+        table = self._tables[done.table]
         if table.difference is not None:
-            answer = table.difference[start : start + values.size]
-            self.distance = table.rule.distance(values, answer)
-            table.rule.apply_answer_(values, answer)
+            rule = done.rule or table.rule
+            values, answer = (array[done.start : done.stop] for array in (done.tensor.vectors[0], table.difference))
+            self.distance = rule.distance(values, answer)
+            rule.apply_answer_(values, answer)
 
     def _meet_leaders(self, store: ParameterStore) -> None:
         if isinstance(store, HasBarrier):

@@ -8,6 +8,7 @@ from hybridps.cli.app import read_settings
 from hybridps.cli.run import user_command
 from hybridps.cli.run.hosts import Host, parse_hostfile, parse_hosts, split_hosts
 from hybridps.cli.run.mpirun import MPICH, OPEN_MPI, Mpirun, flavour_of, rank_environment
+from hybridps.cli.run.options import trigger_of
 from hybridps.cli.run.plan import ServerLaunch, make_launch
 from hybridps.config import Settings, load_settings, make_settings
 from hybridps.errors import ConfigError, PlanError
@@ -226,6 +227,18 @@ def test_options_go_over_the_environment_and_pairs_over_options(monkeypatch: pyt
     assert (settings.tau, settings.alpha, settings.chunk_bytes) == (5, 0.5, 4096)
     assert settings.run_folder is not None
     assert settings.run_folder.startswith("/")
+
+
+def test_a_budget_is_short_for_a_trigger() -> None:
+    assert [trigger_of(*given) for given in ((None, None), ("every:3", None))] == [None, "every:3"]
+    assert trigger_of(None, "10MB/s") == "budget:10MB/s"
+    with pytest.raises(ConfigError, match="--trigger every:3 and --budget 1MB/s both say when"):
+        trigger_of("every:3", "1MB/s")
+
+
+def test_a_trigger_that_is_none_ends_the_launch_before_it_begins() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'every'"):
+        launch_of(make_settings({"groups": 2, "trigger": "evry:3"}), workers=2)
 
 
 @pytest.mark.parametrize(

@@ -173,8 +173,8 @@ def _workers(workers: int | None, hosts: Sequence[Host], settings: Settings) -> 
 
 
 def _as_ranks_see(settings: Settings) -> Settings:
-    """The settings with what the name of the algorithm implies. Raises ConfigError for an unknown one."""
-    if settings.algorithm is None:
+    """The settings with what the algorithm's name implies. Raises ConfigError for an unknown one, or such a trigger."""
+    if settings.algorithm is None and settings.trigger is None:
         return settings
     from hybridps.algorithms import resolve  # it brings the compiler, which takes longer than all else here
 
