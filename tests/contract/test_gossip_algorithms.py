@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from gossiping import LAYOUT, SETTINGS, Circle
+from algorithm_groups import LAYOUT, run
 
 from hybridps.algorithms import Algorithm, choose_row, make_algorithm
 from hybridps.algorithms.gossip import Gossip
-from hybridps.config import Settings, make_settings
+from hybridps.config import Settings
 from hybridps.errors import ConfigError, LayoutError, ServerError
 from hybridps.gossip import PushExchange
 from hybridps.memory import Arena, Layout
-from hybridps.mpi_groups import SoloGroup, ThreadGroup
+from hybridps.mpi_groups import SoloGroup
 from hybridps.ps.rules import Sum
 from hybridps.tensor_collectives import Levels, Tensor
-from hybridps.tiers import GossipTier, NoTier
+from hybridps.tiers import NoTier
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -26,42 +25,15 @@ NAMES = ["gossip", "gosgd", "sgp"]
 ETA = np.float32(0.125)
 
 
-def settings_of(**given: str) -> Settings:
-    return make_settings({"lost_seconds": SETTINGS.lost_seconds, "heartbeat_seconds": "0.1", **given})
-
-
-@contextmanager
-def algorithm_of(circle: Circle, world: ThreadGroup, sizes: tuple[int, ...], name: str, settings: Settings):
-    """The algorithm of one rank."""
-    ends = np.cumsum(sizes)
-    index = int(np.searchsorted(ends, world.rank, side="right"))
-    group = world.split(index)
-    row = choose_row(name, settings, len(sizes), False, None, None)
-    partners = circle.open(index) if group.rank == 0 else None
-    assert row.partnership is not None
-    levels = Levels(group, [0] * group.size)
-    try:
-        yield make_algorithm(row, levels, GossipTier(group, partners, row.partnership, "0/"), workers=world.size)
-        world.barrier()
-    finally:
-        if partners is not None:
-            circle.end(index)
-        levels.close()
-
-
-def run(sizes: tuple[int, ...], name: str, work: Callable[[Gossip, int, int], object], **given: str) -> list:  # type: ignore[type-arg]
+def run_groups(sizes: tuple[int, ...], name: str, work: Callable[[Gossip, int, int], object], **given: object) -> list:
     """Call `work(algorithm, worker, group)` on every worker of groups of these sizes."""
-    circle = Circle(len(sizes), settings_of(**given))
-    index_of = np.repeat(np.arange(len(sizes)), sizes)
+    group_of = np.repeat(np.arange(len(sizes)), sizes)
 
-    def body(world: ThreadGroup) -> object:
-        with algorithm_of(circle, world, sizes, name, circle.settings) as algorithm:
-            return work(algorithm, world.rank, int(index_of[world.rank]))
+    def of_worker(algorithm: Algorithm, worker: int) -> object:
+        assert isinstance(algorithm, Gossip)
+        return work(algorithm, worker, int(group_of[worker]))
 
-    try:
-        return ThreadGroup.run(sum(sizes), body)
-    finally:
-        circle.close()
+    return run(sizes, name, of_worker, **{"lost_seconds": 2.0, "heartbeat_seconds": 0.1, **given})
 
 
 def join(algorithm: Algorithm, start: np.ndarray) -> Tensor:
@@ -105,7 +77,7 @@ def train(steps: int):
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (2, 1), (1, 1, 1), (1, 1, 1, 1)])
 def test_a_quadratic_converges_to_the_neighbourhood_of_its_optimum(name: str, sizes: tuple[int, ...]) -> None:
     """The groups' optima are as far apart as they can be; apart, each would end at its own."""
-    results = run(sizes, name, train(150), trigger="every:1")
+    results = run_groups(sizes, name, train(150), trigger="every:1")
     index_of = np.repeat(np.arange(len(sizes)), sizes)
     optima = [np.mean([target(w) for w in np.flatnonzero(index_of == g)], 0) for g in range(len(sizes))]
     apart = max(np.linalg.norm(optimum - np.mean(optima, 0)) for optimum in optima)
@@ -122,7 +94,7 @@ def test_a_quadratic_converges_to_the_neighbourhood_of_its_optimum(name: str, si
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("trigger", ["change:inf", "every:1000"])
 def test_a_trigger_that_never_fires_is_independent_sgd(name: str, trigger: str) -> None:
-    results = run((1, 1), name, train(20), trigger=trigger)
+    results = run_groups((1, 1), name, train(20), trigger=trigger)
     for worker, (weights, sent, _) in enumerate(results):
         alone = np.zeros(LAYOUT.length, np.float32)
         for _ in range(20):
@@ -144,7 +116,7 @@ def test_threshold_zero_is_gossip_in_every_step() -> None:
             algorithm.settle_("t", weights)
         return sent
 
-    assert run((1, 1), "gossip", work, trigger="change:0") == [steps - 1, 0]
+    assert run_groups((1, 1), "gossip", work, trigger="change:0") == [steps - 1, 0]
 
 
 def test_each_averaging_moves_the_reference_of_both_sides() -> None:
@@ -157,7 +129,7 @@ def test_each_averaging_moves_the_reference_of_both_sides() -> None:
         np.testing.assert_array_equal(weights.vectors[0], 5)
         return algorithm.average_("t", weights, 2), algorithm._states["t"].change
 
-    assert run((1, 1), "gossip", work, trigger="change:0.5") == [(0, 0.0)] * 2
+    assert run_groups((1, 1), "gossip", work, trigger="change:0.5") == [(0, 0.0)] * 2
 
 
 def test_one_group_has_nobody_to_average_with() -> None:
@@ -184,7 +156,7 @@ def test_own_weights_that_are_not_finite_end_the_group_on_all_ranks() -> None:
             algorithm.levels.group.barrier()
         return ""
 
-    said = run((2, 1), "gossip", work, trigger="every:1")
+    said = run_groups((2, 1), "gossip", work, trigger="every:1")
     assert said[0] == said[1]
     assert "element 0 is nan" in said[0]
     assert said[2] == ""
@@ -202,7 +174,7 @@ def test_the_layouts_of_all_ranks_are_compared() -> None:
             algorithm.levels.group.barrier()
         return ""
 
-    said = run((1, 2), "gossip", work)
+    said = run_groups((1, 2), "gossip", work)
     assert said[0] == ""
     assert said[1] == said[2]
     assert "group 1 registers another layout of table '0/t.initial' than group 0: key 'w' has the shape (9,)" in said[1]
@@ -218,7 +190,7 @@ def test_the_layouts_of_all_ranks_are_compared() -> None:
 )
 def test_what_cannot_be_is_refused(name: str, given: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        choose_row(name, settings_of(**given), 2, False, None, None)
+        choose_row(name, Settings(**given), 2, False, None, None)
 
 
 def test_a_rule_has_no_meaning() -> None:
@@ -235,6 +207,6 @@ def test_parts_of_the_weights_are_exchanged_alone() -> None:
         algorithm.settle_("t", weights)
         return weights.vectors[0].copy()
 
-    for weights in run((1, 1), "gossip", work, trigger="change:1.5,chunk=64"):
+    for weights in run_groups((1, 1), "gossip", work, trigger="change:1.5,chunk=64"):
         np.testing.assert_array_equal(weights[:16], 1.5)
         np.testing.assert_array_equal(weights[16:], 1)
