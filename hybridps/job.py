@@ -9,6 +9,7 @@ The entry for code without MXNet:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
@@ -79,8 +80,11 @@ class Job:
         """Workers whose groups have given the servers no sign of life for longer than so many seconds.
 
         Any worker may ask at any time, from any thread, once there is an algorithm; nobody else needs to. With racks
-        these are workers of the own rack. Raises ServerError if the servers cannot be asked.
+        these are workers of the own rack. Raises ServerError if the servers cannot be asked. Where groups gossip, each
+        leader knows; on other ranks it raises ServerError.
         """
+        if "gossip" in self._connected and self._session_number is None:
+            return self._silent_partners(seconds)
         if not self.servers:
             return []
         if self._session_number is None:
@@ -184,6 +188,14 @@ class Job:
             self._partners = start_partners(self.session)
         elif row.tier != "gossip" and self.servers and self.session.place.is_leader:
             self._store = connect(self.session, self.servers, self._open_store)
+
+    def _silent_partners(self, seconds: float) -> list[int]:
+        plan = self.session.plan
+        if self._partners is None and plan.groups > 1:
+            raise ServerError("without servers, only the first worker of each group knows who is silent: ask there")
+        silent = self._partners.silent(seconds) if self._partners is not None else []
+        first = [*accumulate(plan.group_sizes, initial=0)]
+        return [worker for group in silent for worker in range(first[group], first[group + 1])]
 
     def _tier(self, row: Row, group: Group, prefix: str) -> Tier:
         if row.partnership is not None and self.session.plan.groups > 1:

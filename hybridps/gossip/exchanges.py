@@ -225,12 +225,14 @@ class Exchange:
                 self._ask(peer, "pull", 0, length)
 
     def _give_up(self) -> None:
-        """Wait no more for partners that are gone or have a new life, nor for letters that must have been lost."""
-        long = 6 * self._partners.lost_seconds
+        """Wait no more for partners that are gone or have a new life, nor for letters that must have been lost.
+
+        A partner that is there may validate for long, and weights may take long over a slow link.
+        """
         for number, request in list(self._requests.items()):
             there = self._partners.is_there(request.peer)
             is_same = request.session == self._partners.peers[request.peer].session
-            too_long = time.monotonic() - request.sent_at > max(long, 3 * self._seconds.get(request.peer, 0.0))
+            too_long = time.monotonic() - request.sent_at > self._partners.deadline_seconds
             if not request.given_up and (not there or not is_same or too_long):
                 request.given_up = True
                 self._was_given_up(number, request)

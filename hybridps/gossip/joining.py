@@ -20,8 +20,8 @@ from hybridps.memory import Layout
 if TYPE_CHECKING:
     from hybridps.gossip.partners import Partners
 
-_MOST_ASKED = 64
-"""Tables that one group may ask for before they are there."""
+_MOST_ASKED = 4
+"""Tables that one group may ask for before they are there; it asks for one after the other."""
 
 _layouts = msgspec.msgpack.Decoder(Layout)
 

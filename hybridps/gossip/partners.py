@@ -161,6 +161,15 @@ class Partners:
             return time.monotonic() - since > 3 * self.lost_seconds
         return known.left or self._is_silent(known)
 
+    def silent(self, seconds: float) -> list[int]:
+        """Groups that have given no sign of life for longer, though they have not ended. May be called by any thread.
+
+        Also those that have not come yet.
+        """
+        with self.changed:
+            waits = {peer: known.asked_at for peer, known in self.peers.items() if not known.left}
+        return [peer for peer, since in waits.items() if since is not None and time.monotonic() - since > seconds]
+
     def until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait for a condition on what has come; whether it holds in time."""
         end = time.monotonic() + seconds

@@ -68,6 +68,7 @@ with open_job() as job:
             sent += algorithm.average_("model", tensor, steps)
             time.sleep(0.002)
     algorithm.settle_("model", tensor)
+    silent = job.silent_workers(1.0) if place.is_leader else None
     shares = getattr(algorithm.tier._tables["model"], "shares", None) if place.is_leader else None
     said = {
         "group": place.group,
@@ -81,6 +82,7 @@ with open_job() as job:
         "sent": sent,
         "share": None if shares is None else shares.own,
         "distance": algorithm.distance,
+        "silent": silent,
     }
     (folder / f"said-{place.group}-{place.group_rank}.json").write_text(json.dumps(said))
     algorithm.barrier()

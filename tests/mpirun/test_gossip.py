@@ -105,6 +105,7 @@ def test_a_partner_that_is_gone_holds_nobody_up(tmp_path: Path, name: str, what:
     assert "group 1 ended with" in out
     leaders = said(tmp_path)
     assert [leader["group"] for leader in leaders] == [0, 2]
+    assert all(1 in leader["silent"] for leader in leaders)
     ended = np.array([leader["ended"] for leader in leaders])
     assert np.isfinite(ended).all()
     assert np.ptp(ended, axis=0).max() < 0.1
