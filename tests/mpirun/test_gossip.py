@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
-from worlds import environment, mpirun
+from worlds import command, environment, mpirun
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -79,19 +82,55 @@ def command_of(folder: Path, name: str, what: str, *options: str, steps: int = 1
 @pytest.mark.parametrize(("name", "workers", "groups"), [("gossip", 4, 2), ("gosgd", 3, 3), ("sgp", 2, 2)])
 def test_groups_that_are_worlds_of_their_own(tmp_path: Path, name: str, workers: int, groups: int) -> None:
     options = ("-n", str(workers), "--groups", str(groups), "--set", "trigger=every:1", "--run", str(tmp_path / "run"))
-    command = command_of(tmp_path, name, "together", *options)
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=SECONDS)
+    started = command_of(tmp_path, name, "together", *options)
+    done = subprocess.run(started, env=environment(), capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr
     assert "server" not in done.stdout
     check_average(check(said(tmp_path), groups, workers))
+
+
+def test_servers_in_the_world_are_left_alone(tmp_path: Path) -> None:
+    """The third way of starting: `mpirun -n 1 hybridps serve : -n 2 python train.py`."""
+    serve = command(1, ["-m", "hybridps.cli", "serve"])
+    train = [":", "-n", "2", sys.executable, "-m", "mpi4py", SCRIPT, "gossip", "100", "together", str(tmp_path)]
+    settings = environment({"HYBRIDPS_ALGORITHM": "gossip", "HYBRIDPS_GROUPS": "2", **EVERY_STEP})
+    done = subprocess.run([*serve, *train], env=settings, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert [leader["servers"] for leader in said(tmp_path)] == [1, 1]
+    check_average(said(tmp_path))
+
+
+def outside_addresses(count: int) -> list[str]:
+    """Free addresses at which other hosts reach this one."""
+    hosts = [
+        each.address
+        for addresses in psutil.net_if_addrs().values()
+        for each in addresses
+        if each.family == socket.AF_INET and not each.address.startswith("127.")
+    ]
+    if not hosts:
+        pytest.skip("this host has no address but the loopback's")
+    with ExitStack() as stack:
+        listening = [stack.enter_context(socket.create_server((hosts[0], 0))) for _ in range(count)]
+        return [f"tcp://{hosts[0]}:{each.getsockname()[1]}" for each in listening]
+
+
+def test_groups_on_the_network_get_keys(tmp_path: Path) -> None:
+    peers = ",".join(outside_addresses(2))
+    started = command_of(
+        tmp_path, "gossip", "together", "-n", "2", "--set", "trigger=every:1", "--set", f"peers={peers}"
+    )
+    done = subprocess.run(started, env=environment(), capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    check_average(check(said(tmp_path), 2, 2))
 
 
 @pytest.mark.parametrize("name", ["gossip", "gosgd"])
 @pytest.mark.parametrize("what", ["kill", "freeze"])
 def test_a_partner_that_is_gone_holds_nobody_up(tmp_path: Path, name: str, what: str) -> None:
     options = ("-n", "3", "--groups", "3", "--set", "trigger=every:1")
-    command = command_of(tmp_path, name, what, *options, steps=100)
-    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    started = command_of(tmp_path, name, what, *options, steps=100)
+    process = subprocess.Popen(started, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         end = time.monotonic() + SECONDS
         while len(said(tmp_path)) < 2 and process.poll() is None and time.monotonic() < end:
@@ -117,8 +156,8 @@ def test_a_partner_that_is_gone_holds_nobody_up(tmp_path: Path, name: str, what:
 
 def test_a_group_that_comes_late_takes_the_weights_of_the_others(tmp_path: Path) -> None:
     options = ("-n", "2", "--groups", "2", "--set", "trigger=every:1")
-    command = command_of(tmp_path, "gossip", "late", *options)
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=SECONDS)
+    started = command_of(tmp_path, "gossip", "late", *options)
+    done = subprocess.run(started, env=environment(), capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr
     leaders = said(tmp_path)
     assert [leader["late"] for leader in leaders] == [False, True]
