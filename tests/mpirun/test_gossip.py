@@ -154,6 +154,27 @@ def test_a_partner_that_is_gone_holds_nobody_up(tmp_path: Path, name: str, what:
         assert 0 < sum(leader["share"] for leader in leaders) <= 1 + 1e-9
 
 
+@pytest.mark.parametrize("name", ["gossip", "gosgd"])
+def test_a_partner_of_the_same_world_that_freezes_and_goes_on(tmp_path: Path, name: str) -> None:
+    """The others finish meanwhile, and it finishes alone."""
+    started = command(3, ["-m", "mpi4py", SCRIPT, name, "100", "freeze", str(tmp_path)])
+    settings = environment({"HYBRIDPS_ALGORITHM": name, "HYBRIDPS_GROUPS": "3", **EVERY_STEP})
+    process = subprocess.Popen(started, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        end = time.monotonic() + SECONDS
+        while len(said(tmp_path)) < 2 and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.1)
+        before = said(tmp_path)
+    finally:
+        os.kill(int((tmp_path / "gone").read_text()), signal.SIGCONT)
+        out, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, out
+    assert [leader["group"] for leader in before] == [0, 2]
+    leaders = said(tmp_path)
+    assert [leader["group"] for leader in leaders] == [0, 1, 2]
+    assert np.isfinite([leader["ended"] for leader in leaders]).all()
+
+
 def test_a_group_that_comes_late_takes_the_weights_of_the_others(tmp_path: Path) -> None:
     options = ("-n", "2", "--groups", "2", "--set", "trigger=every:1")
     started = command_of(tmp_path, "gossip", "late", *options)
