@@ -13,6 +13,9 @@ import numpy as np
 from mxnet import autograd, gluon
 
 BATCH, INPUTS, CLASSES = 16, 20, 10
+STANDING = 30
+"""Steps at the end that all workers take together, and in which the weights change by averaging alone."""
+
 name, steps, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 
 random = np.random.RandomState(0)
@@ -27,7 +30,10 @@ trainer = gluon.Trainer(network.collect_params(), "sgd", {"learning_rate": 0.2},
 mine = np.random.RandomState(store.rank)
 loss = gluon.loss.SoftmaxCrossEntropyLoss()
 losses = []
-for step in range(steps):
+for step in range(steps + STANDING):
+    if step >= steps:
+        trainer.set_learning_rate(0)
+        store.barrier()
     images = mine.randn(BATCH, INPUTS).astype("float32")
     with autograd.record():
         value = loss(network(mx.nd.array(images)), mx.nd.array((images @ truth).argmax(1)))

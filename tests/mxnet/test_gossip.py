@@ -11,7 +11,7 @@ import pytest
 from worlds import environment, mpirun
 
 pytest.importorskip("mxnet")
-pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(300)]
 
 SCRIPT = str(Path(__file__).with_name("gossip_steps.py"))
 
@@ -28,7 +28,7 @@ def train(folder: Path, workers: int, store: str, **settings: str) -> list[dict[
     folder.mkdir()
     extra = {f"HYBRIDPS_{name.upper()}": text for name, text in settings.items()}
     run = {"HYBRIDPS_RUN_FOLDER": str(folder / "run"), **extra}
-    done = mpirun(workers, ["-m", "hybridps", SCRIPT, store, "120", str(folder)], run, timeout=100)
+    done = mpirun(workers, ["-m", "hybridps", SCRIPT, store, "120", str(folder)], run, timeout=140)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ", 0 servers" in done.stderr
     return results(folder, workers)
@@ -47,21 +47,20 @@ def check(found: list[dict[str, np.ndarray]], sizes: list[int]) -> None:
         assert one["losses"][-20:].mean() < one["losses"][:20].mean()
 
 
-@pytest.mark.parametrize("name", ["gossip", "gosgd", "sgp"])
-def test_groups_come_together(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "each"), [("gossip", 2), ("gosgd", 1), ("sgp", 1)])
+def test_groups_come_together(tmp_path: Path, name: str, each: int) -> None:
     store = f"dist_hybridps_{name}"
-    together = train(tmp_path / "together", 4, store, groups="2", trigger="every:1")
-    check(together, [2, 2])
+    together = train(tmp_path / "together", 2 * each, store, groups="2", trigger="every:1")
+    check(together, [each, each])
     assert name in str(together[0]["type"])
-    alone = train(tmp_path / "alone", 4, store, groups="2", trigger="every:1000")
-    check(alone, [2, 2])
-    assert 0 < spread(together) < 0.7 * spread(alone)
+    alone = train(tmp_path / "alone", 2 * each, store, groups="2", trigger="every:1000")
+    check(alone, [each, each])
+    assert spread(together) < 0.1 * spread(alone)
 
 
 def test_each_worker_is_a_group_of_its_own_by_default(tmp_path: Path) -> None:
     found = train(tmp_path / "out", 3, "dist_hybridps_gossip", tau="2")
     check(found, [1, 1, 1])
-    assert spread(found) > 0
 
 
 def test_worlds_of_their_own(tmp_path: Path) -> None:
