@@ -122,6 +122,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Steps that a group may be ahead of another one in asynchronous SGD before it waits. Default: any number with
     `async`, 3 with `stale`."""
 
+    topology: str | None = None
+    """Which groups gossip with each other: `random`, `ring`, `exponential`, `regular` or `complete`; `random:7` for the
+    seed 7. Default: `random`; `exponential` with `sgp`."""
+
+    gossip: Literal["symmetric", "pull"] = "symmetric"
+    """What groups do in gossiping SGD: both average, or only the one that asks."""
+
+    partners: Literal["in_turn", "fast"] = "in_turn"
+    """Whom a group that gossips asks next: as the topology says, or more often those whose answers come fast."""
+
+    peers: tuple[str, ...] = ()
+    """Addresses of all groups in their order, if they gossip and are MPI worlds of their own: each listens at its own.
+    Set by the launcher. Beyond one host they need `keys`."""
+
     chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28, multiple_of=64)] = 4 << 20
     """Size of a chunk: the unit of transfer and of work on the servers."""
 
@@ -244,6 +258,7 @@ def _check_addresses(settings: Settings) -> None:
     problem_of_theirs = problem_of_ps_lite if settings.backend == "mxnet" else problem_of_server
     looked_at = [("servers", address, problem_of_theirs(address)) for address in settings.servers]
     looked_at += [("parents", address, problem_of_server(address)) for address in settings.parents]
+    looked_at += [("peers", address, problem_of_server(address)) for address in settings.peers]
     looked_at += [("metrics_bind", settings.metrics_bind, problem_of_metrics_host(settings.metrics_bind))]
     for field, value, problem in looked_at:
         if problem:

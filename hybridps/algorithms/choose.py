@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 
 import msgspec
 
-from hybridps.algorithms import diloco, eamsgd, easgd, local, mpi_esgd, mpi_sgd, server_sgd
+from hybridps.algorithms import diloco, eamsgd, easgd, gosgd, gossip, local, mpi_esgd, mpi_sgd, server_sgd, sgp
 from hybridps.algorithms.algorithm import Algorithm
 from hybridps.algorithms.average_weights import AverageWeights
 from hybridps.algorithms.mpi_sgd import MpiSGD
@@ -33,6 +33,9 @@ KNOWN = {
     "eamsgd": eamsgd.EAMSGD,
     "local": local.LOCAL,
     "diloco": diloco.DILOCO,
+    "gossip": gossip.GOSSIP,
+    "gosgd": gosgd.GOSGD,
+    "sgp": sgp.SGP,
 }
 """The algorithms of this package, by their short names."""
 
@@ -65,7 +68,7 @@ def definition(name: str) -> Definition:
 
 
 def resolve(settings: Settings) -> Settings:
-    """Settings with the algorithm's short name, and the groups that a `dist-` name implies.
+    """Settings with the algorithm's short name, and the groups that a `dist-` name or gossip implies.
 
     Raises ConfigError for an unknown algorithm or trigger.
     """
@@ -75,7 +78,8 @@ def resolve(settings: Settings) -> Settings:
     if given is None:
         return settings
     short = short_name(given)
-    if given.lower().startswith("dist-"):
+    says_groups = (settings.groups, settings.group_sizes, settings.workers_per_group) != (None, None, None)
+    if given.lower().startswith("dist-") or (definition(short).gossips and not says_groups):
         settings = msgspec.structs.replace(settings, workers_per_group=1)
     return msgspec.structs.replace(settings, algorithm=short)
 

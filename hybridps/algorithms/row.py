@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from hybridps.codecs import CodecSpec
 from hybridps.config import Settings
+from hybridps.gossip import Partnership
 from hybridps.ps.clocks import Clock
 from hybridps.ps.rules import AnyRule, Rule
 from hybridps.triggers import AnyTrigger, Every, parse
@@ -35,6 +36,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock
     rule: AnyRule
     codec: CodecSpec = "exact"
+    partnership: Partnership | None = None
+    """What groups that gossip do with each other."""
     rho: Annotated[float, Meta(ge=0)] | None = None
     """The alpha of the rule is the learning rate times rho, in each exchange. None: it is the rule's."""
     optimizer: Literal["any", "nesterov"] = "any"
@@ -77,3 +80,6 @@ class Definition:
     """Other names, as the papers have them. `dist-`: each worker is a group of its own."""
     is_asynchronous: bool = False
     """Whether servers update by each group's gradients alone."""
+    gossips: bool = False
+    """Whether groups exchange with each other, so that no server is needed. Each worker is a group of its own then,
+    unless the settings say otherwise."""

@@ -117,6 +117,8 @@ def _settings(algorithm: str | None) -> Settings:
     given = (settings.groups, settings.group_sizes, settings.workers_per_group, settings.group_index)
     named = algorithm or settings.algorithm or DEFAULT
     is_short = short_name(named) == named
+    if settings.algorithm is None and definition(short_name(named)).gossips:
+        return replace(settings, algorithm=named)  # before a server is started that nobody needs
     if is_short and definition(named).is_asynchronous and all(value is None for value in given):
         settings = replace(settings, workers_per_group=1)
     return settings

@@ -148,6 +148,8 @@ class Training:
             return self._gradients.slot(name)
         trained_in_steps = not self._store_updates() or (self._step >= 0 and not key.pushes)
         if key.outs and trained_in_steps and self._averaging.averages(name):
+            if not self._algorithm.has_centre:
+                return key.stored if self._store_updates() else dense(key.outs[0])
             self._averaging.join_announced()
             centre = self._averaging.centre(name)
             if centre is not None:

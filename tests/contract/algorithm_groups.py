@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from gossiping import Circle
 
-from hybridps.algorithms import Algorithm, choose_row, make_algorithm
+from hybridps.algorithms import Algorithm, Row, choose_row, make_algorithm
 from hybridps.config import Settings
 from hybridps.memory import Layout
 from hybridps.mpi_groups import ThreadGroup
@@ -15,7 +16,7 @@ from hybridps.ps.clocks import Clock
 from hybridps.ps.rules import Rule
 from hybridps.ps.server import Server
 from hybridps.tensor_collectives import Levels
-from hybridps.tiers import NoTier, ServersTier, Tier
+from hybridps.tiers import GossipTier, NoTier, ServersTier, Tier
 
 SETTINGS_GIVEN = {"chunk_bytes": 1024, "connect_seconds": 5.0, "deadline_seconds": 10.0, "lost_seconds": 5.0}
 LAYOUT = Layout.of("float32", {"a": (37, 5), "b": (300,)})
@@ -24,11 +25,12 @@ LAYOUT = Layout.of("float32", {"a": (37, 5), "b": (300,)})
 class Groups:
     """The groups of one job, whose ranks are threads; a server if there are several groups or one is asked for."""
 
-    server: Server
+    server: Server | None = None
+    """Not needed where groups gossip."""
     jobs = 0
 
     def __init__(self, sizes: tuple[int, ...], has_servers: bool, settings: Settings, nodes: int = 4) -> None:
-        self.addresses = [Groups.server.address]
+        self.addresses = [] if Groups.server is None else [Groups.server.address]
         self.sizes = sizes
         self.settings = settings
         self.has_servers = has_servers or len(sizes) > 1
@@ -68,6 +70,8 @@ def run(
         has_servers = not (name == "sync" and rule is None)
     groups = Groups(sizes, has_servers, Settings(**{**SETTINGS_GIVEN, **settings}), nodes)
     row = choose_row(name, groups.settings, len(sizes), groups.has_servers, rule, clock)
+    if row.partnership is not None and len(sizes) > 1:
+        return _run_gossip(groups, row, work)
 
     def body(world: ThreadGroup) -> object:
         levels, store = groups.open(world)
@@ -81,6 +85,33 @@ def run(
         return result
 
     return ThreadGroup.run(sum(sizes), body)
+
+
+def _run_gossip(groups: Groups, row: Row, work: Callable[[Algorithm, int], object]) -> list:
+    """As `run`, of groups that need no server."""
+    circle = Circle(len(groups.sizes), groups.settings)
+    groups.has_servers = False
+
+    def body(world: ThreadGroup) -> object:
+        levels, _ = groups.open(world)
+        index = groups.index_of(world.rank)
+        partners = circle.open(index) if levels.group.rank == 0 else None
+        assert row.partnership is not None
+        tier = GossipTier(levels.group, partners, row.partnership, "0/")
+        try:
+            algorithm = make_algorithm(row, levels, tier, workers=sum(groups.sizes))
+            result = work(algorithm, world.rank)
+            world.barrier()
+            algorithm.close()
+        finally:
+            if partners is not None:
+                circle.end(index)
+        return result
+
+    try:
+        return ThreadGroup.run(sum(groups.sizes), body)
+    finally:
+        circle.close()
 
 
 def reduced(algorithm: Algorithm, gradient: np.ndarray) -> np.ndarray:

@@ -30,7 +30,7 @@ A = np.linspace(0.2, 1, LAYOUT.length).astype(np.float32)
 START = np.random.default_rng(99).standard_normal(LAYOUT.length).astype(np.float32)
 NBYTES = LAYOUT.nbytes
 
-AVERAGING = ("elastic", "easgd", "eamsgd", "local", "diloco")
+AVERAGING = ("elastic", "easgd", "eamsgd", "local", "diloco", "gossip")
 TOGETHER = ("easgd", "local", "diloco")
 TRIGGERS = (
     "always",
