@@ -73,8 +73,8 @@ class Gossip(AverageWeights):
         else:
             self._gossip_tier.share(f"{table}.initial", layout, values)
 
-    def join_weights(self, table: str, layout: Layout, weights: Tensor) -> bool:
-        late = super().join_weights(table, layout, weights)
+    def join_weights(self, table: str, layout: Layout, weights: Tensor, receives: bool = False) -> bool:
+        late = super().join_weights(table, layout, weights, receives)
         if self.levels.group.rank == 0:
             self._states[table] = self.row.trigger.start(layout, weights.vectors[0])
         return late

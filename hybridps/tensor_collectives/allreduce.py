@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hybridps.mpi_groups.group import Group
 from hybridps.tensor_collectives.between_nodes import ALLREDUCE
-from hybridps.tensor_collectives.tensor import Repeated, Tensor, check_operation, spread
+from hybridps.tensor_collectives.tensor import AllreducePlan, Tensor, check_operation, spread
 
-MOST_REPEATED = 4096
+MOST_PLANS = 4096
 """Of a tensor. A step has one for each of its buckets."""
 
 
@@ -23,7 +23,7 @@ def allreduce_(
     """
     asked, rows = (op, start, stop, divisor), tensor.rows
     if rows is not None:
-        known = rows.repeated.get(asked)
+        known = rows.plans.get(asked)
         if known is not None and known.combine_(rows, group):
             return
     check_operation(op, tensor.dtype)
@@ -34,9 +34,9 @@ def allreduce_(
         between = ALLREDUCE[choice.algorithm]
         rows.levels.combine_(rows, choice, op, start, stop, (0, len(rows.array)), between, divisor)
         if rows.levels.one_node:
-            if len(rows.repeated) >= MOST_REPEATED:
-                rows.repeated.clear()
-            rows.repeated[asked] = Repeated(rows, group, op, start, stop, divisor)
+            if len(rows.plans) >= MOST_PLANS:
+                rows.plans.clear()
+            rows.plans[asked] = AllreducePlan(rows, group, op, start, stop, divisor)
         return
     for _, work, vectors in tensor.combined(group, op, start, stop, divisor=divisor):
         spread(work, vectors)

@@ -59,7 +59,7 @@ class Rows:
         """Whether they are searched for NaN and Inf (1) where the ranks of a single node combine them."""
         self.codec: Codec | None = None
         """How sums of these rows travel between nodes; None: as all others of the levels."""
-        self.repeated: dict[tuple[str, int, int | None, float], Repeated] = {}
+        self.plans: dict[tuple[str, int, int | None, float], AllreducePlan] = {}
         """What was done before, and may come again."""
 
     def of_rank(self, rank: int) -> tuple[int, int]:
@@ -67,7 +67,7 @@ class Rows:
         return self._starts[rank], self._starts[rank + 1]
 
 
-class Repeated:
+class AllreducePlan:
     """An allreduce of a single node that was done before, with all that it needs: small ones take a microsecond."""
 
     def __init__(self, rows: Rows, group: Group, op: str, start: int, stop: int, divisor: float) -> None:
@@ -126,7 +126,7 @@ class Tensor:
             return False
         if not rows.looks:
             rows.looks = 1
-            rows.repeated.clear()
+            rows.plans.clear()
         return True
 
     def first_not_finite(self) -> int | None:

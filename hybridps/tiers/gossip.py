@@ -66,6 +66,7 @@ class GossipTier(NoTier):
         rule: Rule,
         clock: Clock | None = None,
         codec: CodecSpec = "exact",
+        keeps_values: bool = False,
     ) -> Joining:
         check_same_layout(self._group, table, layout, codec)
         name, partnership = self._prefix + table, self._partnership
