@@ -53,6 +53,7 @@ NOT_DIST_SYNC = {
     "resumed.py": STORES,
     "resumed.py --on-store 0": STORES,
     "two_tasks.py": STORES,
+    "matrix_factorisation.py": "a server mixes up the rows of two sparse keys and ends, and the workers wait for ever",
     "estimated.py": "its checkpoints have the optimizer's states, which are not saved in distributed training",
     "fine_tuning.py": "the servers are not told the lr_mult of Gluon's parameters",
 }

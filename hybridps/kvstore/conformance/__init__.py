@@ -21,12 +21,21 @@ CHECKS: dict[str, Check] = {
 """All checks by name. Those of optimizers are the last: a store may keep one beyond its life. A check makes one
 store."""
 
+ROWS = "what a server makes of rows depends on the keys that it had before; at times it ends, and the workers wait for ever"
 NOT_DIST_SYNC = {
     "keys_may_be_words": "there is one store in a process, and the other checks use numbers",
     "wrong_keys_raise_errors_of_mxnet": "the servers check keys, not the worker: it waits for ever",
     "dtypes": "a server that has keys of integers ends when an optimizer is set, and the workers wait for ever",
     "shapes_must_fit": "the servers check shapes, not the worker: it waits for ever",
     "sparse_gradients_of_dense_keys": "a server ends, and the workers wait for ever",
+    "sparse_gradients_are_summed": ROWS,
+    "the_sum_has_the_rows_that_any_gradient_has": ROWS,
+    "gradients_without_rows": ROWS,
+    "rows_of_other_shapes_and_dtypes": ROWS,
+    "dense_and_row_sparse_gradients_take_turns": ROWS,
+    "pull_leaves_row_sparse_arrays_alone_unless_told": ROWS,
+    "rows_are_updated_as_the_optimizer_updates_them": ROWS,
+    "an_updater_is_given_rows": ROWS,
     "rows_are_pulled_to_several_arrays": "MXNet refuses it: 'RowSparsePull with multiple values is not supported yet'",
     "an_updater_is_called_with_the_sum": "a function of the worker does not reach the servers",
 }
