@@ -17,7 +17,8 @@ from worlds import environment
 TOP = Path(__file__).parents[2]
 sys.path.insert(0, str(TOP))
 
-from benchmarks import allreduce, cases, links, plot, results  # noqa: E402
+from benchmarks import allreduce, cases, plot, results  # noqa: E402
+from hybridps import links  # noqa: E402
 
 INTEL_MPI = os.environ.get("INTEL_MPI", "")
 """The prefix of an environment that has Intel MPI, mpi4py and NumPy."""

@@ -1,21 +1,28 @@
 """Nodes of a cluster on one host: network namespaces on a switch, each behind a link of limited rate.
 
+    with limited_links(2, "100mbit") as links:
+        subprocess.run([*links.inside(links.addresses[0]), "python", "train.py"])
+
 Linux, root, `ip` and `tc`. Each node has one network interface, `link0`, and a host name of its own. Its link
 is limited in both directions (a token bucket at each end), like a full-duplex cable. mpirun has a namespace on
-the same switch, without a limit.
+the same switch, without a limit. A keeper process removes everything, also after this one was killed.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from hybridps.errors import ConfigError
 
 INTERFACE = "link0"
 SUBNET = "10.77.0.0/24"
@@ -23,11 +30,12 @@ LAUNCHER = "10.77.0.1"
 """The address of mpirun's namespace; the nodes have those that follow."""
 
 MOST_NODES = 250
+_PREFIX = "hybridps-"
 
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
-class LinksError(RuntimeError):
+class LinksError(ConfigError):
     """This host cannot make limited links; the message says why."""
 
 
@@ -62,6 +70,12 @@ class Links:
     def inside(self, address: str) -> list[str]:
         """The words before a command that shall run on the node with this address."""
         return ["ip", "netns", "exec", self.namespace(address)]
+
+    def nbytes(self) -> int:
+        """Bytes that the nodes, and what runs beside them, have sent to each other so far, headers included."""
+        done = _ip("-n", self.switch, "-json", "-statistics", "link", "show")
+        ports = [port for port in json.loads(done.stdout or "[]") if port["ifname"].startswith("port")]
+        return sum(port["stats64"]["rx"]["bytes"] for port in ports)
 
     def agent(self, folder: Path) -> Path:
         """A script that starts a command on a node, as Open MPI would with ssh: `agent ADDRESS COMMAND...`."""
@@ -125,15 +139,17 @@ def setup_commands(links: Links) -> list[str]:
 
 @contextmanager
 def limited_links(nodes: int, rate: str) -> Iterator[Links]:
-    """Make the nodes, and remove them and whatever runs in them at the end. Raises LinksError."""
-    links = Links(f"hybridps-{os.getpid()}", nodes, rate)
-    _require(nodes)
-    try:
+    """Make the nodes, and remove them and whatever runs in them at the end, however this process ends.
+
+    Raises LinksError, with the reason, where that cannot be done.
+    """
+    links = Links(f"{_PREFIX}{os.getpid()}", nodes, rate)
+    _require(nodes, rate)
+    _remove_left_behind()
+    with _keeping(links.prefix):
         for command in setup_commands(links):
             _run(command.split())
         yield links
-    finally:
-        _remove(links.namespaces)
 
 
 def missing() -> str:
@@ -145,26 +161,72 @@ def missing() -> str:
         return str(error)
 
 
-def _require(nodes: int) -> None:
+def remove(prefix: str) -> None:
+    """Kill what runs in the namespaces whose names begin with `prefix-`, and remove them."""
+    for name in _names():
+        if not name.startswith(f"{prefix}-"):
+            continue
+        for pid in _ip("netns", "pids", name).stdout.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        _ip("netns", "delete", name)
+
+
+@contextmanager
+def _keeping(prefix: str) -> Iterator[None]:
+    """Run the keeper: it ends, and removes the namespaces, when this process closes its pipe or is gone."""
+    code = f"import sys; from hybridps.links import remove; sys.stdin.read(); remove({prefix!r})"
+    top = str(Path(__file__).parents[1])
+    keeper = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C on the terminal does not reach it
+        env=os.environ | {"PYTHONPATH": f"{top}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+    )
+    try:
+        yield
+    finally:
+        keeper.communicate()
+
+
+def _remove_left_behind() -> None:
+    """Remove the namespaces of processes that are gone together with their keepers."""
+    prefixes = {name.rpartition("-")[0] for name in _names() if name.startswith(_PREFIX)}
+    for prefix in prefixes:
+        pid = prefix.removeprefix(_PREFIX)
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            remove(prefix)
+
+
+def _require(nodes: int, rate: str) -> None:
+    """Raise LinksError for what cannot be."""
+    try:
+        bits_per_second(rate)
+    except ValueError as error:
+        raise LinksError(str(error)) from None
     if nodes > MOST_NODES:
         raise LinksError(f"{nodes} nodes do not fit into {SUBNET}: at most {MOST_NODES}")
     if os.geteuid() != 0:
-        raise LinksError("network namespaces need root")
+        raise LinksError("limited links need network namespaces, which only root can make: use sudo, or no limit")
     for program in ("ip", "tc", "unshare"):
         if shutil.which(program) is None:
-            raise LinksError(f"there is no {program}: install iproute2 and util-linux")
+            raise LinksError(f"limited links need {program}, which is not here: install iproute2 and util-linux")
 
 
 def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     if done.returncode:
-        raise LinksError(f"{' '.join(command)}: {done.stderr.strip()}")
+        reason = done.stderr.strip() or f"exit status {done.returncode}"
+        hint = ""
+        if "not permitted" in reason or "denied" in reason:
+            hint = "; this needs the capabilities CAP_NET_ADMIN and CAP_SYS_ADMIN, as docker run --privileged gives"
+        raise LinksError(f"{' '.join(command)}: {reason}{hint}")
 
 
-def _remove(namespaces: Sequence[str]) -> None:
-    for name in namespaces:
-        running = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
-        for pid in running.stdout.split():
-            with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+def _names() -> list[str]:
+    """Of all network namespaces of this host."""
+    return [line.split()[0] for line in _ip("netns", "list").stdout.splitlines() if line.strip()]
+
+
+def _ip(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
