@@ -8,11 +8,14 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from hybridps.errors import ConfigError
+
+Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event"):
@@ -50,13 +53,46 @@ class Registered(Event, frozen=True):
 
 
 class Exchanged(Event, frozen=True):
-    """The leader exchanged weights with the servers. `distance`: relative, |w - centre| / |w|."""
+    """A group exchanged weights. `nbytes`: the payload that it sent.
+
+    `distance`: relative, |w - centre| / |w|; None (or NaN, which JSON does not have) if that is not known.
+    """
 
     table: str
     step: int
     took_seconds: float
     nbytes: int
-    distance: float
+    distance: float | None
+
+
+class Launched(Event, frozen=True):
+    """`hybridps run` starts the workers now."""
+
+    workers: int
+    groups: int
+    servers: int
+    command: list[str]
+
+
+class Evaluated(Event, frozen=True):
+    """What the script says of its model after so many epochs: see `hybridps.progress`.
+
+    `accuracy` and `centre_accuracy`: shares of `images` validation images. None: not said.
+    """
+
+    epoch: Annotated[float, Meta(ge=0)]
+    accuracy: Share | None = None
+    loss: float | None = None
+    centre_accuracy: Share | None = None
+    images: Annotated[int, Meta(ge=1)] | None = None
+    worker: Annotated[int, Meta(ge=0)] | None = None
+    group: int | None = None
+
+
+class Ended(Event, frozen=True):
+    """The launch has ended with this exit status."""
+
+    status: int
 
 
 class Chosen(Event, frozen=True):
@@ -75,12 +111,15 @@ class Communicated(Event, frozen=True):
 
     `group_seconds`: inside the group, including the wait for its ranks. `exchange_seconds`: waiting for the servers'
     answers and distributing them. `exposed_seconds`: after a step's last gradient, when backward no longer hides it.
+    The bytes are the payload that this rank has sent to servers, and received from them.
     """
 
     steps: int
     group_seconds: float
     exchange_seconds: float
     exposed_seconds: float
+    bytes_to_servers: int = 0
+    bytes_from_servers: int = 0
 
 
 class NotFinite(Event, frozen=True):
@@ -102,6 +141,7 @@ class Closed(Event, frozen=True):
     steps: int
     bytes_within_group: int
     bytes_to_servers: int
+    bytes_from_servers: int = 0
 
 
 class EventLog:

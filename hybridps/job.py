@@ -43,8 +43,6 @@ class Job:
     ) -> None:
         self.session = session
         self.servers = servers
-        self.steps = 0
-        """Steps done, for the record."""
         self._embedded = embedded
         self._open_store = open_store
         self._algorithms = 0
@@ -54,6 +52,7 @@ class Job:
         self._session_number: int | None = None
         """Of the group at its servers."""
         self._closed = False
+        session.bytes_with_servers = self._bytes
 
     @property
     def workers(self) -> int:
@@ -102,12 +101,11 @@ class Job:
         if self._closed:
             return
         self._closed = True
-        sent = 0
+        sent, received = self._bytes()
         if self._store is not None:
-            sent = self._store.bytes_to_servers
             self._store.close()
         within = self._levels.bytes_moved if self._levels is not None else 0
-        self.session.events.emit(Closed(self.steps, within, sent))
+        self.session.events.emit(Closed(self.session.steps, within, sent, received))
         if self._levels is not None:
             self._levels.close()
             self._levels.group.free()
@@ -161,6 +159,10 @@ class Job:
             self._session_number = allgather(levels.group, number, int | None)[0]
             self._levels = levels
         return self._levels
+
+    def _bytes(self) -> tuple[int, int]:
+        """The payload that this rank has sent to servers, and received from them."""
+        return (0, 0) if self._store is None else (self._store.bytes_to_servers, self._store.bytes_from_servers)
 
     def _tier(self, group: Group, prefix: str) -> Tier:
         return ServersTier(group, self._store, prefix) if self.servers else NoTier(group)

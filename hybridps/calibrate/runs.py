@@ -22,6 +22,8 @@ _OF_STEPS = ("tau", "bucket_bytes", "chunk_bytes")
 def describe(folder: Path) -> tuple[Run, dict[str, Any]]:
     """The configuration of a run, and the settings of its training script. Raises HybridPSError for another folder."""
     found = read_run(folder)
+    if not found.workers:
+        raise OracleError(f"{folder} has no train-<worker>.jsonl with a line in it: its script is not as the example")
     settings = found.workers[min(found.workers)].settings()
     job = next((event.settings for event in found.last(Configured)), {})
     try:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import builtins
 import json
+import math
+import time
 from pathlib import Path
 
 import pytest
 
+from hybridps.cli.run.run_log import RunLog
+from hybridps.config import Settings
 from hybridps.errors import HybridPSError
-from hybridps.events import Closed, Configured, EventLog, Noted, Planned
-from hybridps.report import make_report
+from hybridps.events import Closed, Communicated, Configured, EventLog, Exchanged, Noted, Planned
+from hybridps.report import Following, make_report
+from hybridps.report.traffic import GroupTraffic, lags
 
 
 def run_line(workers: int, started_at: float = 100.0, first_epoch: int = 0, store: str = "dist_hybridps_sync") -> dict:
@@ -169,3 +174,117 @@ def test_without_matplotlib_the_summary_is_written(tmp_path, monkeypatch):
     with pytest.raises(HybridPSError, match="matplotlib"):
         make_report(tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text())["top1"] == 1.0
+
+
+def events_of_group(folder: Path, group: int, servers: list[str], *events, algorithm: str = "elastic") -> None:
+    """The events of a leader, which is the only rank of its group."""
+    log = EventLog(folder, group)
+    log.emit(Configured(started_at=time.time(), settings={"algorithm": algorithm}))
+    place = {"worker": group, "workers": 2, "group": group, "groups": 2, "group_rank": 0, "node": 0}
+    log.emit(Planned(role="worker", servers=servers, **place))
+    for event in events:
+        log.emit(event)
+    log.close()
+
+
+def exchanged(step: int, nbytes: int = 100, distance: float | None = 0.5) -> Exchanged:
+    return Exchanged("weights", step, 0.1, nbytes, distance)
+
+
+def test_any_script_s_run_has_a_summary(tmp_path):
+    """Of a launch whose groups averaged every fifth of 20 steps with servers."""
+    log = RunLog(Settings(run_folder=str(tmp_path), algorithm="elastic"))
+    log.launched(2, 2, 1, ["python", "train.py"])
+    for group in (0, 1):
+        steps = [exchanged(step, distance=0.2 + group / 10) for step in (0, 5, 10, 15)]
+        closed = Closed(steps=20, bytes_within_group=7, bytes_to_servers=400, bytes_from_servers=450)
+        events_of_group(tmp_path, group, ["tcp://a:1"], *steps, closed)
+    for epoch in (1, 2):
+        for worker in (0, 1):
+            part = f"accuracy={0.2 * epoch + 0.1 * worker} loss=3 centre_accuracy=0.9 worker={worker}"
+            log.hear(worker, f"hybridps: epoch={epoch} {part}", 2)
+    log.ended(0)
+    summary = make_report(tmp_path)
+    assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
+    assert (summary["algorithm"], summary["workers"], summary["groups"], summary["servers"]) == ("elastic", 2, 2, 1)
+    assert (summary["epochs"], summary["loss"], summary["accuracy_centre"]) == (2, 3.0, 0.9)
+    assert summary["accuracy"] == pytest.approx(0.45)
+    assert (summary["bytes_to_servers"], summary["bytes_across_groups"]) == (800, 1700)
+    assert (summary["steps"], summary["exchanges"], summary["exchanges_saved"]) == (20, 8, 32)
+    assert summary["bytes_saved"] == 1700 * 32 // 8
+    assert summary["distance"] == pytest.approx(0.25)
+    assert (summary["finished"], summary["lost"], summary["status"]) == ([0, 1], [], 0)
+    assert "top1" not in summary
+
+
+def test_groups_without_servers_count_what_they_sent_to_each_other(tmp_path):
+    events_of_group(tmp_path, 0, [], exchanged(2, 30, None), exchanged(3, 30, math.nan), Closed(10, 0, 0))
+    events_of_group(tmp_path, 1, [], exchanged(7, 12, None), Closed(10, 0, 0))
+    summary = make_report(tmp_path)
+    assert (summary["bytes_across_groups"], summary["exchanges"], summary["exchanges_saved"]) == (72, 3, 17)
+    assert summary["distance"] is None
+    assert summary["workers"] == 2
+
+
+def test_gradients_that_go_to_servers_are_exchanged_in_every_step(tmp_path):
+    events_of_group(
+        tmp_path, 0, ["tcp://a:1"], Communicated(4, 1, 1, 1, 40, 40), Closed(9, 0, 90, 90), algorithm="sync"
+    )
+    events_of_group(tmp_path, 1, ["tcp://a:1"], Communicated(5, 1, 1, 1, 50, 50), algorithm="sync")  # lost on the way
+    summary = make_report(tmp_path)
+    assert (summary["exchanges"], summary["exchanges_saved"], summary["bytes_across_groups"]) == (14, 0, 280)
+    assert summary["lost"] == [1]
+
+
+def test_two_tables_are_exchanged_in_one_exchange(tmp_path):
+    events_of_group(tmp_path, 0, [], exchanged(0), Exchanged("other", 0, 0.1, 20, None), Closed(2, 0, 0))
+    summary = make_report(tmp_path)
+    assert (summary["exchanges"], summary["exchanges_saved"], summary["bytes_across_groups"]) == (1, 1, 120)
+
+
+def test_staleness_counts_the_steps_behind_the_group_furthest_ahead():
+    ahead, behind = GroupTraffic(), GroupTraffic()
+    for when, step in ((1.0, 9), (2.0, 19)):
+        ahead.add(exchanged(step), when)
+    for when, step in ((1.5, 4), (2.0, 9)):
+        behind.add(exchanged(step), when)
+    assert lags(behind, [ahead, behind]) == [10, 10]
+    assert lags(ahead, [ahead, behind]) == [0, 0]
+    assert lags(ahead, [ahead]) == [0, 0]
+
+
+def test_a_launch_counts_until_ranks_run_without_it(tmp_path):
+    log = RunLog(Settings(run_folder=str(tmp_path)))
+    log.launched(4, 2, 1, ["python"])
+    log.hear(0, "hybridps: epoch=1 accuracy=0.5", 4)
+    log.ended(0)
+    assert make_report(tmp_path)["workers"] == 4
+    events_of_group(tmp_path, 0, [], Closed(1, 0, 0))
+    summary = make_report(tmp_path)
+    assert (summary["workers"], summary["accuracy"]) == (2, None)
+
+
+def test_ranks_of_an_earlier_launch_are_left_out(tmp_path):
+    events_of_group(tmp_path, 1, [], exchanged(0), Closed(1, 0, 0))
+    log = RunLog(Settings(run_folder=str(tmp_path)))
+    log.launched(1, 1, 0, ["python"])
+    log.ended(0)
+    summary = make_report(tmp_path)
+    assert (summary["workers"], summary["exchanges"], summary["finished"]) == (1, 0, [0])
+
+
+def test_a_run_is_followed_while_it_writes(tmp_path):
+    """Half a line is not read before it is whole, and an earlier run in the same file does not count."""
+    events_of_group(tmp_path, 0, [], exchanged(0, 1000))
+    following = Following(tmp_path, time.time())
+    assert following.figures()["exchanges"] == 0
+    events_of_group(tmp_path, 0, [], exchanged(0, 30))
+    assert following.figures()["bytes_across_groups"] == 30
+    line = (tmp_path / "hybridps-0.jsonl").read_bytes().splitlines()[-1]
+    with (tmp_path / "hybridps-0.jsonl").open("ab") as file:
+        file.write(line[:20])
+        file.flush()
+        assert following.figures()["exchanges"] == 1
+        file.write(line[20:].replace(b'"step":0', b'"step":1') + b"\n")
+    assert following.figures()["exchanges"] == 2
+    assert following.figures()["bytes_across_groups"] == 60
