@@ -1,0 +1,155 @@
+"""Runs the trials of a comparison in turn; those that a folder has already are kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from hybridps.cli.compare.plan import Comparison, Trial, fingerprint, trial_command
+from hybridps.cli.run.mpirun import rank_environment, root_environment
+from hybridps.errors import ConfigError, HybridPSError
+from hybridps.links import Links, limited_links
+from hybridps.processes import STOP_SECONDS, die_with_parent, without_rank_marks
+from hybridps.report import Run, read_run
+
+RESULT = "result.json"
+OUTPUT = "output.log"
+FINISHED, ENDED, FAILED = "finished", "ended by the budget", "failed"
+
+_POLL_SECONDS = 0.5
+_TAIL = 3
+"""Lines of the output that say why a trial failed."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """How a trial ended."""
+
+    outcome: str
+    """`FINISHED`, `ENDED` or `FAILED`."""
+    reason: str
+    """Why it failed; else empty."""
+    status: int
+    seconds: float
+    fingerprint: str
+    link_bytes: list[tuple[float, int]] = []
+    """Seconds since 1970, and the bytes sent over the links by then, headers included; empty without links."""
+
+
+def kept_result(comparison: Comparison, trial: Trial) -> Result | None:
+    """The result of a trial that was run before. One that failed is none: it is run again.
+
+    Raises ConfigError if the folder has a trial that ran in another way.
+    """
+    path = trial.folder / RESULT
+    if not path.exists():
+        return None
+    try:
+        result = msgspec.json.decode(path.read_bytes(), type=Result)
+    except msgspec.DecodeError:
+        return None
+    if result.fingerprint != fingerprint(comparison, trial):
+        raise ConfigError(
+            f"{trial.folder} has a run of another command or with other options: choose another --out, or remove it"
+        )
+    return None if result.outcome == FAILED else result
+
+
+def run_trial(comparison: Comparison, trial: Trial) -> Result:
+    """Run a trial from its beginning, and write its result. Raises HybridPSError only if no trial could run."""
+    shutil.rmtree(trial.folder, ignore_errors=True)
+    trial.folder.mkdir(parents=True)
+    with ExitStack() as stack:
+        links, environ = None, _environment(comparison)
+        if comparison.link:
+            links = stack.enter_context(limited_links(comparison.groups, comparison.link))
+            environ |= links.variables(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hybridps-"))))
+        began = time.monotonic()
+        status, in_time, crossed = _run(comparison, trial, links, environ)
+        seconds = time.monotonic() - began
+    reason = "" if not in_time else _why_failed(trial, status)
+    outcome = FAILED if reason else FINISHED if in_time else ENDED
+    result = Result(outcome, reason, status, round(seconds, 3), fingerprint(comparison, trial), crossed)
+    (trial.folder / RESULT).write_bytes(msgspec.json.encode(result) + b"\n")
+    return result
+
+
+def _environment(comparison: Comparison) -> dict[str, str]:
+    """The same share of the cores for the workers of all contenders, whatever nodes they are on."""
+    environ, workers = without_rank_marks(os.environ) | root_environment(), comparison.workers
+    cores = len(os.sched_getaffinity(0))
+    return environ | rank_environment(environ, cores, workers, workers + (comparison.servers or 1))
+
+
+def _run(
+    comparison: Comparison, trial: Trial, links: Links | None, environ: dict[str, str]
+) -> tuple[int, bool, list[tuple[float, int]]]:
+    """The exit status, whether it ended by itself, and what crossed the links until when."""
+    end = time.monotonic() + (comparison.budget_seconds or float("inf"))
+    crossed: list[tuple[float, int]] = []
+    with (trial.folder / OUTPUT).open("wb") as output:
+        process = subprocess.Popen(
+            trial_command(comparison, trial, links),
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),
+        )
+        try:
+            while process.poll() is None and time.monotonic() < end:
+                if links:
+                    crossed.append((time.time(), links.nbytes()))
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_SECONDS)
+            in_time = process.returncode is not None
+            if links:
+                crossed.append((time.time(), links.nbytes()))
+        finally:
+            _stop(process)
+    return process.returncode, in_time, crossed
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End what still runs: the launcher ends its servers and groups, for which it may take as long as they do."""
+    process.terminate()
+    try:
+        process.wait(3 * STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _why_failed(trial: Trial, status: int) -> str:
+    """Why a trial that ended by itself does not count; empty if it does."""
+    try:
+        misused = _misused(trial, read_run(trial.folder))
+    except HybridPSError as error:
+        misused = str(error)
+    if status and not (misused and trial.contender.is_native):
+        lines = (trial.folder / OUTPUT).read_text(errors="replace").splitlines()
+        errors = [line for line in lines if "error" in line.lower()] or lines
+        return f"exit status {status}: " + " / ".join(errors[-_TAIL:])
+    return misused
+
+
+def _misused(trial: Trial, run: Run) -> str:
+    """Whether the script used another store than it was to; empty if not."""
+    is_ours = any(rank.events for rank in run.ranks)
+    if trial.contender.is_native and is_ours:
+        return (
+            f"the script made a store of hybridps, not {trial.contender.kvstore}: let it take the type from "
+            "COMPARE_KVSTORE, or put {kvstore} into its command"
+        )
+    if not trial.contender.is_native and not is_ours:
+        return "the script made no store of hybridps: let it create the KVStore dist_hybridps"
+    return ""
