@@ -24,6 +24,8 @@ class GroupTraffic:
     group: int = 0
     has_servers: bool = False
     bytes_to_servers: int = 0
+    bytes_exchanged: int = 0
+    """Payload of the exchanges of weights, without what is pulled at other times."""
     nbytes: Curve = field(default_factory=list)
     """Payload that has crossed between this group and others, or the servers, both ways."""
     steps: Curve = field(default_factory=list)
@@ -75,6 +77,7 @@ class GroupTraffic:
         if event.distance is not None:
             self.distances.append((when, event.distance))
         answers = event.nbytes if self.has_servers else 0  # those of other groups count as sent by them
+        self.bytes_exchanged += event.nbytes + answers
         self.nbytes.append((when, self.total + event.nbytes + answers))
 
 
@@ -103,7 +106,7 @@ def figures(groups: Sequence[GroupTraffic]) -> dict[str, Any]:
         "bytes_across_groups": across,
         "exchanges": exchanges,
         "exchanges_saved": saved,
-        "bytes_saved": round(across * saved / exchanges) if exchanges else 0,
+        "bytes_saved": round(sum(group.bytes_exchanged for group in groups) * saved / exchanges) if exchanges else 0,
         "staleness": float(np.mean(behind)) if behind else None,
         "distance": float(np.mean(last)) if last else None,
     }

@@ -211,7 +211,7 @@ def test_any_script_s_run_has_a_summary(tmp_path):
     assert summary["accuracy"] == pytest.approx(0.45)
     assert (summary["bytes_to_servers"], summary["bytes_across_groups"]) == (800, 1700)
     assert (summary["steps"], summary["exchanges"], summary["exchanges_saved"]) == (20, 8, 32)
-    assert summary["bytes_saved"] == 1700 * 32 // 8
+    assert summary["bytes_saved"] == 2 * 8 * 100 * 32 // 8  # both ways
     assert summary["distance"] == pytest.approx(0.25)
     assert (summary["finished"], summary["lost"], summary["status"]) == ([0, 1], [], 0)
     assert "top1" not in summary

@@ -17,6 +17,7 @@ Draw = Callable[[Any, Mapping[str, list[Outcome]]], None]
 
 _MB = 1e6
 _COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9")
+_MARKERS = dict(zip(_COLOURS, "o^sDvPXd*<", strict=True))
 
 
 def draw_all(outcomes: Sequence[Outcome], rows: Sequence[Row], accuracy: float | None) -> dict[str, bytes]:
@@ -72,7 +73,10 @@ def _accuracy(axes: Any, trials: Mapping[str, list[Outcome]], field: str, title:
     axes.set_xlabel(title)
     axes.set_ylabel("accuracy (%)")
     if field == "nbytes" and drawn and _far_apart(trials):
+        from matplotlib.ticker import LogLocator
+
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter("{x:g}")
 
 
@@ -96,7 +100,9 @@ def _band(
         return False
     seen = [np.array(epochs[epoch]) for epoch in sorted(epochs)]
     places, means = ([float(part[:, column].mean()) for part in seen] for column in (0, 1))
-    style = {"linewidth": 2.0, "marker": ".", "label": name} if name else {"linewidth": 1.3, "linestyle": "--"}
+    style: dict[str, Any] = {"linewidth": 1.3, "linestyle": "--"}
+    if name:
+        style = {"linewidth": 1.8, "alpha": 0.8, "marker": _MARKERS[colour], "markersize": 5, "label": name}
     axes.plot(places, means, color=colour, **style)
     if name and len(outcomes) > 1:
         least, most = ([float(end(part[:, 1])) for part in seen] for end in (np.min, np.max))
