@@ -72,10 +72,16 @@ class Links:
         return ["ip", "netns", "exec", self.namespace(address)]
 
     def nbytes(self) -> int:
-        """Bytes that the nodes, and what runs beside them, have sent to each other so far, headers included."""
+        """Bytes that the nodes, and what runs beside them, have sent to each other so far, headers included.
+
+        Raises LinksError if this version of `ip` does not tell them.
+        """
         done = _ip("-n", self.switch, "-json", "-statistics", "link", "show")
-        ports = [port for port in json.loads(done.stdout or "[]") if port["ifname"].startswith("port")]
-        return sum(port["stats64"]["rx"]["bytes"] for port in ports)
+        try:
+            ports = [port for port in json.loads(done.stdout) if port["ifname"].startswith("port")]
+            return sum(port["stats64"]["rx"]["bytes"] for port in ports)
+        except (ValueError, LookupError, TypeError):
+            raise LinksError(f"ip does not tell the bytes of the links: {done.stderr.strip() or done.args}") from None
 
     def agent(self, folder: Path) -> Path:
         """A script that starts a command on a node, as Open MPI would with ssh: `agent ADDRESS COMMAND...`."""

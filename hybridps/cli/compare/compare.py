@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shlex
 import shutil
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from types import FrameType
 
@@ -23,7 +26,7 @@ from hybridps.cli.compare.trials import ENDED, FAILED, Result, kept_result, run_
 from hybridps.cli.run import user_command
 from hybridps.errors import FAILED as FAILED_STATUS
 from hybridps.errors import ConfigError
-from hybridps.links import bits_per_second, missing
+from hybridps.links import Links, bits_per_second, missing
 
 PAGE, JSON = "compare.html", "compare.json"
 
@@ -42,9 +45,10 @@ def compare(comparison: Comparison, folder: Path, *, dry_run: bool = False) -> i
     trials = trials_of(comparison, contenders, folder)
     kept = {trial: kept_result(comparison, trial) for trial in trials}
     if dry_run:
+        links = Links("hybridps-0", comparison.groups, comparison.link) if comparison.link else None
         for trial in trials:
             have = "  # kept" if kept[trial] else ""
-            print(f"{shlex.join(trial_command(comparison, trial, None))}{have}")
+            print(f"{shlex.join(trial_command(comparison, trial, links))}{have}")
         return 0
     if comparison.link and (reason := missing()):
         raise ConfigError(f"--link {comparison.link}: {reason}")
@@ -68,7 +72,7 @@ def write(comparison: Comparison, outcomes: Sequence[Outcome], folder: Path) -> 
         "accuracy": accuracy,
         "table": msgspec.to_builtins(rows),
         "trials": [msgspec.to_builtins(outcome) | {"points": _points(outcome)} for outcome in outcomes],
-        "versions": {"hybridps": __version__, "python": platform.python_version(), "machine": platform.machine()},
+        "versions": _versions(),
     }
     (folder / JSON).write_text(json.dumps(content, indent=1) + "\n")
     _print(rows, accuracy)
@@ -77,6 +81,15 @@ def write(comparison: Comparison, outcomes: Sequence[Outcome], folder: Path) -> 
         (folder / f"{name}.png").write_bytes(picture)
     (folder / PAGE).write_text(make_page(comparison, rows, outcomes, accuracy, pictures))
     _say(f"the page is {folder / PAGE}")
+
+
+def _versions() -> dict[str, str | int]:
+    """What the figures were measured with."""
+    versions: dict[str, str | int] = {"hybridps": __version__, "python": platform.python_version()}
+    for name in ("mxnet", "numpy"):
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions | {"machine": platform.machine(), "cores": len(os.sched_getaffinity(0))}
 
 
 def _check(comparison: Comparison) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from hybridps.config import make_settings
 from hybridps.errors import ConfigError
@@ -72,6 +73,8 @@ def check_contender(contender: Contender) -> None:
         if contender.kvstore not in STORES or contender.trigger:
             stores = ", ".join(NATIVE + store for store in STORES)
             raise ConfigError(f"{contender.name!r} is no store of MXNet's own: use one of {stores}, without a trigger")
+        if find_spec("mxnet") is None:
+            raise ConfigError(f"{contender.name!r} needs MXNet: pip install 'hybridps[mxnet]', or leave it out")
         return
     from hybridps.algorithms import resolve  # it brings the compiler, which takes longer than all else here
 

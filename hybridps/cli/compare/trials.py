@@ -64,9 +64,18 @@ def kept_result(comparison: Comparison, trial: Trial) -> Result | None:
 
 
 def run_trial(comparison: Comparison, trial: Trial) -> Result:
-    """Run a trial from its beginning, and write its result. Raises HybridPSError only if no trial could run."""
+    """Run a trial from its beginning, and write its result."""
     shutil.rmtree(trial.folder, ignore_errors=True)
     trial.folder.mkdir(parents=True)
+    try:
+        result = _run_anew(comparison, trial)
+    except HybridPSError as error:
+        result = Result(FAILED, str(error), error.status, 0.0, fingerprint(comparison, trial))
+    (trial.folder / RESULT).write_bytes(msgspec.json.encode(result) + b"\n")
+    return result
+
+
+def _run_anew(comparison: Comparison, trial: Trial) -> Result:
     with ExitStack() as stack:
         links, environ = None, _environment(comparison)
         if comparison.link:
@@ -77,9 +86,7 @@ def run_trial(comparison: Comparison, trial: Trial) -> Result:
         seconds = time.monotonic() - began
     reason = "" if not in_time else _why_failed(trial, status)
     outcome = FAILED if reason else FINISHED if in_time else ENDED
-    result = Result(outcome, reason, status, round(seconds, 3), fingerprint(comparison, trial), crossed)
-    (trial.folder / RESULT).write_bytes(msgspec.json.encode(result) + b"\n")
-    return result
+    return Result(outcome, reason, status, round(seconds, 3), fingerprint(comparison, trial), crossed)
 
 
 def _environment(comparison: Comparison) -> dict[str, str]:
