@@ -18,10 +18,10 @@ from hybridps.links import missing
 
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
-pytestmark = pytest.mark.timeout(100)
+pytestmark = pytest.mark.timeout(240)
 
 SCRIPT = str(Path(__file__).with_name("digits.py"))
-SECONDS = 90
+SECONDS = 200
 
 
 def command(folder: Path, algorithms: str, *options: str, script: str = SCRIPT) -> list[str]:
@@ -126,10 +126,11 @@ def test_a_script_that_makes_no_store_is_no_contender(tmp_path: Path) -> None:
 
 def test_a_budget_ends_a_run(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(f"import runpy, time\nrunpy.run_path({SCRIPT!r}, run_name='__main__')\ntime.sleep(1000)\n")
-    done = compare(tmp_path / "out", "sync", "--budget-seconds", "15", script=str(script))
+    script.write_text("import time\ntime.sleep(1000)\n")
+    done = compare(tmp_path / "out", "sync", "--budget-seconds", "3", script=str(script))
     assert done.returncode == 0, done.stderr
-    assert "sync, seed 0: ended by the budget, accuracy 0.9" in done.stderr
+    assert "sync, seed 0: ended by the budget" in done.stderr
+    assert "its script reported nothing: print lines such as" in done.stderr
 
 
 def test_a_dry_run_prints_the_commands(tmp_path: Path) -> None:
@@ -190,7 +191,7 @@ def _namespaces() -> str:
 
 
 def _in_time(condition) -> bool:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 90
     while not condition() and time.monotonic() < end:
         time.sleep(0.05)
     return condition()
