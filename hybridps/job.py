@@ -63,6 +63,19 @@ class Job:
         return self.session.place.worker
 
     @property
+    def steps(self) -> int:
+        """Steps done, for the record."""
+        return self.session.steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self.session.steps = steps
+
+    def _bytes(self) -> tuple[int, int]:
+        """The payload that this rank has sent to servers, and received from them."""
+        return (0, 0) if self._store is None else (self._store.bytes_to_servers, self._store.bytes_from_servers)
+
+    @property
     def client(self) -> Client | None:
         """The connection with servers of hybridps, on leaders once there is an algorithm. One thread may use it."""
         return self._store if isinstance(self._store, Client) else None
@@ -101,11 +114,12 @@ class Job:
         if self._closed:
             return
         self._closed = True
-        sent, received = self._bytes()
+        sent = 0
         if self._store is not None:
+            sent = self._store.bytes_to_servers
             self._store.close()
         within = self._levels.bytes_moved if self._levels is not None else 0
-        self.session.events.emit(Closed(self.session.steps, within, sent, received))
+        self.session.events.emit(Closed(self.steps, within, sent, self._bytes()[1]))
         if self._levels is not None:
             self._levels.close()
             self._levels.group.free()
@@ -159,10 +173,6 @@ class Job:
             self._session_number = allgather(levels.group, number, int | None)[0]
             self._levels = levels
         return self._levels
-
-    def _bytes(self) -> tuple[int, int]:
-        """The payload that this rank has sent to servers, and received from them."""
-        return (0, 0) if self._store is None else (self._store.bytes_to_servers, self._store.bytes_from_servers)
 
     def _tier(self, group: Group, prefix: str) -> Tier:
         return ServersTier(group, self._store, prefix) if self.servers else NoTier(group)

@@ -176,7 +176,7 @@ class Training:
         self._step += 1
         if not self._step:
             self._leading = {name for name, key in self.keys.items() if key.pushes == 1 and key.is_sparse}
-        self._job.session.steps = max(self._job.session.steps, self._step + 1)
+        self._job.steps = max(self._job.steps, self._step + 1)
         self._averaging.begin_step(self._step)
         self._gradients.move_out_what_is_written_elsewhere()
         self._sums.begin()

@@ -67,9 +67,8 @@ class GroupTraffic:
         return self.steps_done if self.bytes_to_servers and not steps else steps
 
     def _count(self, event: Communicated | Closed, when: float) -> None:
-        if self.has_servers:
-            self.bytes_to_servers = event.bytes_to_servers
-            self.nbytes.append((when, max(self.total, event.bytes_to_servers + event.bytes_from_servers)))
+        self.bytes_to_servers = event.bytes_to_servers
+        self.nbytes.append((when, max(self.total, event.bytes_to_servers + event.bytes_from_servers)))
 
     def _exchanged(self, event: Exchanged, when: float) -> None:
         self.exchanges.append((when, event.step))
