@@ -51,7 +51,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "loss": latest("loss"),
         "seconds": _seconds(run),
         "bytes_within_groups": sum(event.bytes_within_group for event in closed),
-        "bytes_to_servers": sum(event.bytes_to_servers for event in closed),
+        "bytes_to_servers": _bytes_to_servers(run),
     }
     summary |= figures(traffic_of(run)) | (_of_training(run) if run.workers else {})
     summary |= {"finished": run.finished(), "lost": run.lost()}
@@ -75,6 +75,13 @@ def _of_training(run: Run) -> dict[str, Any]:
         "images_per_second": sum(worker.images_per_second() for worker in judged),
         "seconds": max((worker.seconds() for worker in judged), default=0.0),
     }
+
+
+def _bytes_to_servers(run: Run) -> int:
+    """Groups without servers count there what they sent to each other."""
+    without = {id(rank) for rank in run.ranks if (plan := rank.last(Planned)) and not plan.servers}
+    known = (rank.last(Closed) for rank in run.ranks if id(rank) not in without)
+    return sum(event.bytes_to_servers for event in known if event)
 
 
 def _whole(epoch: float) -> float:

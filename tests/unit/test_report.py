@@ -219,9 +219,10 @@ def test_any_script_s_run_has_a_summary(tmp_path):
 
 def test_groups_without_servers_count_what_they_sent_to_each_other(tmp_path):
     events_of_group(tmp_path, 0, [], exchanged(2, 30, None), exchanged(3, 30, math.nan), Closed(10, 0, 0))
-    events_of_group(tmp_path, 1, [], exchanged(7, 12, None), Closed(10, 0, 0))
+    events_of_group(tmp_path, 1, [], exchanged(7, 12, None), Closed(10, 0, 20))  # eight at the end, without an exchange
     summary = make_report(tmp_path)
-    assert (summary["bytes_across_groups"], summary["exchanges"], summary["exchanges_saved"]) == (72, 3, 17)
+    assert (summary["bytes_across_groups"], summary["exchanges"], summary["exchanges_saved"]) == (80, 3, 17)
+    assert summary["bytes_to_servers"] == 0
     assert summary["distance"] is None
     assert summary["workers"] == 2
 
