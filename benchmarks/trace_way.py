@@ -123,7 +123,7 @@ def work(world: Any, address: str, settings: Any, trace: Trace) -> None:
         store = Client([address], job="trace", group=place.group, groups=plan.groups, settings=settings)
     tier = ServersTier(levels.group, store)
     row = choose_row("sync", settings, plan.groups, True, None, None)
-    algorithm = make_algorithm(row, levels, tier, workers=plan.workers, has_servers=True)
+    algorithm = make_algorithm(row, levels, tier, workers=plan.workers)
     with ArrayModel(algorithm, session, {"weight": np.zeros(ELEMENTS, "float32")}) as model:
         for step in range(WARM_STEPS + 1):
             world.barrier()

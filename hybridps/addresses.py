@@ -7,10 +7,12 @@ servers are found.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from hybridps.errors import ServerError
 
@@ -48,6 +50,19 @@ def problem_of_metrics_host(host: str) -> str | None:
     except ValueError:
         return _problem_of_host(host, wildcard=False)
     return None
+
+
+def is_local(address: str) -> bool:
+    """Whether only processes of this host can reach an address.
+
+    >>> is_local("tcp://127.0.0.1:5555"), is_local("ipc:///tmp/x"), is_local("tcp://*:5555")
+    (True, True, False)
+    """
+    parts = urlsplit(address)
+    with contextlib.suppress(ValueError):
+        local = parts.scheme in ("ipc", "inproc") or parts.hostname == "localhost"
+        return local or ip_address(parts.hostname or "").is_loopback
+    return False
 
 
 class Scheduler(NamedTuple):

@@ -38,7 +38,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The settings of a job. Frozen; equal on all ranks, except for `group_index`."""
 
     algorithm: str | None = None
-    """Name of the algorithm, a key of `hybridps.algorithms.ALGORITHMS`. Default: `sync`."""
+    """Name of the algorithm: a key of `hybridps.algorithms.ALGORITHMS`, or one of another package. Default: `sync`."""
 
     groups: AtLeastOne | None = None
     """Number of groups. Default: 1, unless `group_sizes` or the algorithm implies more."""
@@ -102,11 +102,39 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     alpha: Annotated[float, Meta(ge=0, le=1)] | None = None
     """Moving rate of Elastic SGD. Default: 0.9 / groups."""
 
+    rho: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    """Ties the moving rate of Elastic SGD to the learning rate of the store's optimizer: alpha = learning rate * rho.
+    Default: alpha is as `alpha` says."""
+
+    outer_rate: Annotated[float, Meta(ge=0, le=1e9)] = 0.7
+    """Rate of DiLoCo's outer optimizer."""
+
+    outer_momentum: Annotated[float, Meta(ge=0, le=1)] = 0.9
+    """Momentum of DiLoCo's outer optimizer."""
+
     tau: AtLeastOne = 10
-    """Steps between two exchanges of Elastic SGD."""
+    """Steps between two averagings of weights."""
+
+    trigger: str | None = None
+    """When weights are averaged, e.g. `change:0.05,silence=100` or `budget:10MB/s`. Default: every `tau` steps."""
 
     staleness: Annotated[int, Meta(ge=0, le=1 << 30)] | None = None
-    """Steps that a group may be ahead of another one in asynchronous SGD before it waits. Default: any number."""
+    """Steps that a group may be ahead of another one in asynchronous SGD before it waits. Default: any number with
+    `async`, 3 with `stale`."""
+
+    topology: str | None = None
+    """Which groups gossip with each other: `random`, `ring`, `exponential`, `regular` or `complete`; `random:7` for the
+    seed 7. Default: `random`; `exponential` with `sgp`."""
+
+    gossip: Literal["symmetric", "pull"] = "symmetric"
+    """What groups do in gossiping SGD: both average, or only the one that asks."""
+
+    partners: Literal["in_turn", "fast"] = "in_turn"
+    """Whom a group that gossips asks next: as the topology says, or more often those whose answers come fast."""
+
+    peers: tuple[str, ...] = ()
+    """Addresses of all groups in their order, if they gossip and are MPI worlds of their own: each listens at its own.
+    Set by the launcher. Beyond one host they need `keys`."""
 
     chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28, multiple_of=64)] = 4 << 20
     """Size of a chunk: the unit of transfer and of work on the servers."""
@@ -230,6 +258,7 @@ def _check_addresses(settings: Settings) -> None:
     problem_of_theirs = problem_of_ps_lite if settings.backend == "mxnet" else problem_of_server
     looked_at = [("servers", address, problem_of_theirs(address)) for address in settings.servers]
     looked_at += [("parents", address, problem_of_server(address)) for address in settings.parents]
+    looked_at += [("peers", address, problem_of_server(address)) for address in settings.peers]
     looked_at += [("metrics_bind", settings.metrics_bind, problem_of_metrics_host(settings.metrics_bind))]
     for field, value, problem in looked_at:
         if problem:

@@ -22,12 +22,15 @@ def find_servers(session: Session) -> tuple[tuple[str, ...], ServerProcess | Non
     """The addresses of the job's servers, and the embedded one if this worker has started it.
 
     Every worker of the MPI world calls this. With several groups in one MPI world and no server configured, the first
-    worker starts one. Raises, on all ranks, ServerError if a server cannot be started, PlanError if one
-    is missing.
+    worker starts one, unless the settings name an algorithm that needs none. Raises, on all ranks, ServerError if a
+    server cannot be started, PlanError if one is missing.
     """
+    from hybridps.algorithms import definition
+
     settings, plan = session.settings, session.plan
     embedded, address, error = None, "", None
-    of_one_world = plan.groups > 1 and settings.group_index is None and not plan.server_ranks
+    needs_one = plan.groups > 1 and not (settings.algorithm and definition(settings.algorithm).gossips)
+    of_one_world = needs_one and settings.group_index is None and not plan.server_ranks
     if of_one_world and not settings.servers and session.place.worker == 0:
         try:
             # of MXNet, its scheduler and one of its servers
@@ -37,7 +40,7 @@ def find_servers(session: Session) -> tuple[tuple[str, ...], ServerProcess | Non
         except ServerError as wrong:
             error = wrong
     servers = tuple(_announce(session, address, error)) or settings.servers
-    if plan.groups > 1 and not servers:
+    if needs_one and not servers and not settings.peers:
         raise PlanError(
             f"{plan.groups} groups in MPI worlds of their own need a server: "
             "start one with `hybridps serve` and set HYBRIDPS_SERVERS to its address"

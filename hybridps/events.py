@@ -95,6 +95,19 @@ class Ended(Event, frozen=True):
     status: int
 
 
+class Changed(Event, frozen=True):
+    """The leader has looked at the weights of a table, before the local update of a step.
+
+    `change`: relative to those that the last exchange has left. `nbytes`: of all weights; `sent`: of those it sent.
+    """
+
+    table: str
+    step: int
+    change: float
+    nbytes: int
+    sent: int
+
+
 class Chosen(Event, frozen=True):
     """The algorithm of the group's collectives up to `up_to_bytes`. `source`: built-in, measured or forced."""
 
@@ -107,11 +120,11 @@ class Chosen(Event, frozen=True):
 
 
 class Communicated(Event, frozen=True):
-    """Time that communication took in `steps` steps, since the store began; written at most once a second.
+    """Time that communication took in `steps` steps, since the store began; written at most ten times a second.
 
     `group_seconds`: inside the group, including the wait for its ranks. `exchange_seconds`: waiting for the servers'
     answers and distributing them. `exposed_seconds`: after a step's last gradient, when backward no longer hides it.
-    The bytes are the payload that this rank has sent to servers, and received from them.
+    The bytes are the payload that this rank has sent to servers or to other groups, and received from servers.
     """
 
     steps: int

@@ -9,6 +9,7 @@ The entry for code without MXNet:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
@@ -20,6 +21,8 @@ from hybridps.config import Settings, load_settings, tuning_file
 from hybridps.embedded import connect, find_backend, find_servers, silent_workers
 from hybridps.errors import ConfigError, HybridPSError, ServerError
 from hybridps.events import Chosen, Closed
+from hybridps.gossip import Partners
+from hybridps.gossip.start import start_partners
 from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.session import Session, agree, open_session
 from hybridps.processes import ServerProcess
@@ -28,14 +31,15 @@ from hybridps.ps.clocks import Clock
 from hybridps.ps.rules import Rule
 from hybridps.ps.store import OpenStore, ParameterStore
 from hybridps.tensor_collectives import BUILT_IN, Choice, Chooser, Levels, Tuning
-from hybridps.tiers import NoTier, ServersTier, Tier
+from hybridps.tiers import GossipTier, NoTier, ServersTier, Tier
 
 
 class Job:
     """One rank's hold on a job. Made by `open_job`; a context manager.
 
-    All algorithms of the job share the rank's group, its levels, and the leader's connection with the servers, which
-    are made for the first one. Leaving the context with an exception ends all ranks of this MPI world.
+    All algorithms of the job share the rank's group, its levels, and the leader's connection with the servers or with
+    the other groups, which are made for the first one that needs them. Leaving the context with an exception ends all
+    ranks of this MPI world.
     """
 
     def __init__(
@@ -49,6 +53,10 @@ class Job:
         """How many were made: each has tables of its own."""
         self._levels: Levels | None = None
         self._store: ParameterStore | None = None
+        self._partners: Partners | None = None
+        """Of a leader, once there is an algorithm that gossips."""
+        self._connected: set[str] = set()
+        """The tiers that there is a connection for."""
         self._session_number: int | None = None
         """Of the group at its servers."""
         self._closed = False
@@ -72,8 +80,13 @@ class Job:
         self.session.steps = steps
 
     def _bytes(self) -> tuple[int, int]:
-        """The payload that this rank has sent to servers, and received from them."""
-        return (0, 0) if self._store is None else (self._store.bytes_to_servers, self._store.bytes_from_servers)
+        """The payload that this rank has sent to servers or other groups, and received from servers."""
+        sent, received = 0, 0
+        if self._store is not None:
+            sent, received = self._store.bytes_to_servers, self._store.bytes_from_servers
+        if self._partners is not None:
+            sent += self._partners.bytes_sent
+        return sent, received
 
     @property
     def client(self) -> Client | None:
@@ -84,8 +97,11 @@ class Job:
         """Workers whose groups have given the servers no sign of life for longer than so many seconds.
 
         Any worker may ask at any time, from any thread, once there is an algorithm; nobody else needs to. With racks
-        these are workers of the own rack. Raises ServerError if the servers cannot be asked.
+        these are workers of the own rack. Raises ServerError if the servers cannot be asked. Where groups gossip, each
+        leader knows; on other ranks it raises ServerError.
         """
+        if "gossip" in self._connected and self._session_number is None:
+            return self._silent_partners(seconds)
         if not self.servers:
             return []
         if self._session_number is None:
@@ -104,26 +120,28 @@ class Job:
         different things.
         """
         row = self._agree_on(name, rule, clock)
-        levels = self._connect()
-        tier = self._tier(levels.group, f"{self._algorithms}/")
+        levels = self._connect(row)
+        tier = self._tier(row, levels.group, f"{self._algorithms}/")
         self._algorithms += 1
-        return make_algorithm(row, levels, tier, workers=self.workers, has_servers=bool(self.servers))
+        return make_algorithm(row, levels, tier, workers=self.workers)
 
     def close(self) -> None:
         """End this rank's part in good order, when all workers of this MPI world have come here."""
         if self._closed:
             return
         self._closed = True
-        sent = 0
         if self._store is not None:
-            sent = self._store.bytes_to_servers
             self._store.close()
+        if self._partners is not None:
+            self._partners.leave()
         within = self._levels.bytes_moved if self._levels is not None else 0
-        self.session.events.emit(Closed(self.steps, within, sent, self._bytes()[1]))
+        self.session.events.emit(Closed(self.steps, within, *self._bytes()))
         if self._levels is not None:
             self._levels.close()
             self._levels.group.free()
         self.session.world.farewell()
+        if self._partners is not None:
+            self._partners.close()
         if self._embedded is not None:
             self._embedded.stop()
         self.session.close()
@@ -145,6 +163,11 @@ class Job:
         try:
             short = choose_name(name, settings, plan.group_sizes)
             row = choose_row(short, settings, plan.groups, bool(self.servers), rule, clock)
+            if row.tier != "gossip" and plan.groups > 1 and not self.servers:
+                raise ConfigError(
+                    f"the algorithm {short!r} needs a server, and this job of {plan.groups} groups was started without "
+                    "one, to gossip: set HYBRIDPS_ALGORITHM to it, or start it with `hybridps run --servers 1`"
+                )
         except ConfigError as error:
             problem = error
         agree(self.session.workers, problem)
@@ -157,25 +180,41 @@ class Job:
                 ).on_all_ranks()
         return rows[0]
 
-    def _connect(self) -> Levels:
-        """The levels, and on leaders the connection with the servers; made at the first call, on all ranks."""
+    def _connect(self, row: Row) -> Levels:
+        """The levels, and on leaders the connections that the row needs; made at the first call, on all ranks."""
         if self._levels is None:
-            session = self.session
-            levels = _make_levels(session)
+            self._levels = _make_levels(self.session)
+        if row.tier not in self._connected:
+            self._connected.add(row.tier)
             error = None
-            if self.servers and session.place.is_leader:
-                try:
-                    self._store = connect(session, self.servers, self._open_store)
-                except HybridPSError as problem:
-                    error = problem
-            agree(session.workers, error)
+            try:
+                self._reach(row)
+            except HybridPSError as problem:
+                error = problem
+            agree(self.session.workers, error)
             number = None if self.client is None else self.client.session.number
-            self._session_number = allgather(levels.group, number, int | None)[0]
-            self._levels = levels
+            self._session_number = allgather(self._levels.group, number, int | None)[0]
         return self._levels
 
-    def _tier(self, group: Group, prefix: str) -> Tier:
-        return ServersTier(group, self._store, prefix) if self.servers else NoTier(group)
+    def _reach(self, row: Row) -> None:
+        """Connect with servers, or with the other groups. Raises HybridPSError, perhaps on some ranks only."""
+        if row.tier == "gossip" and self.session.plan.groups > 1:
+            self._partners = start_partners(self.session)
+        elif row.tier != "gossip" and self.servers and self.session.place.is_leader:
+            self._store = connect(self.session, self.servers, self._open_store)
+
+    def _silent_partners(self, seconds: float) -> list[int]:
+        plan = self.session.plan
+        if self._partners is None and plan.groups > 1:
+            raise ServerError("without servers, only the first worker of each group knows who is silent: ask there")
+        silent = self._partners.silent(seconds) if self._partners is not None else []
+        first = [*accumulate(plan.group_sizes, initial=0)]
+        return [worker for group in silent for worker in range(first[group], first[group + 1])]
+
+    def _tier(self, row: Row, group: Group, prefix: str) -> Tier:
+        if row.partnership is not None and self.session.plan.groups > 1:
+            return GossipTier(group, self._partners, row.partnership, prefix)
+        return ServersTier(group, self._store, prefix) if self.servers and row.tier != "gossip" else NoTier(group)
 
 
 def open_job(

@@ -5,6 +5,7 @@ The memory has no file: it is gone when the last process that uses it ends, howe
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -14,6 +15,7 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 
@@ -54,9 +56,33 @@ class _Mapping(mmap.mmap):
     def __init__(self, descriptor: int, nbytes: int) -> None:
         self.descriptor = os.dup(descriptor)
         self.secret = secret_at(f"/proc/self/fd/{self.descriptor}")
+        _mappings.add(self)
+
+    def part(self) -> None:
+        """What this process writes here is its own from now on, as in other memory after a fork."""
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self))
+        access, options = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
+        if _map(start, len(self), access, options, self.descriptor, 0) != start:
+            os.abort()  # what this process writes would reach its parent
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         close(self.descriptor)  # a default: at the end of the process `os` may be gone before the last array
+
+
+_mappings: WeakSet[_Mapping] = WeakSet()
+
+_MAP_FIXED = 16
+_map = ctypes.CDLL(None).mmap
+_map.restype = ctypes.c_void_p
+_map.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+
+
+def _part() -> None:
+    for mapping in list(_mappings):
+        mapping.part()
+
+
+os.register_at_fork(after_in_child=_part)
 
 
 def shared_memory(nbytes: int) -> np.ndarray:

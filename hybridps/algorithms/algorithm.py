@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
@@ -28,9 +29,6 @@ class Algorithm:
     ranks of a group call the same operations in the same order; `drop` and `close` do not wait for other ranks.
     """
 
-    name: ClassVar[str]
-    """Short name, as in the KVStore type."""
-
     has_centre = True
     """Whether the servers hold a model of their own, the centre."""
 
@@ -45,20 +43,27 @@ class Algorithm:
     finish_: Callable[[], None]
     """End the oldest `reduce_`: its elements may be used."""
 
-    def __init__(self, levels: Levels, tier: Tier, row: Row) -> None:
+    def __init__(self, levels: Levels, tier: Tier, row: Row, workers: int = 1) -> None:
+        """`workers`: of all groups."""
         self.levels = levels
         """The levels of the group; `levels.tensor` gives the memory that gradients are reduced fastest in."""
         self.tier = tier
         self.row = row
+        self.workers = workers
         self._residuals: Residuals | None = None
         """Of a worker whose gradients are compressed."""
         # The tier's own methods: no algorithm stands between a step and its tier.
         self.reduce_, self.finish_ = tier.sum_, tier.finish
 
     @property
+    def name(self) -> str:
+        """Short name, as in the KVStore type."""
+        return self.row.name
+
+    @property
     def averages_weights(self) -> bool:
-        """Whether groups train weights of their own, which are averaged with a centre."""
-        return self.has_centre and self.row.sends == "weights"
+        """Whether groups train weights of their own, which are averaged."""
+        return self.row.sends == "weights" and (self.has_centre or self.row.tier == "gossip")
 
     @property
     def sums_in_group(self) -> bool:
@@ -69,6 +74,11 @@ class Algorithm:
     def is_synchronous(self) -> bool:
         """Whether every round has a contribution of each group."""
         return isinstance(self.row.clock, BulkSynchronous)
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether `reduce_` can leave the gradients of one vector as they are, and bring new weights elsewhere."""
+        return False
 
     def updating(self, rule: AnyRule) -> Algorithm | None:
         """This algorithm with the update at the servers, by `rule`, in tables of its own. None: workers update."""
@@ -91,27 +101,42 @@ class Algorithm:
         """As `join_gradients`, of a table in which rows of several keys follow each other: values travel exactly."""
         check_same_layout(self.levels.group, table, layout)
 
-    def join_weights(self, table: str, layout: Layout, weights: Tensor) -> bool:
+    def join_weights(self, table: str, layout: Layout, weights: Tensor, receives: bool = False) -> bool:
         """Register a table before its first `average_` or `read_centre`. Raises LayoutError as `initialise`.
 
-        Returns, alike on all ranks of the group, whether its centre was there already; then `weights` are the centre
-        now.
+        `receives`: where the algorithm `keeps_gradients`, new weights go to `weights`. Returns, alike on all ranks of
+        the group, whether its centre was there already; then `weights` are the centre now.
         """
-        return self.register(table, layout, weights) is Joining.LATE
+        return self.register(table, layout, weights, receives) is Joining.LATE
 
     def averages(self, step: int) -> bool:
-        """Whether the weights are averaged across groups in this step (0, 1, ...), before the local update."""
+        """Whether `average_` is to be called in this step (0, 1, ...), before the local update."""
         return False
 
-    def average_(self, table: str, weights: Tensor) -> None:
-        """Average the weights with the centre, in place. Only in steps that `averages`."""
-        self.tier.exchange(table, weights, 0, weights.length)
-        self.tier.finish()
+    def average_(self, table: str, weights: Tensor, step: int) -> int:
+        """Average the weights with others, in place, if the trigger says so. Only in steps that `averages`.
+
+        Returns the payload bytes that this group has sent to others, alike on all of its ranks: 0 if it sent nothing.
+        """
+        return 0
 
     @property
     def distance(self) -> float:
-        """|w - centre| / |w| at the last averaging that this rank knows of; nan if there was none."""
+        """|w - centre| / |w| at the last averaging that this rank knows of; nan if there was none.
+
+        Of the parts that were exchanged: their root mean square, by length.
+        """
         return self.tier.distance
+
+    def change(self, table: str) -> float:
+        """How far the weights were from those after the last exchange, relative to these, when this rank last looked.
+
+        nan where it does not look: on other ranks than the leader, or where the step alone decides.
+        """
+        return math.nan
+
+    def note_rate(self, step: int, rate: float) -> None:
+        """The learning rate of a step, before `average_` of it: for an alpha that is tied to it."""
 
     def read_centre(self, table: str, out: Tensor) -> None:
         """Read the centre of a table. Only where `has_centre`."""
@@ -132,10 +157,10 @@ class Algorithm:
         """Drop all tables. The job's connection and levels stay open for its other algorithms."""
         self.tier.close()
 
-    def register(self, table: str, layout: Layout, values: Tensor | None) -> Joining:
+    def register(self, table: str, layout: Layout, values: Tensor | None, keeps_values: bool = False) -> Joining:
         """Join a table of the row, as `Tier.register`."""
         codec = spec_for(self.row.codec, layout.dtype)
-        joining = self.tier.register(table, layout, values, self.row.rule, self.row.clock, codec)
+        joining = self.tier.register(table, layout, values, self.row.rule, self.row.clock, codec, keeps_values)
         if self._residuals is not None and isinstance(codec, Quantised):
             self._residuals.add(table, layout.length, layout.dtype)
         return joining

@@ -5,55 +5,81 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Sequence
+from functools import lru_cache
+from importlib.metadata import entry_points
 
 import msgspec
 
-from hybridps.algorithms import mpi_esgd, mpi_sgd, server_sgd
+from hybridps.algorithms import diloco, eamsgd, easgd, gosgd, gossip, local, mpi_esgd, mpi_sgd, server_sgd, sgp
 from hybridps.algorithms.algorithm import Algorithm
-from hybridps.algorithms.mpi_esgd import MpiESGD
+from hybridps.algorithms.average_weights import AverageWeights
 from hybridps.algorithms.mpi_sgd import MpiSGD
-from hybridps.algorithms.row import Row
+from hybridps.algorithms.row import Asked, Definition, Row
 from hybridps.algorithms.server_sgd import ServerSGD
 from hybridps.config import Settings
 from hybridps.errors import ConfigError
-from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
-from hybridps.ps.rules import AnyRule, Elastic, Rule
+from hybridps.ps.clocks import Clock
+from hybridps.ps.rules import Rule
 from hybridps.tensor_collectives import Levels
 from hybridps.tiers import Tier
+from hybridps.triggers import parse
 
-ALGORITHMS = {
-    "sync": MpiSGD.name,
-    "elastic": MpiESGD.name,
-    "mpi-sgd": MpiSGD.name,
-    "mpi-esgd": MpiESGD.name,
-    "dist-sgd": MpiSGD.name,
-    "dist-esgd": MpiESGD.name,
-    "async": ServerSGD.name,
-    "mpi-asgd": ServerSGD.name,
-    "dist-asgd": ServerSGD.name,
+KNOWN = {
+    "sync": mpi_sgd.SYNC,
+    "async": server_sgd.ASYNC,
+    "stale": server_sgd.STALE,
+    "elastic": mpi_esgd.ELASTIC,
+    "easgd": easgd.EASGD,
+    "eamsgd": eamsgd.EAMSGD,
+    "local": local.LOCAL,
+    "diloco": diloco.DILOCO,
+    "gossip": gossip.GOSSIP,
+    "gosgd": gosgd.GOSGD,
+    "sgp": sgp.SGP,
 }
-"""Every name that a user may give, and the algorithm it means. `dist-`: each worker is a group of its own."""
+"""The algorithms of this package, by their short names."""
+
+ALGORITHMS = {name: name for name in KNOWN} | {also: name for name, found in KNOWN.items() for also in found.also}
+"""Every name of them that a user may give, and the algorithm it means. `dist-`: each worker is a group of its own."""
+
+OTHERS = "hybridps.algorithms"
+"""The group of entry points by which other packages offer algorithms: each a `Definition`, or a function that makes a
+`Row` of an `Asked`."""
+
+DEFAULT = "sync"
 
 
 def short_name(given: str) -> str:
     """The algorithm that a name means. Raises ConfigError, with the nearest name, for an unknown one."""
     name = given.lower()
-    if name not in ALGORITHMS:
-        near = difflib.get_close_matches(name, ALGORITHMS, n=1, cutoff=0.0)
-        raise ConfigError(f"algorithm {given!r} is unknown; did you mean {near[0]!r}? Known: {', '.join(ALGORITHMS)}")
-    return ALGORITHMS[name]
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    offered = entry_points(group=OTHERS).names
+    if name in offered:
+        return name
+    near = difflib.get_close_matches(name, [*ALGORITHMS, *offered], n=1, cutoff=0.0)
+    known = ", ".join([*KNOWN, *offered])
+    raise ConfigError(f"algorithm {given!r} is unknown; did you mean {near[0]!r}? Known: {known}")
+
+
+def definition(name: str) -> Definition:
+    """The algorithm of a short name. Raises ConfigError if another package offers it, and it cannot be used."""
+    return KNOWN[name] if name in KNOWN else _offered(name)
 
 
 def resolve(settings: Settings) -> Settings:
-    """Settings with the algorithm's short name, and the groups that a `dist-` name implies.
+    """Settings with the algorithm's short name, and the groups that a `dist-` name or gossip implies.
 
-    Raises ConfigError for an unknown name.
+    Raises ConfigError for an unknown algorithm or trigger.
     """
+    if settings.trigger is not None:
+        parse(settings.trigger)
     given = settings.algorithm
     if given is None:
         return settings
     short = short_name(given)
-    if given.lower().startswith("dist-"):
+    says_groups = (settings.groups, settings.group_sizes, settings.workers_per_group) != (None, None, None)
+    if given.lower().startswith("dist-") or (definition(short).gossips and not says_groups):
         settings = msgspec.structs.replace(settings, workers_per_group=1)
     return msgspec.structs.replace(settings, algorithm=short)
 
@@ -64,7 +90,7 @@ def choose_name(given: str | None, settings: Settings, group_sizes: Sequence[int
     `group_sizes`: of the job's groups, which are made before a script can name an algorithm.
     """
     if given is None:
-        return settings.algorithm or MpiSGD.name
+        return settings.algorithm or DEFAULT
     name = short_name(given)
     if settings.algorithm not in (None, name):
         raise ConfigError(
@@ -85,37 +111,39 @@ def choose_row(
 ) -> Row:
     """What the algorithm of a short name exchanges, with this rule and clock where they are given.
 
-    Asynchronous SGD without servers and a rule is mpi-SGD: there is one group, whose workers update.
-
-    Raises ConfigError for a rule, clock or number that has no meaning there, or where a rule or server is missing.
+    Raises ConfigError for a rule, clock, trigger or number that has no meaning there, or where a rule or server is
+    missing.
     """
     for record in (rule, clock):
         check_numbers(record)
-    if rule is None and name == MpiSGD.name:
-        codec = settings.wire if settings.backend == "hybridps" else "exact"
-        return _with_clock(msgspec.structs.replace(mpi_sgd.ROW, codec=codec), name, clock)
-    if rule is None and name == ServerSGD.name and not has_servers and clock is None:
-        return mpi_sgd.ROW
-    if name == MpiESGD.name:
-        alpha = 0.9 / groups if settings.alpha is None else settings.alpha
-        known = _known(rule or Elastic(alpha), name, mpi_esgd.RULES)
-        return _with_clock(mpi_esgd.row(settings.tau, known, known.clocks[0]()), name, clock)
-    if rule is None or not has_servers:
+    found = definition(name)
+    if rule is not None and found.rules and not isinstance(rule, found.rules):
         raise ConfigError(
-            f"the algorithm {name!r} updates at the servers, and there is no "
-            f"{'rule' if rule is None else 'server'}: give a rule, as in job.algorithm({name!r}, rule=SGD(rate=0.1)), "
-            "in a job that has servers"
+            f"the rule {type(rule).__name__} has no meaning with the algorithm {name!r}: use one of "
+            f"{', '.join(known.__name__ for known in found.rules)}"
         )
-    loose = FreeRunning() if settings.staleness is None else BoundedStale(settings.staleness)
-    usual = BulkSynchronous() if name == MpiSGD.name else loose
-    return _with_clock(server_sgd.row(_known(rule, name, server_sgd.RULES), usual), name, clock)
+    asked = Asked(settings=settings, groups=groups, has_servers=has_servers, rule=rule, clock=clock)  # type: ignore[arg-type]
+    try:
+        row = found.make_row(asked)
+    except ConfigError as error:
+        raise ConfigError(f"the algorithm {name!r} cannot be used: {error}") from None
+    row = msgspec.structs.replace(row, name=name)
+    if not isinstance(row.clock, row.rule.clocks):
+        raise ConfigError(
+            f"the clock {row.clock} has no meaning with the rule {type(row.rule).__name__} of the algorithm {name!r}: "
+            f"use {' or '.join(known.__name__ for known in row.rule.clocks)}"
+        )
+    _check_settings(row, settings)
+    return row
 
 
-def make_algorithm(row: Row, levels: Levels, tier: Tier, *, workers: int, has_servers: bool) -> Algorithm:
-    """The algorithm of a row, for one rank. `workers`: of all groups."""
-    if row.sends == "weights":
-        return MpiESGD(levels, tier, row, workers=workers, has_centre=has_servers)
-    return MpiSGD(levels, tier, row) if row.holds == "gradients" else ServerSGD(levels, tier, row)
+def make_algorithm(row: Row, levels: Levels, tier: Tier, *, workers: int) -> Algorithm:
+    """The algorithm of a row that `choose_row` has made, for one rank. `workers`: of all groups."""
+    kind = definition(row.name).kind
+    if kind is None:
+        by_gradients = MpiSGD if row.holds == "gradients" else ServerSGD
+        kind = AverageWeights if row.sends == "weights" else by_gradients
+    return kind(levels, tier, row, workers)
 
 
 def check_numbers(record: Rule | Clock | None) -> None:
@@ -131,21 +159,51 @@ def check_numbers(record: Rule | Clock | None) -> None:
         raise ConfigError(f"{record} cannot be used: {error}") from None
 
 
-def _known(rule: Rule, name: str, rules: tuple[type[AnyRule], ...]) -> AnyRule:
-    if not isinstance(rule, rules):
+def _check_settings(row: Row, settings: Settings) -> None:
+    """Raise ConfigError for settings that have no meaning with the row, or contradict each other."""
+    trigger, tau = settings.trigger, settings.tau
+    if trigger is not None and row.sends == "gradients":
         raise ConfigError(
-            f"the rule {type(rule).__name__} has no meaning with the algorithm {name!r}: use one of "
-            f"{', '.join(known.__name__ for known in rules)}"
+            f"HYBRIDPS_TRIGGER={trigger!r} has no meaning with the algorithm {row.name!r}, which sends gradients in "
+            "every step: leave it out, or use an algorithm that averages weights, such as elastic or local"
         )
-    return rule
+    if trigger is not None and tau != Settings().tau:
+        raise ConfigError(
+            f"HYBRIDPS_TRIGGER={trigger!r} and HYBRIDPS_TAU={tau} both say when weights are averaged: give only one "
+            f"(every:{tau} is a trigger)"
+        )
+    if trigger is not None and not row.trigger.by_step and settings.backend == "mxnet":
+        raise ConfigError(
+            f"HYBRIDPS_TRIGGER={trigger!r} needs the servers of hybridps: unset HYBRIDPS_BACKEND, or use every:TAU"
+        )
+    if settings.rho is None:
+        return
+    if settings.alpha is not None:
+        raise ConfigError(
+            f"HYBRIDPS_RHO={settings.rho} and HYBRIDPS_ALPHA={settings.alpha} both say what alpha is: give only one "
+            "(alpha = learning rate * rho)"
+        )
+    if row.rho is None:
+        raise ConfigError(
+            f"HYBRIDPS_RHO={settings.rho} has no meaning with the algorithm {row.name!r}: leave it out, or use "
+            "elastic, easgd or eamsgd"
+        )
+    if settings.racks > 1 or settings.backend == "mxnet":
+        raise ConfigError(
+            f"HYBRIDPS_RHO={settings.rho} needs one rack and the servers of hybridps: set HYBRIDPS_ALPHA instead"
+        )
 
 
-def _with_clock(row: Row, name: str, clock: Clock | None) -> Row:
-    """The row with this clock, if one is given. Raises ConfigError if the rule has no meaning with it."""
-    clock = clock or row.clock
-    if not isinstance(clock, row.rule.clocks):
-        raise ConfigError(
-            f"the clock {clock} has no meaning with the rule {type(row.rule).__name__} of the algorithm {name!r}: use "
-            f"{' or '.join(known.__name__ for known in row.rule.clocks)}"
-        )
-    return msgspec.structs.replace(row, clock=clock)
+@lru_cache(maxsize=64)
+def _offered(name: str) -> Definition:
+    """What another package offers by this name."""
+    found = next(iter(entry_points(group=OTHERS, name=name)), None)
+    if found is None:
+        raise ConfigError(f"no package offers the algorithm {name!r} any more: install it again")
+    try:
+        made = found.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the algorithm {name!r} of {found.value} cannot be loaded: {error}") from None
+    if not isinstance(made, Definition) and not callable(made):
+        raise ConfigError(f"the algorithm {name!r} of {found.value} is neither a Definition nor a function")
+    return made if isinstance(made, Definition) else Definition(made)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from hybridps.algorithms import server_sgd
 from hybridps.algorithms.algorithm import Algorithm
-from hybridps.algorithms.row import Row
+from hybridps.algorithms.row import Asked, Definition, Row
 from hybridps.algorithms.server_sgd import ServerSGD
 from hybridps.errors import ServerError
 from hybridps.memory import Layout
@@ -27,24 +27,31 @@ from hybridps.ps.rules import AnyRule, Sum
 from hybridps.tensor_collectives import Levels, Tensor
 from hybridps.tiers import Tier
 
-ROW = Row(sends="gradients", holds="gradients", rule=Sum(), clock=BulkSynchronous())
+ROW = Row(name="sync", sends="gradients", holds="gradients", rule=Sum(), clock=BulkSynchronous())
+
+
+def row(asked: Asked) -> Row:
+    """Gradients in every step: their sum comes back, or new weights where there is a rule."""
+    if asked.rule is not None:
+        return server_sgd.row(asked, BulkSynchronous())
+    settings = asked.settings
+    codec = settings.wire if settings.backend == "hybridps" else "exact"
+    return Row(sends="gradients", holds="gradients", rule=Sum(), clock=asked.clock or BulkSynchronous(), codec=codec)
 
 
 class MpiSGD(Algorithm):
     """See `Algorithm` for the methods."""
 
-    name = "sync"
     has_centre = False
 
-    def __init__(self, levels: Levels, tier: Tier, row: Row = ROW) -> None:
-        super().__init__(levels, tier, row)
+    def __init__(self, levels: Levels, tier: Tier, row: Row = ROW, workers: int = 1) -> None:
+        super().__init__(levels, tier, row, workers)
 
     def updating(self, rule: AnyRule) -> Algorithm | None:
-        return (
-            ServerSGD(self.levels, self.tier, server_sgd.row(rule, BulkSynchronous()))
-            if self.tier.has_servers
-            else None
-        )
+        if not self.tier.has_servers:
+            return None
+        row = Row(name=self.name, sends="gradients", holds="weights", rule=rule, clock=BulkSynchronous())
+        return ServerSGD(self.levels, self.tier, row, self.workers)
 
     def join_gradients(self, table: str, layout: Layout) -> None:
         self.register(table, layout, None)
@@ -54,7 +61,7 @@ class MpiSGD(Algorithm):
         self.tier.register(table, layout, None, self.row.rule, self.row.clock)
         self._refuse_if_late(table)
 
-    def join_weights(self, table: str, layout: Layout, weights: Tensor) -> bool:
+    def join_weights(self, table: str, layout: Layout, weights: Tensor, receives: bool = False) -> bool:
         return False
 
     def _refuse_if_late(self, table: str) -> None:
@@ -64,3 +71,6 @@ class MpiSGD(Algorithm):
                 "servers hold gradients, not weights: start all groups together, with another name of the job "
                 "(HYBRIDPS_JOB), or use elastic, where a group that comes late takes the centre"
             )
+
+
+SYNC = Definition(row, rules=server_sgd.RULES, also=("mpi-sgd", "dist-sgd"))

@@ -1,9 +1,10 @@
 """SGD with the update at the servers: mpi-ASGD, which is asynchronous, and its synchronous and bounded-stale forms.
 
-| trigger | tier | sends | clock | rule | codec |
-|---|---|---|---|---|---|
-| every step | group | gradients, reduced to the leader | | sum | the group's |
-| every step | servers | the group's gradients, for weights | free-running, or as given | SGD, or another | exact |
+| name | trigger | tier | sends | clock | rule | codec |
+|---|---|---|---|---|---|---|
+| async, stale | every step | group | gradients, reduced to the leader | | sum | the group's |
+| async | every step | servers | the group's gradients, for weights | free-running | SGD, or another | exact |
+| stale | every step | servers | the group's gradients, for weights | bounded-stale | SGD, or another | exact |
 
 In the asynchronous form (mpi-ASGD of MXNET-MPI, 2018; dist-ASGD for groups of one worker), the server updates whenever
 a group's gradients arrive, and the group goes on from the new weights:
@@ -11,30 +12,67 @@ a group's gradients arrive, and the group goes on from the new weights:
     w <- w - eta / (m b) (sum of the group's g_i).
 
 `rescale` of the rule is 1 / (m b) there, and 1 / (C m b) with the bulk-synchronous clock, which sums over C groups.
-With `BoundedStale(s)` a group waits while another one is more than s steps behind it (Ho et al., 2013).
+With `BoundedStale(s)` a group waits while another one is more than s steps behind it (Ho et al., 2013); s is 3 in
+`stale`, unless the setting `staleness` says otherwise.
 """
 
 from __future__ import annotations
 
+import msgspec
+
 from hybridps.algorithms.algorithm import Algorithm
-from hybridps.algorithms.row import Row
-from hybridps.ps.clocks import Clock
-from hybridps.ps.rules import SGD, Adam, AnyRule, Foreign, Momentum, Nesterov
+from hybridps.algorithms.row import Asked, Definition, Row
+from hybridps.errors import ConfigError
+from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
+from hybridps.ps.rules import SGD, Adam, AnyRule, Foreign, Momentum, Nesterov, Sum
 
 RULES = (SGD, Momentum, Nesterov, Adam, Foreign)
 """The rules that update weights by gradients."""
 
+STALENESS = 3
+"""Steps that a group may be ahead in `stale`, by default."""
 
-def row(rule: AnyRule, clock: Clock) -> Row:
-    """Gradients every step. `rule`: one of `RULES`."""
-    return Row(sends="gradients", holds="weights", rule=rule, clock=clock)
+
+def row(asked: Asked, usual: Clock) -> Row:
+    """Gradients in every step, for new weights, with this clock unless another one is asked for."""
+    if asked.rule is None or not asked.has_servers:
+        raise ConfigError(
+            "it updates at the servers, and there is no "
+            f"{'rule' if asked.rule is None else 'server'}: give a rule, as in job.algorithm('async', "
+            "rule=SGD(rate=0.1)), in a job that has servers"
+        )
+    return Row(sends="gradients", holds="weights", rule=asked.rule, clock=asked.clock or usual)
+
+
+def asynchronous(asked: Asked) -> Row:
+    """Free-running, or as stale as the setting allows. Without servers there is one group, whose workers update."""
+    if asked.rule is None and asked.clock is None and not asked.has_servers:
+        return Row(sends="gradients", holds="gradients", rule=Sum(), clock=BulkSynchronous())
+    staleness = asked.settings.staleness
+    return row(asked, FreeRunning() if staleness is None else BoundedStale(staleness))
+
+
+def stale(asked: Asked) -> Row:
+    """Bounded-stale."""
+    staleness = STALENESS if asked.settings.staleness is None else asked.settings.staleness
+    settings = msgspec.structs.replace(asked.settings, staleness=staleness)
+    return asynchronous(msgspec.structs.replace(asked, settings=settings))
 
 
 class ServerSGD(Algorithm):
     """See `Algorithm` for the methods."""
 
-    name = "async"
     updates = True
 
+    @property
+    def keeps_gradients(self) -> bool:
+        # Gradients are quantised in place; and between nodes ranks would copy them first, to add them up in place.
+        return self.levels.one_node and self._residuals is None
+
     def updating(self, rule: AnyRule) -> Algorithm:
-        return ServerSGD(self.levels, self.tier, row(rule, self.row.clock))
+        row = Row(name=self.name, sends="gradients", holds="weights", rule=rule, clock=self.row.clock)
+        return ServerSGD(self.levels, self.tier, row, self.workers)
+
+
+ASYNC = Definition(asynchronous, rules=RULES, also=("mpi-asgd", "dist-asgd"), is_asynchronous=True)
+STALE = Definition(stale, rules=RULES, also=("ssp", "mpi-ssp", "dist-ssp"), is_asynchronous=True)

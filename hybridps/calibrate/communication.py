@@ -56,13 +56,17 @@ def _sum(job: Job) -> Operation:
 
 def _average(job: Job) -> Operation:
     """Average the weights of all groups with the centre."""
-    algorithm = job.algorithm("elastic")
+    algorithm, step = job.algorithm("elastic"), job.session.settings.tau
 
     def of_size(size: int) -> Callable[[], None]:
         layout = _layout(size)
         weights = Tensor([Arena(layout).flat])
         algorithm.join_weights(f"average.{size}", layout, weights)
-        return lambda: algorithm.average_(f"average.{size}", weights)
+
+        def average() -> None:
+            algorithm.average_(f"average.{size}", weights, step)
+
+        return average
 
     return _measure(job, of_size)
 

@@ -60,6 +60,8 @@ def run_command(
     backend: options.BackendOption = None,
     racks: options.RacksOption = None,
     algorithm: options.AlgorithmOption = None,
+    trigger: options.TriggerOption = None,
+    budget: options.BudgetOption = None,
     launcher: options.LauncherOption = None,
     hosts: options.HostsOption = None,
     hostfile: options.HostfileOption = None,
@@ -81,11 +83,10 @@ def run_command(
     from hybridps.cli.run.places import check_sync, find_hosts
     from hybridps.cli.run.plan import make_launch
 
-    settings = read_settings(context.params, pairs or [])
     check_sync(sync_dst_dir)
     launch = make_launch(
         command or (),
-        settings,
+        read_settings(context.params | {"trigger": options.trigger_of(trigger, budget)}, pairs or []),
         workers=workers,
         servers=server_count,
         hosts=find_hosts(launcher, hosts, hostfile),

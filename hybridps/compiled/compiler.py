@@ -21,10 +21,19 @@ def compiled(function: Callable[..., Any]) -> Any:
     Where neither the package nor the user's cache folder can be written, each process compiles anew;
     `NUMBA_CACHE_DIR` names another folder.
     """
+    return _compiled(function)
+
+
+def compiled_sums(function: Callable[..., Any]) -> Any:
+    """As `compiled`, but floats may be summed in another order, so that loops that sum are vectorised."""
+    return _compiled(function, fastmath={"reassoc", "nsz"})
+
+
+def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     try:
-        return njit(nogil=True, cache=True, error_model="numpy")(function)
+        return njit(nogil=True, cache=True, error_model="numpy", **options)(function)
     except RuntimeError:
-        return njit(nogil=True, error_model="numpy")(function)
+        return njit(nogil=True, error_model="numpy", **options)(function)
 
 
 def addresses(arrays: Sequence[np.ndarray]) -> np.ndarray:

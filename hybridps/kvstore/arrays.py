@@ -11,6 +11,7 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
+from mxnet import autograd
 from mxnet.base import _LIB, check_call
 from mxnet.ndarray import NDArray
 
@@ -110,6 +111,22 @@ def copy_all(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
         source = sources[number if len(sources) > 1 else 0]
         if source is not target:
             source.copyto(target)
+
+
+def is_alike(one: NDArray, other: NDArray) -> bool:
+    """Whether these are dense arrays of the same shape and dtype, at the same place."""
+    is_dense = one.stype == other.stype == "default"
+    return bool(is_dense and (one.shape, one.dtype, one.context) == (other.shape, other.dtype, other.context))
+
+
+def order_as_usual(array: NDArray) -> None:
+    """Let MXNet's engine put the elements of a dense array into their usual order, where they lie.
+
+    A convolution that only infers leaves its weights in an order of oneDNN's. Else this costs no pass over the array.
+    """
+    with autograd.pause():
+        view = array.reshape((-1,))[0:1]
+        mx.nd._internal._mul_scalar(view, scalar=1.0, out=view)
 
 
 def same_arrays(some: Sequence[NDArray], others: Sequence[NDArray]) -> bool:

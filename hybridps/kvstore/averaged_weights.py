@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from hybridps.algorithms import Algorithm
 from hybridps.errors import HybridPSError
-from hybridps.kvstore.arrays import arrays_over, copy_all, dense, dtype_of, operate
+from hybridps.kvstore.arrays import arrays_over, copy_all, dense, dtype_of, is_alike, operate, order_as_usual
 from hybridps.kvstore.centre import Centre
+from hybridps.kvstore.moved import MovedWeight, move_weights
 from hybridps.kvstore.sparse import all_rows
 from hybridps.memory import FLOATS
 from hybridps.step import Item, KeySpec, Weights
@@ -23,14 +25,19 @@ class AveragedWeights:
     """MXNet's weights that are averaged together with the centre.
 
     `weights` gives the arrays that are trained of a key, one for each device. Operations return at once, and MXNet's
-    engine lets users of the arrays wait.
+    engine lets users of the arrays wait. With `may_move` weights live in the arena that is averaged, where that is
+    safe; others are copied.
     """
 
-    def __init__(self, weights: Callable[[str], Sequence[NDArray]], shared: Weights) -> None:
+    def __init__(self, weights: Callable[[str], Sequence[NDArray]], shared: Weights, may_move: bool) -> None:
         """Begin to register the weights."""
         self._weights = weights
         self.shared = shared
         self._slots = arrays_over(shared.views)
+        self._may_move = may_move
+        self._moved: dict[str, MovedWeight] = {}
+        self._seen: dict[str, NDArray] = {}
+        """The array of each key that was moved or had to stay."""
         self._centre = Centre(shared.read_centre)
         self._change(shared.join)
 
@@ -47,13 +54,30 @@ class AveragedWeights:
         self._centre.forget()
 
     def _change(self, begin: Callable[[], Item]) -> None:
-        """Copy the weights to the slots, do what `begin` begins, and copy them back."""
+        """Do what `begin` begins to the weights, which are copied to the slots and back if they do not live there."""
+        if self._may_move and not autograd.is_recording():
+            self._move_in()
         for name, slot in self._slots.items():
-            dense(self._weights(name)[0]).copyto(slot)
+            first = self._weights(name)[0]
+            if self._lives_here(name, first):
+                order_as_usual(first)
+            else:
+                dense(first).copyto(slot)
         operate(list(self._slots.values()), begin())
         for name, slot in self._slots.items():
             for weight in self._weights(name):
-                copy_all([slot if weight.stype == "default" else all_rows(slot)], [weight])
+                if not self._lives_here(name, weight):
+                    copy_all([slot if weight.stype == "default" else all_rows(slot)], [weight])
+
+    def _move_in(self) -> None:
+        new = {name: self._weights(name)[0] for name in self._slots}
+        new = {name: weight for name, weight in new.items() if weight is not self._seen.get(name)}
+        self._seen |= new
+        self._moved |= move_weights(new, self._slots)
+
+    def _lives_here(self, name: str, weight: NDArray) -> bool:
+        moved = self._moved.get(name)
+        return moved is not None and moved.array is weight and moved.holds
 
 
 class Averaging:
@@ -109,14 +133,18 @@ class Averaging:
             return
         if key.averaged is None:
             self._announced = [other for other in self._announced if other != name]
-            key.averaged = self._together(f"weights.{name}.", [name])
+            key.averaged = self._together(f"weights.{name}.", [name], may_move=False)
         if key.averaged not in self._model and self._algorithm.averages(key.pushes):
             key.averaged.average(key.pushes)
 
     def join_announced(self) -> None:
         """Register the weights of keys that were announced."""
         if self._announced:
-            averaged = self._together(f"model.{len(self._model)}.", self._announced)
+            for name in self._announced:
+                key = self._keys[name]
+                if not self._updates() and key.stored is not None and is_alike(key.stored, key.outs[0]):
+                    key.stored = key.outs[0]  # which is trained, and is what an optimizer would go on with
+            averaged = self._together(f"model.{len(self._model)}.", self._announced, may_move=True)
             self._model.append(averaged)
             for name in self._announced:
                 self._keys[name].averaged = averaged
@@ -144,7 +172,7 @@ class Averaging:
             averaged.shared.close()
         self._model = []
 
-    def _together(self, prefix: str, names: Sequence[str]) -> AveragedWeights:
+    def _together(self, prefix: str, names: Sequence[str], may_move: bool) -> AveragedWeights:
         weights = {name: self._like(name)[0] for name in names}
         specs = {name: KeySpec(dtype_of(array), array.shape) for name, array in weights.items()}
-        return AveragedWeights(self._trained, self._make_weights(specs, prefix))
+        return AveragedWeights(self._trained, self._make_weights(specs, prefix), may_move)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from weakref import WeakSet
 
 import mxnet as mx
-from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from hybridps.algorithms import AnyRule
-from hybridps.kvstore.arrays import MemoryInUse, address_of, array_over, dense, dtype_of, operate
+from hybridps.kvstore.arrays import address_of, array_over, dense, dtype_of, operate
+from hybridps.kvstore.moved import Movable, MovedArray, is_overwritten, mark
 from hybridps.step import Gradients, KeySpec
 
 Arrays = Sequence[NDArray]
@@ -19,29 +18,17 @@ UNTOUCHED = -60000.0
 """Written where autograd should write no more; exact in every dtype, and no likely gradient."""
 
 
-_all_moved: WeakSet[MovedGradient] = WeakSet()
-"""Of all stores of the process."""
-
-
-class MovedGradient:
-    """A gradient array of the user that was moved into the arena, so that backward writes there.
-
-    `other` has its old memory.
-    """
+class MovedGradient(MovedArray):
+    """A gradient array of the program that was moved into the arena, so that backward writes there."""
 
     def __init__(self, weight: NDArray, gradient: NDArray, slot: NDArray) -> None:
         """Swap the memory of `gradient` and `slot`, and let autograd write to the arena."""
-        gradient.copyto(slot)
-        self.weight, self.gradient, self.other = weight, gradient, slot
+        super().__init__(gradient, slot)
+        self.weight = weight
         self.is_settled = False
         """Whether backward has written to the arena."""
-        self._swap()
+        mark(weight, gradient, weight._fresh_grad)
         self.other[:] = UNTOUCHED
-
-    @property
-    def holds(self) -> bool:
-        """Whether the array is still where it was put: another store may have moved it on."""
-        return bool(self.gradient.handle.value == self._handle)
 
     def was_written_elsewhere(self) -> bool:
         """Whether backward wrote to the old memory all the same. Waits for backward."""
@@ -49,20 +36,17 @@ class MovedGradient:
 
     def leave(self) -> NDArray:
         """Give the user's array memory of its own, with what is in it; returns an array over the slot."""
-        self.other = self.gradient.copy()
+        self.other = self.array.copy()
         return self.undo()
 
     def undo(self) -> NDArray:
         """Give the user's array its old memory again; returns an array over the slot."""
+        now = self.weight.grad  # another one since the program has changed `grad_req`, or none
+        is_marked = now is not None and address_of(now) == address_of(self.array)
         self._swap()
+        if is_marked:
+            mark(self.weight, self.array, self.weight._fresh_grad)
         return self.other
-
-    def _swap(self) -> None:
-        fresh = self.weight._fresh_grad
-        self.other.handle, self.gradient.handle = self.gradient.handle, self.other.handle
-        autograd.mark_variables([self.weight], [self.gradient], "write")
-        self.weight._fresh_grad = fresh  # the Trainer refuses to update with what it takes for an old gradient
-        self._handle = self.gradient.handle.value
 
 
 class GradientArrays:
@@ -71,6 +55,8 @@ class GradientArrays:
     def __init__(self, gradients: Gradients) -> None:
         self._gradients = gradients
         self._slots: dict[str, list[NDArray]] = {}
+        self._answers: dict[str, NDArray] = {}
+        """Of keys whose gradients the sum leaves as they are."""
         self._moved: dict[tuple[str, int], MovedGradient] = {}
 
     def lay_out(self, weights: Mapping[str, Arrays]) -> None:
@@ -80,10 +66,17 @@ class GradientArrays:
         )
         for name in weights:
             self._slots[name] = [array_over(view) for view in self._gradients.views(name)]
+            answer = self._gradients.weights(name)
+            if answer is not None:
+                self._answers[name] = array_over(answer)
 
     def slot(self, name: str) -> NDArray:
-        """The array that has the sum last pushed for a key."""
-        return self._slots[name][0]
+        """The array that has the sum last pushed for a key, or what servers made of it."""
+        return self._answers[name] if name in self._answers else self._slots[name][0]
+
+    def stay(self, name: str) -> bool:
+        """Whether a sum leaves the gradients of a key as they are."""
+        return name in self._answers
 
     def sum(self, name: str, values: Arrays, priority: int, in_step: bool, rule: AnyRule | None = None) -> Arrays:
         """Begin to sum a gradient over devices and workers; the arrays that will have the sum: one, or one a device.
@@ -94,9 +87,12 @@ class GradientArrays:
         if not slots[0].size:
             self._gradients.push(name, in_step, rule)()
             return values
-        summed = self._fill(name, slots, values)
-        operate(slots, self._gradients.push(name, in_step, rule), priority)
-        return summed
+        summed, item = self._fill(name, slots, values), self._gradients.push(name, in_step, rule)
+        if name not in self._answers:
+            operate(slots, item, priority)
+            return summed
+        operate([self._answers[name]], item, priority, reads=slots)
+        return [self._answers[name]]
 
     def move_in(self, weights: Mapping[str, Arrays], gradients: Mapping[str, Arrays]) -> None:
         """Let backward write gradients straight into the arenas, where that is safe. Waits for them.
@@ -104,15 +100,15 @@ class GradientArrays:
         An array stays where it is if the program has a view of it, which would keep the old memory, or if another store
         has moved it.
         """
-        elsewhere = {id(moved.gradient) for moved in _all_moved if moved.holds}
-        in_use = MemoryInUse()
+        if not gradients:
+            return
+        movable = Movable()
         for name, arrays in gradients.items():
             slots = self._slots[name]
             for device, (weight, gradient) in enumerate(zip(weights[name], arrays[: len(slots)], strict=False)):
-                is_alone = id(gradient) not in elsewhere and in_use.is_alone(gradient)
-                if is_alone and _is_gradient_of(weight, gradient, slots[device]) and _is_overwritten(weight, gradient):
-                    self._moved[name, device] = moved = MovedGradient(weight, gradient, slots[device])
-                    _all_moved.add(moved)
+                is_own = gradient in movable and _is_gradient_of(weight, gradient, slots[device])
+                if is_own and is_overwritten(weight, gradient):
+                    self._moved[name, device] = MovedGradient(weight, gradient, slots[device])
                     slots[device] = gradient
 
     def move_out_what_is_written_elsewhere(self) -> None:
@@ -149,11 +145,11 @@ class GradientArrays:
         moved = self._moved.get((name, device))
         if moved is None:
             return False
-        if moved.holds and (moved.gradient is gradient or address_of(moved.gradient) == address_of(gradient)):
+        if moved.holds and (moved.array is gradient or address_of(moved.array) == address_of(gradient)):
             return True
         # An array that the user took before the move has what was moved, and is not written to since.
         if not moved.is_settled and address_of(moved.other) == address_of(gradient):
-            moved.gradient.wait_to_read()
+            moved.array.wait_to_read()
             self._move_out(name, device)
             return True
         # The last sum may be under way: MXNet orders what follows by the array that it is in.
@@ -175,19 +171,3 @@ def _is_gradient_of(weight: NDArray, array: NDArray, slot: NDArray) -> bool:
         return False
     is_like_slot = array.shape == slot.shape and array.dtype == slot.dtype
     return is_like_slot and array.context.device_type == "cpu" and address_of(gradient) == address_of(array)
-
-
-def _is_overwritten(weight: NDArray, gradient: NDArray) -> bool:
-    """Whether autograd overwrites the gradient of `weight` ('write') rather than adding to it ('add').
-
-    MXNet does not tell, so it is tried out. Waits for `gradient`.
-    """
-    fresh, kept = weight._fresh_grad, gradient.copy()
-    gradient[:] = 1
-    with autograd.record():
-        nothing = weight.reshape((-1,))[0:1] * 0
-    nothing.backward()
-    weight._fresh_grad = fresh  # the Trainer refuses to update with what it takes for an old gradient
-    overwritten = bool(gradient.reshape((-1,))[0].asscalar() == 0)
-    kept.copyto(gradient)
-    return overwritten

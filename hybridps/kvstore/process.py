@@ -11,7 +11,7 @@ import weakref
 import mxnet as mx
 from msgspec.structs import replace
 
-from hybridps.algorithms import ServerSGD
+from hybridps.algorithms import DEFAULT, definition, short_name
 from hybridps.config import Settings, load_settings
 from hybridps.errors import ConfigError, DeadlineError, LayoutError, ServerError
 from hybridps.job import Job, open_job
@@ -115,7 +115,11 @@ def _settings(algorithm: str | None) -> Settings:
     """The settings. In asynchronous SGD each worker is a group of its own, unless they say otherwise."""
     settings = load_settings()
     given = (settings.groups, settings.group_sizes, settings.workers_per_group, settings.group_index)
-    if (algorithm or settings.algorithm) == ServerSGD.name and all(value is None for value in given):
+    named = algorithm or settings.algorithm or DEFAULT
+    is_short = short_name(named) == named
+    if settings.algorithm is None and definition(short_name(named)).gossips:
+        return replace(settings, algorithm=named)  # before a server is started that nobody needs
+    if is_short and definition(named).is_asynchronous and all(value is None for value in given):
         settings = replace(settings, workers_per_group=1)
     return settings
 

@@ -5,12 +5,13 @@
 | `dist_hybridps_sync` | mpi-SGD, dist-SGD |
 | `dist_hybridps_elastic` | mpi-ESGD, dist-ESGD |
 | `dist_hybridps_async` | mpi-ASGD, dist-ASGD |
+| `dist_hybridps_<name>` | any other, by its short name: `easgd`, `local`, `diloco`, ... |
 | `dist_hybridps` | what the setting `algorithm` says |
 
-`pushpull` gives the sum over all workers (with Elastic SGD: the group's sum, scaled to all workers), so a script
-divides by `batch_size * num_workers`. With `set_optimizer`, servers update by the optimizers that they have a rule for;
-others, and all where there are no servers, are MXNet's own, on every worker. `dist_hybridps_async` updates by each
-group's mean gradient as it comes, so a script divides by `batch_size`, as with MXNet's `dist_async`.
+`pushpull` gives the sum over all workers (where weights are averaged: the group's sum, scaled to all workers), so a
+script divides by `batch_size * num_workers`. With `set_optimizer`, servers update by the optimizers that they have a
+rule for; others, and all where there are no servers, are MXNet's own, on every worker. `dist_hybridps_async` updates by
+each group's mean gradient as it comes, so a script divides by `batch_size`, as with MXNet's `dist_async`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import mxnet as mx
 from mxnet.kvstore import KVStore, KVStoreBase
 from mxnet.ndarray import NDArray
 
-from hybridps.algorithms import MpiSGD, ServerSGD
+from hybridps.algorithms import DEFAULT, KNOWN, definition, short_name
 from hybridps.errors import ConfigError, HybridPSError
 from hybridps.kvstore import process
 from hybridps.kvstore.arrays import copy_all
@@ -34,9 +35,7 @@ from hybridps.kvstore.sparse import retained
 from hybridps.kvstore.training import Training
 from hybridps.ps.rules import SGD
 
-_TYPE_NAMES = {"elastic": "dist_hybridps_elastic_sync"}
-"""By algorithm, where the type is called otherwise: `Module` divides gradients by the number of workers only for types
-with `_sync` in their name. The sums of all our types are over all workers, so all names have it."""
+PREFIX = "dist_hybridps_"
 
 
 class HybridKVStore(KVStore):
@@ -50,8 +49,8 @@ class HybridKVStore(KVStore):
     def __init__(self, algorithm_name: str | None = None) -> None:
         held = process.hold(algorithm_name)
         self._job = held.job
-        self._name = algorithm_name or held.job.session.settings.algorithm or MpiSGD.name
-        is_asynchronous = self._name == ServerSGD.name
+        self._name = algorithm_name or held.job.session.settings.algorithm or DEFAULT
+        self._is_asynchronous = is_asynchronous = definition(self._name).is_asynchronous
         if is_asynchronous and held.job.session.settings.backend == "mxnet":
             raise ConfigError(
                 "asynchronous SGD needs the servers of hybridps: unset HYBRIDPS_BACKEND, or use dist_async"
@@ -213,8 +212,13 @@ class HybridKVStore(KVStore):
 
     @property
     def type(self) -> str:
-        """A name that the store can be created by, with the algorithm in it."""
-        return _TYPE_NAMES.get(self._name, f"dist_hybridps_{self._name}")
+        """A name that the store can be created by, with the algorithm in it.
+
+        `Module` divides gradients by the number of workers only for types with `_sync` in their name: so all have it
+        whose sums stand for all workers.
+        """
+        ends = "" if self._is_asynchronous or self._name == DEFAULT else "_sync"
+        return f"{PREFIX}{self._name}{ends}"
 
     @property
     def rank(self) -> int:
@@ -252,14 +256,14 @@ class HybridKVStore(KVStore):
             head,
             body,
             optimizer=getattr(self._updater, "optimizer", None),
-            is_asynchronous=self._name == ServerSGD.name,
+            is_asynchronous=self._is_asynchronous,
             profile=self.handle.profile,
             note=self._job.session.note,
         )
 
     def _updates(self) -> bool:
         """Whether there is an updater. Raises HybridPSError for asynchronous SGD without one."""
-        if self._updater is None and self._name == ServerSGD.name:
+        if self._updater is None and self._is_asynchronous:
             raise HybridPSError(f"{self.type} updates at every push: call set_optimizer first")
         return self._updater is not None
 
@@ -283,11 +287,9 @@ class HybridKVStore(KVStore):
 
 
 TYPES = {
-    "dist_hybridps_sync": partial(HybridKVStore, "sync"),
-    "dist_hybridps_elastic": partial(HybridKVStore, "elastic"),
-    "dist_hybridps_elastic_sync": partial(HybridKVStore, "elastic"),
-    "dist_hybridps_async": partial(HybridKVStore, "async"),
     "dist_hybridps": HybridKVStore,
+    **{f"{PREFIX}{name}": partial(HybridKVStore, name) for name in KNOWN},
+    **{f"{PREFIX}{name}_sync": partial(HybridKVStore, name) for name in KNOWN if not KNOWN[name].is_asynchronous},
 }
 
 
@@ -298,8 +300,18 @@ class KVStoreTypes(dict[str, Any]):
     def __contains__(self, name: object) -> bool:
         known = super().__contains__(name)
         if not known and str(name).startswith("dist_hybridps"):
-            raise ConfigError(f"the KVStore type {name!r} is unknown: use one of {', '.join(TYPES)}")
+            self[str(name)] = _type_of_others(str(name))
+            return True
         return known
+
+
+def _type_of_others(name: str) -> Any:
+    """The type of an algorithm that another package offers, or by another of its names. Raises ConfigError."""
+    try:
+        short = short_name(name.removeprefix(PREFIX).removesuffix("_sync"))
+    except ConfigError:
+        raise ConfigError(f"the KVStore type {name!r} is unknown: use one of {', '.join(TYPES)}") from None
+    return partial(HybridKVStore, short)
 
 
 KVStoreBase.kv_registry = KVStoreTypes(KVStoreBase.kv_registry | TYPES)  # its `register` takes the name from the class

@@ -28,8 +28,8 @@ from hybridps.step import Gradients, InitialValues, JobContext, KeySpec, Schedul
 class Training:
     """The keys of a store, and the steps of those that come with `pushpull`.
 
-    A step ends when a key comes for the second time. From the third step on, gradients that came in the same arrays
-    twice live in memory of ours. `is_asynchronous` as in `Updates`.
+    A step ends when a key comes for the second time, or one that was left out before. From the third step on, gradients
+    that came in the same arrays twice live in memory of ours. `is_asynchronous` as in `Updates`.
     """
 
     def __init__(self, job: Job, algorithm: Algorithm, schedule: Schedule, is_asynchronous: bool) -> None:
@@ -55,6 +55,8 @@ class Training:
         self._pushed: dict[str, Sequence[NDArray]] = {}
         self._before: dict[str, Sequence[NDArray]] = {}
         """What was pushed in the step before."""
+        self._places: dict[str, int] = {}
+        """The order in which keys come in a step, from the second step on."""
         self._leading: set[str] = set()
         """Keys with row-sparse gradients that come before those of a step, but whose gradients are the last to arrive.
 
@@ -103,11 +105,11 @@ class Training:
     def sum_in_step(self, name: str, values: Sequence[NDArray], priority: int, may_move: bool) -> Sequence[NDArray]:
         """Begin to sum the values over devices and workers; the arrays that will have the sum: one, or one a device.
 
-        Where the servers update, these will have the weights. `may_move`: the sum shall replace the values, so that
+        Where the servers update, these will have the weights. `may_move`: a sum shall replace the values, so that
         these may live in memory of ours.
         """
         self.key(name)
-        if name in self._pushed or self._step < 0:
+        if self._is_first(name):
             self._begin(may_move)
         self._pushed[name] = values
         self._averaging.announce(name)  # one that the store trains may have been initialised, not broadcast
@@ -146,6 +148,8 @@ class Training:
             return self._gradients.slot(name)
         trained_in_steps = not self._store_updates() or (self._step >= 0 and not key.pushes)
         if key.outs and trained_in_steps and self._averaging.averages(name):
+            if not self._algorithm.has_centre:
+                return key.stored if self._store_updates() else dense(key.outs[0])
             self._averaging.join_announced()
             centre = self._averaging.centre(name)
             if centre is not None:
@@ -171,25 +175,42 @@ class Training:
         self._averaging.close()
         self.keys.clear()
 
+    def _is_first(self, name: str) -> bool:
+        """Whether a step begins with a key that comes now.
+
+        It does if the key comes for the second time. So it does if it was left out of this step, as a frozen parameter
+        is: its place is before the first key of the step, and all behind that one have come.
+        """
+        if self._step < 0 or name in self._pushed:
+            return True
+        place = self._places.get(next(iter(self._pushed), name), 0)
+        if self._places.get(name, place) >= place:
+            return False
+        return all(other in self._pushed for other in self._before if self._places.get(other, 0) > place)
+
     def _begin(self, may_move: bool) -> None:
-        """A key has come for the second time, or the first one has come: a step begins."""
+        """A step begins."""
         self._step += 1
+        if self._step == 1:
+            first, known = list(self._pushed), list(self.keys)
+            is_known = first == [name for name in known if name in self._pushed]
+            self._places = {name: place for place, name in enumerate(known if is_known else first)}
         if not self._step:
             self._leading = {name for name, key in self.keys.items() if key.pushes == 1 and key.is_sparse}
         self._job.steps = max(self._job.steps, self._step + 1)
+        optimizer = getattr(self.updates.updater, "optimizer", None)
+        if optimizer is not None:
+            self._algorithm.note_rate(self._step, float(optimizer.learning_rate))
         self._averaging.begin_step(self._step)
         self._gradients.move_out_what_is_written_elsewhere()
         self._sums.begin()
-        self.updates.begin()
-        if self._step == 2 and may_move:
-            # Arrays that came in both steps so far: others may be gone before the next, as `weight.grad` is.
-            before, pushed = self._before, self._pushed
-            stay = {
-                name: values
-                for name, values in pushed.items()
-                if name in self._sums and same_arrays(values, before.get(name, ()))
-            }
-            self._gradients.move_in({name: self._like(name) for name in stay}, stay)
+        # Arrays that came in both steps so far: others may be gone before the next, as `weight.grad` is.
+        pushed = self._pushed if self._step == 2 else {}
+        came = {name: each for name, each in pushed.items() if same_arrays(each, self._before.get(name, ()))}
+        weights = {name: self._like(name) for name in came}
+        self.updates.begin(weights, came)
+        if may_move:
+            self._gradients.move_in(weights, {name: came[name] for name in came if name in self._sums})
         self._before, self._pushed = self._pushed, {}
 
     def _sum(self, name: str, values: Sequence[NDArray], priority: int, in_step: bool) -> Sequence[NDArray]:

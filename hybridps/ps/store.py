@@ -69,9 +69,15 @@ class ParameterStore(Protocol):
         """
 
     def exchange_rows(
-        self, table: str, rows: Sequence[np.ndarray], start: int, stop: int, rules: Rules = ()
+        self,
+        table: str,
+        rows: Sequence[np.ndarray],
+        answers: Sequence[np.ndarray],
+        start: int,
+        stop: int,
+        rules: Rules = (),
     ) -> Pending | None:
-        """As `exchange` of the sum of `rows`, vectors of one group, which all become the answer.
+        """As `exchange` of the sum of `rows`, vectors of one group; all `answers`, which may be the rows, receive it.
 
         None, and nothing is begun, if a server does not reach the memory of them all.
         """

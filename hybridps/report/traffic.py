@@ -64,7 +64,7 @@ class GroupTraffic:
     def exchanged(self) -> int:
         """Steps with an exchange: those in which weights were exchanged, or all where gradients go to servers."""
         steps = len({step for _, step in self.exchanges})
-        return self.steps_done if self.bytes_to_servers and not steps else steps
+        return self.steps_done if self.has_servers and self.bytes_to_servers and not steps else steps
 
     def _count(self, event: Communicated | Closed, when: float) -> None:
         self.bytes_to_servers = event.bytes_to_servers

@@ -72,6 +72,11 @@ class Gradients:
         """The arrays in which the gradient of a key is summed, in its shape, one for each vector."""
         return self._table_of[name].views(name)
 
+    def weights(self, name: str) -> np.ndarray | None:
+        """The array that the servers' new weights of a key come to, in its shape; None: that of its gradient."""
+        weights = self._table_of[name].weights
+        return None if weights is None else Arena(self._table_of[name].layout, weights.vectors[0]).view(name)
+
     @property
     def next_step(self) -> int:
         """The number of the step that `begin` begins: 0, 1, ..."""
@@ -87,9 +92,9 @@ class Gradients:
         return step.number
 
     def join_weights(self) -> Item:
-        """Register the tables that the servers update, with what lies in the arrays: call the item when it does.
+        """Register the tables that the servers update, with the weights: call the item when these lie in the arrays.
 
-        If the centre was there already the arrays have it afterwards.
+        The arrays are those that new weights come to. If the centre was there already they have it afterwards.
         """
         tables, self._to_join = self._to_join, []
         item = Work("the registration of the weights", self._schedule.inbox, lambda: self._join(tables))
@@ -174,9 +179,10 @@ class Gradients:
         """On the communication thread."""
         for table in tables:
             with self._context.watch(f"the registration of {table.name}"):
-                weights = table.tensor.vectors[0]
+                tensor = table.weights or Tensor(table.tensor.vectors[:1])
+                weights = tensor.vectors[0]
                 before = weights.copy()
-                late = self._algorithm.join_weights(table.name, table.layout, Tensor([weights]))
+                late = self._algorithm.join_weights(table.name, table.layout, tensor, tensor is table.weights)
             if late and self._algorithm.is_synchronous and not np.array_equal(before, weights):
                 raise ServerError(
                     f"other groups of this job had trained before this one came to {table.name!r}: start all groups "
@@ -187,7 +193,9 @@ class Gradients:
             self._context.events.emit(Registered(table.name, self._algorithm.name, slots, nbytes, bool(late)))
 
     def _make_table(self, name: str, layout: Layout, vectors: int) -> Table:
-        tensor = self._algorithm.levels.tensor(layout.length, layout.dtype, vectors)
+        levels, apart = self._algorithm.levels, self._algorithm.keeps_gradients and vectors == 1
+        tensor = levels.tensor(layout.length, layout.dtype, vectors)
+        weights = levels.tensor(layout.length, layout.dtype) if apart else None
         with self._context.watch(f"the registration of {name}"):
             self._algorithm.join_gradients(name, layout)
-        return Table(name, layout, tensor, self._algorithm.row.rule.whole_keys)
+        return Table(name, layout, tensor, weights, self._algorithm.row.rule.whole_keys)

@@ -24,13 +24,17 @@ class KeySpec(NamedTuple):
 class Table:
     """The keys of one dtype and one number of vectors: a layout, and an arena for each vector.
 
-    `is_whole`: it is reduced as a whole only.
+    `weights`: where weights that servers update come to, if that is not where the gradients lie. `is_whole`: it is
+    reduced as a whole only.
     """
 
-    def __init__(self, name: str, layout: Layout, tensor: Tensor, is_whole: bool = False) -> None:
+    def __init__(
+        self, name: str, layout: Layout, tensor: Tensor, weights: Tensor | None = None, is_whole: bool = False
+    ) -> None:
         self.name = name
         self.layout = layout
         self.tensor = tensor
+        self.weights = weights
         self.arenas = [Arena(layout, vector) for vector in tensor.vectors]
         self.spans = _spans(layout)
         """Of each key: the elements from its first one to the next key, so that together they are the whole layout."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from hybridps.algorithms import Algorithm
-from hybridps.events import Exchanged, Registered
+from hybridps.events import Changed, Exchanged, Registered
 from hybridps.memory import Arena, Layout
 from hybridps.shared_memory import shared_memory
 from hybridps.step.initial import InitialValues
@@ -50,7 +51,7 @@ class Weights:
         return self._post("the registration of the weights", self._join)
 
     def average(self, step: int) -> Item:
-        """Average the weights with the centre."""
+        """Average the weights with others, if the algorithm's trigger says so."""
         return self._post(f"averaging in step {step}", lambda: self._average(step))
 
     def read_centre(self) -> tuple[Item, dict[str, np.ndarray]]:
@@ -82,9 +83,13 @@ class Weights:
         for table, arena in self._arenas.items():
             began = time.monotonic()
             with self._context.watch(f"the averaging of {table} with the centre"):
-                self._algorithm.average_(table, Tensor([arena.flat]))
+                nbytes = self._algorithm.average_(table, Tensor([arena.flat]), step)
             took = time.monotonic() - began
-            self._context.events.emit(Exchanged(table, step, took, arena.layout.nbytes, self._algorithm.distance))
+            change = self._algorithm.change(table)
+            if math.isfinite(change):
+                self._context.events.emit(Changed(table, step, change, arena.layout.nbytes, nbytes))
+            if nbytes:
+                self._context.events.emit(Exchanged(table, step, took, nbytes, self._algorithm.distance))
 
 
 def pull_centre(

@@ -4,24 +4,39 @@ from __future__ import annotations
 
 from hybridps.mpi_groups.group import Group
 from hybridps.tensor_collectives.between_nodes import ALLREDUCE
-from hybridps.tensor_collectives.tensor import Tensor, check_operation, spread
+from hybridps.tensor_collectives.tensor import AllreducePlan, Tensor, check_operation, spread
+
+MOST_PLANS = 4096
+"""Of a tensor. A step has one for each of its buckets."""
 
 
-def allreduce_(tensor: Tensor, group: Group, op: str = "sum", start: int = 0, stop: int | None = None) -> None:
+def allreduce_(
+    tensor: Tensor, group: Group, op: str = "sum", start: int = 0, stop: int | None = None, divisor: float = 1.0
+) -> None:
     """Reduce elements `start:stop` of all vectors over all ranks of `group`, in place.
 
     `op`: 'sum', 'max', 'min', or 'mean' over all vectors of all ranks (not of integers). float16 and bfloat16 are
-    combined in float32. A tensor made by `Levels` of this group is reduced in the memory of each node, then between
-    nodes. Any other tensor is reduced piece by piece: the vectors of the worker, then the ranks of the group. Such
-    tensors must have equal lengths and dtypes on all ranks; `Group` says what is checked.
+    combined in float32. The result is divided by `divisor` in the same pass (not of integers). A tensor made by
+    `Levels` of this group is reduced in the memory of each node, then between nodes. Any other tensor is reduced piece
+    by piece: the vectors of the worker, then the ranks of the group. Such tensors must have equal lengths and dtypes on
+    all ranks; `Group` says what is checked.
     """
+    asked, rows = (op, start, stop, divisor), tensor.rows
+    if rows is not None:
+        known = rows.plans.get(asked)
+        if known is not None and known.combine_(rows, group):
+            return
     check_operation(op, tensor.dtype)
     start, stop = tensor.span(start, stop)
     found = tensor.over_levels(group, stop - start)
     if found is not None:
         rows, choice = found
         between = ALLREDUCE[choice.algorithm]
-        rows.levels.combine_(rows, choice, op, start, stop, (0, len(rows.array)), between)
+        rows.levels.combine_(rows, choice, op, start, stop, (0, len(rows.array)), between, divisor)
+        if rows.levels.one_node:
+            if len(rows.plans) >= MOST_PLANS:
+                rows.plans.clear()
+            rows.plans[asked] = AllreducePlan(rows, group, op, start, stop, divisor)
         return
-    for _, work, vectors in tensor.combined(group, op, start, stop):
+    for _, work, vectors in tensor.combined(group, op, start, stop, divisor=divisor):
         spread(work, vectors)

@@ -110,7 +110,7 @@ def _combine_block(total, rows, op, start, stop):  # type: ignore[no-untyped-def
 
 @compiled
 def _divide(total, divisor):  # type: ignore[no-untyped-def]
-    if divisor > 1:
+    if divisor != 1:
         for i in range(total.size):
             total[i] /= divisor
 

@@ -49,8 +49,9 @@ class Levels:
         self.one_node = topology.one_node
         self._bytes_moved = 0
         self.chooser = chooser or Chooser(group.size, len(topology.members))
-        self._chosen: dict[int, Choice] = {}
-        """The choices for the sizes in use, in bytes: looked up once for each size."""
+        self.chosen: dict[int, Choice] = {}
+        """The choices for the sizes in use, in bytes: looked up once for each size. It is another dict when they have
+        changed, or when nothing can be done any more."""
         self._on_choice = on_choice
         self._given_up = False
         # A conversation of its own: tensors are made while another thread uses the group.
@@ -112,19 +113,19 @@ class Levels:
 
     def choose(self, nbytes: int) -> Choice:
         """The algorithm for so many bytes of each vector. Raises GroupError after `give_up`."""
-        choice = self._chosen.get(nbytes)
+        choice = self.chosen.get(nbytes)
         if choice is None:
             self._check_open()
             choice = self.chooser.of(nbytes)
-            if choice not in self._chosen.values():
+            if choice not in self.chosen.values():
                 self._on_choice(choice)
-            self._chosen[nbytes] = choice
+            self.chosen[nbytes] = choice
         return choice
 
     def choose_by(self, chooser: Chooser) -> None:
         """Use another table from now on. All ranks of the group call it."""
         self.chooser = chooser
-        self._chosen.clear()
+        self.chosen = {}
 
     @property
     def node(self) -> Node:
@@ -147,20 +148,17 @@ class Levels:
         stop: int,
         targets: tuple[int, int],
         between: Callable[[Talk, np.ndarray], Steps],
+        divisor: float = 1.0,
     ) -> None:
-        """Elements `start:stop` of some rows of this node become `op` over all vectors of all ranks.
+        """Elements `start:stop` of some rows of this node become `op` over all vectors of all ranks, over `divisor`.
 
         `targets`: these rows, the first and the last + 1. `between`: what combines a chunk over the ranks of a lane.
         """
         self.count((stop - start) * rows.nbytes_of_element)
         array, code = rows.array, kernels.CODE[op]
-        divisor = rows.total if op == "mean" else 1
+        divisor *= rows.total if op == "mean" else 1
         if self.one_node:
-            try:
-                self.node.combine_(rows, code, divisor, start, stop, targets)
-            except BaseException:
-                self.give_up()
-                raise
+            self.combine_here_(rows, self.node.plan(rows, code, start, stop, targets), divisor)
             return
         row = rows.row if targets[0] == 0 < targets[1] else None
 
@@ -173,6 +171,14 @@ class Levels:
 
         # Each lane has a part of its own, so that the ranks of a node need not meet between chunks.
         self.run(choice, op, rows, self.part(start, stop, rows.itemsize), steps_of)
+
+    def combine_here_(self, rows: Rows, plan: np.ndarray, divisor: float) -> None:
+        """As `Node.combine_`, of the single node. Nobody goes on after an error."""
+        try:
+            self.node.combine_(rows, plan, divisor)
+        except BaseException:
+            self.give_up()
+            raise
 
     def run(
         self, choice: Choice, op: str | None, rows: Rows, span: tuple[int, int], steps_of: StepsOf, blocks: int = 1
@@ -195,7 +201,7 @@ class Levels:
     def give_up(self) -> None:
         """Refuse every later operation: it is unknown how far the other ranks got with the last one."""
         self._given_up = True
-        self._chosen.clear()
+        self.chosen = {}
         if self._node is not None:
             self._node.give_up()
 

@@ -33,7 +33,7 @@ def reduce_scatter(tensor: Tensor, group: Group, out: np.ndarray, op: str = "sum
 def _over_levels(rows: Rows, choice: Choice, out: np.ndarray, op: str, spans: list[tuple[int, int]]) -> None:
     """Each rank of a lane receives one part: every node combines all of these parts, which then travel along a ring."""
     levels, array = rows.levels, rows.array
-    divisor = rows.total if op == "mean" else 1
+    divisor = float(rows.total) if op == "mean" else 1.0
     levels.count(spans[-1][1] * rows.nbytes_of_element)
     peers = [spans[peer] for peer in levels.lane.peers]
     code, row = kernels.CODE[op], out.view(array.dtype).reshape(1, -1)

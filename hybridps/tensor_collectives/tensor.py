@@ -12,7 +12,7 @@ from hybridps.codecs import Codec
 from hybridps.errors import LayoutError
 from hybridps.mpi_groups.group import UFUNC, Group, Operation
 from hybridps.tensor_collectives.choice import Choice
-from hybridps.tensor_collectives.kernels import BLOCK
+from hybridps.tensor_collectives.kernels import BLOCK, CODE
 
 if TYPE_CHECKING:
     from hybridps.tensor_collectives.devices import DeviceTensor
@@ -59,10 +59,34 @@ class Rows:
         """Whether they are searched for NaN and Inf (1) where the ranks of a single node combine them."""
         self.codec: Codec | None = None
         """How sums of these rows travel between nodes; None: as all others of the levels."""
+        self.plans: dict[tuple[str, int, int | None, float], AllreducePlan] = {}
+        """What was done before, and may come again."""
 
     def of_rank(self, rank: int) -> tuple[int, int]:
         """A rank's rows: the first, and the last + 1."""
         return self._starts[rank], self._starts[rank + 1]
+
+
+class AllreducePlan:
+    """An allreduce of a single node that was done before, with all that it needs: small ones take a microsecond."""
+
+    def __init__(self, rows: Rows, group: Group, op: str, start: int, stop: int, divisor: float) -> None:
+        levels = rows.levels
+        self._levels = levels
+        self._group = group
+        self._plan = levels.node.plan(rows, CODE[op], start, stop, (0, len(rows.array)))
+        self._divisor = divisor * (rows.total if op == "mean" else 1)
+        self._nbytes = (stop - start) * rows.nbytes_of_element
+        self._chosen = levels.chosen
+
+    def combine_(self, rows: Rows, group: Group) -> bool:
+        """Do it again on the same rows, unless something has changed since: it is not done then."""
+        levels = self._levels
+        if group is not self._group or levels.chosen is not self._chosen:
+            return False
+        levels.count(self._nbytes)
+        levels.combine_here_(rows, self._plan, self._divisor)
+        return True
 
 
 class Tensor:
@@ -100,7 +124,9 @@ class Tensor:
         rows = self.rows
         if rows is None or not rows.levels.one_node or self.over_levels(rows.levels.group, length) is None:
             return False
-        rows.looks = 1
+        if not rows.looks:
+            rows.looks = 1
+            rows.plans.clear()
         return True
 
     def first_not_finite(self) -> int | None:
@@ -132,9 +158,9 @@ class Tensor:
         return start, stop
 
     def combined(
-        self, group: Group, op: str, start: int, stop: int, in_place: bool = True
+        self, group: Group, op: str, start: int, stop: int, in_place: bool = True, divisor: float = 1.0
     ) -> Iterator[tuple[int, np.ndarray, list[np.ndarray]]]:
-        """Combine each piece of elements `start:stop` over all ranks, with the operations of `group`.
+        """Combine each piece of elements `start:stop` over all ranks, over `divisor`, by the operations of `group`.
 
         Yields where the piece begins, its combination (of dtype `exact`), and the vectors. The combination lies in
         vector 0 itself where that has the dtype and `in_place` is true.
@@ -142,8 +168,9 @@ class Tensor:
         in_place = in_place and self.exact == self.dtype
         step = PIECE_BYTES // self.exact.itemsize  # the same on all ranks, whatever vectors each has
         rows = self.rows_in(group)
-        # Without Levels, every rank must have as many vectors as this one.
-        divisor = rows.total if rows is not None else group.size * len(self.vectors)
+        if op == "mean":
+            # Without Levels, every rank must have as many vectors as this one.
+            divisor *= rows.total if rows is not None else group.size * len(self.vectors)
         for begin in range(start, stop, step):
             vectors = [vector[begin : min(begin + step, stop)] for vector in self.vectors]
             work = vectors[0]
@@ -155,7 +182,7 @@ class Tensor:
             for vector in vectors[1:]:
                 UFUNC[GROUP_OPERATION[op]](work, vector, out=work, casting="unsafe")
             group.allreduce_(work, GROUP_OPERATION[op])
-            if op == "mean":
+            if divisor != 1:
                 np.divide(work, divisor, out=work)
             yield begin, work, vectors
 

@@ -33,6 +33,7 @@ class NoTier:
         rule: Rule,
         clock: Clock | None = None,
         codec: CodecSpec = "exact",
+        keeps_values: bool = False,
     ) -> Joining:
         check_same_layout(self._group, table, layout, codec)
         if tensor is not None:

@@ -48,14 +48,16 @@ class _Table:
 
     layout: Layout
     rule: Rule
-    answer: np.ndarray | None
-    """On the leader: where the answer goes, flat, of the layout's length and dtype; None: it replaces the values."""
     joining: Joining
+    out: Tensor | None = None
+    """Where the answer goes, on all ranks; None: it replaces the values, or changes them."""
+    difference: np.ndarray | None = None
+    """On the leader: the answer by which values are changed, flat, of the layout's length and dtype."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Exchange:
-    """An exchange under way. `node`: the servers write the answer to all ranks of the node."""
+    """An exchange under way, whose answer is for `tensor`. `node`: servers write it to all ranks of the node."""
 
     table: str
     tensor: Tensor
@@ -63,6 +65,8 @@ class _Exchange:
     stop: int
     pending: Pending | None
     node: Node | None = None
+    rule: Rule | None = None
+    """Instead of the table's."""
 
 
 class ServersTier:
@@ -92,6 +96,7 @@ class ServersTier:
         rule: Rule,
         clock: Clock | None = None,
         codec: CodecSpec = "exact",
+        keeps_values: bool = False,
     ) -> Joining:
         check_same_layout(self._group, table, layout, codec)
 
@@ -103,9 +108,10 @@ class ServersTier:
             return joining.value
 
         joining = Joining(self._lead(join))
-        keeps_answer = self._store is not None and not rule.answer_is_new_value
-        answer = shared_memory(layout.nbytes).view(layout.dtype) if keeps_answer else None
-        self._tables[table] = _Table(layout, rule, answer, joining)
+        difference = None
+        if self._store is not None and not rule.answer_is_new_value:
+            difference = shared_memory(layout.nbytes).view(layout.dtype)
+        self._tables[table] = _Table(layout, rule, joining, tensor if keeps_values else None, difference)
         if tensor is not None:
             broadcast_(tensor, self._group)
         return joining
@@ -121,17 +127,23 @@ class ServersTier:
         return self._tables[table].joining is Joining.LATE and bool(self._lead(has_values))
 
     def sum_(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
-        if not self._begin_in_place(table, tensor, start, stop, rules):
-            reduce_(tensor, self._group, start=start, stop=stop)
-            self.exchange(table, tensor, start, stop, rules)
+        if self._begin_in_place(table, tensor, start, stop, rules):
+            return
+        out = self._tables[table].out
+        if out is not None and self._group.size > 1:
+            np.copyto(out.vectors[0][start:stop], tensor.vectors[0][start:stop])
+            tensor = out  # as ranks reduce in place
+        reduce_(tensor, self._group, start=start, stop=stop)
+        self.exchange(table, tensor, start, stop, rules)
 
     def exchange(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
-        pending = None
+        known, pending = self._tables[table], None
+        out = known.out or tensor
         if self._store is not None:
-            values, answer = tensor.vectors[0], self._tables[table].answer
-            answer = values if answer is None else answer
+            values, answer = tensor.vectors[0], out.vectors[0] if known.difference is None else known.difference
             pending = self._store.exchange(self._prefix + table, values, answer, start, stop, rules)
-        self._under_way.append(_Exchange(table, tensor, start, stop, pending))
+        rule = rules[0][1] if rules else None
+        self._under_way.append(_Exchange(table, out, start, stop, pending, rule=rule))
 
     def finish(self) -> None:
         done = self._under_way.popleft()
@@ -139,7 +151,7 @@ class ServersTier:
             done.pending.wait()
         if done.node is None:
             if done.pending is not None:
-                self._apply_answer(self._tables[done.table], done.tensor.vectors[0][done.start : done.stop], done.start)
+                self._apply_answer(done)
             broadcast_(done.tensor, self._group, 0, done.start, done.stop)
         elif done.pending is not None:
             done.node.arrive()
@@ -182,16 +194,20 @@ class ServersTier:
 
     def _begin_in_place(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules) -> bool:
         """Begin an exchange in which the servers add up the ranks' vectors themselves, if they all reach them."""
-        rows = rows_for_servers(tensor, self._group, self._tables[table].rule)
-        if rows is None or start == stop or not self._reached.get(rows, True):
+        known = self._tables[table]
+        out = known.out or tensor
+        rows, targets = (rows_for_servers(each, self._group, known.rule) for each in (tensor, out))
+        if rows is None or targets is None or start == stop or not self._reached.get(rows, True):
             return False
         node, pending = rows.levels.node, None
         if self._store is None:
             node.arrive()
         else:
             node.meet("an exchange with the servers", asleep=True)
-            vectors = [row[: tensor.length].view(tensor.dtype) for row in rows.array]
-            pending = self._store.exchange_rows(self._prefix + table, vectors, start, stop, rules)
+            vectors, answers = (
+                [row[: tensor.length].view(tensor.dtype) for row in each.array] for each in (rows, targets)
+            )
+            pending = self._store.exchange_rows(self._prefix + table, vectors, answers, start, stop, rules)
         if rows not in self._reached:
             began = pending is not None
             self._reached[rows] = bool(self._lead(lambda store: began))
@@ -199,15 +215,17 @@ class ServersTier:
             node.give_up()
             raise ServerError(f"a server no longer reaches the memory of table {table!r}, which it has worked in")
         if self._reached[rows]:
-            self._under_way.append(_Exchange(table, tensor, start, stop, pending, node))
+            self._under_way.append(_Exchange(table, out, start, stop, pending, node))
         return self._reached[rows]
 
-    def _apply_answer(self, table: _Table, values: np.ndarray, start: int) -> None:
+    def _apply_answer(self, done: _Exchange) -> None:
         """Change the values by the answer, where that does not replace them."""
-        if table.answer is not None:
-            answer = table.answer[start : start + values.size]
-            self.distance = table.rule.distance(values, answer)
-            table.rule.apply_answer_(values, answer)
+        table = self._tables[done.table]
+        if table.difference is not None:
+            rule = done.rule or table.rule
+            values, answer = (array[done.start : done.stop] for array in (done.tensor.vectors[0], table.difference))
+            self.distance = rule.distance(values, answer)
+            rule.apply_answer_(values, answer)
 
     def _meet_leaders(self, store: ParameterStore) -> None:
         if isinstance(store, HasBarrier):
@@ -216,7 +234,7 @@ class ServersTier:
         name = self._prefix + BARRIER
         if BARRIER not in self._tables:
             joining = store.register(name, BARRIER_LAYOUT, None, Sum())
-            self._tables[BARRIER] = _Table(BARRIER_LAYOUT, Sum(), None, joining)
+            self._tables[BARRIER] = _Table(BARRIER_LAYOUT, Sum(), joining)
         if self._tables[BARRIER].joining is Joining.DROPPED:
             return  # the other groups have closed this algorithm: there is nobody to meet
         values = np.ones(BARRIER_LAYOUT.length, BARRIER_LAYOUT.dtype)

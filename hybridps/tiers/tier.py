@@ -40,8 +40,12 @@ class Tier(Protocol):
         rule: Rule,
         clock: Clock | None = None,
         codec: CodecSpec = "exact",
+        keeps_values: bool = False,
     ) -> Joining:
         """Join a table. The tensor becomes the centre if there is none, and is the centre afterwards.
+
+        `keeps_values`: answers go to the tensor, and `sum_` leaves the values of its own tensor as they are. For
+        tensors of one vector, and rules whose answer is the new value.
 
         Without a tensor the centre begins with zeros. If the table is `DROPPED`, the tensor is the leader's, and the
         table cannot be used. Raises, on all ranks of the group, LayoutError with the first keys that differ between
@@ -54,6 +58,7 @@ class Tier(Protocol):
     def sum_(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
         """Begin to replace elements `start:stop`, of all ranks, by the answer to their sum.
 
+        The answer goes elsewhere where the table `keeps_values`.
         `rules`: of these elements, instead of the table's.
         The servers add up the ranks' vectors where they lie, if all servers reach them; else the group reduces first.
         """

@@ -97,6 +97,10 @@ def check_tensor_allreduce(group: Group) -> None:
                         exact = exact / (group.size * vectors)
                     for array in arrays:
                         assert_close(array, exact.astype(dtype), rtol=1e-6)
+                arrays = [values(group.rank, length, dtype, v) for v in range(vectors)]
+                allreduce_(Tensor(arrays), group, divisor=0.25)
+                for array in arrays:
+                    assert_close(array, 4 * total(group.size, length, dtype, vectors))
 
 
 def check_tensor_allreduce_of_a_part(group: Group) -> None:
@@ -249,6 +253,9 @@ def _check_in_levels(group: Group, levels: Levels, dtype: str, length: int, vect
         out = np.full(counts[group.rank], 77).astype(tensor.dtype)
         check(partial(reduce_scatter, tensor, group, out, name), expected)
         assert_close(out, expected[mine].astype(tensor.dtype), rtol=1e-6)
+    if not dtype.startswith("int"):
+        for name in ("sum", "mean"):
+            check(partial(allreduce_, tensor, group, name, divisor=0.25), 4 * exact[name], slice(0, length))
     whole = values(root, length, "float64")
     check(partial(broadcast_, tensor, group, root), whole, slice(0, length))
     check(partial(broadcast_, tensor, group, root, length // 3, length // 2), whole, slice(length // 3, length // 2))

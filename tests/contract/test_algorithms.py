@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from algorithm_groups import LAYOUT, SETTINGS_GIVEN, Groups, reduced, run
 from in_thread import in_thread
 
-from hybridps.algorithms import Algorithm, MpiESGD, MpiSGD, ServerSGD, choose_row, make_algorithm
+from hybridps.algorithms import Algorithm, MpiSGD, choose_row, make_algorithm, reduce_all_
 from hybridps.config import Settings
 from hybridps.errors import ConfigError, LayoutError, ServerError
 from hybridps.memory import Arena, Layout
@@ -19,12 +20,9 @@ from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
 from hybridps.ps.rules import SGD, Elastic, ElasticTogether, Mean, Momentum, Outer, Rule, Sum
 from hybridps.ps.server import Server
 from hybridps.tensor_collectives import Levels, Tensor
-from hybridps.tiers import NoTier, ServersTier, Tier
 
 pytestmark = pytest.mark.timeout(60)
 
-SETTINGS_GIVEN = {"chunk_bytes": 1024, "connect_seconds": 5.0, "deadline_seconds": 10.0, "lost_seconds": 5.0}
-LAYOUT = Layout.of("float32", {"a": (37, 5), "b": (300,)})
 ETA = np.float32(0.25)
 
 
@@ -34,77 +32,6 @@ def server() -> Iterator[Server]:
     with in_thread(Server("tcp://127.0.0.1:*", threads=2)) as running:
         Groups.server = running
         yield running
-
-
-class Groups:
-    """The groups of one job, whose ranks are threads; a server if there are several groups or one is asked for."""
-
-    server: Server
-    jobs = 0
-
-    def __init__(self, sizes: tuple[int, ...], has_servers: bool, settings: Settings, nodes: int = 4) -> None:
-        self.addresses = [Groups.server.address]
-        self.sizes = sizes
-        self.settings = settings
-        self.has_servers = has_servers or len(sizes) > 1
-        self.nodes = nodes
-        Groups.jobs += 1
-        self.job = f"job-{Groups.jobs}"
-
-    def index_of(self, worker: int) -> int:
-        return next(g for g in range(len(self.sizes)) if worker < sum(self.sizes[: g + 1]))
-
-    def open(self, world: ThreadGroup) -> tuple[Levels, Client | None]:
-        """A rank's levels, and the leader's connection."""
-        index = self.index_of(world.rank)
-        group = world.split(index)
-        levels = Levels(group, [rank // self.nodes for rank in range(group.size)])
-        return levels, self.connect(index) if self.has_servers and group.rank == 0 else None
-
-    def connect(self, index: int) -> Client:
-        return Client(self.addresses, job=self.job, group=index, groups=len(self.sizes), settings=self.settings)
-
-    def tier(self, levels: Levels, store: Client | None, prefix: str = "") -> Tier:
-        return ServersTier(levels.group, store, prefix) if self.has_servers else NoTier(levels.group)
-
-
-def run(
-    sizes: tuple[int, ...],
-    name: str,
-    work: Callable[[Algorithm, int], object],
-    nodes: int = 4,
-    rule: Rule | None = None,
-    clock: Clock | None = None,
-    **settings,
-) -> list:
-    """Call `work(algorithm, worker)` on every worker of groups of these sizes; a server unless one group needs none."""
-    groups = Groups(sizes, not (name == "sync" and rule is None), Settings(**{**SETTINGS_GIVEN, **settings}), nodes)
-    row = choose_row(name, groups.settings, len(sizes), groups.has_servers, rule, clock)
-
-    def body(world: ThreadGroup) -> object:
-        levels, store = groups.open(world)
-        tier = groups.tier(levels, store)
-        algorithm = make_algorithm(row, levels, tier, workers=sum(sizes), has_servers=groups.has_servers)
-        result = work(algorithm, world.rank)
-        world.barrier()
-        algorithm.close()
-        if store is not None:
-            store.close()
-        return result
-
-    return ThreadGroup.run(sum(sizes), body)
-
-
-def reduced(algorithm: Algorithm, gradient: np.ndarray) -> np.ndarray:
-    tensor = algorithm.levels.tensor(LAYOUT.length, "float32")
-    tensor.vectors[0][:] = gradient
-    chunk = 1024 // 4
-    starts = range(0, LAYOUT.length, chunk)
-    for start in starts:
-        algorithm.reduce_("t", tensor, start, min(start + chunk, LAYOUT.length))
-    for _ in starts:
-        algorithm.finish_()
-    return tensor.vectors[0]
 
 
 def start_weights(worker: int) -> np.ndarray:
@@ -128,7 +55,7 @@ def train(steps: int, zero: bool = False):
         after = []
         for step in range(steps):
             if algorithm.averages(step):
-                algorithm.average_("t", weights)
+                algorithm.average_("t", weights, step)
             g = reduced(algorithm, gradient(worker, step) * (not zero))
             arena.flat -= ETA * g
             after.append(arena.flat.copy())
@@ -181,6 +108,27 @@ def test_elastic_gradients_stand_for_all_workers() -> None:
     np.testing.assert_allclose(results[2], gradient(2, 0) * 3, rtol=1e-6)
 
 
+@pytest.mark.parametrize("wire", ["exact", "float16"])
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (3,)])
+def test_servers_that_update_leave_gradients_alone(sizes: tuple[int, ...], wire: str) -> None:
+    """In memory that servers work in, and where values are sent."""
+
+    def work(algorithm: Algorithm, worker: int) -> None:
+        assert algorithm.keeps_gradients
+        weights, gradients = (algorithm.levels.tensor(LAYOUT.length, "float32") for _ in range(2))
+        weights.vectors[0][:] = 8
+        algorithm.join_gradients("t", LAYOUT)
+        algorithm.join_weights("t", LAYOUT, weights, receives=True)
+        for step in range(3):
+            gradients.vectors[0][:] = gradient(worker, step)
+            reduce_all_(algorithm, "t", gradients, 256)
+            np.testing.assert_array_equal(gradients.vectors[0], gradient(worker, step))
+        sums = [gradient(other, step) for other in range(sum(sizes)) for step in range(3)]
+        np.testing.assert_array_equal(weights.vectors[0], 8 - ETA * np.sum(sums, axis=0))
+
+    run(sizes, "async", work, rule=SGD(rate=float(ETA)), clock=BulkSynchronous(), wire=wire)
+
+
 def elastic_rounds(rounds: int, workers: int = 1):
     """Weights that differ between groups are only averaged; returns weights and centre at the end of each round.
 
@@ -195,8 +143,8 @@ def elastic_rounds(rounds: int, workers: int = 1):
         weights[:] = 10.0 + worker
         algorithm.levels.group.broadcast_(weights)
         seen = []
-        for _ in range(rounds):
-            algorithm.average_("t", Tensor([weights]))
+        for step in range(1, rounds + 1):
+            algorithm.average_("t", Tensor([weights]), step * algorithm.row.trigger.tau)
             algorithm.read_centre("t", Tensor([centre]))
             seen.append((weights.copy(), centre.copy()))
             meeting.wait()
@@ -234,14 +182,18 @@ def test_distance_is_the_relative_one() -> None:
         weights = Arena(LAYOUT).flat
         algorithm.join_weights("t", LAYOUT, Tensor([weights]))
         weights[:] = 2
-        algorithm.average_("t", Tensor([weights]))
+        algorithm.average_("t", Tensor([weights]), 10)
         return algorithm.distance
 
     assert run((1,), "elastic", work, alpha=0.5) == [pytest.approx(1.0)]
+    assert run((1,), "easgd", work, alpha=0.5) == [pytest.approx(1.0)]
+    # The centre that the outer optimizer makes of 0 and 2 is 0.5 * (1 + 0.5) * 2 = 1.5.
+    assert run((1,), "diloco", work, outer_rate=0.5, outer_momentum=0.5) == [pytest.approx(0.25)]
+    assert run((1,), "local", work) == [0.0]
 
 
 def test_alpha_is_0_9_over_the_groups_by_default() -> None:
-    def alpha(algorithm: MpiESGD, worker: int) -> float:
+    def alpha(algorithm: Algorithm, worker: int) -> float:
         return algorithm.row.rule.alpha
 
     assert run((1, 1, 1), "elastic", alpha) == [pytest.approx(0.3)] * 3
@@ -284,10 +236,6 @@ def test_with_sync_a_group_that_comes_back_is_refused_on_all_its_ranks(lost: str
     assert [*said[:2]] == ["went on"] * 2 or lost == "all"
     assert all("HYBRIDPS_JOB" in text for text in said[2:])
     assert len(set(said[2:])) == 1
-
-
-def test_names() -> None:
-    assert (MpiSGD.name, MpiESGD.name, ServerSGD.name) == ("sync", "elastic", "async")
 
 
 def train_at_servers(steps: int, meeting: threading.Barrier | None = None):
@@ -549,7 +497,7 @@ def test_a_group_that_comes_after_all_have_the_initial_values_keeps_its_own() ->
     def joined(levels: Levels, store: Client, value: float) -> tuple[float, float, bool]:
         """The weights once they are initialised, those once they are registered, and whether the group was late."""
         row = choose_row("elastic", Settings(), 2, True, None, None)
-        algorithm = make_algorithm(row, levels, groups.tier(levels, store), workers=2, has_servers=True)
+        algorithm = make_algorithm(row, levels, groups.tier(levels, store), workers=2)
         weights = Tensor([Arena(LAYOUT).flat])
         weights.vectors[0][:] = value
         algorithm.initialise("t", LAYOUT, weights)

@@ -480,30 +480,35 @@ def test_the_states_of_a_rule_are_read_and_replaced(flat_of_ours):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_rows_of_a_group_are_added_up_in_place(tier, dtype):
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_rows_of_a_group_are_added_up_where_they_lie(tier, dtype, elsewhere):
     layout = layout_of(1100, dtype)
     stores = joined(tier, 2, layout, Sum())
-    rows = [[shared_memory(layout.nbytes).view(dtype) for _ in range(count)] for count in (2, 3)]
-    for seed, row in enumerate(row for group in rows for row in group):
-        row[:] = numbers(layout, seed)
-    pending = [
-        s.exchange_rows("w", own, 256 if dtype == "float32" else 0, layout.length)
-        for s, own in zip(stores, rows, strict=True)
-    ]
-    for operation in pending:
-        operation.wait()
     first = 256 if dtype == "float32" else 0
+    rows, others = (
+        [[shared_memory(layout.nbytes).view(dtype) for _ in range(count)] for count in (2, 3)] for _ in range(2)
+    )
+    answers = others if elsewhere else rows
+    for each in (rows, answers):
+        for seed, row in enumerate(row for group in each for row in group):
+            row[:] = numbers(layout, seed)
+    given = zip(stores, rows, answers, strict=True)
+    for operation in [s.exchange_rows("w", own, out, first, layout.length) for s, own, out in given]:
+        operation.wait()
     expected = np.sum([numbers(layout, seed) for seed in range(5)], axis=0)
-    for seed, row in enumerate(row for group in rows for row in group):
+    for seed, row in enumerate(row for group in answers for row in group):
         np.testing.assert_array_equal(row[first:], expected[first:])
         np.testing.assert_array_equal(row[:first], numbers(layout, seed)[:first])
+    for seed, row in enumerate(row for group in rows for row in group):
+        assert not elsewhere or np.array_equal(row, numbers(layout, seed))
 
 
 def test_rows_that_a_server_does_not_reach_are_left_alone(tier):
     layout = layout_of()
     (store,) = joined(tier, 1, layout, Sum())
     rows = [shared_memory(layout.nbytes).view(np.float32), np.ones(layout.length, np.float32)]
-    assert store.exchange_rows("w", rows, 0, layout.length) is None
+    assert store.exchange_rows("w", rows, rows, 0, layout.length) is None
+    assert store.exchange_rows("w", rows[:1], rows[1:], 0, layout.length) is None
     assert not rows[0].any()
     assert not centre(store, layout).any()
 
@@ -671,7 +676,7 @@ def test_a_codec_rounds_what_travels(flat_of_ours, dtype, rule):
             np.testing.assert_array_equal(each, answer.astype(np.float16).astype(dtype))
         np.testing.assert_array_equal(centre(stores[1], layout), expected)
     rows = [shared_memory(layout.nbytes).view(dtype)]
-    assert stores[0].exchange_rows("w", rows, 0, layout.length) is None
+    assert stores[0].exchange_rows("w", rows, rows, 0, layout.length) is None
 
 
 @pytest.mark.parametrize(("bits", "workers"), [(1, 1), (2, 1), (2, 3), (2, 100)])

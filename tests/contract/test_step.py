@@ -173,6 +173,24 @@ def test_keys_are_left_out_and_come_back() -> None:
     on_ranks(2, work)
 
 
+def test_a_step_whose_keys_differ_is_fused_again_with_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hybridps.step.steps.STALL_SECONDS", 50.0)
+
+    def work(model: Model) -> list[str]:
+        fused = []
+        for names in ["abde", "abde", "be", "be", "abde", "abde", "d", "d"]:
+            before = model.sums._reducer.spent.steps
+            assert model.step(list(names), 1) == expected(list(names), 2)
+            model.schedule.call("the end of the step", lambda: None)
+            is_fused = model.sums._reducer.spent.steps > before
+            fused.append("".join(sorted(model.sums._step.plan.buckets_of)) if is_fused else "")
+        return fused
+
+    # Keys that come back are not expected in the same step; those of which one is missing go on in program order.
+    for fused in on_ranks(2, work):
+        assert fused == ["", "abde", "", "be", "be", "abde", "", "d"]
+
+
 def test_keys_that_are_laid_out_later() -> None:
     def work(model: Model) -> None:
         model.step(list(KEYS), 1)

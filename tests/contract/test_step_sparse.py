@@ -65,7 +65,7 @@ class Job:
             store = Client([self.server.address], job=self.name, group=index, groups=groups, settings=GIVEN)
         tier = ServersTier(group, store) if groups > 1 else NoTier(group)
         row = choose_row(self.algorithm, GIVEN, groups, groups > 1, None, None)
-        algorithm = make_algorithm(row, levels, tier, workers=world.size, has_servers=groups > 1)
+        algorithm = make_algorithm(row, levels, tier, workers=world.size)
         events = EventLog(None, world.rank)
         context = JobContext(GIVEN, world.rank, groups, events, lambda what: nullcontext(), index)
         schedule = Schedule(levels, context)

@@ -38,7 +38,7 @@ with open_job() as job:
 """
 
 SAID = {
-    "name": "algorithm 'elastc' is unknown; did you mean 'elastic'? Known: sync, elastic, mpi-sgd",
+    "name": "algorithm 'elastc' is unknown; did you mean 'elastic'? Known: sync, async, stale",
     "groups": "the algorithm 'dist-sgd' needs groups of one worker, and the groups of this job were made already, with "
     "2 workers: set HYBRIDPS_ALGORITHM=dist-sgd, or start it with `hybridps run --algorithm dist-sgd`",
     "clock": "the clock BulkSynchronous() has no meaning with the rule Elastic of the algorithm 'elastic': "
@@ -84,7 +84,7 @@ def train(name):
     algorithm.reduce_("model", gradients, 0, layout.length)
     algorithm.finish_()
     if algorithm.has_centre:
-        algorithm.average_("model", weights)
+        algorithm.average_("model", weights, 10)
     assert (gradients.vectors[0] == job.workers).all(), gradients.vectors[0]
     algorithm.barrier()
     algorithm.close()

@@ -112,7 +112,7 @@ with closing(open()) as store:
     refused("codec", lambda: store.register("c", layout, None, Sum(), None, "float16"))
     store.exchange("sum", values, values, 0, layout.length).wait()
     refused("clock", lambda: store.exchange("elastic", values, values, 0, layout.length))
-    assert store.exchange_rows("sum", [values], 0, layout.length) is None
+    assert store.exchange_rows("sum", [values], [values], 0, layout.length) is None
     store.exchange("sum", values * np.nan, values, 0, layout.length).wait()
     assert np.isnan(values[:8]).all()
     store.drop("sum")

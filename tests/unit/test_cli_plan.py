@@ -8,6 +8,7 @@ from hybridps.cli.app import read_settings
 from hybridps.cli.run import user_command
 from hybridps.cli.run.hosts import Host, parse_hostfile, parse_hosts, split_hosts
 from hybridps.cli.run.mpirun import MPICH, OPEN_MPI, Mpirun, flavour_of, rank_environment
+from hybridps.cli.run.options import trigger_of
 from hybridps.cli.run.plan import ServerLaunch, make_launch
 from hybridps.config import Settings, load_settings, make_settings
 from hybridps.errors import ConfigError, PlanError
@@ -207,6 +208,46 @@ def test_new_and_running_servers_exclude_each_other() -> None:
         launch_of(running, workers=2, servers=1)
 
 
+@pytest.mark.parametrize("name", ["gossip", "gosgd", "sgp", "adaptive-gossip"])
+def test_groups_that_gossip_need_no_server_and_know_each_other(name: str) -> None:
+    launch = launch_of(make_settings({"algorithm": name}), workers=3)
+    assert (launch.servers, launch.makes_keys) == ((), False)
+    assert [group.size for group in launch.groups] == [1, 1, 1]
+    told = launch.group_settings(launch.groups[1], [], folder="/tmp/of-run")
+    assert told.peers == tuple(f"ipc:///tmp/of-run/group-{index}" for index in range(3))
+    assert load_settings(child_environment({}, told)) == told
+    with_server = launch_of(make_settings({"algorithm": name, "groups": 2}), workers=4, servers=1)
+    assert [group.size for group in with_server.groups] == [2, 2]
+    assert len(with_server.servers) == 1
+
+
+def test_groups_that_gossip_from_several_hosts_get_ports_and_keys() -> None:
+    far = parse_hosts("192.0.2.1:1,192.0.2.2:2")
+    launch = launch_of(make_settings({"algorithm": "gossip"}), hosts=far, insecure=True)
+    assert launch.makes_keys
+    told = launch.group_settings(launch.groups[0], [], "word", "/tmp/of-run")
+    hosts, ports = zip(*(peer.removeprefix("tcp://").split(":") for peer in told.peers), strict=True)
+    assert hosts == ("192.0.2.1", "192.0.2.2", "192.0.2.2")
+    assert len(set(ports)) == 3
+    assert told.credentials == "word"
+
+
+def test_addresses_that_are_given_are_used() -> None:
+    given = ["tcp://10.0.0.1:7000", "tcp://10.0.0.2:7000"]
+    launch = launch_of(make_settings({"algorithm": "gossip", "peers": ",".join(given)}), workers=2)
+    assert launch.makes_keys
+    assert launch.group_settings(launch.groups[0], [], "word", "/tmp/of-run").peers == tuple(given)
+    here = make_settings({"algorithm": "gossip", "peers": "tcp://127.0.0.1:7000,tcp://127.0.0.1:7001"})
+    assert not launch_of(here, workers=2).makes_keys
+    with pytest.raises(ConfigError, match="HYBRIDPS_PEERS has 2 addresses, and there are 3 groups"):
+        launch_of(here, workers=3)
+
+
+def test_algorithms_with_servers_tell_nobody_of_other_groups() -> None:
+    launch = launch_of(make_settings({"algorithm": "elastic", "groups": 2}), workers=2)
+    assert launch.group_settings(launch.groups[0], [], folder="/tmp/of-run").peers == ()
+
+
 def test_ranks_read_what_the_launcher_decided() -> None:
     launch = launch_of(make_settings({"algorithm": "elastic", "groups": 2, "tau": 4}), workers=5)
     told = launch.group_settings(launch.groups[1], ["tcp://127.0.0.1:5"])
@@ -226,6 +267,18 @@ def test_options_go_over_the_environment_and_pairs_over_options(monkeypatch: pyt
     assert (settings.tau, settings.alpha, settings.chunk_bytes) == (5, 0.5, 4096)
     assert settings.run_folder is not None
     assert settings.run_folder.startswith("/")
+
+
+def test_a_budget_is_short_for_a_trigger() -> None:
+    assert [trigger_of(*given) for given in ((None, None), ("every:3", None))] == [None, "every:3"]
+    assert trigger_of(None, "10MB/s") == "budget:10MB/s"
+    with pytest.raises(ConfigError, match="--trigger every:3 and --budget 1MB/s both say when"):
+        trigger_of("every:3", "1MB/s")
+
+
+def test_a_trigger_that_is_none_ends_the_launch_before_it_begins() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'every'"):
+        launch_of(make_settings({"groups": 2, "trigger": "evry:3"}), workers=2)
 
 
 @pytest.mark.parametrize(

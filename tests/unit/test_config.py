@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridps.algorithms import ALGORITHMS, resolve
+from hybridps.algorithms import ALGORITHMS, KNOWN, resolve
 from hybridps.config import Settings, load_settings, make_settings, started_by_mpi, to_environment
 from hybridps.errors import ConfigError
 
@@ -73,7 +73,8 @@ def test_no_number_is_infinite_and_none_is_nan(field: str, text: str) -> None:
 
 
 def test_all_float_settings_are_covered() -> None:
-    assert set(FLOATS) == {"alpha", "connect_seconds", "deadline_seconds", "heartbeat_seconds", "lost_seconds"}
+    seconds = {"connect_seconds", "deadline_seconds", "heartbeat_seconds", "lost_seconds"}
+    assert set(FLOATS) == {"alpha", "rho", "outer_rate", "outer_momentum", *seconds}
 
 
 def test_addresses_of_servers_fit_the_backend() -> None:
@@ -107,6 +108,9 @@ def test_algorithm_names() -> None:
     assert resolve(Settings(algorithm="mpi-ESGD")).algorithm == "elastic"
     assert resolve(Settings(algorithm="dist-sgd")) == Settings(algorithm="sync", workers_per_group=1)
     assert resolve(Settings()) == Settings()
+    assert resolve(Settings(algorithm="dist-local")) == Settings(algorithm="local", workers_per_group=1)
+    with pytest.raises(ConfigError, match="did you mean 'change'"):
+        resolve(Settings(trigger="chang:0.1"))
     with pytest.raises(ConfigError, match="'elastik' is unknown; did you mean 'elastic'"):
         resolve(Settings(algorithm="elastik"))
-    assert set(ALGORITHMS.values()) == {"sync", "elastic", "async"}
+    assert set(ALGORITHMS.values()) == set(KNOWN) > {"sync", "async", "stale", "elastic", "easgd", "eamsgd", "local"}

@@ -11,7 +11,12 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 QUESTIONS = TEXT.split("## Where would I change it?")[1].split("\n## ")[0]
 ANSWERS = re.findall(r"^\| (.*?) \| (.*?) \|$", QUESTIONS, re.MULTILINE)[1:]
-ROOMS = {"Add an algorithm": "algorithms", "Add a rule": "ps/rules", "Add a collective": "tensor_collectives"}
+ROOMS = {
+    "Add an algorithm": "algorithms",
+    "Add a trigger": "triggers",
+    "Add a rule": "ps/rules",
+    "Add a collective": "tensor_collectives",
+}
 """Where file names without a folder are, by section."""
 
 

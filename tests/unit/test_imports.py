@@ -38,11 +38,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ps": BASE | {"compiled"},
     "ps.client": BASE | {"compiled", "ps"},
     "ps.server": BASE | {"compiled", "ps"},
-    "tiers": CORE | PURE_PS | {"ps.client"},
-    "algorithms": CORE | PURE_PS - {"ps.store"} | {"tiers"},
+    "triggers": {"errors", "memory", "compiled"},
+    "gossip": BASE | {"mpi_groups", "ps.rules", "ps.keys", "ps.server.door", "ps.server.transport"},
+    "tiers": CORE | PURE_PS | {"ps.client", "triggers", "gossip"},
+    "algorithms": CORE | PURE_PS - {"ps.store"} | {"tiers", "triggers", "gossip"},
     "step": CORE | {"algorithms", "compiled"},
     "embedded": CORE | {"ps", "algorithms"},
-    "job": CORE | {"ps", "tiers", "algorithms", "embedded"},
+    "job": CORE | {"ps", "tiers", "gossip", "algorithms", "embedded"},
     "tune": BASE | {"tensor_collectives", "job"},
     "kvstore": CORE | {"ps", "algorithms", "job", "step", "oracle.networks"},
     "report": BASE,
@@ -63,7 +65,12 @@ NOT_FROM = {"ps.server": {"ps.client"}, "ps.client": {"ps.server"}}
 RACK_ROLE = {"ps/server/upstream.py", "ps/server/tables/rack.py"}
 """The server of a rack is a client of its parents."""
 
-OWNERS = {"mpi4py": {"mpi_groups"}, "zmq": {"ps"}, "mxnet": {"kvstore", "calibrate"}, "cupy": {"tensor_collectives"}}
+OWNERS = {
+    "mpi4py": {"mpi_groups"},
+    "zmq": {"ps", "gossip"},
+    "mxnet": {"kvstore", "calibrate"},
+    "cupy": {"tensor_collectives"},
+}
 BASE_MAY_USE = {"numpy", "msgspec"}
 COMPILERS = {"numba", "llvmlite"}
 
@@ -139,10 +146,14 @@ def test_imports_point_down(path: Path) -> None:
         ("step", "ps.client.Client", False),
         ("step", "kvstore.store", False),
         ("algorithms", "ps.client.Client", False),
+        ("triggers", "ps.rules.Sum", False),
+        ("triggers", "mpi_groups.group.Group", False),
         ("algorithms", "ps.rules.Sum", True),
         ("tiers", "ps.client.Client", True),
         ("tiers", "ps.server.Server", False),
         ("report", "cli.summary", False),
+        ("gossip", "ps.server.loop", False),
+        ("gossip", "tensor_collectives.Tensor", False),
     ],
 )
 def test_the_map_forbids_what_it_should(room: str, name: str, allowed: bool) -> None:
@@ -157,7 +168,18 @@ def test_every_room_has_a_face() -> None:
         assert ast.get_docstring(ast.parse(face.read_text())), f"{face} has no docstring"
 
 
-LIGHT = ["", "mpi_groups", "tensor_collectives", "step", "report", "cli", "cli.oracle", "cli.run", "oracle.output"]
+LIGHT = [
+    "",
+    "gossip",
+    "mpi_groups",
+    "tensor_collectives",
+    "step",
+    "report",
+    "cli",
+    "cli.oracle",
+    "cli.run",
+    "oracle.output",
+]
 
 
 @pytest.mark.parametrize("room", [room for room in LIGHT if (PACKAGE / room.replace(".", "/")).exists()])

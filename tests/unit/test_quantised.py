@@ -8,15 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridps.algorithms import mpi_esgd
-from hybridps.algorithms.mpi_esgd import MpiESGD
-from hybridps.algorithms.mpi_sgd import MpiSGD
+from hybridps.algorithms import MpiSGD, choose_row, make_algorithm
 from hybridps.codecs import CodecSpec, Encoded, Quantised, Residuals, codec_of, decoded, spec_for
+from hybridps.config import Settings
 from hybridps.errors import ConfigError, LayoutError
 from hybridps.memory import Layout
 from hybridps.mpi_groups import SoloGroup, ThreadGroup
-from hybridps.ps.clocks import FreeRunning
-from hybridps.ps.rules import Elastic, add_up_
+from hybridps.ps.rules import add_up_
 from hybridps.tensor_collectives import Levels
 from hybridps.tiers import NoTier
 
@@ -212,7 +210,7 @@ def test_ranks_that_compress_differently_are_told_on_both() -> None:
 
 
 def test_weights_are_not_compressed() -> None:
-    row = mpi_esgd.row(4, Elastic(0.5), FreeRunning())
-    elastic = MpiESGD(Levels(SoloGroup(), [0]), NoTier(SoloGroup()), row, workers=1, has_centre=False)
+    row = choose_row("elastic", Settings(), 1, False, None, None)
+    elastic = make_algorithm(row, Levels(SoloGroup(), [0]), NoTier(SoloGroup()), workers=1)
     with pytest.raises(ConfigError, match="elastic sends weights"):
         elastic.compress(Quantised(2, 0.5))

@@ -3,7 +3,7 @@
 Each command imports the oracle when it runs, so that `hybridps --help` does not pay for it.
 """
 
-from hybridps.cli.oracle import predict, runs
+from hybridps.cli.oracle import predict, runs, traffic
 from hybridps.cli.oracle.options import oracle_app
 
-__all__ = ["oracle_app", "predict", "runs"]
+__all__ = ["oracle_app", "predict", "runs", "traffic"]

@@ -136,7 +136,7 @@ class Launcher:
         raise ServerError(f"{first.name} {what}, so no group was started; see its output above")
 
     def _start_groups(self, folder: str) -> None:
-        """Start one mpirun for each group. `folder`: where mpirun keeps its own files until the end."""
+        """Start one mpirun for each group. `folder`: where mpirun keeps its own files, and groups that gossip meet."""
         shared = {**without_rank_marks(os.environ), **self._launch.environment.workers}
         shared.pop("DMLC_ROLE", None)  # with a role of MXNet's own servers, `import mxnet` would never return
         if self._launch.launcher == SLURM:
@@ -149,10 +149,10 @@ class Launcher:
         count = sum(group.size for group in launch.groups)
         self._log.launched(count, len(launch.groups), len(launch.servers), launch.command)
         for group in self._launch.groups:
-            self._groups.append(self._start_group(group, shared))
+            self._groups.append(self._start_group(group, shared, folder))
 
-    def _start_group(self, group: GroupLaunch, shared: dict[str, str]) -> Child:
-        settings = self._launch.group_settings(group, self._last_addresses(), self._credentials)
+    def _start_group(self, group: GroupLaunch, shared: dict[str, str], folder: str) -> Child:
+        settings = self._launch.group_settings(group, self._last_addresses(), self._credentials, folder)
         environ = child_environment(shared, settings)
         given = self._launch.environment.workers
         exported = {

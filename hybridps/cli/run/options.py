@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hybridps.errors import ConfigError
+
 CommandArgument = Annotated[
     list[str] | None, typer.Argument(metavar="COMMAND...", help="What each worker runs, e.g. python train.py")
 ]
@@ -31,7 +33,22 @@ RacksOption = Annotated[
     int | None,
     typer.Option(help="Number of racks. Each gets servers of its own (--servers), below one parent server."),
 ]
-AlgorithmOption = Annotated[str | None, typer.Option(help="Name of the algorithm, e.g. elastic.")]
+AlgorithmOption = Annotated[
+    str | None,
+    typer.Option(help="Name of the algorithm: sync, async, stale, elastic, easgd, eamsgd, local, diloco, ..."),
+]
+TriggerOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TRIGGER",
+        help="When weights are averaged: always, every:TAU, change:THETA, eventgrad[:HORIZON], dynamic:DELTA, "
+        "budget:RATE or adapt:THETA; a bound on silence follows, as in change:0.05,silence=100. Default: every:10.",
+    ),
+]
+BudgetOption = Annotated[
+    str | None,
+    typer.Option(metavar="RATE", help="Bytes that each group may send, e.g. 10MB/s: short for --trigger budget:RATE."),
+]
 LauncherOption = Annotated[
     str | None,
     typer.Option(
@@ -63,7 +80,7 @@ ServerEnvOption = Annotated[
 SyncOption = Annotated[str | None, typer.Option("--sync-dst-dir", hidden=True)]
 RunOption = Annotated[str | None, typer.Option("--run", help="Run folder, for events and the report.")]
 AlphaOption = Annotated[float | None, typer.Option(help="Moving rate of Elastic SGD.")]
-TauOption = Annotated[int | None, typer.Option(help="Steps between two exchanges of Elastic SGD.")]
+TauOption = Annotated[int | None, typer.Option(help="Steps between two averagings of weights.")]
 SettingsOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting, e.g. chunk_bytes=65536.")
 ]
@@ -71,3 +88,14 @@ InsecureOption = Annotated[
     bool, typer.Option("--insecure", help="Let anyone on the network use the servers, without keys.")
 ]
 QuietOption = Annotated[bool | None, typer.Option("--quiet", help="Do not print settings, notes and the summary.")]
+
+
+def trigger_of(trigger: str | None, budget: str | None) -> str | None:
+    """The trigger that both options ask for. Raises ConfigError if they contradict each other."""
+    if budget is None:
+        return trigger
+    if trigger is not None:
+        raise ConfigError(
+            f"--trigger {trigger} and --budget {budget} both say when weights are averaged: give only one of them"
+        )
+    return f"budget:{budget}"

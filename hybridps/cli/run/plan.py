@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import uuid
 from collections import Counter
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from hybridps.addresses import is_local
 from hybridps.cli.run import user_command
 from hybridps.cli.run.environment import Environment
 from hybridps.cli.run.hosts import Host, address_seen_by, is_here, split_hosts, spread_workers
@@ -18,9 +20,11 @@ from hybridps.mpi_groups.plan import WORKER, make_plan
 from hybridps.racks import check_racks, place_in_rack
 
 _LOOPBACK = "127.0.0.1"
+_FIRST_PORT, _PORTS = 12000, 16000
+"""Where groups on several hosts listen to each other: ports that systems do not give away by themselves."""
 _OF_SOME = (
     *("groups", "workers_per_group", "group_sizes", "group_index", "servers", "racks", "rack_index", "parents"),
-    *("keys", "credentials", "server_keys"),
+    *("peers", "keys", "credentials", "server_keys"),
 )
 """Settings that differ between the processes of a launch."""
 
@@ -68,6 +72,10 @@ class Launch:
     """Variables that the command line gives to the processes."""
     launcher: str | None = None
     """How mpirun reaches the hosts, a word of `places.LAUNCHERS`. None: as it does by itself."""
+    may_gossip: bool = False
+    """Whether the groups are told each other's addresses."""
+    peers: tuple[str, ...] = ()
+    """These addresses, if they are given, or groups are on other hosts."""
 
     @property
     def workers_on_a_host(self) -> int:
@@ -78,11 +86,15 @@ class Launch:
                 slots[host.name] += host.slots
         return max(slots.values(), default=sum(group.size for group in self.groups))
 
-    def group_settings(self, group: GroupLaunch, servers: Sequence[str], credentials: str | None = None) -> Settings:
+    def group_settings(
+        self, group: GroupLaunch, servers: Sequence[str], credentials: str | None = None, folder: str = ""
+    ) -> Settings:
         """Settings of the ranks of a group, given the addresses and the credentials of the servers.
 
-        Servers of this launch use the keys that were made for it, the keys of their folder, or none.
+        Servers of this launch use the keys that were made for it, the keys of their folder, or none. `folder`: of this
+        user alone, in which groups of this host that gossip find each other.
         """
+        here = tuple(f"ipc://{folder}/group-{other.index}" for other in self.groups if folder)
         unsecured = bool(self.servers) and not self.makes_keys and self.settings.server_keys is None
         return msgspec.structs.replace(
             self._common_settings(),
@@ -90,6 +102,7 @@ class Launch:
             group_index=group.index,
             servers=tuple(servers) or self.settings.servers,
             racks=self.settings.racks,
+            peers=(self.peers or here) if self.may_gossip else (),
             keys=None if unsecured else self.settings.keys,
             credentials=None if unsecured else credentials or self.settings.credentials,
         )
@@ -140,16 +153,20 @@ def make_launch(
         settings = msgspec.structs.replace(settings, job=f"run-{uuid.uuid4().hex[:12]}")
     count = _workers(workers, hosts, settings)
     hosts = spread_workers(hosts, count)
-    sizes = make_plan([WORKER] * count, [""] * count, _as_ranks_see(settings)).group_sizes
+    seen = _as_ranks_see(settings)
+    sizes = make_plan([WORKER] * count, [""] * count, seen).group_sizes
+    gossips = _gossips(seen)
     parts: Sequence[tuple[Host, ...]] = split_hosts(hosts, sizes) if hosts else [()] * len(sizes)
     groups = tuple(GroupLaunch(index, size, part) for index, (size, part) in enumerate(zip(sizes, parts, strict=True)))
-    launches = _server_launches(_servers(servers, len(sizes), settings), len(sizes), settings)
+    needs_server = len(sizes) > 1 and not settings.servers and not gossips
+    launches = _server_launches(_servers(servers, needs_server, settings), len(sizes), settings)
     elsewhere = [host.name for host in hosts if not is_here(host.name)]
-    bind = address_seen_by(elsewhere[0]) if launches and elsewhere else _LOOPBACK
-    of_mxnet, on_network = settings.backend == "mxnet", bind != _LOOPBACK
-    if of_mxnet and on_network:
+    # A script may name an algorithm that gossips; on one host that costs nothing to prepare.
+    may_gossip = len(sizes) > 1 and (gossips or (settings.algorithm is None and not elsewhere))
+    bind = address_seen_by(elsewhere[0]) if (launches or gossips) and elsewhere else _LOOPBACK
+    peers = _peers(groups, settings, bind) if may_gossip else ()
+    if settings.backend == "mxnet" and bind != _LOOPBACK:
         check_unsecured(bind, insecure)
-    makes_keys = on_network and not of_mxnet and not insecure and settings.server_keys is None
     return Launch(
         groups=groups,
         servers=launches,
@@ -157,9 +174,11 @@ def make_launch(
         insecure=insecure,
         command=user_command.wrap(command),
         settings=settings,
-        makes_keys=makes_keys,
+        makes_keys=_makes_keys(settings, bind, insecure, peers if gossips else ()),
         environment=environment or Environment(),
         launcher=launcher,
+        may_gossip=may_gossip,
+        peers=peers,
     )
 
 
@@ -173,18 +192,50 @@ def _workers(workers: int | None, hosts: Sequence[Host], settings: Settings) -> 
 
 
 def _as_ranks_see(settings: Settings) -> Settings:
-    """The settings with what the name of the algorithm implies. Raises ConfigError for an unknown one."""
-    if settings.algorithm is None:
+    """The settings with what the algorithm's name implies. Raises ConfigError for an unknown one, or such a trigger."""
+    if settings.algorithm is None and settings.trigger is None:
         return settings
     from hybridps.algorithms import resolve  # it brings the compiler, which takes longer than all else here
 
     return resolve(settings)
 
 
-def _servers(servers: int | None, groups: int, settings: Settings) -> int:
-    """Number of servers to start: as given, or else one if the groups need one and none is configured."""
+def _gossips(settings: Settings) -> bool:
+    """Whether the groups exchange weights without servers. `settings`: as the ranks see them."""
+    if settings.algorithm is None:
+        return False
+    from hybridps.algorithms import definition
+
+    return definition(settings.algorithm).gossips
+
+
+def _peers(groups: Sequence[GroupLaunch], settings: Settings, here: str) -> tuple[str, ...]:
+    """Where the groups listen to each other: as given, or on their hosts. Empty if they are all on this host.
+
+    `here`: how other hosts reach this one. Raises ConfigError for another number than that of the groups.
+    """
+    if settings.peers and len(settings.peers) != len(groups):
+        raise ConfigError(
+            f"{PREFIX}PEERS has {len(settings.peers)} addresses, and there are {len(groups)} groups: give one for each"
+        )
+    if settings.peers or here == _LOOPBACK:
+        return settings.peers
+    first = _FIRST_PORT + secrets.randbelow(_PORTS - len(groups))
+    names = [here if is_here(group.hosts[0].name) else group.hosts[0].name for group in groups]
+    return tuple(f"tcp://{name}:{first + index}" for index, name in enumerate(names))
+
+
+def _makes_keys(settings: Settings, bind: str, insecure: bool, peers: Sequence[str]) -> bool:
+    """Whether servers at `bind`, or groups that gossip at `peers`, are on the network and have no keys yet."""
+    if settings.keys is None and not all(map(is_local, peers)):
+        return True
+    return bind != _LOOPBACK and settings.backend != "mxnet" and not insecure and settings.server_keys is None
+
+
+def _servers(servers: int | None, needs_one: bool, settings: Settings) -> int:
+    """Number of servers to start: as given, or else one if the groups need one."""
     if servers is None:
-        return 1 if groups > 1 and not settings.servers else 0
+        return int(needs_one)
     if servers < 0:
         raise ConfigError(f"--servers {servers} cannot be used: it must be 0 or more")
     if servers and settings.servers:

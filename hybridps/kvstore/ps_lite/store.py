@@ -131,9 +131,17 @@ class MXNetStore:
         known.exchanges[part] = [operation] * len(spans)
         return operation
 
-    def exchange_rows(self, table: str, rows: Sequence[np.ndarray], start: int, stop: int, rules: Rules = ()) -> None:
+    def exchange_rows(
+        self,
+        table: str,
+        rows: Sequence[np.ndarray],
+        answers: Sequence[np.ndarray],
+        start: int,
+        stop: int,
+        rules: Rules = (),
+    ) -> None:
         """As `ParameterStore.exchange_rows`: the servers never reach the memory of a group."""
-        self._table_of(table, *rows).between(start, stop)
+        self._table_of(table, *rows, *answers).between(start, stop)
 
     def pull(self, table: str, out: np.ndarray, array: int = 0) -> Operation:
         """As `ParameterStore.pull`, of the centre alone."""

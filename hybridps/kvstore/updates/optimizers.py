@@ -32,6 +32,16 @@ def table_rule(optimizer: Any) -> AnyRule | None:
     return Nesterov(rate=0.0) if type(optimizer) is mx.optimizer.NAG else Momentum(rate=0.0)
 
 
+def check_needed(needed: str, optimizer: Any, store_type: str) -> None:
+    """Raise HybridPSError unless the optimizer is what the algorithm needs, as `Row.optimizer` has it."""
+    is_nesterov = isinstance(optimizer, mx.optimizer.NAG) and optimizer.momentum > 0
+    if needed == "nesterov" and not is_nesterov:
+        raise HybridPSError(
+            f"{store_type} needs Nesterov's momentum, and this is {type(optimizer).__name__}: use "
+            "mx.optimizer.NAG(momentum=...), or the algorithm elastic, which takes any optimizer"
+        )
+
+
 def check_optimizer(optimizer: Any, rule: AnyRule, is_half: bool, is_mixed: bool) -> None:
     """Raise HybridPSError if an optimizer that was loaded is not the one that `rule` was made for.
 

@@ -52,6 +52,7 @@ class ServerUpdates:
 
     def begin(self) -> None:
         """A step begins."""
+        self._arrays.move_out_what_is_written_elsewhere()
         self._gradients.begin()
 
     def update(self, name: str, index: int | str, values: Arrays, priority: int, in_step: bool) -> Arrays:
@@ -60,6 +61,11 @@ class ServerUpdates:
         self._new.add(name)
         self._centre.forget()
         return self._arrays.sum(name, values, priority, in_step, rule)
+
+    def move_in(self, weights: Mapping[str, Arrays], gradients: Mapping[str, Arrays]) -> None:
+        """Let backward write these gradients straight into the arenas, where that is safe. Waits for them."""
+        stay = {name: arrays for name, arrays in gradients.items() if name in self and self._arrays.stay(name)}
+        self._arrays.move_in(weights, stay)
 
     def slot(self, name: str) -> NDArray:
         """The array that has what came with the last update of a key."""

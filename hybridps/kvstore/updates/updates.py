@@ -15,7 +15,7 @@ from hybridps.errors import HybridPSError
 from hybridps.job import Job
 from hybridps.kvstore.arrays import copy_all, dtype_of, same_arrays
 from hybridps.kvstore.key import Key
-from hybridps.kvstore.updates.optimizers import check_optimizer, same_random_numbers, table_rule
+from hybridps.kvstore.updates.optimizers import check_needed, check_optimizer, same_random_numbers, table_rule
 from hybridps.kvstore.updates.server_optimizer import foreign_rule
 from hybridps.kvstore.updates.server_updates import ServerUpdates
 from hybridps.kvstore.updates.states import adds_up, kept_of, split, state_of
@@ -69,9 +69,8 @@ class Updates:
         """Whether the optimizer has `multi_precision`."""
 
     def set_updater(self, updater: Any, store_type: str) -> None:
-        """From now on what is stored is updated, at the servers where these know how.
-
-        Raises HybridPSError if only servers could update, and do not know how.
+        """From now on what is stored is updated, at the servers where these know how. Raises HybridPSError if only
+        servers could update, and do not know how, or if the algorithm needs another optimizer.
         """
         optimizer = updater.optimizer if type(updater) is mx.optimizer.Updater else None
         rule: AnyRule | None = table_rule(optimizer)
@@ -82,6 +81,7 @@ class Updates:
                     f"{store_type} updates at the servers, which cannot have {type(optimizer or updater).__name__}: "
                     "use an optimizer of mx.optimizer itself, whose settings are numbers, or another type of store"
                 )
+        check_needed(self._algorithm.row.optimizer, optimizer or updater, store_type)
         self._schedule.agree_on(f"the optimizer {type(optimizer or updater).__name__}")
         self.updater = updater
         for name, key in self._keys.items():
@@ -118,9 +118,8 @@ class Updates:
         dtypes = FLOATS if self._algorithm.updates else SGD.dtypes
         fits = not is_empty and not key.is_sparse and dtype_of(like) in dtypes
         if self._algorithm.updates and not fits and not is_empty:
-            allowed = " or ".join(dtypes)
             raise HybridPSError(
-                f"key {name!r} of {dtype_of(like)} cannot be updated at the servers: use dense {allowed}"
+                f"key {name!r} of {dtype_of(like)} cannot be updated at the servers: use dense {' or '.join(dtypes)}"
             )
         return self._servers_of(dtype_of(like)) if fits else None
 
@@ -245,10 +244,11 @@ class Updates:
                 weights = mx.nd.empty(like.shape) if is_mixed else like  # as the servers hold them
                 split(self.updater.optimizer, key.index, state, weights, is_mixed)
 
-    def begin(self) -> None:
-        """A step begins."""
+    def begin(self, weights: Mapping[str, Sequence[NDArray]], gradients: Mapping[str, Sequence[NDArray]]) -> None:
+        """A step begins. Let backward write these gradients where servers read them, where that is safe."""
         for servers in self._at_servers.values():
             servers.begin()
+            servers.move_in(weights, gradients)
 
     def settle(self) -> None:
         """Keys of the step under way that did not come will not."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.table import Column, Table
 
 from hybridps.oracle.hybrid import Plan
+from hybridps.oracle.hybrid.traffic import Traffic
 from hybridps.oracle.machines import Line
 from hybridps.oracle.machines.calibration import Calibration
 from hybridps.oracle.paradl import Answer
@@ -106,6 +107,17 @@ def replay_table(found: Replay) -> Table:
     table.add_row(f"when they are ready ({found.exposed_ms:.3f} ms exposed)", f"{found.wfbp_ms:.3f}")
     table.add_row("in one message", f"{found.single_message_ms:.3f}")
     table.add_row(f"merged into {found.merged_groups} messages", f"{found.merged_ms:.3f}")
+    return table
+
+
+def traffic_table(found: Traffic) -> Table:
+    """One row per threshold."""
+    title = f"recorded: {found.recorded_messages} exchanges, {found.recorded_bytes / 1e6:.1f} MB in {found.looks} steps"
+    table = Table("threshold", *_numbers("silence", "exchanges", "MB", "saved"), title=title, title_justify="left")
+    for one in found.forecasts:
+        threshold = "inf" if one.threshold is None else f"{one.threshold:g}"
+        silence = "none" if one.silence is None else str(one.silence)
+        table.add_row(threshold, silence, str(one.messages), f"{one.nbytes / 1e6:.1f}", f"{100 * one.saved:.1f} %")
     return table
 
 

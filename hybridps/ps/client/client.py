@@ -118,16 +118,22 @@ class Client:
         return self._transfer(wire.Exchange, known, start, stop, values, answer, places, rules=rules, groups=groups)
 
     def exchange_rows(
-        self, table: str, rows: Sequence[np.ndarray], start: int, stop: int, rules: Rules = ()
+        self,
+        table: str,
+        rows: Sequence[np.ndarray],
+        answers: Sequence[np.ndarray],
+        start: int,
+        stop: int,
+        rules: Rules = (),
     ) -> Operation | None:
         """As `ParameterStore.exchange_rows`."""
-        known = self._table(table, *rows)
+        known = self._table(table, *rows, *answers)
         if not known.codec.shares or len(rows) > wire.MOST_ROWS:
             return None
-        found = self._regions.offsets(self.servers, rows)
+        found = self._regions.offsets(self.servers, [*rows, *answers])
         if len(found) < len(self.servers):
             return None
-        places = {server: (at, at) for server, at in found.items()}
+        places = {server: (at[: len(rows)], at[len(rows) :]) for server, at in found.items()}
         return self._transfer(wire.Exchange, known, start, stop, rows[0], None, places, rules=rules)
 
     def pull(

@@ -12,14 +12,13 @@ import socket as sockets
 import struct
 import threading
 import time
-from ipaddress import ip_address
 from typing import Any
-from urllib.parse import urlsplit
 
 import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
+from hybridps.addresses import is_local
 from hybridps.errors import ServerError
 from hybridps.ps import wire
 from hybridps.ps.keys import AllowList
@@ -72,9 +71,9 @@ class Gatekeeper:
         self._connections: dict[int, int] = {}
         """By descriptor, the bytes that a connection had received when its message began. Some may be closed by now."""
         self._owns_context = context is None
-        self._context: Any = zmq.Context(io_threads=io_threads) if context is None else context
-        self._questions: Any = None if allowed is None else self._context.socket(zmq.REP)
-        self.socket: Any = self._context.socket(zmq.ROUTER)
+        self.context: Any = zmq.Context(io_threads=io_threads) if context is None else context
+        self._questions: Any = None if allowed is None else self.context.socket(zmq.REP)
+        self.socket: Any = self.context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.MAXMSGSIZE, wire.LARGEST_CHUNK_BYTES)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # Few messages of each connection: what is read waits in the accounts of the tenants.
@@ -164,7 +163,7 @@ class Gatekeeper:
             each.close(linger=500 if each is self.socket else 0)
         if self._owns_context:
             # A thread of its own: seldom, after a connection was reset, ZeroMQ was seen not to end.
-            ends = threading.Thread(target=self._context.term, daemon=True)
+            ends = threading.Thread(target=self.context.term, daemon=True)
             ends.start()
             ends.join(_END_SECONDS)
             if ends.is_alive():
@@ -182,11 +181,8 @@ class Gatekeeper:
 
 def _check_local(address: str) -> None:
     """Raise ServerError if an address can be reached from other hosts."""
-    parts = urlsplit(address)
-    with contextlib.suppress(ValueError):
-        local = parts.scheme in ("ipc", "inproc") or parts.hostname == "localhost"
-        if local or ip_address(parts.hostname or "").is_loopback:
-            return
+    if is_local(address):
+        return
     raise ServerError(
         f"{address} can be reached from other hosts, and nothing tells who may: make keys with `hybridps keys`, "
         "bind to tcp://127.0.0.1:*, or give insecure=True (--insecure) in a network that you trust"

@@ -55,12 +55,12 @@ class Talk:
         elif not self.codec.exact:
             self.codec.decode(landing, take)
 
-    def divided_(self, part: np.ndarray, divisor: int) -> int:
+    def divided_(self, part: np.ndarray, divisor: float) -> float:
         """Divide `part` before a codec, whose range a sum may exceed, encodes it. Returns the divisor left."""
-        if self.codec.exact or divisor == 1:
+        if self.codec.exact or divisor <= 1:
             return divisor
         np.divide(part, divisor, out=part)
-        return 1
+        return 1.0
 
     def round_(self, part: np.ndarray) -> None:
         """Replace complete values by what the other nodes decode, so that all nodes have the same bits."""

@@ -106,23 +106,25 @@ def count_votes(counters, mine, target, tries, word):  # type: ignore[no-untyped
 
 
 @compiled
-def combine_and_find_(counters, mine, rows, op, divisor, part, work, in_place):  # type: ignore[no-untyped-def]
-    """Combine, and write what was found to the words of this rank."""
-    row, element = combine_(rows, op, divisor, part, work, in_place)
+def combine_and_find_(counters, plan, divisor, rows, work):  # type: ignore[no-untyped-def]
+    """Combine, and write what was found to the words of this rank. `plan`: as of `Node.plan`."""
+    mine, op, start, stop, first, last, looks, in_place = plan
+    row, element = combine_(rows, op, divisor, (start, stop, first, last, looks), work, in_place)
     counters[mine * LINE + NOT_FINITE_WORD] = row + 1
     counters[mine * LINE + NOT_FINITE_WORD + 1] = element
 
 
 @compiled
-def meet_and_combine_(counters, mine, met, rows, op, divisor, part, work, in_place):  # type: ignore[no-untyped-def]
-    """Meet the other ranks of the node, combine, and meet again. One call, as small operations take a microsecond.
+def meet_and_combine_(counters, met, plan, divisor, rows, work):  # type: ignore[no-untyped-def]
+    """Meet the other ranks of the node, combine, and meet again. One call with few arguments: each takes its time.
 
-    `met`: the count of the first meeting; the other arguments as of `combine_`. Returns `DONE`; `NOT_ALL_CAME` where a
-    rank is missing and nothing is combined; or `NOT_ALL_DONE`.
+    `met`: the count of the first meeting; the other arguments as of `combine_and_find_`. Returns `DONE`; `NOT_ALL_CAME`
+    where a rank is missing and nothing is combined; or `NOT_ALL_DONE`.
     """
+    mine = plan[0]
     if wait_for_all(counters, mine, met, TRIES) >= 0:
         return NOT_ALL_CAME
-    combine_and_find_(counters, mine, rows, op, divisor, part, work, in_place)
+    combine_and_find_(counters, plan, divisor, rows, work)
     if wait_for_all(counters, mine, met + 1, TRIES) >= 0:
         return NOT_ALL_DONE
     return DONE
@@ -138,7 +140,7 @@ def prepare() -> None:
 
 def prepare_for(rows: np.ndarray, scratch: np.ndarray) -> None:
     """The same for what works on rows of this dtype, here and in `kernels`."""
-    meet_and_combine_(np.zeros(LINE, np.int64), 0, 0, rows, SUM, 1, (0, 0, 0, 0, 0), scratch, False)
+    meet_and_combine_(np.zeros(LINE, np.int64), 0, np.array([0, SUM, 0, 0, 0, 0, 0, 0]), 1.0, rows, scratch)
     fold(rows, SUM, 0, 0, scratch)
-    spread(scratch, 1, rows, 0, 0, 0, 0)
+    spread(scratch, 1.0, rows, 0, 0, 0, 0)
     accumulate_(scratch[:0], scratch[:0], SUM)

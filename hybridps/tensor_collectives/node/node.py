@@ -29,6 +29,9 @@ SLEEP_SECONDS = 0.05
 VOTE_TRIES = 300
 """How often a vote looks at the counters before it sleeps: about 20 microseconds."""
 
+IN_PLACE = 7
+"""Where a plan says that blocks are combined in row 0."""
+
 VOTE_WORD = 2
 """The first of four words of a rank's line: low and high of its last vote with an even and with an odd number."""
 
@@ -115,20 +118,27 @@ class Node:
             _, lowest, highest = count_votes(self._counters, self.rank, self._met, 1, word)
         return lowest, highest
 
-    def combine_(self, rows: Rows, code: int, divisor: int, start: int, stop: int, targets: tuple[int, int]) -> None:
-        """Elements `start:stop` of rows `targets` become the combination of all rows, divided by `divisor`.
-
-        Each rank combines its part of the elements. `code`: the operation, of `kernels.CODE`.
+    def plan(self, rows: Rows, code: int, start: int, stop: int, targets: tuple[int, int]) -> np.ndarray:
+        """What `combine_` needs to know, as int64: this rank, the operation (of `kernels.CODE`), this rank's part of
+        elements `start:stop`, the first and the last + 1 of the rows that get the result, whether NaN and Inf are
+        looked for, and whether blocks are combined in row 0.
         """
-        array, row = rows.array, rows.row if targets[0] == 0 else None
-        part = (*part_of(self.rank, self.size, start, stop, rows.itemsize), *targets, rows.looks)
-        in_place, work = row is not None, rows.scratch if row is None else row
+        part = part_of(self.rank, self.size, start, stop, rows.itemsize)
+        in_place = targets[0] == 0 and rows.row is not None
+        return np.array([self.rank, code, *part, *targets, rows.looks, in_place], np.int64)
+
+    def combine_(self, rows: Rows, plan: np.ndarray, divisor: float) -> None:
+        """Elements of rows become the combination of all rows, over `divisor`, as `plan` says.
+
+        Each rank combines its part of the elements.
+        """
+        work = rows.row if plan[IN_PLACE] else rows.scratch
         came = self._met + 1
         self._met += 2
-        outcome = barrier.meet_and_combine_(self._counters, self.rank, came, array, code, divisor, part, work, in_place)
+        outcome = barrier.meet_and_combine_(self._counters, came, plan, divisor, rows.array, work)
         if outcome == barrier.NOT_ALL_CAME:
             self._wait(came, "a collective")
-            barrier.combine_and_find_(self._counters, self.rank, array, code, divisor, part, work, in_place)
+            barrier.combine_and_find_(self._counters, plan, divisor, rows.array, work)
         if outcome != barrier.DONE:
             self._wait(came + 1, "the end of a collective")
 

@@ -1,0 +1,30 @@
+"""eamsgd: Elastic SGD whose workers update by Nesterov's momentum (Zhang, Choromanska, LeCun, 2015, section 3).
+
+| trigger | tier | sends | clock | rule | codec |
+|---|---|---|---|---|---|
+| every tau steps, or as given | servers | weights | free-running | Elastic | exact |
+
+Each worker looks ahead, takes the gradient there and corrects, with momentum mu:
+
+    v <- mu v - eta g(w + mu v),   w <- w + v,
+
+which is the framework's own update. The exchange is that of `mpi_esgd`; the velocity v is not exchanged. A KVStore
+refuses an optimizer that is not Nesterov's momentum. One in a Trainer that updates by itself cannot be seen, and is
+left to the user.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from hybridps.algorithms import mpi_esgd
+from hybridps.algorithms.row import Asked, Definition, Row
+from hybridps.ps.rules import Elastic
+
+
+def row(asked: Asked) -> Row:
+    """As `elastic`, with the optimizer that it needs."""
+    return replace(mpi_esgd.row(asked), optimizer="nesterov")
+
+
+EAMSGD = Definition(row, rules=(Elastic,), also=("mpi-eamsgd", "dist-eamsgd"))

@@ -1,0 +1,138 @@
+"""Gossiping SGD, `gossip`: groups average with one another, without servers.
+
+| trigger | tier | sends | clock | rule | codec |
+|---|---|---|---|---|---|
+| every tau steps, or as given | gossip | weights, to a partner | none: nobody waits | the mean of both | exact |
+
+When it is time, group i sends its weights to a partner j, and both move to the mean of w_i as it was sent and w_j as it
+is by then:
+
+    d = (w_i - w_j) / 2,    w_j <- w_j + d,    w_i <- w_i - d.
+
+With HYBRIDPS_GOSSIP=pull, j answers with w_j, and w_i <- (w_i + w_j) / 2 alone. With a trigger on the change of the
+weights it is the adaptive form (Ho, Wu, Liu, 2018). `AverageWeights` has the rest; docs/algorithms.md has the sources.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from hybridps.algorithms.average_weights import AverageWeights
+from hybridps.algorithms.row import Asked, Definition, Row
+from hybridps.errors import ConfigError
+from hybridps.gossip import Partnership, Span, parse
+from hybridps.memory import Layout
+from hybridps.ps.clocks import FreeRunning
+from hybridps.ps.rules import Elastic
+from hybridps.tensor_collectives import Levels, Tensor
+from hybridps.tiers import GossipTier, Tier
+from hybridps.tiers.gossip import Touched
+from hybridps.triggers import State
+from hybridps.triggers.trigger import runs
+
+
+def row(asked: Asked) -> Row:
+    """Weights, to a random peer unless the settings say otherwise."""
+    return gossiping(asked, asked.settings.gossip, "random")
+
+
+def gossiping(asked: Asked, exchange: Literal["symmetric", "pull", "push"], usual: str) -> Row:
+    """The row of an algorithm that gossips, with its `usual` topology. Raises ConfigError for a rule or a clock."""
+    settings = asked.settings
+    if asked.rule is not None or asked.clock is not None:
+        raise ConfigError(f"{asked.rule or asked.clock} has no meaning without servers: leave it out")
+    topology = parse(settings.topology or usual)
+    return Row(
+        trigger=asked.trigger,
+        tier="gossip",
+        sends="weights",
+        holds="weights",
+        clock=FreeRunning(),
+        rule=Elastic(0.5),
+        partnership=Partnership(exchange, topology.name, topology.seed, settings.partners == "fast"),
+    )
+
+
+class Gossip(AverageWeights):
+    """See `Algorithm` for the methods. With one group there is nobody to average with."""
+
+    def __init__(self, levels: Levels, tier: Tier, row: Row, workers: int) -> None:
+        super().__init__(levels, tier, row, workers)
+        self._gossip_tier = tier if isinstance(tier, GossipTier) else None
+        self._states: dict[str, State] = {}
+        """Of the trigger, on the leader."""
+        self._step = 0
+
+    def initialise(self, table: str, layout: Layout, values: Tensor) -> None:
+        if self._gossip_tier is None:
+            super().initialise(table, layout, values)
+        else:
+            self._gossip_tier.share(f"{table}.initial", layout, values)
+
+    def join_weights(self, table: str, layout: Layout, weights: Tensor, receives: bool = False) -> bool:
+        late = super().join_weights(table, layout, weights, receives)
+        if self.levels.group.rank == 0:
+            self._states[table] = self.row.trigger.start(layout, weights.vectors[0])
+        return late
+
+    def averages(self, step: int) -> bool:
+        return self._gossip_tier is not None and step > 0
+
+    def average_(self, table: str, weights: Tensor, step: int) -> int:
+        if self._gossip_tier is None:
+            return 0
+        self._step = step
+
+        def due() -> Sequence[Span]:
+            state = self._states[table]
+            return runs(state.fired, state.edges) if state.due(step, weights.vectors[0]) else ()
+
+        return self._gossip_tier.average_(table, weights, due, self._touched(table, weights))
+
+    def settle_(self, table: str, weights: Tensor) -> None:
+        """Take in all that is under way between the groups. All ranks of all groups call this, at the end."""
+        if self._gossip_tier is not None:
+            self._gossip_tier.settle_(table, weights, self._touched(table, weights))
+
+    @property
+    def distance(self) -> float:
+        return self.tier.distance
+
+    def change(self, table: str) -> float:
+        state = self._states.get(table)
+        return math.nan if state is None else state.change
+
+    def drop(self, tables: Iterable[str]) -> None:
+        tables = list(tables)
+        super().drop(tables)
+        for table in tables:
+            self._states.pop(table, None)
+
+    def _touched(self, table: str, weights: Tensor) -> Touched:
+        """What tells the trigger of a table that parts of it were exchanged, by this group or by a partner."""
+
+        def tell(spans: Sequence[Span], nbytes: int, seconds: float) -> None:
+            state = self._states[table]
+            state.fired[:] = _within(state.edges, spans)
+            state.sent(self._step, weights.vectors[0], nbytes, seconds)
+
+        return tell
+
+
+def _within(edges: np.ndarray, spans: Sequence[Span]) -> np.ndarray:
+    """Which of the parts between `edges` lie in these spans.
+
+    >>> _within(np.array([0, 4, 8, 12]), [(0, 4), (8, 12)])
+    array([ True, False,  True])
+    """
+    found = np.zeros(edges.size - 1, bool)
+    for start, stop in spans:
+        found |= (edges[:-1] >= start) & (edges[1:] <= stop)
+    return found
+
+
+GOSSIP = Definition(row, Gossip, also=("gossiping-sgd", "adaptive-gossip"), gossips=True)

@@ -1,0 +1,301 @@
+"""What the leader of a group does about one table: take in what others have sent, answer it, and send to others.
+
+Nothing waits. Letters about weights are numbered, and each is answered, so that a group asks a partner only again when
+it has answered, has been given up, or has a new life. Arrays are flat, of the table's dtype, and changed in place.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridps.gossip.letter import ANSWERS, Kind
+from hybridps.gossip.partners import Incoming, Partners
+from hybridps.gossip.partnership import PartnerChoice, Partnership
+from hybridps.gossip.shares import Shares
+from hybridps.gossip.topologies import Peers
+from hybridps.memory import Layout
+from hybridps.ps.rules.finite import check_finite
+
+Span = tuple[int, int]
+
+_GIVEN_UP_KEPT = 64
+"""Requests that were given up, and whose answers still count."""
+
+_LEARNT = 0.3
+"""How much of a partner's measured time the latest answer decides."""
+
+
+@dataclass
+class _Request:
+    """An offer, pull or push that is not answered. `given_up`: it is not waited for any more."""
+
+    peer: int
+    session: int
+    start: int
+    stop: int
+    sent_at: float
+    given_up: bool = False
+
+
+class Exchange:
+    """The symmetric average, and pull. All methods are for the thread that averages.
+
+    The one that begins sends its weights w_i (`offer`). The partner, whose weights are w_j when it takes that in, does
+
+        d = (w_i - w_j) / 2,    w_j <- w_j + d,
+
+    and answers d, which the other one subtracts from what its weights are by then: the sum of both is conserved. While
+    n requests of the partner are under way itself, d = (w_i - w_j) / (2 + n): with halves, two groups that ask each
+    other at the same time would swap their weights.
+
+    With `pull`, the partner answers w_j, and w_i <- (w_i + w_j) / 2. It does not change, nor is the sum conserved.
+    """
+
+    def __init__(self, partners: Partners, table: str, layout: Layout, partnership: Partnership, late: bool) -> None:
+        self.distance = math.nan
+        """|w - w_j| / |w| at the last exchange."""
+        self.late = late
+        """Whether the weights are to be taken over from a partner, as this group has come late."""
+        self.touched: list[Span] = []
+        """What the last `take_in` and `begin` have exchanged."""
+        self._partners = partners
+        self._table = table
+        self._pulls = partnership.exchange == "pull"
+        self._choice = PartnerChoice(partnership, partners.rank, partners.size)
+        self._scratch = np.empty(layout.length, layout.dtype)
+        self._requests: dict[int, _Request] = {}
+        self._number = 0
+        self._seconds: dict[int, float] = {}
+        self._late_since = time.monotonic()
+
+    def take_in(self, weights: np.ndarray) -> bool:
+        """Take in what has come. Whether the weights have changed."""
+        self.touched.clear()
+        self._give_up()
+        letters, returned = self._partners.take(self._table)
+        changed, queue, left = False, deque(letters), list[Incoming]()
+        while queue:
+            incoming = queue.popleft()
+            answer = self._answer_for(incoming, weights, returned)
+            if answer is None:
+                left.append(incoming)
+            changed = changed or bool(answer)
+        if left:
+            self._partners.put_back(self._table, left)
+        return changed
+
+    def begin(self, weights: np.ndarray, spans: Sequence[Span]) -> int:
+        """Send these spans to the next partners. Returns the number of bytes sent.
+
+        Raises NotFiniteError for weights with NaN or Inf.
+        """
+        before = self._partners.bytes_sent
+        if self.late:
+            self._take_over(weights.size)
+            return 0
+        peers = self._choice.next(self._may_ask, self._seconds.get) if spans else ()
+        for start, stop in spans if peers else ():
+            check_finite(weights[start:stop], f"table {self._table!r} of this group")
+            if self._send(peers, start, stop, weights):
+                self.touched.append((start, stop))
+        return self._partners.bytes_sent - before
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing that this group has asked for is under way."""
+        return all(request.given_up for request in self._requests.values())
+
+    def _send(self, peers: Peers, start: int, stop: int, weights: np.ndarray) -> int:
+        """Send a span; to how many it was sent."""
+        if self._pulls:
+            return sum(self._ask(peer, "pull", start, stop) for peer in peers)
+        return sum(self._ask(peer, "offer", start, stop, weights[start:stop]) for peer in peers)
+
+    def _ask(
+        self, peer: int, kind: Kind, start: int, stop: int, values: np.ndarray | None = None, share: float = 0.0
+    ) -> bool:
+        """Send a request; whether it was sent."""
+        fields = {"number": self._number + 1, "start": start, "stop": stop, "share": share}
+        if not self._partners.post(peer, kind, self._table, values, **fields):
+            return False
+        self._number += 1
+        session = self._partners.peers[peer].session
+        self._requests[self._number] = _Request(peer, session, start, stop, time.monotonic())
+        return True
+
+    def _may_ask(self, peer: int) -> bool:
+        waits = any(request.peer == peer and not request.given_up for request in self._requests.values())
+        return not waits and self._partners.is_there(peer)
+
+    def _answer_for(self, incoming: Incoming, weights: np.ndarray, returned: set[int]) -> bool | None:
+        """Take a letter in: whether the weights have changed. None: its answer cannot be sent yet."""
+        sender, letter, values = incoming
+        if letter.kind in ANSWERS:
+            request = self._requests.get(letter.number)
+            if request is None or request.peer != sender:
+                return False
+            return self._take_answer(incoming, request, weights)
+        if sender in returned or self.late:
+            # Its weights are initial values, or the own ones are.
+            told = self._post(sender, "late" if sender in returned else "decline", letter.number)
+            if told:
+                returned.discard(sender)
+            return False if told else None
+        return self._take_request(incoming, weights)
+
+    def _take_request(self, incoming: Incoming, weights: np.ndarray) -> bool | None:
+        sender, letter, values = incoming
+        span = weights[letter.start : letter.stop]
+        if letter.kind == "pull":
+            posted = self._post(sender, "values", letter.number, span, start=letter.start, stop=letter.stop)
+            return False if posted else None
+        if letter.kind != "offer" or values is None or type(self) is not Exchange or self._pulls:
+            return False if self._post(sender, "decline", letter.number) else None
+        under_way = sum(not request.given_up for request in self._requests.values())
+        difference = self._difference(values, span, 1 / (2 + under_way))
+        if difference is None:
+            return False if self._post(sender, "decline", letter.number) else None
+        if not self._post(sender, "difference", letter.number, difference, start=letter.start, stop=letter.stop):
+            return None
+        np.add(span, difference, out=span)
+        self._note(letter.start, letter.stop, span, difference, 2 + under_way)
+        return True
+
+    def _take_answer(self, incoming: Incoming, request: _Request, weights: np.ndarray) -> bool:
+        sender, letter, values = incoming
+        if values is not None and (letter.start, letter.stop) != (request.start, request.stop):
+            return False
+        del self._requests[letter.number]
+        self._measure(sender, time.monotonic() - request.sent_at)
+        if letter.kind == "late":
+            self.late, self._late_since = True, time.monotonic()
+        if values is None:
+            return False
+        span = weights[letter.start : letter.stop]
+        if letter.kind == "difference":
+            if not _is_finite(values):
+                return False
+            np.subtract(span, values, out=span)
+            self._note(letter.start, letter.stop, span, values, 2)
+            return True
+        if self.late and span.size == weights.size and _is_finite(values):
+            np.copyto(span, values)
+            self.late = False
+            self.touched.append((letter.start, letter.stop))
+            return True
+        difference = self._difference(values, span, 0.5)
+        if difference is None or not self._pulls:
+            return False
+        np.add(span, difference, out=span)
+        self._note(letter.start, letter.stop, span, difference, 2)
+        return True
+
+    def _difference(self, values: np.ndarray, span: np.ndarray, factor: float) -> np.ndarray | None:
+        """factor (values - span); None if that is not finite."""
+        difference = self._scratch[: span.size]
+        np.subtract(values, span, out=difference)
+        np.multiply(difference, difference.dtype.type(factor), out=difference)
+        return difference if _is_finite(difference) else None
+
+    def _post(self, to: int, kind: Kind, number: int, values: np.ndarray | None = None, **span: int) -> bool:
+        return self._partners.post(to, kind, self._table, values, number=number, **span)
+
+    def _note(self, start: int, stop: int, span: np.ndarray, difference: np.ndarray, times: float) -> None:
+        """A span was averaged by `difference`, one of `times` parts of the distance."""
+        self.touched.append((start, stop))
+        size = float(np.linalg.norm(span))
+        self.distance = times * float(np.linalg.norm(difference)) / size if size else math.nan
+
+    def _measure(self, peer: int, seconds: float) -> None:
+        known = self._seconds.get(peer, seconds)
+        self._seconds[peer] = (1 - _LEARNT) * known + _LEARNT * seconds
+
+    def _take_over(self, length: int) -> None:
+        """Ask the next partner for its weights, unless one was asked; give up when nobody has any."""
+        if time.monotonic() - self._late_since > 3 * self._partners.lost_seconds:
+            self.late = False
+        elif self.is_quiet:
+            for peer in self._choice.next(self._may_ask, self._seconds.get)[:1]:
+                self._ask(peer, "pull", 0, length)
+
+    def _give_up(self) -> None:
+        """Wait no more for partners that are gone or have a new life, nor for letters that must have been lost.
+
+        A partner that is there may validate for long, and weights may take long over a slow link.
+        """
+        for number, request in list(self._requests.items()):
+            there = self._partners.is_there(request.peer)
+            is_same = request.session == self._partners.peers[request.peer].session
+            too_long = time.monotonic() - request.sent_at > self._partners.deadline_seconds
+            if not request.given_up and (not there or not is_same or too_long):
+                request.given_up = True
+                self._was_given_up(number, request)
+        given_up = [number for number, request in self._requests.items() if request.given_up]
+        for number in given_up[:-_GIVEN_UP_KEPT]:
+            del self._requests[number]
+
+    def _was_given_up(self, number: int, request: _Request) -> None:
+        """Nothing was given away by an offer or pull."""
+
+
+class PushExchange(Exchange):
+    """GoSGD and stochastic gradient push: weights travel with a share, and the sender goes on.
+
+    A group with share a sends (w, a / (k + 1)) to k partners, and keeps as much. A receiver does
+
+        w_r <- (a_r w_r + a_s w_s) / (a_r + a_s),    a_r <- a_r + a_s.
+    """
+
+    def __init__(self, partners: Partners, table: str, layout: Layout, partnership: Partnership, late: bool) -> None:
+        super().__init__(partners, table, layout, partnership, late)
+        self.shares = Shares(partners.size)
+
+    def _send(self, peers: Peers, start: int, stop: int, weights: np.ndarray) -> int:
+        share, sent = self.shares.own / (len(peers) + 1), 0
+        for peer in peers:
+            if self._ask(peer, "push", start, stop, weights[start:stop], share):
+                self.shares.give(peer, self._number, share)
+                sent += 1
+        return sent
+
+    def _take_request(self, incoming: Incoming, weights: np.ndarray) -> bool | None:
+        sender, letter, values = incoming
+        if letter.kind != "push" or values is None or not letter.share:
+            return super()._take_request(incoming, weights)
+        span = weights[letter.start : letter.stop]
+        factor = letter.share / (self.shares.own + letter.share)
+        difference = self._difference(values, span, factor)
+        if difference is None:
+            return False if self._post(sender, "decline", letter.number) else None
+        if not self._post(sender, "taken", letter.number):
+            return None
+        self.shares.receive(letter.share)
+        np.add(span, difference, out=span)
+        self._note(letter.start, letter.stop, span, difference, 1 / factor)
+        return True
+
+    def _take_answer(self, incoming: Incoming, request: _Request, weights: np.ndarray) -> bool:
+        if incoming.letter.kind == "taken":
+            self.shares.was_taken(incoming.sender, incoming.letter.number)
+        elif incoming.letter.kind in ("decline", "late"):
+            self.shares.was_declined(incoming.sender, incoming.letter.number)
+        return super()._take_answer(incoming, request, weights)
+
+    def _was_given_up(self, number: int, request: _Request) -> None:
+        self.shares.give_up(request.peer, number)
+
+
+def make_exchange(partners: Partners, table: str, layout: Layout, partnership: Partnership, late: bool) -> Exchange:
+    """What a partnership says."""
+    kind = PushExchange if partnership.exchange == "push" else Exchange
+    return kind(partners, table, layout, partnership, late)
+
+
+def _is_finite(values: np.ndarray) -> bool:
+    return math.isfinite(float(np.add.reduce(values, dtype=np.float64)))

@@ -1,0 +1,69 @@
+"""The letters between the leaders of groups that gossip: a header of this form, and a payload of values.
+
+Decoding checks types, bounds and names; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from hybridps.errors import ProtocolError
+
+MOST_HEADER_BYTES = 4096
+MOST_TEXT = 500
+
+Number = Annotated[int, Meta(ge=0, le=1 << 62)]
+Kind = Literal[
+    "ask",  # which layout has the table there, and which initial values? Payload: the own layout
+    "give",  # the initial values of the table. Payload: these
+    "joined",  # the group has the table, and `number` of `HAS_BEGUN`, `IS_GONE` or 0
+    "refuse",  # the layouts differ; `text` says how
+    "offer",  # the sender's weights, for a symmetric average
+    "difference",  # what the receiver of an offer has added to its weights
+    "pull",  # asks for weights
+    "values",  # the weights that were asked for
+    "push",  # the sender's weights, with a `share`
+    "taken",  # a push was taken in
+    "decline",  # an offer, pull or push was not taken in
+    "late",  # as `decline`: the table is far ahead of the receiver of this letter, which is to take its weights over
+    "arrived",  # the group has come to barrier `number`
+    "ping",  # asks for a sign of life
+    "pong",  # a sign of life
+    "left",  # the group has ended
+]
+
+ANSWERS = ("difference", "values", "taken", "decline", "late")
+"""To an offer, pull or push of the same number."""
+
+WITH_VALUES = ("offer", "difference", "values", "push")
+"""The payload is elements `start:stop` of the table."""
+
+HAS_BEGUN, IS_GONE = 1, 2
+
+
+class Letter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the sender wants. `session`: when it began, in nanoseconds since 1970: a later life has a larger one."""
+
+    kind: Kind
+    session: Number
+    table: Annotated[str, Meta(max_length=512)] = ""
+    number: Number = 0
+    start: Number = 0
+    stop: Number = 0
+    share: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    text: Annotated[str, Meta(max_length=MOST_TEXT)] = ""
+
+
+_decoder = msgspec.msgpack.Decoder(Letter)
+encode = msgspec.msgpack.Encoder().encode
+
+
+def decode(header: bytes | memoryview) -> Letter:
+    """The letter that a header is. Raises ProtocolError."""
+    try:
+        return _decoder.decode(header)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the letter cannot be read: {str(error)[:200]}") from None

@@ -1,0 +1,308 @@
+"""The other groups as the leader of a group sees them: letters, signs of life, and the barrier of all groups.
+
+A thread of its own reads the mail, so that a group answers whoever asks for the initial values or a sign of life while
+it computes. Letters about weights wait for the next averaging.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hybridps.config import Settings
+from hybridps.errors import DeadlineError, ProtocolError
+from hybridps.gossip.joining import Tables
+from hybridps.gossip.letter import ANSWERS, WITH_VALUES, Kind, Letter, decode, encode
+from hybridps.gossip.mail import Mail
+from hybridps.memory import Layout
+
+MOST_WAITING = 8
+"""Letters of one group about one table that wait. One that asks only again when it was answered has fewer."""
+
+_NAPS_SECONDS = 0.0005, 0.005
+"""Between two looks at the mail: after a letter, and when none has come for a while."""
+
+
+class Incoming(NamedTuple):
+    """A letter about weights. `values`: of elements `start:stop` of the table, if it has any."""
+
+    sender: int
+    letter: Letter
+    values: np.ndarray | None
+
+
+@dataclass
+class Peer:
+    """Another group."""
+
+    session: int = 0
+    """When it began; 0: it was never heard of."""
+    left: bool = False
+    arrived: int = 0
+    """Barriers that it has come to."""
+    asked_at: float | None = None
+    """When it was asked for a sign of life that has not come."""
+    pinged_at: float = float("-inf")
+
+
+@dataclass
+class Inbox:
+    """What waits for the averaging of a table."""
+
+    layout: Layout
+    letters: deque[Incoming] = field(default_factory=deque)
+    returned: set[int] = field(default_factory=set)
+    """Groups that have a new life since this one has averaged: their weights are initial values."""
+    has_begun: bool = False
+
+    def read(self, sender: int, letter: Letter, payload: np.ndarray | None) -> Incoming | None:
+        """The letter, if its span and length are right and the sender has not too many."""
+        if sum(waits.sender == sender for waits in self.letters) >= MOST_WAITING:
+            return None
+        if letter.kind not in WITH_VALUES:
+            is_span = letter.kind != "pull" or letter.start < letter.stop <= self.layout.length
+            return Incoming(sender, letter, None) if payload is None and is_span else None
+        nbytes = (letter.stop - letter.start) * self.layout.itemsize
+        if not letter.start < letter.stop <= self.layout.length or payload is None or payload.nbytes != nbytes:
+            return None
+        return Incoming(sender, letter, payload.view(self.layout.dtype))
+
+
+class Partners:
+    """All other groups. It owns the mail.
+
+    The methods are for the thread of the group that communicates. Errors of the thread that reads are raised by them.
+    """
+
+    def __init__(self, mail: Mail, settings: Settings) -> None:
+        self.rank = mail.rank
+        self.size = mail.size
+        self.lost_seconds = settings.lost_seconds
+        self.deadline_seconds = settings.deadline_seconds
+        self.bytes_sent = 0
+        """Of payload about weights."""
+        self.refused = 0
+        """Letters that were dropped, as they could not be used."""
+        self.session = time.time_ns()
+        self.peers = {peer: Peer() for peer in range(self.size) if peer != self.rank}
+        self.changed = threading.Condition(threading.RLock())
+        """Guards everything here; notified when letters have come."""
+        self.tables = Tables(self)
+        self._mail = mail
+        self._beat_seconds = min(settings.heartbeat_seconds, settings.lost_seconds / 4)
+        self._inboxes: dict[str, Inbox] = {}
+        self._arrived = 0
+        self._leaving = False
+        self._failure: Exception | None = None
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hybridps-gossip", daemon=True)
+        mail.expect(1 << 22)
+        self._thread.start()
+
+    def post(self, to: int, kind: Kind, table: str = "", payload: np.ndarray | None = None, **fields: Any) -> bool:
+        """Send a letter; false if too much waits there."""
+        header = encode(Letter(kind, self.session, table, **fields))
+        with self.changed:
+            sent = self._mail.send(to, header, payload)
+            if sent and payload is not None and kind in WITH_VALUES:
+                self.bytes_sent += payload.nbytes
+            return sent
+
+    def expect(self, nbytes: int) -> None:
+        """From now on payloads may have so many bytes."""
+        with self.changed:
+            self._mail.expect(nbytes)
+
+    def open(self, table: str, layout: Layout) -> None:
+        """From now on letters about a table are kept."""
+        with self.changed:
+            self._mail.expect(layout.nbytes)
+            self._inboxes[table] = Inbox(layout)
+
+    def drop(self, table: str) -> None:
+        """Decline what waits for a table, and what comes about it from now on."""
+        with self.changed:
+            self.tables.forget(table)
+            inbox = self._inboxes.pop(table, None)
+            for waits in inbox.letters if inbox is not None else ():
+                self._decline(waits.sender, waits.letter)
+
+    def take(self, table: str) -> tuple[list[Incoming], set[int]]:
+        """The letters about a table that have come, and the groups that have a new life; the table has begun."""
+        with self.changed:
+            self._check()
+            inbox = self._inboxes[table]
+            if not inbox.has_begun:
+                inbox.has_begun = True
+                self.tables.begin(table)
+            letters, inbox.letters = list(inbox.letters), deque()
+            return letters, inbox.returned
+
+    def put_back(self, table: str, letters: list[Incoming]) -> None:
+        """These could not be answered yet: they come again first."""
+        with self.changed:
+            self._inboxes[table].letters.extendleft(reversed(letters))
+
+    def is_there(self, peer: int) -> bool:
+        """Whether a group has given signs of life, also lately, and has not ended."""
+        known = self.peers[peer]
+        return bool(known.session) and not known.left and not self._is_silent(known)
+
+    def is_missing(self, peer: int, since: float) -> bool:
+        """Whether it is of no use to wait, as since then: the group has ended, is silent, or did not come."""
+        known = self.peers[peer]
+        if not known.session:  # groups may take as long to start as at servers
+            return time.monotonic() - since > 3 * self.lost_seconds
+        return known.left or self._is_silent(known)
+
+    def silent(self, seconds: float) -> list[int]:
+        """Groups that have given no sign of life for longer, though they have not ended. May be called by any thread.
+
+        Also those that have not come yet.
+        """
+        with self.changed:
+            waits = {peer: known.asked_at for peer, known in self.peers.items() if not known.left}
+        return [peer for peer, since in waits.items() if since is not None and time.monotonic() - since > seconds]
+
+    def until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait for a condition on what has come; whether it holds in time."""
+        end = time.monotonic() + seconds
+        with self.changed:
+            while not condition():
+                self._check()
+                left = end - time.monotonic()
+                if left <= 0:
+                    return False
+                self.changed.wait(min(left, 0.05))
+        return True
+
+    def meet(self, is_ready: Callable[[], bool] = lambda: True) -> None:
+        """Return when all groups have called it, but for those that have ended, are silent, or never came.
+
+        `is_ready` is called until it is true before this group counts as arrived, and again while it waits. Raises
+        DeadlineError.
+        """
+        since = time.monotonic()
+        in_time = self.until(is_ready, self.deadline_seconds)
+        with self.changed:
+            self._arrived += 1
+            number = self._arrived
+            for peer in self.peers:
+                self.post(peer, "arrived", number=number)
+
+        def awaited() -> list[int]:
+            is_ready()
+            late = (peer for peer, known in self.peers.items() if known.arrived < number)
+            return [peer for peer in late if not self.is_missing(peer, since)]
+
+        if not (in_time and self.until(lambda: not awaited(), self.deadline_seconds)):
+            raise DeadlineError(
+                f"group {self.rank} waited {self.deadline_seconds:g} s at a barrier, as group "
+                f"{min(awaited(), default=self.rank)} has not come to it"
+            )
+
+    def leave(self) -> None:
+        """Tell all groups that this one has ended. From now on it declines what it is asked."""
+        with self.changed:
+            self._leaving = True
+            for table in list(self._inboxes):
+                self.drop(table)
+            for peer, known in self.peers.items():
+                if known.session and not known.left:
+                    self.post(peer, "left")
+
+    def close(self) -> None:
+        """End the thread, and close the mail. In bounded time; after `leave`."""
+        self._ending.set()
+        self._thread.join()
+        self._mail.close()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _is_silent(self, known: Peer) -> bool:
+        return known.asked_at is not None and time.monotonic() - known.asked_at > self.lost_seconds
+
+    # On the thread that reads.
+
+    def _run(self) -> None:
+        nap, longest = _NAPS_SECONDS
+        while not self._ending.wait(nap):
+            try:
+                with self.changed:
+                    came = self._read()
+                    self._ask_for_signs_of_life()
+                    self.changed.notify_all()
+            except Exception as error:  # raised by the next call of the other thread
+                self._failure = error
+                return
+            nap = _NAPS_SECONDS[0] if came else min(2 * nap, longest)
+
+    def _read(self) -> int:
+        """Read what has come, a bounded number at a time; how many letters that were."""
+        for count in range(4 * self.size + 16):
+            received = self._mail.receive()
+            if received is None:
+                return count
+            try:
+                self._hear(*received)
+            except ProtocolError:
+                self.refused += 1
+        return 4 * self.size + 16
+
+    def _hear(self, sender: int, header: bytes, payload: np.ndarray | None) -> None:
+        letter, known = decode(header), self.peers[sender]
+        if letter.session < known.session and not self._is_silent(known):
+            return  # of a former life
+        if letter.session != known.session:
+            self._begin_life(sender, letter.session)
+        known.asked_at = None
+        if letter.kind in ("ping", "pong", "arrived"):
+            known.arrived = max(known.arrived, letter.number)
+            if letter.kind == "ping":
+                self.post(sender, "pong", number=self._arrived)
+        elif letter.kind == "left":
+            known.left = True
+        elif letter.kind in ("ask", "give", "joined", "refuse"):
+            self.tables.hear(sender, letter, payload)
+        else:
+            self._keep(sender, letter, payload)
+
+    def _begin_life(self, sender: int, session: int) -> None:
+        known = self.peers[sender]
+        for inbox in self._inboxes.values():
+            if known.session and inbox.has_begun:
+                inbox.returned.add(sender)
+        known.session, known.left, known.arrived = session, False, 0
+
+    def _keep(self, sender: int, letter: Letter, payload: np.ndarray | None) -> None:
+        inbox = self._inboxes.get(letter.table)
+        if inbox is None:
+            self._decline(sender, letter)
+            return
+        incoming = inbox.read(sender, letter, payload)
+        if incoming is None:
+            self.refused += 1
+            return
+        inbox.letters.append(incoming)
+
+    def _decline(self, sender: int, letter: Letter) -> None:
+        if letter.kind not in ANSWERS:
+            self.post(sender, "decline", letter.table, number=letter.number)
+
+    def _ask_for_signs_of_life(self) -> None:
+        """Of each group every now and then; seldom of one that does not answer, for whom letters may wait."""
+        now = time.monotonic()
+        for peer, known in self.peers.items():
+            pause = self._beat_seconds if known.asked_at is None else self.lost_seconds / 2
+            if not known.left and now > known.pinged_at + pause:
+                known.pinged_at = now
+                known.asked_at = now if known.asked_at is None else known.asked_at
+                self.post(peer, "ping", number=self._arrived)

@@ -1,0 +1,166 @@
+"""A group among others without servers: its leader exchanges weights with leaders of other groups, and tells its group.
+
+Algorithms are the same on all ranks: the leader's tier is given the partners, those of its followers are not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hybridps.codecs import CodecSpec
+from hybridps.errors import HybridPSError
+from hybridps.gossip import Exchange, Partners, Partnership, Span, make_exchange
+from hybridps.memory import Layout
+from hybridps.mpi_groups.group import Group, allgather
+from hybridps.mpi_groups.session import agree
+from hybridps.ps.clocks import Clock
+from hybridps.ps.model import Joining
+from hybridps.ps.rules import Rule
+from hybridps.tensor_collectives import Tensor, broadcast_
+from hybridps.tiers.none import NoTier
+from hybridps.tiers.tier import check_same_layout
+
+Due = Callable[[], Sequence[Span]]
+"""The spans of a table that are to be sent now. Called on the leader alone, when it has taken in what has come."""
+
+Touched = Callable[[Sequence[Span], int, float], None]
+"""Told, on the leader alone, the spans that were exchanged, the bytes sent, and the seconds that it took."""
+
+
+class GossipTier(NoTier):
+    """See `Tier` for the methods. `partners`: of the leader; None on the other ranks. Tiers share them by prefixes.
+
+    The weights of a table are the group's own; `register` compares layouts, and finds out whether the group comes late.
+    """
+
+    def __init__(self, group: Group, partners: Partners | None, partnership: Partnership, prefix: str = "") -> None:
+        super().__init__(group)
+        self.distance = float("nan")
+        self._partners = partners
+        self._partnership = partnership
+        self._prefix = prefix
+        self._tables: dict[str, Exchange | None] = {}
+        """On the leader with what it does about them."""
+        self._told = np.zeros(4)
+        """What the leader tells its group: whether it failed, whether weights have changed, bytes sent, distance."""
+
+    def share(self, table: str, layout: Layout, tensor: Tensor) -> None:
+        """Make `tensor` the same on all ranks of all groups: that of the first group's leader.
+
+        A group that comes after all others have theirs keeps its leader's. Raises LayoutError, on all ranks of the
+        group, with the first keys that differ between ranks or groups; DeadlineError if the first group does not come.
+        """
+        check_same_layout(self._group, table, layout)
+        self._lead(lambda partners: partners.tables.share(self._prefix + table, layout, tensor.vectors[0]))
+        broadcast_(tensor, self._group)
+
+    def register(
+        self,
+        table: str,
+        layout: Layout,
+        tensor: Tensor | None,
+        rule: Rule,
+        clock: Clock | None = None,
+        codec: CodecSpec = "exact",
+        keeps_values: bool = False,
+    ) -> Joining:
+        check_same_layout(self._group, table, layout, codec)
+        name, partnership = self._prefix + table, self._partnership
+        how = f"{partnership.exchange} over {partnership.topology}:{partnership.seed}"
+        is_late = bool(self._lead(lambda partners: partners.tables.enter(name, layout, how)))
+        self._tables[table] = None
+        if self._partners is not None:
+            self._partners.open(name, layout)
+            self._tables[table] = make_exchange(self._partners, name, layout, partnership, is_late)
+        if tensor is not None:
+            broadcast_(tensor, self._group)
+        return Joining.LATE if is_late else Joining.NEW
+
+    def average_(self, table: str, weights: Tensor, due: Due, touched: Touched) -> int:
+        """Take in what other groups have sent, and send what is due. Waits for no group.
+
+        Returns the payload bytes that the group has sent, alike on all of its ranks. Raises, on all ranks of the group,
+        NotFiniteError for own weights with NaN or Inf.
+        """
+        exchange, problem, told = self._tables[table], None, self._told
+        told[:] = 0
+        if exchange is not None:
+            try:
+                told[1:3] = self._exchange(exchange, weights.vectors[0], due, touched)
+            except HybridPSError as error:
+                told[0], problem = 1, error
+            told[3] = exchange.distance
+        self._tell(weights, problem)
+        return int(told[2])
+
+    def settle_(self, table: str, weights: Tensor, touched: Touched) -> None:
+        """Take in all that is under way between the groups: they all call this, and nothing new is sent.
+
+        Those that have ended, are silent or never came are not waited for. Raises DeadlineError.
+        """
+        exchange, problem, told = self._tables[table], None, self._told
+        told[:] = 0
+        if exchange is not None and self._partners is not None:
+
+            def is_quiet() -> bool:
+                told[1] = max(told[1], exchange.take_in(weights.vectors[0]))
+                if exchange.touched:
+                    touched(exchange.touched, 0, 0.0)
+                return exchange.is_quiet
+
+            try:
+                self._partners.meet(is_quiet)
+            except HybridPSError as error:
+                told[0], problem = 1, error
+            told[3] = exchange.distance
+        self._tell(weights, problem)
+
+    def drop(self, table: str) -> None:
+        if self._tables.pop(table, None) is not None and self._partners is not None:
+            self._partners.drop(self._prefix + table)
+
+    def barrier(self) -> None:
+        self._group.barrier()
+        self._lead(lambda partners: partners.meet())
+        self._group.barrier()
+
+    def close(self) -> None:
+        for table in list(self._tables):
+            self.drop(table)
+
+    def _exchange(self, exchange: Exchange, weights: np.ndarray, due: Due, touched: Touched) -> tuple[bool, int]:
+        """Whether the weights have changed, and the bytes that were sent."""
+        began, partners = time.monotonic(), self._partners
+        before = partners.bytes_sent if partners is not None else 0
+        changed = exchange.take_in(weights)
+        if exchange.touched:
+            touched(exchange.touched, 0, time.monotonic() - began)
+        exchange.touched.clear()
+        nbytes = exchange.begin(weights, due())
+        if exchange.touched:
+            touched(exchange.touched, nbytes, time.monotonic() - began)
+        return changed, (partners.bytes_sent if partners is not None else 0) - before
+
+    def _tell(self, weights: Tensor, problem: HybridPSError | None) -> None:
+        """Bring the leader's weights, or its error, to its group."""
+        self._group.broadcast_(self._told)
+        if self._told[0]:
+            agree(self._group, problem, everywhere=False)
+        if self._told[1]:
+            broadcast_(weights, self._group)
+        self.distance = float(self._told[3])
+
+    def _lead(self, work: Callable[[Partners], Any]) -> Any:
+        """What `work` returns on the leader (bool or None), on all ranks. Its error is raised on all ranks."""
+        result, problem = None, None
+        if self._partners is not None:
+            try:
+                result = work(self._partners)
+            except HybridPSError as error:
+                problem = error
+        agree(self._group, problem, everywhere=False)
+        return allgather(self._group, result, Any)[0]

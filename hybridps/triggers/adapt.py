@@ -1,0 +1,81 @@
+"""A period that follows how fast the weights move, and what an exchange costs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+
+from hybridps.memory import Layout
+from hybridps.triggers.change import ChangeState
+from hybridps.triggers.trigger import NotNegative, State, Watching
+
+LEARNT = 0.5
+"""How much of an average the latest value decides."""
+
+
+class Adapt(Watching, frozen=True, tag="adapt", kw_only=False):
+    """`adapt:THETA[,share=SHARE]`: every tau steps, with a tau of each group's own that is set anew at each exchange:
+
+        tau = max(theta / speed, cost / (share step)), at most twice what it was, and not above `silence`.
+
+    speed: c a step, with c as in `Change` and measured at exchanges only; cost: seconds of an exchange; step: seconds
+    of a step. All three are moving averages. So c is about theta at the exchanges, and these take no more than `share`
+    of the time. The weights are not looked at in other steps. Ours.
+    """
+
+    theta: NotNegative
+    share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Of the time of the steps between two exchanges, that one may take; 1: as much."""
+
+    def start(self, layout: Layout, weights: np.ndarray, now: Callable[[], float] = time.monotonic) -> State:
+        """As `Trigger.start`. `now`: seconds, of a clock that only goes forward."""
+        return AdaptState(self, self.edges(layout), weights, now)
+
+
+class AdaptState(ChangeState):
+    """See `State`."""
+
+    def __init__(self, trigger: Adapt, edges: np.ndarray, weights: np.ndarray, now: Callable[[], float]) -> None:
+        super().__init__(trigger, edges, weights)
+        self.tau = 1
+        """Steps from the last exchange to the next one."""
+        self._threshold, self._share, self._now = trigger.theta, trigger.share, now
+        self._speed = self._cost = self._step = math.nan
+        self._ended = now()
+        """When the last exchange ended."""
+
+    def _look(self, step: int, weights: np.ndarray) -> None:
+        if step - self._sent_at[0] >= self.tau:
+            super()._look(step, weights)
+        else:
+            self.fired[:] = False
+            self.change = math.nan
+
+    def _compare(self) -> None:
+        self.fired[:] = True
+
+    def sent(self, step: int, weights: np.ndarray, nbytes: int = 0, seconds: float = 0.0) -> None:
+        age = max(1, step - int(self._sent_at[0]))
+        ended = self._now()
+        if nbytes and math.isfinite(self.change):
+            self._speed = _averaged(self._speed, self.change / age)
+            self._cost = _averaged(self._cost, seconds)
+            self._step = _averaged(self._step, max(0.0, ended - self._ended - seconds) / age)
+            self.tau = self._next_tau()
+        self._ended = ended
+        super().sent(step, weights, nbytes, seconds)
+
+    def _next_tau(self) -> int:
+        longest = 2 * self.tau
+        by_speed = self._threshold / self._speed if self._speed else math.inf
+        by_cost = self._cost / (self._share * self._step) if self._step else 0.0
+        return max(1, round(min(longest, max(by_speed, by_cost))))
+
+
+def _averaged(before: float, now: float) -> float:
+    return now if math.isnan(before) else (1 - LEARNT) * before + LEARNT * now

@@ -1,0 +1,393 @@
+"""Programs whose arrays live in memory of the store. Run by test_in_place.py, as `in_place.py NAME...`."""
+
+import gc
+import os
+import sys
+from collections import Counter
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon, nd
+from mxnet.ndarray import NDArray
+
+from hybridps.kvstore import averaged_weights
+from hybridps.kvstore.moved import move_weights
+from hybridps.step import steps
+from hybridps.step.time_spent import TimeSpent
+
+TYPE = os.environ.get("STORE", "dist_hybridps_sync")
+SETTLED = 6
+"""From this step on arrays stay where they are."""
+
+rank, workers = (int(os.environ.get(f"OMPI_COMM_WORLD_{name}", "1")) for name in ("RANK", "SIZE"))
+copied = Counter()
+"""Copies of the program and of the store, by the number of their elements."""
+
+moved = Counter()
+"""The weights that were moved."""
+
+_copyto = NDArray.copyto
+
+
+def _counting(self, other):
+    copied[self.size] += 1
+    return _copyto(self, other)
+
+
+NDArray.copyto = _counting
+
+
+class Convolutions(gluon.nn.HybridSequential):
+    """A network whose weights oneDNN keeps in another order when it only infers."""
+
+    def __init__(self):
+        super().__init__()
+        mx.random.seed(5)
+        self.add(
+            gluon.nn.Conv2D(64, 3, in_channels=16, activation="relu"),
+            gluon.nn.Conv2D(20, 3, in_channels=64),
+            gluon.nn.Dense(8, in_units=20 * 16),
+        )
+        self.initialize(mx.init.Xavier())
+        self.hybridize()
+
+    @property
+    def parameters(self):
+        return list(self.collect_params().values())
+
+
+class Normalised(Convolutions):
+    """A network with weights that have no gradient, one layer of which is not hybridized."""
+
+    def __init__(self):
+        gluon.nn.HybridSequential.__init__(self)
+        mx.random.seed(6)
+        self.add(gluon.nn.Conv2D(64, 3, in_channels=16, use_bias=False), gluon.nn.BatchNorm(in_channels=64))
+        self.add(gluon.nn.Activation("relu"), gluon.nn.Dense(8, in_units=64 * 36))
+        self.initialize(mx.init.Xavier())
+        for layer in list(self)[:3]:
+            layer.hybridize()
+
+
+def images(step):
+    return nd.array(np.random.RandomState(100 * step + rank).randn(2, 16, 8, 8))
+
+
+def late(given):
+    """The same images, which come when the program has asked for what follows."""
+    slow = nd.ones((500, 500)) / 500
+    for _ in range(6):
+        slow = nd.dot(slow, slow)
+    return given + slow[0, 0] * 0
+
+
+def backward(net, step):
+    with autograd.record():
+        loss = (net(images(step)) ** 2).mean()
+    loss.backward()
+
+
+def trained(net, store=TYPE, steps=10, change=lambda net, step, note: None, on_store=True):
+    """What the program sees after each step: weights, gradients, and what `change` notes."""
+    seen = []
+
+    def note(array):
+        seen.append(array.asnumpy())
+
+    settings = {"learning_rate": 0.03, "momentum": 0.5, "wd": 0.01}
+    store = mx.kv.create(store)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", settings, store, update_on_kvstore=on_store)
+    for step in range(steps):
+        change(net, step, note)
+        backward(net, step)
+        trainer.step(workers)
+        seen += [array.asnumpy() for each in net.parameters for array in each.list_data()]
+        seen += [each.grad().asnumpy() for each in net.parameters if each.grad_req != "null"]
+    return seen
+
+
+def move_and_note(weights, slots):
+    found = move_weights(weights, slots)
+    moved.update(list(found))
+    return found
+
+
+def check(change, make=Convolutions, moves=True, **options):
+    """A single worker sees what it sees under `local`, or, if weights are averaged, when all of them are copied."""
+    assert workers == 1
+    if "elastic" in TYPE and "on_store" not in options:
+        check(change, make, moves, on_store=False, **options)
+        options["on_store"] = True
+    moved.clear()
+    gc.collect()
+    averaged_weights.move_weights = move_and_note
+    found = trained(make(), TYPE, change=change(), **options)
+    if "elastic" in TYPE:
+        assert bool(moved) == moves
+        averaged_weights.move_weights = lambda weights, slots: {}
+        expected = trained(make(), TYPE, change=change(), **options)
+    else:
+        expected = trained(make(), "local", change=change(), **options)
+    assert len(found) == len(expected)
+    for number, (got, want) in enumerate(zip(found, expected, strict=True)):
+        scale = np.abs(want).max()
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * scale, err_msg=f"array {number} of {len(found)}")
+
+
+def count():
+    """Prints the copies of each parameter in a step."""
+    on_store, net = os.environ["UPDATE"] == "store", Convolutions()
+    sizes, counted = [each.data().size for each in net.parameters], []
+
+    def change(net, step, note):
+        counted.append(copied.copy())
+
+    store = os.environ.get("STORE", TYPE)
+    trained(net, store, SETTLED + 6, change, on_store)
+    counts = {(counted[-1][size] - counted[SETTLED][size]) / (len(counted) - 1 - SETTLED) for size in sizes}
+    print(f"copies of worker {rank}: {' '.join(f'{each:g}' for each in sorted(counts))}")
+
+
+def plain():
+    check(lambda: lambda net, step, note: None)
+
+
+def inference_in_between():
+    def change(waits=False):
+        def infer(net, step, note):
+            note(net(images(1000 + step)))
+            if waits or step % 3 != 1:
+                mx.nd.waitall()
+            else:
+                net(late(images(step)))  # nobody waits for it
+
+        return infer
+
+    check(change)
+    check(change, make=Normalised)
+    # Without the wait MXNet may crash by itself.
+    check(lambda: change(waits=True), make=lambda: hybridized(static_alloc=True))
+
+
+def hybridized(**options):
+    net = Convolutions()
+    net.hybridize(**options)
+    return net
+
+
+def static_shapes():
+    static = {"static_alloc": True, "static_shape": True}
+    check(lambda: lambda net, step, note: None, lambda: hybridized(**static), moves=False)
+    for when in range(1, 7):
+
+        def change(when=when):
+            def hybridize(net, step, note):
+                if step == when:
+                    net.hybridize(**static)
+
+            return hybridize
+
+        check(change, steps=8)
+
+
+def arrays_that_are_held():
+    """Weights, parts of them and gradients that the program took at any time."""
+    for when in range(7):
+
+        def change(when=when):
+            held = []
+
+            def hold(net, step, note):
+                if step == when:
+                    weight, gradient = net.parameters[0].data(), net.parameters[0].grad()
+                    held.extend([weight, weight[1], weight.reshape((-1,)), weight.detach(), gradient, gradient[1]])
+                for array in held:
+                    note(array)
+
+            return hold
+
+        check(change, steps=9)
+
+
+def weights_that_are_written():
+    for when in (1, 3, 6):
+
+        def change(when=when):
+            def write(net, step, note):
+                if step == when:
+                    net.parameters[0].data()[:] = 0.01
+                    net.parameters[2].data()[0] += 0.1
+                    note(net.parameters[0].data())
+
+            return write
+
+        check(change, steps=9)
+
+
+def frozen_and_thawed():
+    def change():
+        def freeze(net, step, note):
+            if step in (2, 4, 7, 9):
+                net[0].collect_params().setattr("grad_req", "null" if step in (2, 7) else "write")
+
+        return freeze
+
+    for on_store in (True, False):
+        check(change, steps=16, on_store=on_store)
+
+
+def fused_when_frozen_and_thawed():
+    """A step leaves the fast way if it is the first, if a new key needs memory, or if a key is missing."""
+    fused, end_step = Counter(), TimeSpent.end_step
+    steps.STALL_SECONDS = 60.0
+
+    def counting(self, last_gradient):
+        fused[on_store] += 1
+        end_step(self, last_gradient)
+
+    def freeze(net, step, note):
+        if step in (0, 3, 6, 7, 9, 12):
+            net[0].collect_params().setattr("grad_req", "null" if step in (0, 6, 9) else "write")
+
+    TimeSpent.end_step = counting
+    for on_store in (True, False):
+        trained(Convolutions(), TYPE, 16, freeze, on_store)
+        mx.kv.create(TYPE).barrier()
+        assert fused[on_store] == 16 - len((0, 3, 6, 9)), (on_store, fused)
+
+
+def gradients_that_add_up():
+    for first in (0, 5):
+
+        def change(first=first):
+            def add(net, step, note):
+                if step == first:
+                    net.collect_params().setattr("grad_req", "add")
+                if step > first:
+                    net.collect_params().zero_grad()
+
+            return add
+
+        for on_store in (True, False):
+            # What the store holds until the first update has no gradient.
+            check(change, moves=first > 0 or on_store, steps=first + 6, on_store=on_store)
+
+
+def other_arrays():
+    def change():
+        def reset(net, step, note):
+            if step in (1, 3, 6):
+                net.collect_params().reset_ctx(mx.cpu())
+            if step == 8:
+                mx.random.seed(8)
+                net.collect_params().initialize(mx.init.Xavier(), force_reinit=True)
+
+        return reset
+
+    check(change, steps=14)
+
+
+def saved():
+    def change():
+        def save(net, step, note):
+            if step in (2, 3, 5):
+                path = os.path.join(os.environ["FOLDER"], "net")
+                net.export(path, step)
+                net.save_parameters(path)
+                other = Convolutions()
+                other.load_parameters(path)
+                for one in other.parameters:
+                    note(one.data())
+                read = gluon.SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-{step:04d}.params")
+                note(read(images(7)))
+
+        return save
+
+    check(change)
+
+
+def bound():
+    """An executor keeps to the memory that an array has when it is bound."""
+    for when in (1, 3, 6):
+
+        def change(when=when):
+            held = []
+
+            def bind(net, step, note):
+                weight = net.parameters[-1].data()
+                if step == when:
+                    held.append((mx.sym.Variable("w") * 2).bind(mx.cpu(), {"w": weight}))
+                for executor in held:
+                    note(executor.forward()[0])
+
+            return bind
+
+        check(change)
+
+
+def forked():
+    """A child's inference leaves the weights of its parent alone."""
+
+    def change():
+        def fork(net, step, note):
+            if step in (2, 5):
+                mx.nd.waitall()
+                child = os.fork()
+                if not child:
+                    net(images(step)).wait_to_read()
+                    for each in net.parameters:
+                        each.data()[:] = 0.5
+                    mx.nd.waitall()
+                    os._exit(0)
+                assert os.waitpid(child, 0)[1] == 0
+
+        return fork
+
+    check(change)
+
+
+def shared():
+    """Two networks with the same parameters, one of which is trained; and two stores that train the same."""
+
+    def change():
+        others = []
+
+        def share(net, step, note):
+            if not others:
+                with net.name_scope():
+                    others.append(gluon.nn.Conv2D(64, 3, in_channels=16, activation="relu", params=net[0].params))
+            note(others[0](images(step)))
+
+        return share
+
+    check(change)
+
+
+def an_optimizer_that_is_set_anew():
+    net, store = Convolutions(), mx.kv.create(TYPE)
+    reference = Convolutions()
+    for round_ in range(2):
+        optimizers = [mx.optimizer.SGD(learning_rate=0.01 * (1 + round_)) for _ in range(2)]
+        if not round_:
+            for number, each in enumerate(net.parameters):
+                store.broadcast(number, each.data(), out=each.data())
+        store.set_optimizer(optimizers[0])
+        for step in range(6):
+            backward(net, step)
+            backward(reference, step)
+            for number, (each, other) in enumerate(zip(net.parameters, reference.parameters, strict=True)):
+                store.pushpull(number, each.list_grad(), out=each.list_data())
+                optimizers[1].update(number, other.data(), other.grad(), None)
+                if step == 4:
+                    out = nd.zeros(each.shape)
+                    each.data()[:] = 0.1
+                    store.pull(number, out=out)
+                    np.testing.assert_allclose(out.asnumpy(), other.data().asnumpy(), rtol=1e-4, atol=1e-5)
+                    store.pull(number, out=each.data())
+                np.testing.assert_allclose(each.data().asnumpy(), other.data().asnumpy(), rtol=1e-4, atol=1e-5)
+
+
+if __name__ == "__main__":
+    for program in sys.argv[1:]:
+        globals()[program]()
+        print(f"{program} is right")

@@ -1,0 +1,87 @@
+"""Gradients and weights that live in memory of the store: what a program sees of it, and how often they are copied."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from in_thread import in_thread
+from worlds import mpirun
+
+from hybridps.ps.server import Server
+
+pytest.importorskip("mxnet")
+pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(150)]
+
+PROGRAMS = str(Path(__file__).with_name("in_place.py"))
+DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
+SMALL = {"HYBRIDPS_CHUNK_BYTES": "1024", "HYBRIDPS_BUCKET_BYTES": "2048", "HYBRIDPS_DEADLINE_SECONDS": "40"}
+SEEN = [
+    "plain",
+    "inference_in_between",
+    "static_shapes",
+    "arrays_that_are_held",
+    "weights_that_are_written",
+    "frozen_and_thawed",
+    "fused_when_frozen_and_thawed",
+    "gradients_that_add_up",
+    "other_arrays",
+    "saved",
+    "bound",
+    "forked",
+    "shared",
+    "an_optimizer_that_is_set_anew",
+]
+
+OF_SUMS_ALONE = ("fused_when_frozen_and_thawed", "an_optimizer_that_is_set_anew")
+SEEN_WITH_AVERAGES = [name for name in SEEN if name not in OF_SUMS_ALONE]
+
+MODES = {
+    "one group, the Trainer updates": (2, {}, "trainer"),
+    "one group, the store updates": (2, {}, "store"),
+    "groups of one worker, the Trainer updates": (2, {"groups": "2"}, "trainer"),
+    "groups of one worker, the servers update": (2, {"groups": "2"}, "store"),
+    "groups of several workers, the servers update": (4, {"groups": "2"}, "store"),
+    "Elastic in a step that averages, the Trainer updates": (2, {"groups": "2", "type": "elastic"}, "trainer"),
+    "Elastic in a step that averages, the store updates": (2, {"groups": "2", "type": "elastic"}, "store"),
+}
+"""By their names in docs/design.md: ranks, settings, and who updates."""
+
+
+def run(ranks: int, programs: list[str], folder: Path, extra: dict[str, str]):
+    environment = SMALL | {"FOLDER": str(folder)} | extra
+    return mpirun(ranks, ["-m", "hybridps", PROGRAMS, *programs], environment, timeout=140)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_copies_of_a_parameter_in_a_step_are_those_of_the_design(mode: str, tmp_path: Path) -> None:
+    said = dict(re.findall(r"^\| (.+?) \| (\d) \|", DESIGN.read_text(), re.MULTILINE))
+    ranks, settings, update = MODES[mode]
+    store = {"elastic": "dist_hybridps_elastic"}.get(settings.get("type", ""), "dist_hybridps_sync")
+    extra = {f"HYBRIDPS_{name.upper()}": text for name, text in settings.items() if name != "type"}
+    if store == "dist_hybridps_elastic":
+        extra["HYBRIDPS_TAU"] = "1"
+    done = run(ranks, ["count"], tmp_path, extra | {"UPDATE": update, "STORE": store})
+    assert done.returncode == 0, done.stdout + done.stderr
+    counted = re.findall(r"copies of worker \d: (.*)", done.stdout)
+    assert counted == [said[mode]] * ranks
+
+
+@pytest.mark.parametrize("program", SEEN)
+def test_a_program_sees_what_it_sees_under_local(program: str, tmp_path: Path) -> None:
+    with ExitStack() as running:
+        server = running.enter_context(in_thread(Server()))
+        done = run(1, [program], tmp_path, {"HYBRIDPS_SERVERS": server.address})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{program} is right" in done.stdout
+
+
+def test_a_program_sees_the_weights_that_are_averaged_wherever_they_lie(tmp_path: Path) -> None:
+    elastic = {"STORE": "dist_hybridps_elastic", "HYBRIDPS_TAU": "1", "HYBRIDPS_ALPHA": "0.3"}
+    with ExitStack() as running:
+        server = running.enter_context(in_thread(Server()))
+        done = run(1, SEEN_WITH_AVERAGES, tmp_path, elastic | {"HYBRIDPS_SERVERS": server.address})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" is right") == len(SEEN_WITH_AVERAGES)
