@@ -17,10 +17,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from hybridps.errors import ConfigError
 
@@ -31,6 +33,10 @@ LAUNCHER = "10.77.0.1"
 
 MOST_NODES = 250
 _PREFIX = "hybridps-"
+
+_BURST_SECONDS = 2e-3
+_LEAST_BURST_BYTES = 64 << 10  # the largest packet that the kernel hands over
+_KILL_SECONDS = 10.0
 
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
@@ -46,6 +52,8 @@ class Links:
     prefix: str
     nodes: int
     rate: str
+    folder: str = ""
+    """For temporary files of what runs there. It is removed together with the namespaces."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -114,8 +122,17 @@ def bits_per_second(rate: str) -> float:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate.lower())
     if not found or not float(found[1]):
-        raise ValueError(f"{rate!r} is no rate: write 1gbit, 100mbit or 500kbit")
+        raise ValueError(f"{rate!r} is not a rate: write 1gbit, 100mbit or 500kbit")
     return float(found[1]) * _UNITS[found[2]]
+
+
+def burst_bytes(rate: str) -> int:
+    """What a link sends at once before it is limited: the bytes of two milliseconds, and at least 64 KiB.
+
+    >>> burst_bytes("1gbit"), burst_bytes("10mbit")
+    (250000, 65536)
+    """
+    return max(_LEAST_BURST_BYTES, round(bits_per_second(rate) * _BURST_SECONDS / 8))
 
 
 def setup_commands(links: Links) -> list[str]:
@@ -135,7 +152,7 @@ def setup_commands(links: Links) -> list[str]:
             f"ip -n {links.switch} link set port{port} master switch up",
         ]
         if address != LAUNCHER:
-            limit = f"root tbf rate {links.rate} burst 256kb latency 50ms"
+            limit = f"root tbf rate {links.rate} burst {burst_bytes(links.rate)}b latency 50ms"
             commands += [
                 f"tc -n {name} qdisc add dev {INTERFACE} {limit}",
                 f"tc -n {links.switch} qdisc add dev port{port} {limit}",
@@ -152,10 +169,10 @@ def limited_links(nodes: int, rate: str) -> Iterator[Links]:
     links = Links(f"{_PREFIX}{os.getpid()}", nodes, rate)
     _require(nodes, rate)
     _remove_left_behind()
-    with _keeping(links.prefix):
+    with _keeping(links.prefix) as folder:
         for command in setup_commands(links):
             _run(command.split())
-        yield links
+        yield replace(links, folder=folder)
 
 
 def missing() -> str:
@@ -170,29 +187,55 @@ def missing() -> str:
 def remove(prefix: str) -> None:
     """Kill what runs in the namespaces whose names begin with `prefix-`, and remove them."""
     for name in _names():
-        if not name.startswith(f"{prefix}-"):
-            continue
-        for pid in _ip("netns", "pids", name).stdout.split():
+        if name.startswith(f"{prefix}-"):
+            _kill_inside(name)
+            _ip("netns", "delete", name)
+
+
+def keep(prefix: str) -> None:
+    """The keeper: make a folder and print it; at the end of standard input remove folder and namespaces."""
+    with TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as folder:
+        print(folder, flush=True)
+        sys.stdin.read()
+        remove(prefix)
+
+
+def _kill_inside(name: str) -> None:
+    """Kill until nothing is left: a process may start another one meanwhile."""
+    end = time.monotonic() + _KILL_SECONDS
+    while (pids := _ip("netns", "pids", name).stdout.split()) and time.monotonic() < end:
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
-        _ip("netns", "delete", name)
+        time.sleep(0.01)
 
 
 @contextmanager
-def _keeping(prefix: str) -> Iterator[None]:
-    """Run the keeper: it ends, and removes the namespaces, when this process closes its pipe or is gone."""
-    code = f"import sys; from hybridps.links import remove; sys.stdin.read(); remove({prefix!r})"
+def _keeping(prefix: str) -> Iterator[str]:
+    """Run the keeper: it ends, and removes everything, when this process closes its pipe or is gone. Yields its folder.
+
+    Raises LinksError if it does not start.
+    """
     top = str(Path(__file__).parents[1])
+    # A path that is empty or begins in the working folder could bring the modules of others, which root would run.
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(path)]
     keeper = subprocess.Popen(
-        [sys.executable, "-c", code],
+        [sys.executable, "-P", "-c", f"from hybridps.links import keep; keep({prefix!r})"],
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         start_new_session=True,  # Ctrl-C on the terminal does not reach it
-        env=os.environ | {"PYTHONPATH": f"{top}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([top, *paths])},
     )
     try:
-        yield
+        folder = keeper.stdout.readline().strip() if keeper.stdout else ""
+        if not folder:
+            raise LinksError("the process that removes limited links at the end could not be started: see above")
+        yield folder
     finally:
         keeper.communicate()
+        if keeper.returncode:
+            remove(prefix)
 
 
 def _remove_left_behind() -> None:

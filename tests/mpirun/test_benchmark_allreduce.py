@@ -107,7 +107,7 @@ def test_intel_mpi_is_absent(tmp_path: Path, options: list[str], reason: str) ->
         (["--peers", "glue"], "'glue' is unknown: use gloo, horovod, intel_mpi"),
         (["--sizes", "10"], "'10' is no size"),
         (["--ranks", "2", "--nodes", "3"], "2 ranks cannot be on 3 nodes"),
-        (["--rate", "fast"], "'fast' is no rate"),
+        (["--rate", "fast"], "'fast' is not a rate"),
     ],
 )
 def test_wrong_options(options: list[str], message: str) -> None:
