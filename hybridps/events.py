@@ -16,6 +16,10 @@ from msgspec import Meta
 from hybridps.errors import ConfigError
 
 Share = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=0, le=1_000_000)]
+"""Workers, groups or servers. The bound keeps a damaged file from asking for all memory."""
+Whole = Annotated[int, Meta(ge=0, le=1 << 62)]
+"""Bytes, or steps."""
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event"):
@@ -34,9 +38,9 @@ class Planned(Event, frozen=True):
 
     role: str
     worker: int
-    workers: int
+    workers: Count
     group: int
-    groups: int
+    groups: Count
     group_rank: int
     node: int
     servers: list[str]
@@ -59,18 +63,18 @@ class Exchanged(Event, frozen=True):
     """
 
     table: str
-    step: int
+    step: Whole
     took_seconds: float
-    nbytes: int
+    nbytes: Whole
     distance: float | None
 
 
 class Launched(Event, frozen=True):
     """`hybridps run` starts the workers now."""
 
-    workers: int
-    groups: int
-    servers: int
+    workers: Count
+    groups: Count
+    servers: Count
     command: list[str]
 
 
@@ -127,12 +131,12 @@ class Communicated(Event, frozen=True):
     The bytes are the payload that this rank has sent to servers or to other groups, and received from servers.
     """
 
-    steps: int
+    steps: Whole
     group_seconds: float
     exchange_seconds: float
     exposed_seconds: float
-    bytes_to_servers: int = 0
-    bytes_from_servers: int = 0
+    bytes_to_servers: Whole = 0
+    bytes_from_servers: Whole = 0
 
 
 class NotFinite(Event, frozen=True):
@@ -151,10 +155,10 @@ class Noted(Event, frozen=True):
 class Closed(Event, frozen=True):
     """The rank has finished. Bytes count the payload that this rank passed to each tier."""
 
-    steps: int
-    bytes_within_group: int
-    bytes_to_servers: int
-    bytes_from_servers: int = 0
+    steps: Whole
+    bytes_within_group: Whole
+    bytes_to_servers: Whole
+    bytes_from_servers: Whole = 0
 
 
 class EventLog:

@@ -13,11 +13,15 @@ from hybridps.report.traffic import GroupTraffic, figures
 
 
 class Following:
-    """Follows the event files of a run; each line is read once. `since`: earlier starts are of other runs."""
+    """Follows the event files of a run; each line is read once.
 
-    def __init__(self, folder: Path, since: float) -> None:
+    `launch`: the id of the launch; starts of others do not count, and without ids those before `since`.
+    """
+
+    def __init__(self, folder: Path, since: float, launch: str | None = None) -> None:
         self._folder = folder
         self._since = since
+        self._launch = launch
         self._read: dict[Path, int] = {}
         """Bytes read of each file."""
         self._traffic: dict[Path, GroupTraffic] = {}
@@ -28,8 +32,11 @@ class Following:
             if path.stem.removeprefix("hybridps-").isdigit():
                 with suppress(OSError):
                     self._follow(path)
-        groups = self._traffic.values()
-        return figures([traffic for traffic in groups if traffic.is_leader and traffic.began >= self._since])
+        return figures([traffic for traffic in self._traffic.values() if traffic.is_leader and self._is_of_it(traffic)])
+
+    def _is_of_it(self, traffic: GroupTraffic) -> bool:
+        has_ids = self._launch and traffic.launch
+        return traffic.launch == self._launch if has_ids else traffic.began >= self._since
 
     def _follow(self, path: Path) -> None:
         traffic = self._traffic.setdefault(path, GroupTraffic())

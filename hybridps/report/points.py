@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from hybridps.events import Evaluated, Launched
+from hybridps.events import Ended, Evaluated, Launched
 from hybridps.progress import mean_of
 from hybridps.report.reading import Run, began
-from hybridps.report.traffic import GroupTraffic, at
+from hybridps.report.traffic import GroupTraffic
+
+Report = tuple[float, Evaluated]
+"""When it was made, in seconds since 1970, and what it says."""
 
 
 class Point(NamedTuple):
@@ -33,13 +34,11 @@ def points_of(run: Run) -> list[Point]:
 
     Seconds count from the report of epoch 0, if there is one, or else from the start of the workers.
     """
-    reports: dict[float, list[tuple[float, Evaluated]]] = {}
-    for when, event in _reports(run):
-        reports.setdefault(event.epoch, []).append((when, event))
+    reports = _latest(run)
     begun = reports.get(0.0, [])
     start = max((when for when, _ in begun), default=started(run))
     groups = traffic_of(run)
-    return [_point(epoch, reports[epoch], start, groups) for epoch in sorted(reports)]
+    return [_point(epoch, reports[epoch], start, groups) for epoch in _whole_epochs(run, reports)]
 
 
 def traffic_of(run: Run) -> list[GroupTraffic]:
@@ -64,14 +63,33 @@ def started(run: Run) -> float:
     return min(filter(None, starts), default=0.0)
 
 
-def _point(epoch: float, reports: list[tuple[float, Evaluated]], start: float, groups: list[GroupTraffic]) -> Point:
+def _latest(run: Run) -> dict[float, list[Report]]:
+    """The last report of each worker on each epoch."""
+    found: dict[float, dict[tuple[int | None, int | None], Report]] = {}
+    for when, event in _reports(run):
+        found.setdefault(event.epoch, {})[event.group, event.worker] = (when, event)
+    return {epoch: list(reports.values()) for epoch, reports in found.items()}
+
+
+def _whole_epochs(run: Run, reports: Mapping[float, Sequence[Report]]) -> list[float]:
+    """The epochs in order. Where a run was ended on its way, without the last ones that not all workers reported."""
+    epochs = sorted(reports)
+    ended = run.launch.last(Ended) if run.launch else None
+    came_to_its_end = ended.status == 0 if ended else run.launch is None and not run.lost()
+    most = max(map(len, reports.values()), default=0)
+    while epochs and not came_to_its_end and len(reports[epochs[-1]]) < most:
+        epochs.pop()
+    return epochs
+
+
+def _point(epoch: float, reports: Sequence[Report], start: float, groups: list[GroupTraffic]) -> Point:
     when, events = max(when for when, _ in reports), [event for _, event in reports]
-    nbytes = float(sum(at(group.nbytes, np.array([when]))[0] for group in groups))
+    nbytes = sum(group.bytes_at(when, start) for group in groups)
     accuracy, centre, loss = (mean_of(events, field) for field in ("accuracy", "centre_accuracy", "loss"))
     return Point(epoch, when - start, nbytes, accuracy, centre, loss, when)
 
 
-def _reports(run: Run) -> Iterator[tuple[float, Evaluated]]:
+def _reports(run: Run) -> Iterator[Report]:
     """What was reported, and when: to the launcher, else in progress files, else in training files."""
     found = [
         (when, event)

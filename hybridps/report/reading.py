@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from hybridps.events import (
     Closed,
     Communicated,
     Configured,
+    Count,
     Ended,
     Evaluated,
     Exchanged,
@@ -31,6 +32,31 @@ from hybridps.events import (
 Known = Configured | Planned | Communicated | Exchanged | Closed | Launched | Evaluated | Ended
 KnownT = TypeVar("KnownT", Configured, Planned, Communicated, Exchanged, Closed, Launched, Evaluated, Ended)
 Line = dict[str, Any]
+
+_DIGITS = 6
+"""Of the highest number of a worker."""
+
+
+class _TrainingSettings(msgspec.Struct):
+    """What the report reads of the settings of a training script."""
+
+    workers: Count | None = None
+
+
+class _TrainingLine(msgspec.Struct):
+    """What the report reads of a line of a training file; a script may write more."""
+
+    first_epoch: int | None = None
+    started_at: float | None = None
+    settings: _TrainingSettings | None = None
+    epoch: int | None = None
+    seconds: float | None = None
+    images_per_second: float | None = None
+    loss: float | None = None
+    val_images: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    val_top1_correct: float | None = None
+    val_top5_correct: float | None = None
+    centre_top1_correct: float | None = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +74,7 @@ class Worker:
 
     def images_per_second(self) -> float:
         """Mean over the epochs, without the first one, which includes the start-up, if there are several."""
-        rates = [epoch["images_per_second"] for _, epoch in sorted(self.epochs.items())]
+        rates = [epoch.get("images_per_second") or 0.0 for _, epoch in sorted(self.epochs.items())]
         return float(np.mean(rates[1:] or rates)) if rates else 0.0
 
     def seconds(self) -> float:
@@ -119,7 +145,7 @@ def read_run(folder: Path) -> Run:
     ranks = [read_rank(path) for _, path in _numbered(folder, "hybridps-")]
     launch = _launch(folder / "hybridps-launcher.jsonl", ranks)
     if launch is not None:
-        ranks = [rank for rank in ranks if began(rank) >= began(launch)]  # the others are of an earlier run
+        ranks = [rank for rank in ranks if is_of(rank, launch)]  # the others are of an earlier run
     reports = [read_rank(path) for _, path in _numbered(folder, "hybridps-progress-")]
     if not (workers or launch or any(rank.events for rank in [*ranks, *reports])):
         raise HybridPSError(
@@ -138,17 +164,29 @@ def began(rank: Rank) -> float:
     return configured.started_at if configured else 0.0
 
 
+def launch_of(rank: Rank) -> str | None:
+    """The id of the launch that a rank belongs to; None without a launcher."""
+    configured = rank.last(Configured)
+    return configured.settings.get("launch") if configured else None
+
+
+def is_of(rank: Rank, launch: Rank) -> bool:
+    """Whether a rank belongs to a launch: by its id, or else by the clocks of their hosts."""
+    theirs, own = launch_of(launch), launch_of(rank)
+    return theirs == own if theirs and own else began(rank) >= began(launch)
+
+
 def read_worker(number: int, path: Path) -> Worker:
     """Read one training file. A run from the first epoch on replaces earlier lines; a resumed run adds to them."""
     run: Line = {}
     epochs: dict[int, Line] = {}
     end = None
-    for line in _lines(path):
+    for line in filter(_is_sound, _lines(path)):
         if line.get("event") == "run":
             first = line.get("first_epoch") or 0
             run, end = line, None
             epochs = {epoch: fields for epoch, fields in epochs.items() if epoch <= first}
-        elif line.get("event") == "epoch" and isinstance(line.get("epoch"), int):
+        elif line.get("event") == "epoch" and line.get("epoch") is not None:
             epochs[line["epoch"]] = line
         elif line.get("event") == "end":
             end = line
@@ -163,12 +201,13 @@ def read_rank(path: Path) -> Rank:
     for line in _lines(path):
         with suppress(msgspec.ValidationError):
             event = msgspec.convert(line, Known)
+            seconds = msgspec.convert(line.get("seconds") or 0.0, float)
             if isinstance(event, Configured):
                 events.clear()
                 times.clear()
-                start = event.started_at - (line.get("seconds") or 0.0)
+                start = event.started_at - seconds
             events.append(event)
-            times.append(start + (line.get("seconds") or 0.0))
+            times.append(start + seconds)
     return Rank(events, times)
 
 
@@ -185,13 +224,24 @@ def fraction(lines: list[Line], key: str) -> float | None:
     return sum(line[key] for line in counted) / images if images else None
 
 
+def _is_sound(line: Line) -> bool:
+    """Whether a line of a training file has numbers where the report counts with them."""
+    try:
+        msgspec.convert(line, _TrainingLine)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
 def _launch(path: Path, ranks: list[Rank]) -> Rank | None:
     """What the launcher wrote of the last run; None if there was none, or if the ranks ran without it after that."""
     launch = read_rank(path) if path.is_file() else Rank([])
     if not launch.events:
         return None
     ended = launch.times[-1] if launch.last(Ended) else float("inf")
-    return None if any(began(rank) > ended for rank in ranks) else launch
+    # A rank with an id was started by a launcher, which wrote into this file.
+    alone = (rank for rank in ranks if not (launch_of(launch) and launch_of(rank)))
+    return None if any(began(rank) > ended for rank in alone) else launch
 
 
 def _expected(workers: dict[int, Worker], ranks: list[Rank], launch: Rank | None) -> int:
@@ -209,7 +259,7 @@ def _expected(workers: dict[int, Worker], ranks: list[Rank], launch: Rank | None
 def _numbered(folder: Path, prefix: str) -> Iterator[tuple[int, Path]]:
     for path in sorted(folder.glob(f"{prefix}*.jsonl")):
         number = path.stem.removeprefix(prefix)
-        if number.isdigit() and path.is_file():
+        if number.isdecimal() and len(number) <= _DIGITS and path.is_file():
             yield int(number), path
 
 

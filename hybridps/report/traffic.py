@@ -20,8 +20,11 @@ class GroupTraffic:
 
     began: float = 0.0
     """When its leader was configured, in seconds since 1970."""
+    launch: str | None = None
+    """The id of its launch."""
     is_leader: bool = False
     group: int = 0
+    groups: int = 1
     has_servers: bool = False
     bytes_to_servers: int = 0
     bytes_exchanged: int = 0
@@ -39,10 +42,11 @@ class GroupTraffic:
         """Count an event. A `Configured` one begins anew."""
         match event:
             case Configured():
-                vars(self).update(vars(GroupTraffic(began=event.started_at)))
+                new = GroupTraffic(began=event.started_at, launch=event.settings.get("launch"))
+                vars(self).update(vars(new))
             case Planned():
                 self.is_leader = event.role == "worker" and event.group_rank == 0
-                self.group, self.has_servers = event.group, bool(event.servers)
+                self.group, self.groups, self.has_servers = event.group, event.groups, bool(event.servers)
             case Communicated():
                 self.steps.append((when, event.steps))
                 self._count(event, when)
@@ -65,6 +69,21 @@ class GroupTraffic:
         """Steps with an exchange: those in which weights were exchanged, or all where gradients go to servers."""
         steps = len({step for _, step in self.exchanges})
         return self.steps_done if self.has_servers and self.bytes_to_servers and not steps else steps
+
+    @property
+    def saved(self) -> int:
+        """Steps without an exchange, where there are others to exchange with."""
+        return max(0, self.steps_done - self.exchanged) if self.groups > 1 or self.exchanged else 0
+
+    def bytes_at(self, when: float, start: float) -> float:
+        """Payload that had crossed by a time: exact where weights are exchanged.
+
+        Gradients go in every step, and are on a line between samples, or zero at `start` before the first one.
+        """
+        if self.exchanges:
+            return max((value for time, value in self.nbytes if time <= when), default=0.0)
+        before = [(start, 0.0)] if self.nbytes and start < self.nbytes[0][0] else []
+        return float(at(before + self.nbytes, np.array([when]))[0])
 
     def _count(self, event: Communicated | Closed, when: float) -> None:
         self.bytes_to_servers = event.bytes_to_servers
@@ -97,7 +116,7 @@ def figures(groups: Sequence[GroupTraffic]) -> dict[str, Any]:
     """
     exchanges = sum(group.exchanged for group in groups)
     across = sum(group.total for group in groups)
-    saved = sum(max(0, group.steps_done - group.exchanged) for group in groups) if exchanges else 0
+    saved = sum(group.saved for group in groups)
     last = [group.distances[-1][1] for group in groups if group.distances]
     behind = [lag for group in groups for lag in lags(group, groups)]
     return {
@@ -128,7 +147,7 @@ def in_words(totals: Mapping[str, Any]) -> str:
     >>> in_words({"bytes_across_groups": 0, "exchanges": 0, "exchanges_saved": 0})
     ''
     """
-    if not totals["exchanges"]:
+    if not (totals["exchanges"] or totals["exchanges_saved"]):
         return ""
     saved = f", {totals['exchanges_saved']} saved" if totals["exchanges_saved"] else ""
     return f"{size(totals['bytes_across_groups'])} across groups in {totals['exchanges']} exchanges{saved}"

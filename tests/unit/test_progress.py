@@ -119,3 +119,11 @@ def test_the_last_worker_that_runs_completes_an_epoch(tmp_path: Path) -> None:
     log = RunLog(Settings())
     assert log.hear(0, "hybridps: epoch=1 loss=2 worker=0", 1) == (True, "epoch 1: loss 2")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_lines_of_a_worker_that_reports_alone_are_shown(tmp_path: Path) -> None:
+    log = RunLog(Settings())
+    assert log.hear(0, "hybridps: epoch=0 worker=0", 4) == (True, "")
+    assert log.hear(0, "hybridps: epoch=1 loss=2 worker=0", 4) == (True, "")
+    assert log.hear(0, "hybridps: epoch=2 loss=1 worker=0", 4) == (True, "epoch 1: loss 2")
+    assert log.ended(0) == "epoch 2: loss 1"

@@ -63,7 +63,8 @@ class Native:
             self._processes.stop([*self._workers, *self._service], lambda: bool(self._failed))
             self._processes.close()
         status = 128 + self._signals[0] if self._signals else self._failed
-        self._log.ended(status)
+        if said := self._log.ended(status):
+            self._screen.message(said)
         return status
 
     def _start_worker(self, number: int, scheduler: Scheduler) -> Child:

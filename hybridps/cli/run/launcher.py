@@ -82,7 +82,8 @@ class Launcher:
             for number, handler in before.items():
                 signal.signal(number, handler)
         status = 128 + self._signals[0] if self._signals else self._failed
-        self._log.ended(status)
+        if said := self._log.ended(status):
+            self._screen.message(said)
         return status
 
     def _make_keys(self, folder: Path) -> None:

@@ -31,13 +31,15 @@ class RunLog:
     """The events of a launch, in `hybridps-launcher.jsonl`; nothing is written without a run folder."""
 
     def __init__(self, settings: Settings) -> None:
-        self._folder = settings.run_folder
+        self._folder, self._launch = settings.run_folder, settings.launch
         self._began = time.time()
         self._events = EventLog(self._folder, "launcher")
         self._events.emit(Configured(self._began, msgspec.to_builtins(without_secrets(settings))))
         self._following: Following | None = None
         self._parts: dict[float, list[Evaluated]] = {}
         """What single workers have reported, by epoch."""
+        self._reporters: set[tuple[int, int]] = set()
+        """Group and number of each worker that has reported."""
 
     def launched(self, workers: int, groups: int, servers: int, command: Sequence[str]) -> None:
         self._events.emit(Launched(workers, groups, servers, list(command)))
@@ -53,13 +55,23 @@ class RunLog:
         self._events.emit(msgspec.structs.replace(event, group=group))
         if event.worker is None:
             return Heard()
+        self._reporters.add((group, event.worker))
+        said = self._say_of_one(event.epoch)
         parts = self._parts.setdefault(event.epoch, [])
         parts.append(event)
-        return Heard(hide=True, message=self._say(event.epoch) if len(parts) >= running else "")
+        return Heard(hide=True, message=self._say(event.epoch) if len(parts) >= running else said)
 
-    def ended(self, status: int) -> None:
+    def ended(self, status: int) -> str:
+        """Note the end. Returns what is still to be said."""
         self._events.emit(Ended(status))
         self._events.close()
+        return self._say_of_one(None)
+
+    def _say_of_one(self, epoch: float | None) -> str:
+        """Where only one worker reports, what it reported before this epoch: nobody else completes it."""
+        if len(self._reporters) > 1:
+            return ""
+        return "; ".join(filter(None, [self._say(before) for before in sorted(self._parts) if before != epoch]))
 
     def _say(self, epoch: float) -> str:
         parts = self._parts.pop(epoch)
@@ -74,5 +86,5 @@ class RunLog:
             return ""
         from hybridps.report import Following, in_words
 
-        self._following = self._following or Following(Path(self._folder), self._began)
+        self._following = self._following or Following(Path(self._folder), self._began, self._launch)
         return in_words(self._following.figures())
