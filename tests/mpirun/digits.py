@@ -10,7 +10,8 @@ from hybridps import report_progress
 from hybridps.job import open_job
 from hybridps.step import ArrayModel
 
-EPOCHS, BATCH, RATE, TRAINED = 5, 10, 0.5, 1440
+EPOCHS = int(os.environ.get("DIGITS_EPOCHS", "5"))
+BATCH, RATE, TRAINED = 10, 0.5, 1440
 
 seed = int(os.environ["COMPARE_SEED"])
 if sys.argv[1:] != [str(seed)]:

@@ -6,58 +6,76 @@ import json
 import os
 import platform
 import shlex
-import shutil
 import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from types import FrameType
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hybridps import __version__
-from hybridps.cli.compare.contenders import check_contender, parse_contenders
+from hybridps.cli.compare.checks import check, check_host, context_of
+from hybridps.cli.compare.contenders import parse_contenders
 from hybridps.cli.compare.outcomes import Outcome, Row, outcome_of, stated_accuracy, table
-from hybridps.cli.compare.page import cells, make_page
-from hybridps.cli.compare.plan import Comparison, Trial, trial_command, trials_of
-from hybridps.cli.compare.trials import ENDED, FAILED, Result, kept_result, run_trial
-from hybridps.cli.run import user_command
+from hybridps.cli.compare.page import lines_of, make_page
+from hybridps.cli.compare.plan import Comparison, fingerprint, trial_command, trials_of
+from hybridps.cli.compare.trials import ENDED, FAILED, kept_result, run_trial
 from hybridps.errors import FAILED as FAILED_STATUS
-from hybridps.errors import ConfigError
-from hybridps.links import Links, bits_per_second, missing
+from hybridps.links import Links
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 PAGE, JSON = "compare.html", "compare.json"
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def compare(comparison: Comparison, folder: Path, *, dry_run: bool = False) -> int:
     """Run all trials that the folder does not have yet, and write the page. Returns the exit status.
 
     Raises HybridPSError before anything runs for what cannot be met. A trial that fails does not end the others; the
-    page says so, and the status is 1.
+    page says so, and the status is 1. Where a signal ends it, the page has the trials before that.
     """
     contenders = parse_contenders(",".join(comparison.contenders))
     comparison = msgspec.structs.replace(comparison, contenders=tuple(contender.name for contender in contenders))
-    _check(comparison)
-    for contender in contenders:
-        check_contender(contender)
-    trials = trials_of(comparison, contenders, folder)
-    kept = {trial: kept_result(comparison, trial) for trial in trials}
+    check(comparison, contenders)
+    trials, context = trials_of(comparison, contenders, folder), context_of(comparison)
+    marks = {trial: fingerprint(comparison, trial, context) for trial in trials}
+    kept = {trial: kept_result(trial, marks[trial]) for trial in trials}
     if dry_run:
         links = Links("hybridps-0", comparison.groups, comparison.link) if comparison.link else None
         for trial in trials:
             have = "  # kept" if kept[trial] else ""
             print(f"{shlex.join(trial_command(comparison, trial, links))}{have}")
         return 0
-    if comparison.link and (reason := missing()):
-        raise ConfigError(f"--link {comparison.link}: {reason}")
-    before = signal.signal(signal.SIGTERM, _leave)
+    check_host(comparison)
+    outcomes: list[Outcome] = []
+    signals: list[int] = []
+    before = {number: signal.signal(number, lambda number, frame: signals.append(number)) for number in _SIGNALS}
     try:
-        outcomes = [_run(comparison, trial, kept[trial], place, len(trials)) for place, trial in enumerate(trials, 1)]
+        for place, trial in enumerate(trials, 1):
+            result = kept[trial]
+            if result is None and not signals:
+                _say(f"{place} of {len(trials)}: {trial.title}; its output is in {trial.folder}")
+                result = run_trial(comparison, trial, marks[trial], lambda: bool(signals))
+            if result is None or signals:
+                break
+            outcomes.append(outcome_of(trial, result))
+            _say(f"{place} of {len(trials)}: {_ending(outcomes[-1])}{' (kept)' if kept[trial] else ''}")
     finally:
-        signal.signal(signal.SIGTERM, before)
-    write(comparison, outcomes, folder)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if signals:
+        _say("interrupted; the same command goes on from here")
+    if outcomes:
+        write(comparison, outcomes, folder)
+    if signals:
+        return 128 + signals[0]
     return FAILED_STATUS if any(outcome.outcome == FAILED for outcome in outcomes) else 0
 
 
@@ -92,36 +110,15 @@ def _versions() -> dict[str, str | int]:
     return versions | {"machine": platform.machine(), "cores": len(os.sched_getaffinity(0))}
 
 
-def _check(comparison: Comparison) -> None:
-    """Raise ConfigError for what cannot be."""
-    user_command.check(comparison.command)
-    try:
-        bits_per_second(comparison.link or "1gbit")
-    except ValueError as error:
-        raise ConfigError(f"--link {comparison.link}: {error}") from None
-    if not 1 <= comparison.groups <= comparison.workers:
-        raise ConfigError(
-            f"-n {comparison.workers} --groups {comparison.groups}: every group needs a worker, so give at most "
-            f"{comparison.workers} groups"
-        )
-    if comparison.to_accuracy is not None and not 0 < comparison.to_accuracy <= 1:
-        raise ConfigError(f"--to-accuracy {comparison.to_accuracy:g} is no share: give a number from 0 to 1, e.g. 0.9")
-
-
-def _run(comparison: Comparison, trial: Trial, kept: Result | None, place: int, count: int) -> Outcome:
-    """The outcome of a trial that is run now, or was run before."""
-    result = kept
-    if result is None:
-        _say(f"{place} of {count}: {trial.title}; its output is in {trial.folder}")
-        result = run_trial(comparison, trial)
-    outcome = outcome_of(trial, result)
-    what = {FAILED: f"failed: {result.reason}", ENDED: "ended by the budget"}.get(result.outcome, "finished")
+def _ending(outcome: Outcome) -> str:
+    """How a trial ended, in a line."""
+    what = {FAILED: f"failed: {outcome.reason}", ENDED: "ended by the budget"}.get(outcome.outcome, "finished")
     accuracy = outcome.figures.get("accuracy")
     good = "" if accuracy is None else f", accuracy {accuracy:.4g}"
-    _say(f"{place} of {count}: {trial.title}: {what}{good}, {result.seconds:.1f} s{' (kept)' if kept else ''}")
-    if result.outcome != FAILED and not outcome.points:
-        _say("its script reported nothing: print lines such as `hybridps: epoch=3 accuracy=0.712 loss=0.83`")
-    return outcome
+    line = f"{outcome.contender}, seed {outcome.seed}: {what}{good}, {outcome.seconds:.1f} s"
+    if outcome.outcome != FAILED and not outcome.points:
+        line += "; its script reported nothing: print lines such as `hybridps: epoch=3 accuracy=0.712 loss=0.83`"
+    return line
 
 
 def _points(outcome: Outcome) -> list[dict[str, float | None]]:
@@ -130,25 +127,33 @@ def _points(outcome: Outcome) -> list[dict[str, float | None]]:
 
 def _print(rows: Sequence[Row], accuracy: float | None) -> None:
     """The table on standard output: lines of words with tabs between them, unless it is a terminal."""
-    lines = [cells(row, accuracy) for row in rows]
-    titles = [title for title in lines[0] if title == "contender" or any(line[title] != "-" for line in lines)]
+    lines = lines_of(rows, accuracy)
     if not sys.stdout.isatty():
-        for words in (titles, *([line[title] for title in titles] for line in lines)):
-            print("\t".join(words))
+        for line in lines:
+            print("\t".join(line))
         return
     from rich.console import Console
+
+    print_table(lines, Console())
+
+
+def print_table(lines: Sequence[Sequence[str]], console: Console) -> None:
+    """Print a table; if it is too wide, with a row for each figure."""
+    shown = _rich_table(lines)
+    if console.measure(shown, options=console.options.update(width=10_000)).maximum > console.width:
+        shown = _rich_table(list(zip(*lines, strict=True)))
+    console.print(shown)
+
+
+def _rich_table(lines: Sequence[Sequence[str]]) -> Table:
+    """A table for a terminal; the first line has the titles. What stands in brackets comes on a line of its own."""
     from rich.table import Table
 
-    shown = Table(*titles)
-    for line in lines:
-        shown.add_row(*(line[title] for title in titles))
-    Console(width=max(shutil.get_terminal_size().columns, 80)).print(shown)
+    shown = Table(*lines[0])
+    for line in lines[1:]:
+        shown.add_row(*(text.replace(" (", "\n(", 1) for text in line))
+    return shown
 
 
 def _say(text: str) -> None:
     print(f"hybridps: {text}", file=sys.stderr, flush=True)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """Leave through all `finally` clauses, which end what was started and remove the namespaces."""
-    sys.exit(128 + number)

@@ -33,6 +33,11 @@ class Contender:
         return self.algorithm.startswith(NATIVE)
 
     @property
+    def makes_groups(self) -> bool:
+        """Whether its name says that each worker is a group of its own."""
+        return self.algorithm.lower().startswith("dist-")
+
+    @property
     def kvstore(self) -> str:
         """The type that the script is to give its KVStore."""
         return self.algorithm.removeprefix(NATIVE) if self.is_native else OURS
@@ -60,7 +65,7 @@ def parse_contenders(text: str) -> tuple[Contender, ...]:
         else:
             names.append(part)
     if not names:
-        raise ConfigError("--algorithms names none: write, for example, --algorithms sync,elastic")
+        raise ConfigError("--algorithms is empty: write, for example, --algorithms sync,elastic")
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"--algorithms names {name!r} twice: name it once")
@@ -72,18 +77,28 @@ def check_contender(contender: Contender) -> None:
     if contender.is_native:
         if contender.kvstore not in STORES or contender.trigger:
             stores = ", ".join(NATIVE + store for store in STORES)
-            raise ConfigError(f"{contender.name!r} is no store of MXNet's own: use one of {stores}, without a trigger")
+            raise ConfigError(
+                f"{contender.name!r} is not a store of MXNet's own: use one of {stores}, without a trigger"
+            )
         if find_spec("mxnet") is None:
             raise ConfigError(f"{contender.name!r} needs MXNet: pip install 'hybridps[mxnet]', or leave it out")
         return
+    expected_settings(contender)
+
+
+def expected_settings(contender: Contender) -> dict[str, str | None]:
+    """Algorithm, by its short name, and trigger of a contender's ranks. Raises ConfigError for unknown ones."""
     from hybridps.algorithms import resolve  # it brings the compiler, which takes longer than all else here
 
     given = {"algorithm": contender.algorithm, "trigger": contender.trigger}
-    resolve(make_settings({name: value for name, value in given.items() if value is not None}))
+    settings = resolve(make_settings({name: value for name, value in given.items() if value is not None}))
+    return {"algorithm": settings.algorithm, "trigger": settings.trigger}
 
 
 def _contender(name: str) -> Contender:
     algorithm, plus, trigger = name.partition("+")
     if not algorithm or (plus and not trigger):
-        raise ConfigError(f"{name!r} is no contender: write ALGORITHM or ALGORITHM+TRIGGER, e.g. elastic+every:4")
+        raise ConfigError(
+            f"{name!r} is not a valid contender: write ALGORITHM or ALGORITHM+TRIGGER, e.g. elastic+every:4"
+        )
     return Contender(name, algorithm, trigger or None)

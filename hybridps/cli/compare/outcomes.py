@@ -67,13 +67,16 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def outcome_of(trial: Trial, result: Result) -> Outcome:
-    """Read what a trial wrote. With links, the bytes of its points are those that crossed them."""
+    """Read what a trial wrote. With links, the bytes of its points are those that crossed them.
+
+    A trial whose files cannot be read has failed.
+    """
     known: dict[str, Any] = {"contender": trial.contender.name, "seed": trial.seed, "outcome": result.outcome}
     known |= {"reason": result.reason, "seconds": result.seconds}
     try:
         run = read_run(trial.folder)
-    except HybridPSError:
-        return Outcome(**known)
+    except HybridPSError as error:
+        return Outcome(**known | {"outcome": FAILED, "reason": result.reason or str(error)})
     points = points_of(run)
     start = points[0].when - points[0].seconds if points else started(run)
     crossed = None
@@ -92,13 +95,15 @@ def accuracy_of(point: Point) -> float | None:
     return point.centre_accuracy if point.accuracy is None else point.accuracy
 
 
+def accuracies(outcome: Outcome) -> list[float]:
+    """Those that a trial reported, in order."""
+    return [value for point in outcome.points if (value := accuracy_of(point)) is not None]
+
+
 def stated_accuracy(outcomes: Sequence[Outcome]) -> float | None:
-    """The accuracy that every contender reaches with some seed: the lowest of their best ones; None without any."""
-    best: dict[str, float] = {}
-    for outcome in outcomes:
-        for value in filter(None, map(accuracy_of, outcome.points)):
-            best[outcome.contender] = max(value, best.get(outcome.contender, 0.0))
-    return min(best.values(), default=None)
+    """The accuracy that every run reaches, those aside that failed: the lowest of their best ones; None without any."""
+    every = (accuracies(outcome) for outcome in outcomes if outcome.outcome != FAILED)
+    return min((max(values) for values in every if values), default=None)
 
 
 def table(outcomes: Sequence[Outcome], accuracy: float | None) -> list[Row]:
@@ -131,15 +136,15 @@ def _row(name: str, trials: Sequence[Outcome], accuracy: float | None) -> Row:
         contender=name,
         trials=len(trials),
         failed=len(trials) - len(done),
-        accuracy=over(lambda trial: next(filter(None, map(accuracy_of, reversed(trial.points))), None)),
-        best=over(lambda trial: max(filter(None, map(accuracy_of, trial.points)), default=None)),
+        accuracy=over(lambda trial: next(reversed(accuracies(trial)), None)),
+        best=over(lambda trial: max(accuracies(trial), default=None)),
         accuracy_centre=over(lambda trial: trial.figures.get("accuracy_centre")),
         reached=len(there),
         seconds_to=spread(point.seconds for point in there),
         bytes_to=spread(point.nbytes for point in there if sum(trial_bytes(trial) or 0 for trial in done)),
         seconds=over(lambda trial: trial.points[-1].seconds if trial.points else None),
         nbytes=over(trial_bytes),
-        exchanges=over(lambda trial: trial.figures.get("exchanges") or None),
+        exchanges=over(lambda trial: trial.figures["exchanges"] if _share_saved(trial) is not None else None),
         saved=over(_share_saved),
         bytes_saved=over(lambda trial: trial.figures.get("bytes_saved")),
         distance=over(lambda trial: trial.figures.get("distance")),
@@ -155,5 +160,6 @@ def trial_bytes(trial: Outcome) -> float | None:
 
 
 def _share_saved(trial: Outcome) -> float | None:
+    """None where nothing could be exchanged, or nobody counts it."""
     exchanges, saved = (trial.figures.get(name, 0) for name in ("exchanges", "exchanges_saved"))
-    return saved / (exchanges + saved) if exchanges else None
+    return saved / (exchanges + saved) if exchanges + saved else None

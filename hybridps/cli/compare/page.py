@@ -42,26 +42,38 @@ def make_page(
 ) -> str:
     """The HTML of the page."""
     shown = "".join(_picture(name, pictures[name]) for name in TITLES if name in pictures)
+    heading = "" if accuracy is None else f"<h2>To an accuracy of {_percent(accuracy)}</h2>"
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>hybridps compare</title>'
         f"<style>{_STYLE}</style></head><body>\n<h1>{escape(', '.join(row.contender for row in rows))}</h1>\n"
-        f"{_about(comparison)}\n<h2>To an accuracy of {_percent(accuracy)}</h2>\n"
+        f"{_about(comparison)}\n{heading}\n"
         f'<div class="wide">{_table(rows, accuracy)}</div>\n{_notes(comparison, outcomes)}\n'
         f'<div class="pictures">{shown}</div>\n{_failures(outcomes)}</body></html>\n'
     )
 
 
-def cells(row: Row, accuracy: float | None) -> dict[str, str]:
+def lines_of(rows: Sequence[Row], accuracy: float | None) -> list[list[str]]:
+    """The table in words: the titles, and a line for each contender; without the columns that nobody has."""
+    lines = [_cells(row, accuracy) for row in rows]
+    titles = [title for title in lines[0] if title == "contender" or any(line[title] != "-" for line in lines)]
+    return [titles, *([line[title] for title in titles] for line in lines)]
+
+
+def _cells(row: Row, accuracy: float | None) -> dict[str, str]:
     """The row of a contender, in words, by the titles of the columns."""
     done = row.trials - row.failed
-    reached = f" ({row.reached} of {done})" if row.reached < done else ""
+    reached = f" (of the {row.reached} of {done} that reached it)" if 0 < row.reached < done else ""
+    to = f"to {_percent(accuracy)}"
+    to_accuracy = {
+        f"seconds {to}": _spread(row.seconds_to, lambda value: f"{value:.1f} s") + reached,
+        f"bytes {to}": _spread(row.bytes_to, size) + (reached if row.bytes_to else ""),
+    }
     return {
         "contender": row.contender,
         "accuracy": _spread(row.accuracy, _percent),
         "best": _spread(row.best, _percent),
         "centre": _spread(row.accuracy_centre, _percent),
-        f"seconds to {_percent(accuracy)}": _spread(row.seconds_to, lambda value: f"{value:.1f} s") + reached,
-        f"bytes to {_percent(accuracy)}": _spread(row.bytes_to, size),
+        **(to_accuracy if accuracy is not None else {}),
         "seconds": _spread(row.seconds, lambda value: f"{value:.1f} s"),
         "across groups": _spread(row.nbytes, size),
         "exchanges": _spread(row.exchanges, lambda value: f"{value:.0f}"),
@@ -82,12 +94,9 @@ def _about(comparison: Comparison) -> str:
 
 
 def _table(rows: Sequence[Row], accuracy: float | None) -> str:
-    lines = [cells(row, accuracy) for row in rows]
-    titles = [title for title in lines[0] if title == "contender" or any(line[title] != "-" for line in lines)]
+    titles, *lines = lines_of(rows, accuracy)
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{_with_small(line[title])}</td>" for title in titles) + "</tr>" for line in lines
-    )
+    body = "".join("<tr>" + "".join(f"<td>{_with_small(text)}</td>" for text in line) + "</tr>" for line in lines)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
@@ -103,7 +112,7 @@ def _notes(comparison: Comparison, outcomes: Sequence[Outcome]) -> str:
     else:
         what = (
             "Bytes are the payload that groups sent to servers, received from them, and sent to each other. MXNet's "
-            "own stores do not tell theirs: with --link they are measured."
+            "own stores are not measured without --link."
         )
     spread = " Means over the seeds; the least and the most in small print." if comparison.seeds > 1 else ""
     return (

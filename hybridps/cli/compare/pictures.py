@@ -16,8 +16,7 @@ from hybridps.report import Point
 Draw = Callable[[Any, Mapping[str, list[Outcome]]], None]
 
 _MB = 1e6
-_COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9")
-_MARKERS = dict(zip(_COLOURS, "o^sDvPXd*<", strict=True))
+_COLOURS, _MARKERS, _STYLES = 10, "o^sDvPXd*<>hp8", ("-", "-.", ":")
 
 
 def draw_all(outcomes: Sequence[Outcome], rows: Sequence[Row], accuracy: float | None) -> dict[str, bytes]:
@@ -30,7 +29,7 @@ def draw_all(outcomes: Sequence[Outcome], rows: Sequence[Row], accuracy: float |
         "accuracy-over-epochs": lambda axes, trials: _accuracy(axes, trials, "epoch", "epoch", accuracy),
         "loss-over-epochs": _loss,
         "distance": _distance,
-        "traffic": lambda axes, trials: _traffic(axes, rows),
+        "traffic": lambda axes, trials: _traffic(axes, rows, any(each.link_bytes is not None for each in outcomes)),
     }
     drawn = {name: _picture(draw, done) for name, draw in pictures.items()}
     return {name: picture for name, picture in drawn.items() if picture is not None}
@@ -63,11 +62,11 @@ def _accuracy(axes: Any, trials: Mapping[str, list[Outcome]], field: str, title:
     """
     scale = _MB if field == "nbytes" else 1.0
     drawn = False
-    for colour, (name, outcomes) in zip(_repeat(_COLOURS), trials.items()):  # noqa: B905
+    for number, (name, outcomes) in enumerate(trials.items()):
         if field == "nbytes" and not any(point.nbytes for each in outcomes for point in each.points):
             continue
-        drawn |= _band(axes, outcomes, field, scale, accuracy_of, colour, name)
-        _band(axes, outcomes, field, scale, _centre, colour, None)
+        drawn |= _band(axes, outcomes, field, scale, accuracy_of, _look(number), name)
+        _band(axes, outcomes, field, scale, _centre, _look(number), None)
     if drawn and accuracy is not None:
         axes.axhline(100 * accuracy, color="0.4", linewidth=0.8, linestyle=":")
     axes.set_xlabel(title)
@@ -86,28 +85,43 @@ def _band(
     field: str,
     scale: float,
     value: Callable[[Point], float | None],
-    colour: str,
+    look: Mapping[str, Any],
     name: str | None,
 ) -> bool:
-    """Whether there was something to draw. Without a name the line is dashed, and has no band."""
+    """Whether there was something to draw: the epochs that all seeds have which report anything.
+
+    Without a name the line is dashed, and has no band.
+    """
     epochs: dict[float, list[tuple[float, float]]] = {}
+    outcomes = [outcome for outcome in outcomes if any(value(point) is not None for point in outcome.points)]
     for outcome in outcomes:
         for point in outcome.points:
             share = value(point)
             if share is not None:
                 epochs.setdefault(point.epoch, []).append((getattr(point, field) / scale, 100 * share))
-    if not epochs:
+    seen = [np.array(epochs[epoch]) for epoch in sorted(epochs) if len(epochs[epoch]) == len(outcomes)]
+    if not seen:
         return False
-    seen = [np.array(epochs[epoch]) for epoch in sorted(epochs)]
     places, means = ([float(part[:, column].mean()) for part in seen] for column in (0, 1))
-    style: dict[str, Any] = {"linewidth": 1.3, "linestyle": "--"}
+    style: dict[str, Any] = {"color": look["color"], "linewidth": 1.3, "linestyle": "--"}
     if name:
-        style = {"linewidth": 1.8, "alpha": 0.8, "marker": _MARKERS[colour], "markersize": 5, "label": name}
-    axes.plot(places, means, color=colour, **style)
+        style = {**look, "linewidth": 1.8, "alpha": 0.8, "markersize": 5, "label": name}
+    axes.plot(places, means, **style)
     if name and len(outcomes) > 1:
         least, most = ([float(end(part[:, 1])) for part in seen] for end in (np.min, np.max))
-        axes.fill_between(places, least, most, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(places, least, most, color=look["color"], alpha=0.15, linewidth=0)
     return True
+
+
+def _look(number: int) -> dict[str, Any]:
+    """Colour, marker and line of a contender: no two have all the same."""
+    style = _STYLES[number // _COLOURS % len(_STYLES)]
+    return {"color": f"C{number % _COLOURS}", "marker": _MARKERS[number % len(_MARKERS)], "linestyle": style}
+
+
+def _plain(number: int) -> dict[str, Any]:
+    """The same without markers."""
+    return _look(number) | {"marker": ""}
 
 
 def _far_apart(trials: Mapping[str, list[Outcome]]) -> bool:
@@ -122,31 +136,33 @@ def _centre(point: Point) -> float | None:
 
 
 def _loss(axes: Any, trials: Mapping[str, list[Outcome]]) -> None:
-    for colour, (name, outcomes) in zip(_repeat(_COLOURS), trials.items()):  # noqa: B905
-        for number, outcome in enumerate(outcomes):
-            known = [(point.epoch, point.loss) for point in outcome.points if point.loss is not None]
-            if known:
-                label = name if number == 0 else None
-                axes.plot(*zip(*known, strict=True), color=colour, linewidth=1.4, label=label)
+    for number, (name, outcomes) in enumerate(trials.items()):
+        curves = [[(point.epoch, point.loss) for point in each.points if point.loss is not None] for each in outcomes]
+        for place, curve in enumerate(filter(None, curves)):
+            label = name if place == 0 else None
+            axes.plot(*zip(*curve, strict=True), linewidth=1.4, label=label, **_plain(number))
     axes.set_xlabel("epoch")
     axes.set_ylabel("loss")
 
 
 def _distance(axes: Any, trials: Mapping[str, list[Outcome]]) -> None:
     """A line for each group and seed."""
-    for colour, (name, outcomes) in zip(_repeat(_COLOURS), trials.items()):  # noqa: B905
+    for number, (name, outcomes) in enumerate(trials.items()):
         curves = [curve for outcome in outcomes for curve in outcome.distances]
-        for number, curve in enumerate(curves):
-            label = name if number == 0 else None
-            axes.plot(*zip(*curve, strict=True), color=colour, linewidth=0.9, alpha=0.7, label=label)
+        for place, curve in enumerate(curves):
+            label = name if place == 0 else None
+            axes.plot(*zip(*curve, strict=True), linewidth=0.9, alpha=0.7, label=label, **_plain(number))
         if any(distance > 0 for curve in curves for _, distance in curve):
             axes.set_yscale("log")
     axes.set_xlabel("seconds")
     axes.set_ylabel("|w - centre| / |w|, at exchanges")
 
 
-def _traffic(axes: Any, rows: Sequence[Row]) -> None:
-    """Bars of what was sent, and of what exchanges in every step would have sent on top."""
+def _traffic(axes: Any, rows: Sequence[Row], has_headers: bool) -> None:
+    """Bars of what was sent and, of the payload, what exchanges in every step would have sent on top.
+
+    `has_headers`: what was sent is not the payload, and nobody knows what the headers of more would have been.
+    """
     known = [row for row in rows if row.nbytes is not None]
     if not known:
         return
@@ -154,13 +170,8 @@ def _traffic(axes: Any, rows: Sequence[Row]) -> None:
     sent = [row.nbytes.mean / _MB if row.nbytes else 0.0 for row in known]
     saved = [row.bytes_saved.mean / _MB if row.bytes_saved else 0.0 for row in known]
     axes.barh(places, sent, color="C0", label="sent")
-    axes.barh(places, saved, left=sent, color="0.85", label="saved: exchanges in every step would have sent it too")
+    if not has_headers:
+        axes.barh(places, saved, left=sent, color="0.85", label="saved: exchanges in every step would have sent it too")
     axes.set_yticks(places, [row.contender for row in known])
     axes.invert_yaxis()
     axes.set_xlabel("MB across groups")
-
-
-def _repeat(colours: Sequence[str]) -> Any:
-    from itertools import cycle
-
-    return cycle(colours)

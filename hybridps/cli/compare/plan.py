@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ import msgspec
 
 from hybridps.cli.compare.contenders import Contender
 from hybridps.cli.run.hosts import Host
+from hybridps.cli.run.user_command import wrap
 from hybridps.links import LAUNCHER, Links
 
 SEED = "COMPARE_SEED"
@@ -19,6 +20,10 @@ SEED = "COMPARE_SEED"
 
 KVSTORE = "COMPARE_KVSTORE"
 """The variable that a script reads the type of its KVStore from; `{kvstore}` in its command is replaced by it."""
+
+
+WITNESS = "hybridps.cli.compare.witness"
+"""Runs the scripts of MXNet's own stores."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +38,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     link: str | None = None
     """Rate of the link of each group; None: all groups share this host without a limit."""
     budget_seconds: float | None = None
-    """A run is ended after so many seconds, and counts as far as it came."""
+    """A run is ended after so many seconds; its results up to then count."""
     to_accuracy: float | None = None
     settings: tuple[str, ...] = ()
     """`NAME=VALUE`, for all contenders but MXNet's own."""
@@ -86,10 +91,10 @@ def trials_of(comparison: Comparison, contenders: Sequence[Contender], folder: P
     ]
 
 
-def fingerprint(comparison: Comparison, trial: Trial) -> str:
-    """A short text that is another one where the trial would run otherwise."""
+def fingerprint(comparison: Comparison, trial: Trial, context: Mapping[str, str]) -> str:
+    """A short text that is another one where the trial would run otherwise. `context`: what else its run depends on."""
     same = msgspec.structs.replace(comparison, contenders=(trial.contender.name,), seeds=trial.seed, to_accuracy=None)
-    return hashlib.sha256(msgspec.json.encode(same)).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode((same, sorted(context.items())))).hexdigest()[:16]
 
 
 def user_command(comparison: Comparison, trial: Trial) -> list[str]:
@@ -115,11 +120,11 @@ def _variables(trial: Trial) -> dict[str, str]:
 
 
 def _hybridps_words(comparison: Comparison, trial: Trial, links: Links | None) -> list[str]:
-    contender, separate = trial.contender, trial.contender.algorithm.lower().startswith("dist-")
+    contender = trial.contender
     words = ["-m", "hybridps", "run", "-n", str(comparison.workers), "--run", str(trial.folder)]
-    words += [] if separate else ["--groups", str(comparison.groups)]  # its name says that each worker is a group
+    words += [] if contender.makes_groups else ["--groups", str(comparison.groups)]
     words += ["--algorithm", contender.algorithm]
-    words += ["--set", f"trigger={contender.trigger}"] if contender.trigger else []
+    words += ["--trigger", contender.trigger] if contender.trigger else []
     words += [] if comparison.servers is None else ["--servers", str(comparison.servers)]
     for pair in comparison.settings:
         words += ["--set", pair]
@@ -135,9 +140,6 @@ def _native_words(comparison: Comparison, trial: Trial, links: Links | None) -> 
     groups = [group for group, size in enumerate(comparison.sizes) for _ in range(size)]
     addresses = [links.addresses[group] if links else "127.0.0.1" for group in groups]
     exports = dict(export.split("=", 1) for export in comparison.exports if "=" in export)
-    command = user_command(comparison, trial)
-    if command[0] in ("python", "python3") or command[0].endswith(".py"):
-        command[: 0 if command[0].endswith(".py") else 1] = [sys.executable]
     job = NativeJob(
         store=trial.contender.name,
         host=LAUNCHER if links else "127.0.0.1",
@@ -146,7 +148,7 @@ def _native_words(comparison: Comparison, trial: Trial, links: Links | None) -> 
         inside=[links.inside(address) if links else [] for address in addresses],
         groups=groups,
         folder=str(trial.folder),
-        command=command,
+        command=list(wrap(user_command(comparison, trial), runner=WITNESS)),
         environment=exports | _variables(trial),
     )
     return ["-m", "hybridps.cli.compare.native", msgspec.json.encode(job).decode()]

@@ -6,26 +6,31 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from hybridps.cli.compare.plan import Comparison, Trial, fingerprint, trial_command
+from hybridps.cli.compare.contenders import expected_settings
+from hybridps.cli.compare.plan import Comparison, Trial, trial_command
+from hybridps.cli.compare.witness import stores_made
 from hybridps.cli.run.mpirun import rank_environment, root_environment
 from hybridps.errors import ConfigError, HybridPSError
+from hybridps.events import Configured
 from hybridps.links import Links, limited_links
 from hybridps.processes import STOP_SECONDS, die_with_parent, without_rank_marks
 from hybridps.report import Run, read_run
 
 RESULT = "result.json"
 OUTPUT = "output.log"
+LAUNCHER_EVENTS = "hybridps-launcher.jsonl"
 FINISHED, ENDED, FAILED = "finished", "ended by the budget", "failed"
 
 _POLL_SECONDS = 0.5
+_INTERRUPTED = "it was interrupted"
 _TAIL = 3
 """Lines of the output that say why a trial failed."""
 
@@ -44,49 +49,61 @@ class Result(msgspec.Struct, frozen=True):
     """Seconds since 1970, and the bytes sent over the links by then, headers included; empty without links."""
 
 
-def kept_result(comparison: Comparison, trial: Trial) -> Result | None:
+def kept_result(trial: Trial, mark: str) -> Result | None:
     """The result of a trial that was run before. One that failed is none: it is run again.
 
-    Raises ConfigError if the folder has a trial that ran in another way.
+    `mark`: the trial's fingerprint. Raises ConfigError if the folder has a trial that ran in another way, or files of
+    something else, which a run would remove.
     """
     path = trial.folder / RESULT
     if not path.exists():
+        is_empty = not (trial.folder.exists() and any(trial.folder.iterdir()))
+        if not is_empty and not (trial.folder / LAUNCHER_EVENTS).exists():
+            raise ConfigError(f"{trial.folder} has files, and they are not those of a run: choose another --out")
         return None
     try:
         result = msgspec.json.decode(path.read_bytes(), type=Result)
     except msgspec.DecodeError:
         return None
-    if result.fingerprint != fingerprint(comparison, trial):
+    if result.outcome == FAILED:
+        return None
+    if result.fingerprint != mark:
         raise ConfigError(
-            f"{trial.folder} has a run of another command or with other options: choose another --out, or remove it"
+            f"{trial.folder} has a run of another command or script, or with other options or settings: choose another "
+            "--out, or remove it"
         )
-    return None if result.outcome == FAILED else result
-
-
-def run_trial(comparison: Comparison, trial: Trial) -> Result:
-    """Run a trial from its beginning, and write its result."""
-    shutil.rmtree(trial.folder, ignore_errors=True)
-    trial.folder.mkdir(parents=True)
-    try:
-        result = _run_anew(comparison, trial)
-    except HybridPSError as error:
-        result = Result(FAILED, str(error), error.status, 0.0, fingerprint(comparison, trial))
-    (trial.folder / RESULT).write_bytes(msgspec.json.encode(result) + b"\n")
     return result
 
 
-def _run_anew(comparison: Comparison, trial: Trial) -> Result:
+def run_trial(comparison: Comparison, trial: Trial, mark: str, interrupted: Callable[[], bool]) -> Result:
+    """Run a trial from its beginning, and write its result. It is ended, and has failed, once `interrupted` is true."""
+    shutil.rmtree(trial.folder, ignore_errors=True)
+    trial.folder.mkdir(parents=True)
+    _write(trial, Result(FAILED, _INTERRUPTED, 0, 0.0, mark))
+    try:
+        result = _run_anew(comparison, trial, mark, interrupted)
+    except HybridPSError as error:
+        result = Result(FAILED, str(error), error.status, 0.0, mark)
+    _write(trial, result)
+    return result
+
+
+def _write(trial: Trial, result: Result) -> None:
+    (trial.folder / RESULT).write_bytes(msgspec.json.encode(result) + b"\n")
+
+
+def _run_anew(comparison: Comparison, trial: Trial, mark: str, interrupted: Callable[[], bool]) -> Result:
     with ExitStack() as stack:
         links, environ = None, _environment(comparison)
         if comparison.link:
             links = stack.enter_context(limited_links(comparison.groups, comparison.link))
-            environ |= links.variables(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hybridps-"))))
+            environ |= links.variables(Path(links.folder)) | {"TMPDIR": links.folder}
         began = time.monotonic()
-        status, in_time, crossed = _run(comparison, trial, links, environ)
+        status, in_time, crossed = _run(comparison, trial, links, environ, interrupted)
         seconds = time.monotonic() - began
-    reason = "" if not in_time else _why_failed(trial, status)
+    reason = _INTERRUPTED if interrupted() and not in_time else _why_failed(trial, status if in_time else 0)
     outcome = FAILED if reason else FINISHED if in_time else ENDED
-    return Result(outcome, reason, status, round(seconds, 3), fingerprint(comparison, trial), crossed)
+    return Result(outcome, reason, status, round(seconds, 3), mark, crossed)
 
 
 def _environment(comparison: Comparison) -> dict[str, str]:
@@ -97,7 +114,11 @@ def _environment(comparison: Comparison) -> dict[str, str]:
 
 
 def _run(
-    comparison: Comparison, trial: Trial, links: Links | None, environ: dict[str, str]
+    comparison: Comparison,
+    trial: Trial,
+    links: Links | None,
+    environ: dict[str, str],
+    interrupted: Callable[[], bool],
 ) -> tuple[int, bool, list[tuple[float, int]]]:
     """The exit status, whether it ended by itself, and what crossed the links until when."""
     end = time.monotonic() + (comparison.budget_seconds or float("inf"))
@@ -113,7 +134,7 @@ def _run(
             preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),
         )
         try:
-            while process.poll() is None and time.monotonic() < end:
+            while process.poll() is None and time.monotonic() < end and not interrupted():
                 if links:
                     crossed.append((time.time(), links.nbytes()))
                 with suppress(subprocess.TimeoutExpired):
@@ -150,13 +171,29 @@ def _why_failed(trial: Trial, status: int) -> str:
 
 
 def _misused(trial: Trial, run: Run) -> str:
-    """Whether the script used another store than it was to; empty if not."""
-    is_ours = any(rank.events for rank in run.ranks)
-    if trial.contender.is_native and is_ours:
-        return (
-            f"the script made a store of hybridps, not {trial.contender.kvstore}: let it take the type from "
-            "COMPARE_KVSTORE, or put {kvstore} into its command"
-        )
-    if not trial.contender.is_native and not is_ours:
-        return "the script made no store of hybridps: let it create the KVStore dist_hybridps"
-    return ""
+    """Whether the script trained with another store or algorithm than it was to; empty if not."""
+    contender, is_ours = trial.contender, any(rank.events for rank in run.ranks)
+    if not contender.is_native:
+        if not is_ours:
+            return "the script made no store of hybridps: let it create the KVStore dist_hybridps"
+        trained, expected = _trained(run), expected_settings(contender)
+        return "" if trained == expected else f"the script trained with {_words(trained)}, not {_words(expected)}"
+    wanted = f"not {contender.kvstore}: let it take the type from COMPARE_KVSTORE, or put {{kvstore}} into its command"
+    if is_ours:
+        return f"the script made a store of hybridps, {wanted}"
+    others = stores_made(trial.folder) - {f"the store {contender.kvstore}"}
+    return f"the script made {' and '.join(sorted(others))}, {wanted}" if others else ""
+
+
+def _trained(run: Run) -> dict[str, str | None]:
+    """Algorithm and trigger, as the ranks were configured."""
+    settings = next(event.settings for event in run.last(Configured))
+    return {name: settings.get(name) for name in ("algorithm", "trigger")}
+
+
+def _words(settings: Mapping[str, str | None]) -> str:
+    """
+    >>> _words({"algorithm": "elastic", "trigger": None})
+    'the algorithm elastic'
+    """
+    return " and ".join(f"the {name} {value}" for name, value in settings.items() if value) or "no algorithm"
