@@ -8,7 +8,7 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from hybridps.algorithms import AnyRule
-from hybridps.kvstore.arrays import address_of, array_over, dense, dtype_of, operate
+from hybridps.kvstore.arrays import address_of, array_over, dense, dtype_of, is_dense, operate
 from hybridps.kvstore.moved import Movable, MovedArray, is_overwritten, mark
 from hybridps.step import Gradients, KeySpec
 
@@ -58,6 +58,8 @@ class GradientArrays:
         self._answers: dict[str, NDArray] = {}
         """Of keys whose gradients the sum leaves as they are."""
         self._moved: dict[tuple[str, int], MovedGradient] = {}
+        self._empty: set[str] = set()
+        """Keys without elements."""
 
     def lay_out(self, weights: Mapping[str, Arrays]) -> None:
         """Make memory for the gradients of these weights, one for each device. Waits for the other workers."""
@@ -65,7 +67,10 @@ class GradientArrays:
             {name: KeySpec(dtype_of(arrays[0]), arrays[0].shape, len(arrays)) for name, arrays in weights.items()}
         )
         for name in weights:
-            self._slots[name] = [array_over(view) for view in self._gradients.views(name)]
+            views = self._gradients.views(name)
+            self._slots[name] = [array_over(view) for view in views]
+            if not views[0].size:
+                self._empty.add(name)
             answer = self._gradients.weights(name)
             if answer is not None:
                 self._answers[name] = array_over(answer)
@@ -84,7 +89,7 @@ class GradientArrays:
         Where the servers update by `rule`, they will have the new weights.
         """
         slots = self._slots[name]
-        if not slots[0].size:
+        if name in self._empty:
             self._gradients.push(name, in_step, rule)()
             return values
         summed, item = self._fill(name, slots, values), self._gradients.push(name, in_step, rule)
@@ -126,7 +131,7 @@ class GradientArrays:
 
     def _fill(self, name: str, slots: list[NDArray], values: Arrays) -> Arrays:
         """Copy the values to the slots, where they do not live there; the slots that will have the sum."""
-        if len(values) == len(slots) and all(value.stype == "default" for value in values):
+        if len(values) == len(slots) and all(is_dense(value) for value in values):
             for device, gradient in enumerate(values):
                 if not self._lives_here(name, device, gradient):
                     gradient.copyto(slots[device])

@@ -34,12 +34,20 @@ class Key:
     """How many of the last row-sparse pushes were all followed by a pull into `outs`."""
     is_pulled: bool = False
     """Whether the last one was."""
+    _placed: tuple[NDArray, bool] | None = None
+    """An array, and whether it is on the CPU."""
 
     @property
     def is_sparse(self) -> bool:
         """Whether gradients of the key are row-sparse, or likely to be."""
         arrays = [self.stored, self.outs[0].grad if self.outs else None]
         return self.has_rows or any(array is not None and array.stype == "row_sparse" for array in arrays)
+
+    def is_on_cpu(self, array: NDArray) -> bool:
+        """Whether an array is on the CPU. MXNet is asked once, as that takes microseconds."""
+        if self._placed is None or self._placed[0] is not array:
+            self._placed = array, array.context.device_type == "cpu"
+        return self._placed[1]
 
     def pushed_and_pulled(self) -> bool:
         """At a row-sparse push: whether it will be followed by a pull into `outs`, as the last two were."""

@@ -14,7 +14,7 @@ from hybridps.algorithms import Algorithm
 from hybridps.codecs import Quantised
 from hybridps.errors import HybridPSError, LayoutError
 from hybridps.job import Job
-from hybridps.kvstore.arrays import array_over, copy_all, dense, dtype_of, operate, same_arrays
+from hybridps.kvstore.arrays import array_over, copy_all, dense, dtype_of, is_dense, operate, same_arrays
 from hybridps.kvstore.averaged_weights import Averaging
 from hybridps.kvstore.compression import check_compressible
 from hybridps.kvstore.gradient_arrays import GradientArrays
@@ -221,7 +221,7 @@ class Training:
         if self._compresses:
             for value in values:
                 check_compressible(name, value)
-        kinds = {value.stype for value in values}
+        kinds = {"default" if is_dense(value) else value.stype for value in values}
         if not kinds <= {"default", "row_sparse"}:
             unknown = ", ".join(sorted(kinds - {"default", "row_sparse"}))
             raise HybridPSError(f"the gradient of key {name!r} is of storage type {unknown}: use default or row_sparse")
@@ -270,4 +270,4 @@ class Training:
 
 def _kept(summed: NDArray) -> NDArray | None:
     """A sum as `Key.stored`."""
-    return summed if summed.stype == "row_sparse" else None
+    return None if is_dense(summed) else summed

@@ -53,6 +53,7 @@ NOT_DIST_SYNC = {
     "resumed.py": STORES,
     "resumed.py --on-store 0": STORES,
     "two_tasks.py": STORES,
+    "estimated.py": "its checkpoints have the optimizer's states, which are not saved in distributed training",
     "fine_tuning.py": "the servers are not told the lr_mult of Gluon's parameters",
 }
 """Clients that MXNet's own servers cannot run, or run with other results than its local store, and why."""

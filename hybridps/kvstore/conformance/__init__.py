@@ -24,6 +24,7 @@ store."""
 NOT_DIST_SYNC = {
     "keys_may_be_words": "there is one store in a process, and the other checks use numbers",
     "wrong_keys_raise_errors_of_mxnet": "the servers check keys, not the worker: it waits for ever",
+    "dtypes": "a server that has keys of integers ends when an optimizer is set, and the workers wait for ever",
     "shapes_must_fit": "the servers check shapes, not the worker: it waits for ever",
     "sparse_gradients_of_dense_keys": "a server ends, and the workers wait for ever",
     "rows_are_pulled_to_several_arrays": "MXNet refuses it: 'RowSparsePull with multiple values is not supported yet'",

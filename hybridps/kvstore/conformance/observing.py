@@ -19,7 +19,7 @@ Observed = tuple[str, Any, Any]
 Check = Callable[[Create], Iterator[Observed]]
 
 SHAPE = (2, 3)
-_numbers = itertools.count(1)
+_numbers = itertools.count(1000)
 
 
 def new_keys(count: int = 1) -> list[int]:

@@ -13,7 +13,7 @@ from hybridps.algorithms import Algorithm
 from hybridps.codecs import Quantised
 from hybridps.errors import HybridPSError
 from hybridps.job import Job
-from hybridps.kvstore.arrays import copy_all, dtype_of, same_arrays
+from hybridps.kvstore.arrays import copy_all, dtype_of, is_dense, same_arrays
 from hybridps.kvstore.key import Key
 from hybridps.kvstore.updates.optimizers import check_needed, check_optimizer, same_random_numbers, table_rule
 from hybridps.kvstore.updates.server_optimizer import foreign_rule
@@ -94,7 +94,8 @@ class Updates:
         self._optimizers += 1
         self._rule = rule
         self._is_mixed = bool(getattr(optimizer, "multi_precision", False))
-        self._servers_of("float32")
+        if self._servers_of("float32") is None and not self._algorithm.updates:
+            self._rule = None
 
     def compress(self, quantised: Quantised) -> None:
         """Compress the gradients that servers update by. Only before the first of them."""
@@ -159,7 +160,7 @@ class Updates:
         if known.at_servers is not None:
             return gradient
         assert known.stored is not None  # as long as there is an updater
-        if gradient.stype == "row_sparse" and not outs and known.pushed_and_pulled():
+        if not is_dense(gradient) and not outs and known.pushed_and_pulled():
             outs = known.outs[:1]
         in_place = bool(outs) and same_arrays(outs, known.outs[:1])
         if in_place and known.stored is not outs[0]:
@@ -169,7 +170,8 @@ class Updates:
             known.stored = known.stored.copy()
         # MXNet's own stores give names as bytes.
         called = known.index.encode() if isinstance(known.index, str) else known.index
-        gradient = gradient.as_in_context(known.stored.context)
+        if not (is_dense(gradient) and known.is_on_cpu(known.stored)):  # where dense sums are
+            gradient = gradient.as_in_context(known.stored.context)
         if adds_up(getattr(self.updater, "optimizer", None)):
             gradient = gradient.copy()  # it keeps the array, and here comes the next gradient
         with same_random_numbers(getattr(self.updater, "optimizer", None), known.index):
