@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cases import CASES, FLAT_SIZES, make_cases, one_of, parse_sizes
-from benchmarks.links import INTERFACE, Links, bits_per_second, limited_links, missing
 from benchmarks.plot import plot as draw
 from benchmarks.results import Result, describe_hardware, make_results, table
 from benchmarks.task import PEERS, WIRES, Task
 from benchmarks.world import end_by_signal, run_ranks
 from hybridps.errors import HybridPSError
+from hybridps.links import INTERFACE, Links, bits_per_second, limited_links, missing
 from hybridps.tensor_collectives import part_sizes
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -2,8 +2,8 @@
 
 python -m benchmarks.hierarchy --json hierarchy.json
 
-Linux, root, `ip` and `tc` (see links.py). Both ways are open at the same time and measured in turn. What crosses the
-link of a rack is read from the counters of its network interface.
+Linux, root, `ip` and `tc` (see hybridps/links.py). Both ways are open at the same time and measured in turn. What
+crosses the link of a rack is read from the counters of its network interface.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import typer
 
 from benchmarks.ending import end_within
 from benchmarks.hierarchy_group import Told
-from benchmarks.links import INTERFACE, LAUNCHER, Links, LinksError, bits_per_second, limited_links
 from benchmarks.results import Result, describe_hardware, size_text
 from benchmarks.world import end_by_signal
 from hybridps.config import Settings
 from hybridps.errors import HybridPSError
+from hybridps.links import INTERFACE, LAUNCHER, Links, LinksError, bits_per_second, limited_links
 from hybridps.processes import ServerProcess, die_with_parent
 
 WAYS = ("flat", "hierarchy")

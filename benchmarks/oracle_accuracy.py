@@ -4,7 +4,7 @@
     python -m benchmarks.oracle_accuracy run FOLDER            # the configurations, those that are not there yet
     python -m benchmarks.oracle_accuracy table FOLDER
 
-Limited links are those of benchmarks/links.py: nodes in network namespaces, which share the cores of this machine.
+Limited links are those of hybridps/links.py: nodes in network namespaces, which share the cores of this machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.links import LinksError, limited_links
+from hybridps.links import LinksError, limited_links
 
 TOP = Path(__file__).parents[1]
 SCRIPT = TOP / "examples" / "imagenet" / "train.py"

@@ -12,8 +12,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.cases import Case
-from benchmarks.links import Links, bits_per_second
 from benchmarks.task import Answer, Task
+from hybridps.links import Links, bits_per_second
 
 Result = dict[str, Any]
 

@@ -19,13 +19,13 @@ import typer
 
 from benchmarks.cases import one_of
 from benchmarks.disturbance import Disturbance
-from benchmarks.links import Links, bits_per_second, limited_links
 from benchmarks.results import Result, describe_hardware, installed_versions
 from benchmarks.step_contenders import CONTENDERS, Contender, measure
 from benchmarks.step_overlap import overlap
 from benchmarks.step_task import Round, Timed, Told
 from benchmarks.world import end_by_signal
 from hybridps.errors import HybridPSError
+from hybridps.links import Links, bits_per_second, limited_links
 
 UPDATES = ("server", "worker")
 ALONE, PEER = "compute", "dist_sync"

@@ -20,11 +20,11 @@ import msgspec
 from benchmarks.clusters import HOST, mxnet_serving
 from benchmarks.ending import end_within
 from benchmarks.hierarchy import server as serving_at
-from benchmarks.links import Links
 from benchmarks.step_task import Timed, Told
 from benchmarks.world import TOP
 from hybridps.cli.run.mpirun import rank_environment
 from hybridps.config import Settings
+from hybridps.links import Links
 from hybridps.processes import die_with_parent, without_rank_marks
 
 OURS = "dist_hybridps_sync"

@@ -170,6 +170,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lost_seconds: Seconds = 10.0
     """Time without a heartbeat after which a leader or server counts as lost."""
 
+    launch: Name | None = None
+    """Identifies the launch that a process belongs to. Set by the launcher."""
+
     run_folder: str | None = None
     """Folder for the events of a run. Default: events are not written."""
 

@@ -8,11 +8,18 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from hybridps.errors import ConfigError
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=0, le=1_000_000)]
+"""Workers, groups or servers. The bound keeps a damaged file from asking for all memory."""
+Whole = Annotated[int, Meta(ge=0, le=1 << 62)]
+"""Bytes, or steps."""
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event"):
@@ -31,9 +38,9 @@ class Planned(Event, frozen=True):
 
     role: str
     worker: int
-    workers: int
+    workers: Count
     group: int
-    groups: int
+    groups: Count
     group_rank: int
     node: int
     servers: list[str]
@@ -50,13 +57,46 @@ class Registered(Event, frozen=True):
 
 
 class Exchanged(Event, frozen=True):
-    """The leader exchanged weights with the servers. `distance`: relative, |w - centre| / |w|."""
+    """A group exchanged weights. `nbytes`: the payload that it sent.
+
+    `distance`: relative, |w - centre| / |w|; None (or NaN, which JSON does not have) if that is not known.
+    """
 
     table: str
-    step: int
+    step: Whole
     took_seconds: float
-    nbytes: int
-    distance: float
+    nbytes: Whole
+    distance: float | None
+
+
+class Launched(Event, frozen=True):
+    """`hybridps run` starts the workers now."""
+
+    workers: Count
+    groups: Count
+    servers: Count
+    command: list[str]
+
+
+class Evaluated(Event, frozen=True):
+    """What the script says of its model after so many epochs: see `hybridps.progress`.
+
+    `accuracy` and `centre_accuracy`: shares of `images` validation images. None: not said.
+    """
+
+    epoch: Annotated[float, Meta(ge=0)]
+    accuracy: Share | None = None
+    loss: float | None = None
+    centre_accuracy: Share | None = None
+    images: Annotated[int, Meta(ge=1)] | None = None
+    worker: Annotated[int, Meta(ge=0)] | None = None
+    group: int | None = None
+
+
+class Ended(Event, frozen=True):
+    """The launch has ended with this exit status."""
+
+    status: int
 
 
 class Changed(Event, frozen=True):
@@ -84,16 +124,19 @@ class Chosen(Event, frozen=True):
 
 
 class Communicated(Event, frozen=True):
-    """Time that communication took in `steps` steps, since the store began; written at most once a second.
+    """Time that communication took in `steps` steps, since the store began; written at most ten times a second.
 
     `group_seconds`: inside the group, including the wait for its ranks. `exchange_seconds`: waiting for the servers'
     answers and distributing them. `exposed_seconds`: after a step's last gradient, when backward no longer hides it.
+    The bytes are the payload that this rank has sent to servers or to other groups, and received from servers.
     """
 
-    steps: int
+    steps: Whole
     group_seconds: float
     exchange_seconds: float
     exposed_seconds: float
+    bytes_to_servers: Whole = 0
+    bytes_from_servers: Whole = 0
 
 
 class NotFinite(Event, frozen=True):
@@ -112,9 +155,10 @@ class Noted(Event, frozen=True):
 class Closed(Event, frozen=True):
     """The rank has finished. Bytes count the payload that this rank passed to each tier."""
 
-    steps: int
-    bytes_within_group: int
-    bytes_to_servers: int
+    steps: Whole
+    bytes_within_group: Whole
+    bytes_to_servers: Whole
+    bytes_from_servers: Whole = 0
 
 
 class EventLog:

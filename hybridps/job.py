@@ -47,8 +47,6 @@ class Job:
     ) -> None:
         self.session = session
         self.servers = servers
-        self.steps = 0
-        """Steps done, for the record."""
         self._embedded = embedded
         self._open_store = open_store
         self._algorithms = 0
@@ -62,6 +60,7 @@ class Job:
         self._session_number: int | None = None
         """Of the group at its servers."""
         self._closed = False
+        session.bytes_with_servers = self._bytes
 
     @property
     def workers(self) -> int:
@@ -70,6 +69,24 @@ class Job:
     @property
     def worker(self) -> int:
         return self.session.place.worker
+
+    @property
+    def steps(self) -> int:
+        """Steps done, for the record."""
+        return self.session.steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self.session.steps = steps
+
+    def _bytes(self) -> tuple[int, int]:
+        """The payload that this rank has sent to servers or other groups, and received from servers."""
+        sent, received = 0, 0
+        if self._store is not None:
+            sent, received = self._store.bytes_to_servers, self._store.bytes_from_servers
+        if self._partners is not None:
+            sent += self._partners.bytes_sent
+        return sent, received
 
     @property
     def client(self) -> Client | None:
@@ -113,15 +130,12 @@ class Job:
         if self._closed:
             return
         self._closed = True
-        sent = 0
         if self._store is not None:
-            sent = self._store.bytes_to_servers
             self._store.close()
         if self._partners is not None:
-            sent += self._partners.bytes_sent
             self._partners.leave()
         within = self._levels.bytes_moved if self._levels is not None else 0
-        self.session.events.emit(Closed(self.steps, within, sent))
+        self.session.events.emit(Closed(self.steps, within, *self._bytes()))
         if self._levels is not None:
             self._levels.close()
             self._levels.group.free()

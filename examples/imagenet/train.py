@@ -284,10 +284,12 @@ class Journal:
         )
         if self._worker == 0:
             (args.run / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
+        print(f"hybridps: epoch={first_epoch} worker={self._worker}", flush=True)  # the first epoch begins
 
     def epoch(self, epoch: int, loss: float, timing: dict[str, float], lr: float, scores: dict[str, float]) -> None:
         rate = timing["train_images"] / timing["train_seconds"]
         self._write("epoch", epoch=epoch, loss=loss, **timing, images_per_second=rate, lr=lr, **scores)
+        print(progress_line(self._worker, epoch, loss, scores), flush=True)
         if self._worker == 0:
             words = [
                 f"epoch {epoch}/{self._epochs}{self._whose}",
@@ -307,6 +309,17 @@ class Journal:
             # A worker that was killed while it wrote leaves half a line, which must not spoil this one.
             half = file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
             file.write(b"\n" * bool(half) + json.dumps(line).encode() + b"\n")
+
+
+def progress_line(worker: int, epoch: int, loss: float, scores: dict[str, float]) -> str:
+    """What `hybridps run` reads and adds up over the workers."""
+    words = [f"epoch={epoch}", f"loss={loss:.6g}", f"worker={worker}"]
+    images = scores.get("val_images")
+    if images:
+        words += [f"accuracy={scores['val_top1_correct'] / images:.6g}", f"images={images}"]
+        if "centre_top1_correct" in scores:
+            words.append(f"centre_accuracy={scores['centre_top1_correct'] / images:.6g}")
+    return f"hybridps: {' '.join(words)}"
 
 
 def accuracy_words(scores: dict[str, float]) -> list[str]:

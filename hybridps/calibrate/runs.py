@@ -22,6 +22,11 @@ _OF_STEPS = ("tau", "bucket_bytes", "chunk_bytes")
 def describe(folder: Path) -> tuple[Run, dict[str, Any]]:
     """The configuration of a run, and the settings of its training script. Raises HybridPSError for another folder."""
     found = read_run(folder)
+    if not found.workers:
+        raise OracleError(
+            f"{folder} has no train-<worker>.jsonl with a line in it: this command needs the files that "
+            "examples/imagenet/train.py writes"
+        )
     settings = found.workers[min(found.workers)].settings()
     job = next((event.settings for event in found.last(Configured)), {})
     try:
@@ -63,8 +68,8 @@ def median_step_seconds(worker: Worker, field: str, batch_size: int, epochs: Seq
     lines = [worker.epochs.get(number, {}) for number in epochs]
     if not lines or any(line.get(field) is None for line in lines):
         raise OracleError(
-            f"train-{worker.number}.jsonl has no epoch with {field}: the run ended too soon, or is an old one, or its "
-            "script is not as the example"
+            f"train-{worker.number}.jsonl has no epoch with {field}: the run ended too soon, or is an old one; "
+            "this command needs the files that examples/imagenet/train.py writes"
         )
     return statistics.median(line[field] * batch_size / line["train_images"] for line in lines)
 

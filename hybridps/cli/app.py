@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from hybridps import __version__
+from hybridps.cli.compare import options as compare_options
 from hybridps.cli.oracle import oracle_app
 from hybridps.cli.run import options
 from hybridps.config import PREFIX, Settings, load_settings, make_settings
@@ -94,6 +95,47 @@ def run_command(
         launcher=launcher,
     )
     sys.exit(run(launch))
+
+
+@app.command(
+    name="compare",
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+    options_metavar="[OPTIONS] --",
+)
+def compare_command(
+    command: options.CommandArgument = None,
+    *,
+    algorithms: compare_options.AlgorithmsOption,
+    seeds: compare_options.SeedsOption = 1,
+    workers: options.WorkersOption = None,
+    groups: options.GroupsOption = None,
+    server_count: options.ServersOption = None,
+    link: compare_options.LinkOption = None,
+    budget_seconds: compare_options.BudgetSecondsOption = None,
+    to_accuracy: compare_options.AccuracyOption = None,
+    out: compare_options.OutOption = Path("runs/compare"),
+    pairs: options.SettingsOption = None,
+    exports: options.ExportsOption = None,
+    dry_run: compare_options.DryRunOption = False,
+) -> None:
+    """Train a script with several algorithms in turn, and make one page of what came out."""
+    from hybridps.cli.compare.compare import compare
+    from hybridps.cli.compare.plan import Comparison
+
+    comparison = Comparison(
+        contenders=(algorithms,),
+        seeds=seeds,
+        workers=workers or groups or 1,
+        groups=groups or 1,
+        servers=server_count,
+        link=link,
+        budget_seconds=budget_seconds,
+        to_accuracy=to_accuracy,
+        settings=tuple(pairs or ()),
+        exports=tuple(exports or ()),
+        command=tuple(command or ()),
+    )
+    sys.exit(compare(comparison, out.absolute(), dry_run=dry_run))
 
 
 @app.command(name="serve")

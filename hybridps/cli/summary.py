@@ -14,9 +14,9 @@ def print_summary(folder: str, *, only_if_events: bool = False) -> None:
     """Write the report of a run folder, and print its summary.
 
     Raises HybridPSError if there is nothing to report. With `only_if_events`, at the end of a run, it prints nothing if
-    no training script wrote there, and a note if the report cannot be written.
+    nobody wrote there, and a note if the report cannot be written.
     """
-    if only_if_events and not any(Path(folder).glob("train-*.jsonl")):
+    if only_if_events and not any(any(Path(folder).glob(f"{kind}-*.jsonl")) for kind in ("train", "hybridps")):
         return
     try:
         from hybridps.report import make_report

@@ -49,6 +49,10 @@ class Session:
         """The workers of this MPI world (for a server: the servers)."""
         self.group = self.workers.split(max(place.group, 0))
         """The group of this worker."""
+        self.steps = 0
+        """Steps that the models of this rank have done, for the record."""
+        self.bytes_with_servers: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """The payload that this rank has sent to servers, and received from them, so far, as its job counts it."""
         name = place.worker if place.role == WORKER else f"server-{place.world_rank}"
         self.events = EventLog(settings.run_folder, name)
         self.watchdog = Watchdog(settings.deadline_seconds, self._late)

@@ -34,6 +34,9 @@ class ParameterStore(Protocol):
     bytes_to_servers: int
     """Payload bytes sent so far."""
 
+    bytes_from_servers: int
+    """Payload bytes asked for so far: answers to exchanges, and what was pulled."""
+
     def register(
         self,
         table: str,

@@ -1,9 +1,31 @@
 """The report of a run folder: its events, a summary (`summary.json`) and a plot (`training.png`).
 
-A caller makes the report of a folder with `make_report`, or reads its events with `read_run` and `read_worker`.
+A caller makes the report of a folder with `make_report`, or reads its events with `read_run`, `read_rank` and
+`read_worker`; `points_of` has the accuracy over time, and `Following` what a run sends while it goes on.
 """
 
-from hybridps.report.reading import Rank, Run, Worker, read_run, read_worker
-from hybridps.report.summary import make_report
+from hybridps.report.following import Following
+from hybridps.report.points import Point, points_of, started, traffic_of
+from hybridps.report.reading import Rank, Run, Worker, read_rank, read_run, read_worker
+from hybridps.report.summary import make_report, summarise
+from hybridps.report.traffic import Curve, figures, in_words, size
 
-__all__ = ["Rank", "Run", "Worker", "make_report", "read_run", "read_worker"]
+__all__ = [
+    "Curve",
+    "Following",
+    "Point",
+    "Rank",
+    "Run",
+    "Worker",
+    "figures",
+    "in_words",
+    "make_report",
+    "points_of",
+    "read_rank",
+    "read_run",
+    "read_worker",
+    "size",
+    "started",
+    "summarise",
+    "traffic_of",
+]

@@ -8,7 +8,9 @@ from typing import Any
 
 from hybridps.errors import HybridPSError
 from hybridps.events import Planned
+from hybridps.report.points import Point, points_of
 from hybridps.report.reading import Line, Run, Worker, fraction, mean_loss
+from hybridps.report.traffic import in_words
 
 Value = Callable[[list[Line]], float | None]
 
@@ -21,17 +23,31 @@ def plot(run: Run, summary: dict[str, Any]) -> bytes:
         raise HybridPSError("the plot needs matplotlib: pip install 'hybridps[demo]'") from None
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    _draw_workers(left, run, mean_loss)
-    _draw_workers(right, run, _percent("val_top1_correct"))
-    if run.has_centre():
-        epochs, shares = _curve(run.workers.values(), _percent("centre_top1_correct"))
-        right.plot(epochs, shares, "--", color="C3", linewidth=2.0, marker=".", label="centre")
-    _label(left, "training loss")
-    _label(right, "validation top-1 (%)")
+    if run.workers:
+        _draw_workers(left, run, mean_loss)
+        _draw_workers(right, run, _percent("val_top1_correct"))
+        if run.has_centre():
+            epochs, shares = _curve(run.workers.values(), _percent("centre_top1_correct"))
+            right.plot(epochs, shares, "--", color="C3", linewidth=2.0, marker=".", label="centre")
+    else:
+        _draw_points(left, right, points_of(run))
+    _label(left, "loss")
+    _label(right, "accuracy (%)")
     figure.suptitle(_title(summary), fontsize=11)
     picture = BytesIO()
     figure.savefig(picture, dpi=130, format="png")
     return picture.getvalue()
+
+
+def _draw_points(left: Any, right: Any, points: list[Point]) -> None:
+    """Draw what the script reported: the mean of its workers, and the centre."""
+    drawn = ((left, "loss", 1, "-"), (right, "accuracy", 100, "-"), (right, "centre_accuracy", 100, "--"))
+    for axes, field, scale, style in drawn:
+        known = [(point.epoch, scale * value) for point in points if (value := getattr(point, field)) is not None]
+        if known:
+            colour = "C3" if field == "centre_accuracy" else "C0"
+            label = "centre" if field == "centre_accuracy" else "workers"
+            axes.plot(*zip(*known, strict=True), style, color=colour, linewidth=2.0, marker=".", label=label)
 
 
 def _draw_workers(axes: Any, run: Run, value: Value) -> None:
@@ -54,7 +70,8 @@ def _label(axes: Any, what: str) -> None:
     axes.set_ylabel(what)
     axes.grid(alpha=0.3)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -64,7 +81,10 @@ def _title(summary: dict[str, Any]) -> str:
 
     parts = [str(summary["algorithm"])]
     parts += [count(summary[f"{word}s"], word) for word in ("worker", "group", "server") if summary[f"{word}s"]]
-    parts.append(f"{summary['images_per_second']:,.0f} images/s")
+    if "images_per_second" in summary:
+        parts.append(f"{summary['images_per_second']:,.0f} images/s")
+    if traffic := in_words(summary):
+        parts.append(traffic)
     if summary["lost"]:
         parts.append(f"not finished: {', '.join(map(str, summary['lost']))}")
     return "  ·  ".join(parts)

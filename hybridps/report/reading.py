@@ -1,26 +1,62 @@
-"""Reads a run folder: what each worker and each rank wrote there.
+"""Reads a run folder: what the ranks, the launcher and the training script wrote there.
 
-The training script writes `train-<worker>.jsonl` (events `run`, `epoch`, `end`), and this package writes
-`hybridps-<rank>.jsonl` (see events.py). A restarted worker appends to its file.
+This package writes `hybridps-<rank>.jsonl` and `hybridps-launcher.jsonl` (see events.py); where there is no launcher,
+`report_progress` writes `hybridps-progress-<worker>.jsonl`. A script may write more about its training: the example's
+`train-<worker>.jsonl` (events `run`, `epoch`, `end`). A restarted worker appends to its file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from hybridps.errors import HybridPSError
-from hybridps.events import Closed, Communicated, Configured, Exchanged, Planned
+from hybridps.events import (
+    Closed,
+    Communicated,
+    Configured,
+    Count,
+    Ended,
+    Evaluated,
+    Exchanged,
+    Launched,
+    Planned,
+)
 
-Known = Configured | Planned | Communicated | Exchanged | Closed
-KnownT = TypeVar("KnownT", Configured, Planned, Communicated, Exchanged, Closed)
+Known = Configured | Planned | Communicated | Exchanged | Closed | Launched | Evaluated | Ended
+KnownT = TypeVar("KnownT", Configured, Planned, Communicated, Exchanged, Closed, Launched, Evaluated, Ended)
 Line = dict[str, Any]
+
+_DIGITS = 6
+"""Of the highest number of a worker."""
+
+
+class _TrainingSettings(msgspec.Struct):
+    """What the report reads of the settings of a training script."""
+
+    workers: Count | None = None
+
+
+class _TrainingLine(msgspec.Struct):
+    """What the report reads of a line of a training file; a script may write more."""
+
+    first_epoch: int | None = None
+    started_at: float | None = None
+    settings: _TrainingSettings | None = None
+    epoch: int | None = None
+    seconds: float | None = None
+    images_per_second: float | None = None
+    loss: float | None = None
+    val_images: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    val_top1_correct: float | None = None
+    val_top5_correct: float | None = None
+    centre_top1_correct: float | None = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +74,7 @@ class Worker:
 
     def images_per_second(self) -> float:
         """Mean over the epochs, without the first one, which includes the start-up, if there are several."""
-        rates = [epoch["images_per_second"] for _, epoch in sorted(self.epochs.items())]
+        rates = [epoch.get("images_per_second") or 0.0 for _, epoch in sorted(self.epochs.items())]
         return float(np.mean(rates[1:] or rates)) if rates else 0.0
 
     def seconds(self) -> float:
@@ -48,9 +84,11 @@ class Worker:
 
 @dataclass(frozen=True)
 class Rank:
-    """The events that one rank of the package wrote since it was last configured."""
+    """The events that one rank of the package, or the launcher, wrote since it was last configured."""
 
     events: list[Known]
+    times: list[float] = field(default_factory=list)
+    """When each event happened, in seconds since 1970."""
 
     def last(self, kind: type[KnownT]) -> KnownT | None:
         return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
@@ -61,8 +99,14 @@ class Run:
     """The contents of a run folder."""
 
     workers: dict[int, Worker]
+    """Of those that wrote a training file."""
     ranks: list[Rank]
     expected: int
+    """Number of workers."""
+    launch: Rank | None = None
+    """What the launcher wrote."""
+    reports: list[Rank] = field(default_factory=list)
+    """What workers without a launcher wrote themselves of their progress."""
 
     def last(self, kind: type[KnownT]) -> list[KnownT]:
         """The last event of this kind of each rank that has one."""
@@ -70,7 +114,8 @@ class Run:
 
     def algorithm(self) -> str:
         """Name of the algorithm, from the settings of the job, or else from the type of the KVStore."""
-        named = [event.settings.get("algorithm") for event in self.last(Configured)]
+        known = [*self.ranks, *([self.launch] if self.launch else [])]
+        named = [event.settings.get("algorithm") for rank in known if (event := rank.last(Configured))]
         told = [worker.settings() for worker in self.workers.values()]
         named += [settings.get("kvstore_type") or settings.get("kvstore") for settings in told]
         return str(next(filter(None, named), "unknown")).removeprefix("dist_hybridps_")
@@ -81,24 +126,54 @@ class Run:
         return "elastic" in self.algorithm() or any(line.get("centre_top1_correct") is not None for line in lines)
 
     def finished(self) -> list[int]:
-        return [number for number, worker in sorted(self.workers.items()) if worker.end]
+        """The workers that came to their end, as their training files say, or else their events."""
+        if self.workers:
+            return [number for number, worker in sorted(self.workers.items()) if worker.end]
+        closed = {plan.worker for rank in self.ranks if (plan := rank.last(Planned)) and rank.last(Closed)}
+        end = self.launch.last(Ended) if self.launch else None
+        without_events = not any(rank.last(Planned) for rank in self.ranks)
+        return list(range(self.expected)) if without_events and end and end.status == 0 else sorted(closed)
 
     def lost(self) -> list[int]:
         return sorted((set(range(self.expected)) | set(self.workers)) - set(self.finished()))
 
 
 def read_run(folder: Path) -> Run:
-    """Read the files of all workers and ranks. Raises HybridPSError if no worker wrote anything."""
+    """Read the files of all workers, ranks and the launcher. Raises HybridPSError if nobody wrote anything."""
     workers = {number: read_worker(number, path) for number, path in _numbered(folder, "train-")}
     workers = {number: worker for number, worker in workers.items() if worker.run or worker.epochs}
-    if not workers:
-        raise HybridPSError(f"{folder} has no train-<worker>.jsonl with a line in it: is it the folder of a run?")
-    expected = _expected(workers)
-    workers = {number: worker for number, worker in workers.items() if number < expected}
     ranks = [read_rank(path) for _, path in _numbered(folder, "hybridps-")]
-    return Run(
-        workers, [rank for rank in ranks if not (plan := rank.last(Planned)) or plan.worker < expected], expected
-    )
+    launch = _launch(folder / "hybridps-launcher.jsonl", ranks)
+    if launch is not None:
+        ranks = [rank for rank in ranks if is_of(rank, launch)]  # the others are of an earlier run
+    reports = [read_rank(path) for _, path in _numbered(folder, "hybridps-progress-")]
+    if not (workers or launch or any(rank.events for rank in [*ranks, *reports])):
+        raise HybridPSError(
+            f"{folder} has no train-<worker>.jsonl and no hybridps-<worker>.jsonl with a line in it: is it the folder "
+            "of a run?"
+        )
+    expected = _expected(workers, ranks, launch)
+    workers = {number: worker for number, worker in workers.items() if number < expected}
+    ranks = [rank for rank in ranks if not (plan := rank.last(Planned)) or plan.worker < expected]
+    return Run(workers, ranks, expected, launch, reports)
+
+
+def began(rank: Rank) -> float:
+    """When a rank was last configured, in seconds since 1970; 0 if it never was."""
+    configured = rank.last(Configured)
+    return configured.started_at if configured else 0.0
+
+
+def launch_of(rank: Rank) -> str | None:
+    """The id of the launch that a rank belongs to; None without a launcher."""
+    configured = rank.last(Configured)
+    return configured.settings.get("launch") if configured else None
+
+
+def is_of(rank: Rank, launch: Rank) -> bool:
+    """Whether a rank belongs to a launch: by its id, or else by the clocks of their hosts."""
+    theirs, own = launch_of(launch), launch_of(rank)
+    return theirs == own if theirs and own else began(rank) >= began(launch)
 
 
 def read_worker(number: int, path: Path) -> Worker:
@@ -106,12 +181,12 @@ def read_worker(number: int, path: Path) -> Worker:
     run: Line = {}
     epochs: dict[int, Line] = {}
     end = None
-    for line in _lines(path):
+    for line in filter(_is_sound, _lines(path)):
         if line.get("event") == "run":
             first = line.get("first_epoch") or 0
             run, end = line, None
             epochs = {epoch: fields for epoch, fields in epochs.items() if epoch <= first}
-        elif line.get("event") == "epoch" and isinstance(line.get("epoch"), int):
+        elif line.get("event") == "epoch" and line.get("epoch") is not None:
             epochs[line["epoch"]] = line
         elif line.get("event") == "end":
             end = line
@@ -121,13 +196,19 @@ def read_worker(number: int, path: Path) -> Worker:
 def read_rank(path: Path) -> Rank:
     """Read one event file from its last `Configured` event on. Events that are not `Known` are skipped."""
     events: list[Known] = []
+    times: list[float] = []
+    start = 0.0
     for line in _lines(path):
         with suppress(msgspec.ValidationError):
             event = msgspec.convert(line, Known)
+            seconds = msgspec.convert(line.get("seconds") or 0.0, float)
             if isinstance(event, Configured):
                 events.clear()
+                times.clear()
+                start = event.started_at - seconds
             events.append(event)
-    return Rank(events)
+            times.append(start + seconds)
+    return Rank(events, times)
 
 
 def mean_loss(lines: list[Line]) -> float | None:
@@ -143,16 +224,42 @@ def fraction(lines: list[Line], key: str) -> float | None:
     return sum(line[key] for line in counted) / images if images else None
 
 
-def _expected(workers: dict[int, Worker]) -> int:
-    """Number of workers, as the worker that started last reports it: an earlier run in the folder may have had more."""
-    newest = max(workers.values(), key=lambda worker: worker.run.get("started_at") or 0.0)
-    return int(newest.settings().get("workers") or max(workers) + 1)
+def _is_sound(line: Line) -> bool:
+    """Whether a line of a training file has numbers where the report counts with them."""
+    try:
+        msgspec.convert(line, _TrainingLine)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _launch(path: Path, ranks: list[Rank]) -> Rank | None:
+    """What the launcher wrote of the last run; None if there was none, or if the ranks ran without it after that."""
+    launch = read_rank(path) if path.is_file() else Rank([])
+    if not launch.events:
+        return None
+    ended = launch.times[-1] if launch.last(Ended) else float("inf")
+    # A rank with an id was started by a launcher, which wrote into this file.
+    alone = (rank for rank in ranks if not (launch_of(launch) and launch_of(rank)))
+    return None if any(began(rank) > ended for rank in alone) else launch
+
+
+def _expected(workers: dict[int, Worker], ranks: list[Rank], launch: Rank | None) -> int:
+    """Number of workers, as those that started last report it: an earlier run in the folder may have had more."""
+    launched = launch.last(Launched) if launch else None
+    if launched is not None:
+        return launched.workers
+    if workers:
+        newest = max(workers.values(), key=lambda worker: worker.run.get("started_at") or 0.0)
+        return int(newest.settings().get("workers") or max(workers) + 1)
+    plans = [(began(rank), plan.workers) for rank in ranks if (plan := rank.last(Planned))]
+    return max(plans, default=(0.0, 1))[1]
 
 
 def _numbered(folder: Path, prefix: str) -> Iterator[tuple[int, Path]]:
     for path in sorted(folder.glob(f"{prefix}*.jsonl")):
         number = path.stem.removeprefix(prefix)
-        if number.isdigit() and path.is_file():
+        if number.isdecimal() and len(number) <= _DIGITS and path.is_file():
             yield int(number), path
 
 

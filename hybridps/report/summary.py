@@ -7,15 +7,17 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hybridps.events import Closed, Planned
+from hybridps.events import Closed, Ended, Launched, Planned
 from hybridps.report.plots import plot
+from hybridps.report.points import points_of, started, traffic_of
 from hybridps.report.reading import Run, fraction, mean_loss, read_run
+from hybridps.report.traffic import figures
 
 
 def make_report(folder: Path) -> dict[str, Any]:
     """Write `summary.json` and `training.png` into a run folder, and return the summary.
 
-    Half-written lines are skipped. Raises HybridPSError if no worker wrote anything there, or if
+    Half-written lines are skipped. Raises HybridPSError if nobody wrote anything there, or if
     matplotlib is not installed; the summary is written before the plot.
     """
     run = read_run(folder)
@@ -26,19 +28,45 @@ def make_report(folder: Path) -> dict[str, Any]:
 
 
 def summarise(run: Run) -> dict[str, Any]:
-    """The figures of `summary.json`. Accuracies are fractions of all validation images, at the last common epoch."""
+    """The figures of `summary.json`, of any script's run. Accuracies are shares of all validation images.
+
+    `accuracy`, `accuracy_centre` and `loss` are those of the last epoch that reported them. A run whose script wrote
+    training files has more: see `_of_training`.
+    """
+    points, plans, closed = points_of(run), run.last(Planned), run.last(Closed)
+    launched = run.launch.last(Launched) if run.launch else None
+    ended = run.launch.last(Ended) if run.launch else None
+
+    def latest(field: str) -> float | None:
+        return next((value for point in reversed(points) if (value := getattr(point, field)) is not None), None)
+
+    summary = {
+        "algorithm": run.algorithm(),
+        "groups": max((plan.groups for plan in plans), default=launched.groups if launched else 1),
+        "workers": run.expected,
+        "servers": max((len(plan.servers) for plan in plans), default=launched.servers if launched else 0),
+        "epochs": _whole(points[-1].epoch) if points else 0,
+        "accuracy": latest("accuracy"),
+        "accuracy_centre": latest("centre_accuracy"),
+        "loss": latest("loss"),
+        "seconds": _seconds(run),
+        "bytes_within_groups": sum(event.bytes_within_group for event in closed),
+        "bytes_to_servers": _bytes_to_servers(run),
+    }
+    summary |= figures(traffic_of(run)) | (_of_training(run) if run.workers else {})
+    summary |= {"finished": run.finished(), "lost": run.lost()}
+    return summary | ({"status": ended.status} if ended else {})
+
+
+def _of_training(run: Run) -> dict[str, Any]:
+    """What only training files say: top-1 and top-5 at the last epoch that all judged workers have, and their speed."""
     judged = [run.workers[number] for number in run.finished()] or list(run.workers.values())
     epochs = sorted(set.intersection(*(set(worker.epochs) for worker in judged))) if judged else []
     last = epochs[-1] if epochs else 0
     validated = [epoch for epoch in epochs if all(worker.epochs[epoch].get("val_images") for worker in judged)]
     lines = [worker.epochs[validated[-1]] for worker in judged] if validated else []
-    plans, closed = run.last(Planned), run.last(Closed)
     top1 = fraction(lines, "val_top1_correct")
     return {
-        "algorithm": run.algorithm(),
-        "groups": max((plan.groups for plan in plans), default=1),
-        "workers": run.expected,
-        "servers": max((len(plan.servers) for plan in plans), default=0),
         "epochs": last,
         "top1": top1,
         "top5": fraction(lines, "val_top5_correct"),
@@ -46,11 +74,25 @@ def summarise(run: Run) -> dict[str, Any]:
         "loss": mean_loss([worker.epochs[last] for worker in judged if last in worker.epochs]),
         "images_per_second": sum(worker.images_per_second() for worker in judged),
         "seconds": max((worker.seconds() for worker in judged), default=0.0),
-        "bytes_within_groups": sum(event.bytes_within_group for event in closed),
-        "bytes_to_servers": sum(event.bytes_to_servers for event in closed),
-        "finished": run.finished(),
-        "lost": run.lost(),
     }
+
+
+def _bytes_to_servers(run: Run) -> int:
+    """Groups without servers count there what they sent to each other."""
+    without = {id(rank) for rank in run.ranks if (plan := rank.last(Planned)) and not plan.servers}
+    known = (rank.last(Closed) for rank in run.ranks if id(rank) not in without)
+    return sum(event.bytes_to_servers for event in known if event)
+
+
+def _whole(epoch: float) -> float:
+    return int(epoch) if epoch == int(epoch) else epoch
+
+
+def _seconds(run: Run) -> float:
+    """From the start of the workers to the last event."""
+    known = [*run.ranks, *run.reports, *([run.launch] if run.launch else [])]
+    last = max((rank.times[-1] for rank in known if rank.times), default=0.0)
+    return max(0.0, last - started(run))
 
 
 def _write_atomically(path: Path, content: bytes) -> None:

@@ -30,6 +30,7 @@ class ArrayModel:
         context = JobContext.of(session)
         keys = {name: KeySpec(value.dtype.name, value.shape) for name, value in weights.items()}
         self._algorithm = algorithm
+        self._session = session
         self._schedule = Schedule(algorithm.levels, context)
         initial = InitialValues(self._schedule, algorithm, context, "initial")
         self._averaged = Weights(keys, self._schedule, algorithm, context, initial, "model")
@@ -49,6 +50,7 @@ class ArrayModel:
         """
         if self._algorithm.averages(self._sums.next_step):
             self._wait([self._averaged.average(self._sums.next_step)])
+        self._session.steps = max(self._session.steps, self._sums.next_step + 1)
         self._sums.begin()
         self._wait([self._sums.push(name) for name in self.gradients])
 

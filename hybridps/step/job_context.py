@@ -24,12 +24,15 @@ class JobContext:
     events: EventLog
     watch: Callable[[str], AbstractContextManager[None]]
     group: int = 0
+    bytes_with_servers: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    """The payload that this rank has sent to servers, and received from them, so far."""
 
     @staticmethod
     def of(session: Session) -> JobContext:
         """The context of a worker of this session."""
         place, watch = session.place, session.watchdog.watch
-        return JobContext(session.settings, place.worker, session.plan.groups, session.events, watch, place.group)
+        groups, with_servers = session.plan.groups, session.bytes_with_servers
+        return JobContext(session.settings, place.worker, groups, session.events, watch, place.group, with_servers)
 
     @property
     def whole_tables(self) -> bool:

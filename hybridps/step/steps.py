@@ -30,7 +30,7 @@ class Reducer:
         self._bucket_bytes = context.settings.bytes_reduced_at_a_time
         self._finite = FiniteCheck(algorithm, context)
         self._under_way: deque[Sequence[Item]] = deque()
-        self.spent = TimeSpent(context.events)
+        self.spent = TimeSpent(context.events, context.bytes_with_servers)
         self.in_order: Plan | None = None
         """The plan of the steps that stay in program order."""
 

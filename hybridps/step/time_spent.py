@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from hybridps.events import Communicated, EventLog
 
-INTERVAL_SECONDS = 1.0
-"""Minimum time between two events."""
+INTERVAL_SECONDS = 0.1
+"""Minimum time between two events: reports draw the traffic of runs that take seconds."""
 
 
 class TimeSpent:
     """The seconds that the communication thread spends, summed over the steps; written to the events now and then."""
 
-    def __init__(self, events: EventLog) -> None:
+    def __init__(self, events: EventLog, bytes_with_servers: Callable[[], tuple[int, int]]) -> None:
         self.steps = 0
         """Steps whose sums were all made bucket by bucket."""
         self._events = events
+        self._bytes_with_servers = bytes_with_servers
         self._seconds = {"group": 0.0, "exchange": 0.0, "exposed": 0.0}
         self._written = time.monotonic()
 
@@ -36,4 +37,6 @@ class TimeSpent:
         self._seconds["exposed"] += now - last_gradient
         if now - self._written >= INTERVAL_SECONDS:
             self._written = now
-            self._events.emit(Communicated(self.steps, **{f"{k}_seconds": v for k, v in self._seconds.items()}))
+            spent = {f"{activity}_seconds": seconds for activity, seconds in self._seconds.items()}
+            sent, received = self._bytes_with_servers()
+            self._events.emit(Communicated(self.steps, **spent, bytes_to_servers=sent, bytes_from_servers=received))

@@ -17,7 +17,8 @@ from worlds import environment
 TOP = Path(__file__).parents[2]
 sys.path.insert(0, str(TOP))
 
-from benchmarks import allreduce, cases, links, plot, results  # noqa: E402
+from benchmarks import allreduce, cases, plot, results  # noqa: E402
+from hybridps import links  # noqa: E402
 
 INTEL_MPI = os.environ.get("INTEL_MPI", "")
 """The prefix of an environment that has Intel MPI, mpi4py and NumPy."""
@@ -106,7 +107,7 @@ def test_intel_mpi_is_absent(tmp_path: Path, options: list[str], reason: str) ->
         (["--peers", "glue"], "'glue' is unknown: use gloo, horovod, intel_mpi"),
         (["--sizes", "10"], "'10' is no size"),
         (["--ranks", "2", "--nodes", "3"], "2 ranks cannot be on 3 nodes"),
-        (["--rate", "fast"], "'fast' is no rate"),
+        (["--rate", "fast"], "'fast' is not a rate"),
     ],
 )
 def test_wrong_options(options: list[str], message: str) -> None:

@@ -19,7 +19,8 @@ from worlds import environment
 TOP = Path(__file__).parents[2]
 sys.path.insert(0, str(TOP))
 
-from benchmarks import ablation, exchanges, links, push_pull  # noqa: E402
+from benchmarks import ablation, exchanges, push_pull  # noqa: E402
+from hybridps import links  # noqa: E402
 
 
 def start(module: str, *options: str, seconds: float = 200) -> subprocess.CompletedProcess[str]:

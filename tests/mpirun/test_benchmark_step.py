@@ -17,8 +17,9 @@ from worlds import environment
 TOP = Path(__file__).parents[2]
 sys.path.insert(0, str(TOP))
 
-from benchmarks import links, step, step_overlap  # noqa: E402
+from benchmarks import step, step_overlap  # noqa: E402
 from benchmarks.step_task import Round, Timed, Told, TracedBucket, TracedStep  # noqa: E402
+from hybridps import links  # noqa: E402
 
 needs_mxnet = pytest.mark.skipif(util.find_spec("mxnet") is None, reason="MXNet is not installed")
 CONTENDERS = ("compute", "dist_sync", "dist_device_sync", "hybridps_group", "hybridps_servers")

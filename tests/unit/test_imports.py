@@ -14,12 +14,13 @@ import hybridps
 
 PACKAGE = Path(hybridps.__file__).parent
 BASE = {"errors", "addresses", "config", "memory", "shared_memory", "codecs", "events", "processes", "racks"}
+BASE |= {"progress", "links"}
 PURE_PS = {"ps.store", "ps.model", "ps.clocks", "ps.chunk_map", "ps.rules"}
 """The parameter service without sockets and threads."""
 
 CORE = BASE | {"mpi_groups", "tensor_collectives"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "__init__": set(),
+    "__init__": {"progress"},
     "errors": set(),
     "addresses": {"errors"},
     "compiled": set(),
@@ -30,6 +31,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "events": BASE,
     "processes": BASE,
     "racks": BASE,
+    "progress": BASE,
+    "links": BASE,
     "mpi_groups": BASE,
     "tensor_collectives": CORE | {"compiled"},
     "ps": BASE | {"compiled"},

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import builtins
 import json
+import math
+import time
 from pathlib import Path
 
 import pytest
 
+from hybridps.cli.run.run_log import RunLog
+from hybridps.config import Settings
 from hybridps.errors import HybridPSError
-from hybridps.events import Closed, Configured, EventLog, Noted, Planned
-from hybridps.report import make_report
+from hybridps.events import Closed, Communicated, Configured, EventLog, Exchanged, Noted, Planned
+from hybridps.report import Following, make_report, points_of, read_run
+from hybridps.report.traffic import GroupTraffic, lags
 
 
 def run_line(workers: int, started_at: float = 100.0, first_epoch: int = 0, store: str = "dist_hybridps_sync") -> dict:
@@ -169,3 +174,225 @@ def test_without_matplotlib_the_summary_is_written(tmp_path, monkeypatch):
     with pytest.raises(HybridPSError, match="matplotlib"):
         make_report(tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text())["top1"] == 1.0
+
+
+def events_of_group(
+    folder: Path, group: int, servers: list[str], *events, algorithm: str = "elastic", began: float = 0.0, **settings
+) -> None:
+    """The events of a leader, which is the only rank of its group."""
+    log = EventLog(folder, group)
+    log.emit(Configured(started_at=began or time.time(), settings={"algorithm": algorithm, **settings}))
+    place = {"worker": group, "workers": 2, "group": group, "groups": 2, "group_rank": 0, "node": 0}
+    log.emit(Planned(role="worker", servers=servers, **place))
+    for event in events:
+        log.emit(event)
+    log.close()
+
+
+def exchanged(step: int, nbytes: int = 100, distance: float | None = 0.5) -> Exchanged:
+    return Exchanged("weights", step, 0.1, nbytes, distance)
+
+
+def test_any_script_s_run_has_a_summary(tmp_path):
+    """Of a launch whose groups averaged every fifth of 20 steps with servers."""
+    log = RunLog(Settings(run_folder=str(tmp_path), algorithm="elastic"))
+    log.launched(2, 2, 1, ["python", "train.py"])
+    for group in (0, 1):
+        steps = [exchanged(step, distance=0.2 + group / 10) for step in (0, 5, 10, 15)]
+        closed = Closed(steps=20, bytes_within_group=7, bytes_to_servers=400, bytes_from_servers=450)
+        events_of_group(tmp_path, group, ["tcp://a:1"], *steps, closed)
+    for epoch in (1, 2):
+        for worker in (0, 1):
+            part = f"accuracy={0.2 * epoch + 0.1 * worker} loss=3 centre_accuracy=0.9 worker={worker}"
+            log.hear(worker, f"hybridps: epoch={epoch} {part}", 2)
+    log.ended(0)
+    summary = make_report(tmp_path)
+    assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
+    assert (summary["algorithm"], summary["workers"], summary["groups"], summary["servers"]) == ("elastic", 2, 2, 1)
+    assert (summary["epochs"], summary["loss"], summary["accuracy_centre"]) == (2, 3.0, 0.9)
+    assert summary["accuracy"] == pytest.approx(0.45)
+    assert (summary["bytes_to_servers"], summary["bytes_across_groups"]) == (800, 1700)
+    assert (summary["steps"], summary["exchanges"], summary["exchanges_saved"]) == (20, 8, 32)
+    assert summary["bytes_saved"] == 2 * 8 * 100 * 32 // 8  # both ways
+    assert summary["distance"] == pytest.approx(0.25)
+    assert (summary["finished"], summary["lost"], summary["status"]) == ([0, 1], [], 0)
+    assert "top1" not in summary
+
+
+def test_groups_without_servers_count_what_they_sent_to_each_other(tmp_path):
+    events_of_group(tmp_path, 0, [], exchanged(2, 30, None), exchanged(3, 30, math.nan), Closed(10, 0, 0))
+    events_of_group(tmp_path, 1, [], exchanged(7, 12, None), Closed(10, 0, 20))  # eight at the end, without an exchange
+    summary = make_report(tmp_path)
+    assert (summary["bytes_across_groups"], summary["exchanges"], summary["exchanges_saved"]) == (80, 3, 17)
+    assert summary["bytes_to_servers"] == 0
+    assert summary["distance"] is None
+    assert summary["workers"] == 2
+
+
+def test_gradients_that_go_to_servers_are_exchanged_in_every_step(tmp_path):
+    events_of_group(
+        tmp_path, 0, ["tcp://a:1"], Communicated(4, 1, 1, 1, 40, 40), Closed(9, 0, 90, 90), algorithm="sync"
+    )
+    events_of_group(tmp_path, 1, ["tcp://a:1"], Communicated(5, 1, 1, 1, 50, 50), algorithm="sync")  # lost on the way
+    summary = make_report(tmp_path)
+    assert (summary["exchanges"], summary["exchanges_saved"], summary["bytes_across_groups"]) == (14, 0, 280)
+    assert summary["lost"] == [1]
+
+
+def test_two_tables_are_exchanged_in_one_exchange(tmp_path):
+    events_of_group(tmp_path, 0, [], exchanged(0), Exchanged("other", 0, 0.1, 20, None), Closed(2, 0, 0))
+    summary = make_report(tmp_path)
+    assert (summary["exchanges"], summary["exchanges_saved"], summary["bytes_across_groups"]) == (1, 1, 120)
+
+
+def test_staleness_counts_the_steps_behind_the_group_furthest_ahead():
+    ahead, behind = GroupTraffic(), GroupTraffic()
+    for when, step in ((1.0, 9), (2.0, 19)):
+        ahead.add(exchanged(step), when)
+    for when, step in ((1.5, 4), (2.0, 9)):
+        behind.add(exchanged(step), when)
+    assert lags(behind, [ahead, behind]) == [10, 10]
+    assert lags(ahead, [ahead, behind]) == [0, 0]
+    assert lags(ahead, [ahead]) == [0, 0]
+
+
+def test_a_launch_counts_until_ranks_run_without_it(tmp_path):
+    log = RunLog(Settings(run_folder=str(tmp_path)))
+    log.launched(4, 2, 1, ["python"])
+    log.hear(0, "hybridps: epoch=1 accuracy=0.5", 4)
+    log.ended(0)
+    assert make_report(tmp_path)["workers"] == 4
+    events_of_group(tmp_path, 0, [], Closed(1, 0, 0))
+    summary = make_report(tmp_path)
+    assert (summary["workers"], summary["accuracy"]) == (2, None)
+
+
+def test_ranks_of_an_earlier_launch_are_left_out(tmp_path):
+    events_of_group(tmp_path, 1, [], exchanged(0), Closed(1, 0, 0))
+    log = RunLog(Settings(run_folder=str(tmp_path)))
+    log.launched(1, 1, 0, ["python"])
+    log.ended(0)
+    summary = make_report(tmp_path)
+    assert (summary["workers"], summary["exchanges"], summary["finished"]) == (1, 0, [0])
+
+
+def test_a_run_is_followed_while_it_writes(tmp_path):
+    """Half a line is not read before it is whole, and an earlier run in the same file does not count."""
+    events_of_group(tmp_path, 0, [], exchanged(0, 1000))
+    following = Following(tmp_path, time.time())
+    assert following.figures()["exchanges"] == 0
+    events_of_group(tmp_path, 0, [], exchanged(0, 30))
+    assert following.figures()["bytes_across_groups"] == 30
+    line = (tmp_path / "hybridps-0.jsonl").read_bytes().splitlines()[-1]
+    with (tmp_path / "hybridps-0.jsonl").open("ab") as file:
+        file.write(line[:20])
+        file.flush()
+        assert following.figures()["exchanges"] == 1
+        file.write(line[20:].replace(b'"step":0', b'"step":1') + b"\n")
+    assert following.figures()["exchanges"] == 2
+    assert following.figures()["bytes_across_groups"] == 60
+
+
+def lines_of(folder: Path, name: str, lines: list[tuple[float, dict]]) -> None:
+    """An event file whose log began at 1000."""
+    first = {"event": "Configured", "seconds": 0, "started_at": 1000, "settings": {}}
+    every = [first, *({"seconds": seconds} | line for seconds, line in lines)]
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in every))
+
+
+def planned(group: int, servers: list[str]) -> dict:
+    place = {"worker": group, "workers": 2, "group": group, "groups": 2, "group_rank": 0, "node": 0}
+    return {"event": "Planned", "role": "worker", "servers": servers} | place
+
+
+def communicated(steps: int, nbytes: int) -> dict:
+    spent = {f"{name}_seconds": 0.0 for name in ("group", "exchange", "exposed")}
+    return {"event": "Communicated", "steps": steps, **spent, "bytes_to_servers": nbytes, "bytes_from_servers": nbytes}
+
+
+def evaluated(epoch: float, worker: int | None = None, accuracy: float = 0.5) -> dict:
+    group = {} if worker is None else {"worker": worker, "group": worker}
+    return {"event": "Evaluated", "epoch": epoch, "accuracy": accuracy, **group}
+
+
+LAUNCHED = {"event": "Launched", "workers": 2, "groups": 2, "servers": 1, "command": []}
+
+
+def test_bytes_of_gradients_grow_with_the_epochs(tmp_path):
+    """An epoch is ten steps of 50 bytes each way, and a second; samples come at other times than the reports."""
+    for group in (0, 1):
+        samples = [(3.3, communicated(13, 650)), (4.6, communicated(26, 1300))]
+        closed = {"event": "Closed", "steps": 30, "bytes_within_group": 0}
+        samples.append((5.0, closed | {"bytes_to_servers": 1500, "bytes_from_servers": 1500}))
+        lines_of(tmp_path, f"hybridps-{group}", [(0, planned(group, ["tcp://a:1"])), *samples])
+    reports = [(2.0 + epoch, evaluated(epoch, worker)) for epoch in range(4) for worker in (0, 1)]
+    lines_of(tmp_path, "hybridps-launcher", [(0, LAUNCHED), *reports, (6, {"event": "Ended", "status": 0})])
+    points = points_of(read_run(tmp_path))
+    assert [point.nbytes for point in points] == pytest.approx([2000 * epoch for epoch in range(4)])
+
+
+def test_bytes_of_weights_are_those_of_the_exchanges_so_far(tmp_path):
+    def of_step(step: int) -> dict:
+        return {"event": "Exchanged", "table": "w", "step": step, "took_seconds": 0, "nbytes": 100, "distance": None}
+
+    lines_of(tmp_path, "hybridps-0", [(0, planned(0, [])), (2.5, of_step(5)), (4.5, of_step(10))])
+    reports = [(1.0 + epoch, evaluated(epoch)) for epoch in range(5)]
+    lines_of(tmp_path, "hybridps-launcher", [(0, LAUNCHED), *reports, (6, {"event": "Ended", "status": 0})])
+    assert [point.nbytes for point in points_of(read_run(tmp_path))] == [0, 0, 100, 100, 200]
+
+
+@pytest.mark.parametrize(("status", "epochs"), [(0, [1, 2, 3]), (143, [1, 2])])
+def test_an_epoch_of_one_worker_is_none_where_a_run_was_ended(tmp_path, status, epochs):
+    """Worker 1 also says twice what it has in epoch 2: the last one counts."""
+    reports = [(1, evaluated(1, 0)), (1, evaluated(1, 1)), (2, evaluated(2, 0, 0.4)), (2, evaluated(2, 1, 0.0))]
+    reports += [(3, evaluated(2, 1, 0.6)), (3, evaluated(3, 0, 0.9))]
+    lines_of(tmp_path, "hybridps-launcher", [(0, LAUNCHED), *reports, (9, {"event": "Ended", "status": status})])
+    points = points_of(read_run(tmp_path))
+    assert [point.epoch for point in points] == epochs
+    assert points[1].accuracy == 0.5
+
+
+def test_a_trigger_that_never_fires_saves_everything(tmp_path):
+    for group in (0, 1):
+        events_of_group(tmp_path, group, ["tcp://a:1"], Communicated(5, 1, 1, 1), Closed(20, 7, 0))
+    summary = make_report(tmp_path)
+    assert (summary["exchanges"], summary["exchanges_saved"], summary["bytes_across_groups"]) == (0, 40, 0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"event": "Exchanged", "table": "w", "step": 1, "took_seconds": 1, "nbytes": 1, "distance": 1, "seconds": "x"},
+        {"event": "Configured", "started_at": "x", "settings": {}, "seconds": 0},
+        {"event": "Planned", **planned(0, []), "workers": 2_000_000_000},
+        {"event": "Communicated", **communicated(1, 10**30)},
+        {"event": "Launched", **LAUNCHED, "workers": 2_000_000_000, "seconds": 0},
+        {"event": "epoch", "epoch": 2, "val_images": "many", "val_top1_correct": 1},
+        {"event": "epoch", "epoch": 2, "seconds": [], "images_per_second": "x"},
+        {"event": "run", "settings": {"workers": 2_000_000_000}},
+        {"event": "run", "settings": 7, "first_epoch": "x", "started_at": "x"},
+    ],
+)
+def test_lines_that_cannot_be_are_skipped(tmp_path, line):
+    write(tmp_path, 0, run_line(2), epoch_line(1, 9))
+    events_of_group(tmp_path, 0, [], exchanged(0), Closed(2, 0, 0))
+    names = ("train-0", "hybridps-0", "hybridps-launcher", "train-2000000000")
+    for name in names:
+        with (tmp_path / f"{name}.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    summary = make_report(tmp_path)
+    assert (summary["exchanges"], summary["lost"]) == (1, [0, 1])
+
+
+def test_the_id_of_the_launch_says_whose_events_count_and_not_the_clock(tmp_path):
+    """The clock of group 0 is behind, that of group 1 ahead, and group 2 is of an earlier launch."""
+    log = RunLog(Settings(run_folder=str(tmp_path), launch="new"))
+    log.launched(2, 2, 0, ["python"])
+    events_of_group(tmp_path, 0, [], exchanged(0), Closed(1, 0, 0), began=time.time() - 1e4, launch="new")
+    following = Following(tmp_path, time.time(), "new")
+    assert following.figures()["exchanges"] == 1
+    events_of_group(tmp_path, 1, [], exchanged(0), Closed(1, 0, 0), began=time.time() + 1e4, launch="new")
+    events_of_group(tmp_path, 2, [], exchanged(0), Closed(1, 0, 0), began=time.time() + 1e4, launch="old")
+    log.ended(0)
+    summary = make_report(tmp_path)
+    assert (summary["status"], summary["exchanges"], summary["finished"]) == (0, 2, [0, 1])

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from contextlib import ExitStack
+from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +17,7 @@ from hybridps.cli.run.output import Screen
 from hybridps.cli.run.places import SLURM, SSH
 from hybridps.cli.run.plan import GroupLaunch, Launch, ServerLaunch
 from hybridps.cli.run.processes import Child, Processes
+from hybridps.cli.run.run_log import RunLog
 from hybridps.config import PREFIX, SECRETS
 from hybridps.errors import MISUSED, ServerError
 from hybridps.events import check_run_folder
@@ -46,6 +48,7 @@ class Launcher:
         names = [server.name for server in launch.servers] + [_name(group) for group in launch.groups]
         self._screen = Screen(sys.stdout, sys.stderr, names)
         self._processes = Processes(self._screen, self._ended)
+        self._log = RunLog(launch.settings)
         self._servers: list[list[Child]] = []
         """The parents, if there are racks, and last the servers that the groups meet at."""
         self._groups: list[Child] = []
@@ -78,7 +81,10 @@ class Launcher:
             stay.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
-        return 128 + self._signals[0] if self._signals else self._failed
+        status = 128 + self._signals[0] if self._signals else self._failed
+        if said := self._log.ended(status):
+            self._screen.message(said)
+        return status
 
     def _make_keys(self, folder: Path) -> None:
         """Make keys for this launch: servers read theirs from the folder, groups get theirs in the environment."""
@@ -100,9 +106,10 @@ class Launcher:
         return [self._addresses[server.name] for server in self._servers[-1]] if self._servers else []
 
     def _start_server(self, server: ServerLaunch, parents: list[str]) -> Child:
-        def hear(line: str) -> None:
+        def hear(line: str) -> bool:
             if line.startswith(SAYS):
                 self._addresses[server.name] = line.removeprefix(SAYS)
+            return False
 
         command = [sys.executable, "-m", "hybridps", "serve", "--bind", self._launch.bind]
         command += ["--insecure"] if self._launch.insecure else []
@@ -139,6 +146,9 @@ class Launcher:
         cores = len(os.sched_getaffinity(0))
         shared |= rank_environment(shared, cores, workers, workers + len(self._launch.servers)) | root_environment()
         shared |= session_environment(shared, folder)
+        launch = self._launch
+        count = sum(group.size for group in launch.groups)
+        self._log.launched(count, len(launch.groups), len(launch.servers), launch.command)
         for group in self._launch.groups:
             self._groups.append(self._start_group(group, shared, folder))
 
@@ -160,7 +170,18 @@ class Launcher:
             over_ssh=self._launch.launcher == SSH,
             secret=(*SECRETS, *given),
         )
-        return self._processes.start(_name(group), command, environ, death_signal=self._mpirun.death_signal)
+        hear = partial(self._hear, group.index)
+        return self._processes.start(
+            _name(group), command, environ, death_signal=self._mpirun.death_signal, on_line=hear
+        )
+
+    def _hear(self, group: int, line: str) -> bool:
+        """A worker has printed a line; whether that is not shown."""
+        sizes = zip(self._groups, self._launch.groups, strict=False)
+        heard = self._log.hear(group, line, sum(launch.size for child, launch in sizes if child.status is None))
+        if heard.message:
+            self._screen.message(heard.message)
+        return heard.hide
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)

@@ -148,7 +148,7 @@ def make_launch(
     Raises HybridPSError for what cannot be met.
     """
     user_command.check(command)
-    settings = msgspec.structs.replace(settings, group_index=None)
+    settings = msgspec.structs.replace(settings, group_index=None, launch=uuid.uuid4().hex)
     if settings.job == Settings().job:
         settings = msgspec.structs.replace(settings, job=f"run-{uuid.uuid4().hex[:12]}")
     count = _workers(workers, hosts, settings)

@@ -42,7 +42,8 @@ class Child:
 
     name: str
     process: subprocess.Popen[bytes]
-    on_line: Callable[[str], None]
+    on_line: Callable[[str], bool]
+    """Called with each line of standard output; if it returns true, the line is not shown."""
     mark: str
     """A variable in its environment, which its descendants inherit."""
     streams: list[_Stream] = field(default_factory=list)
@@ -74,9 +75,12 @@ class Processes:
         environ: Mapping[str, str],
         *,
         death_signal: int,
-        on_line: Callable[[str], None] = lambda line: None,
+        on_line: Callable[[str], bool] = lambda line: False,
     ) -> Child:
-        """Start a process that gets `death_signal` when this one ends. Raises ConfigError if it cannot be started."""
+        """Start a process that gets `death_signal` when this one ends. `on_line` as in `Child`.
+
+        Raises ConfigError if it cannot be started.
+        """
         number = f"{os.getpid()}-{len(self._children)}"
         try:
             process = subprocess.Popen(
@@ -157,9 +161,8 @@ class Processes:
 
     def _show(self, stream: _Stream, lines: Sequence[str]) -> None:
         for line in lines:
-            self._screen.line(stream.child.name, line, stream.kind)
-            if stream.kind == OUT:
-                stream.child.on_line(line)
+            if stream.kind == ERR or not stream.child.on_line(line):
+                self._screen.line(stream.child.name, line, stream.kind)
 
     def _close(self, stream: _Stream) -> None:
         self._selector.unregister(stream.pipe)

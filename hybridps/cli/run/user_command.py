@@ -18,8 +18,8 @@ _BARE = ("python", "python3")
 _OWN = ("hybridps", "mpi4py")
 
 
-def wrap(command: Sequence[str], python: str = sys.executable) -> tuple[str, ...]:
-    """The command with hybridps' runner before the script, so that an unchanged script knows the KVStore types.
+def wrap(command: Sequence[str], python: str = sys.executable, runner: str = "hybridps") -> tuple[str, ...]:
+    """The command with a runner before the script: by default the one from which it knows the KVStore types.
 
     >>> wrap(["python", "-u", "train.py", "--epochs", "3"], python="/venv/bin/python")
     ('/venv/bin/python', '-u', '-m', 'hybridps', 'train.py', '--epochs', '3')
@@ -34,14 +34,14 @@ def wrap(command: Sequence[str], python: str = sys.executable) -> tuple[str, ...
     """
     first, rest = command[0], command[1:]
     if first.endswith(".py"):
-        return (python, "-m", "hybridps", first, *rest)
+        return (python, "-m", runner, first, *rest)
     if not _is_python(first):
         return tuple(command)
     interpreter = python if first in _BARE else first
     options, program = _split(rest)
     of_module = program[:1] == ["-m"] and program[1:] and program[1].split(".")[0] not in _OWN
     if of_module or (program and program[0].endswith(".py")):
-        return (interpreter, *options, "-m", "hybridps", *program)
+        return (interpreter, *options, "-m", runner, *program)
     return (interpreter, *rest)
 
 

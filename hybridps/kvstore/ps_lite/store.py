@@ -60,8 +60,8 @@ class MXNetStore:
     """
 
     def __init__(self, native: Native, *, job: str, group: int, settings: Settings) -> None:
-        self.bytes_to_servers = 0
-        """Payload bytes sent so far."""
+        self.bytes_to_servers = self.bytes_from_servers = 0
+        """Payload bytes so far."""
         self._native = native
         self._job = job
         self._group = group
@@ -126,6 +126,7 @@ class MXNetStore:
             np.copyto(answer[whole], values[whole])
             self._native.store.pushpull(keys, arrays, arrays)
             self.bytes_to_servers += values[whole].nbytes
+            self.bytes_from_servers += values[whole].nbytes
         operation = Operation(f"exchange of table {table!r}", self._native, arrays)
         known.exchanges[part] = [operation] * len(spans)
         return operation

@@ -42,8 +42,8 @@ class Client:
     ) -> None:
         if not addresses:
             raise ServerError("no server is given: name one, as in tcp://127.0.0.1:5555")
-        self.bytes_to_servers = 0
-        """Payload bytes sent so far."""
+        self.bytes_to_servers = self.bytes_from_servers = 0
+        """Payload bytes so far."""
         self._group = group
         self._chunk_bytes = settings.chunk_bytes
         self._tables: dict[str, Table] = {}
@@ -235,6 +235,9 @@ class Client:
             if not codec.exact:
                 self._check_free(table, start, stop)
             self.bytes_to_servers += codec.nbytes(stop - start, values.dtype)
+            self.bytes_from_servers += codec.answers.nbytes(stop - start, values.dtype)
+        elif kind is wire.Pull and answer is not None:
+            self.bytes_from_servers += answer[start:stop].nbytes
 
         def messages(request: int) -> Iterator[Sent]:
             for server in self.servers if servers is None else servers:

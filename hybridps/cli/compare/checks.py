@@ -1,0 +1,100 @@
+"""What `hybridps compare` looks at before anything runs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from hybridps import __version__
+from hybridps.cli.app import read_settings
+from hybridps.cli.compare.contenders import Contender, check_contender
+from hybridps.cli.compare.plan import Comparison
+from hybridps.cli.run import user_command
+from hybridps.cli.run.environment import read_environment
+from hybridps.cli.run.plan import make_launch
+from hybridps.config import PREFIX, SECRETS, Settings
+from hybridps.errors import ConfigError, HybridPSError
+from hybridps.links import bits_per_second, missing
+
+_OURS = {
+    "algorithm": "--algorithms",
+    "trigger": "--algorithms NAME+TRIGGER",
+    "run_folder": "--out",
+    "groups": "--groups",
+    "group_sizes": "-n and --groups",
+    "workers_per_group": "-n and --groups",
+}
+"""Settings that the comparison makes, and the options for them."""
+
+
+def check(comparison: Comparison, contenders: Sequence[Contender]) -> None:
+    """Raise ConfigError for what cannot be."""
+    user_command.check(comparison.command)
+    try:
+        bits_per_second(comparison.link or "1gbit")
+    except ValueError as error:
+        raise ConfigError(f"--link {comparison.link}: {error}") from None
+    if not 1 <= comparison.groups <= comparison.workers:
+        raise ConfigError(
+            f"-n {comparison.workers} --groups {comparison.groups}: every group needs a worker, so give at most "
+            f"{comparison.workers} groups"
+        )
+    if comparison.link and comparison.groups < 2:
+        raise ConfigError(f"--link {comparison.link} has no effect with one group: give --groups 2 or more")
+    if comparison.to_accuracy is not None and not 0 < comparison.to_accuracy <= 1:
+        raise ConfigError(f"--to-accuracy {comparison.to_accuracy:g} must be between 0 and 1, e.g. 0.9")
+    read_environment(os.environ, comparison.exports)
+    _check_owned(comparison)
+    for contender in contenders:
+        check_contender(contender)
+        if not contender.is_native:
+            _check_launch(comparison, contender)
+
+
+def check_host(comparison: Comparison) -> None:
+    """Raise HybridPSError for what this host does not have."""
+    if find_spec("matplotlib") is None:
+        raise HybridPSError("the page needs matplotlib: pip install 'hybridps[demo]'")
+    if comparison.link and (reason := missing()):
+        raise ConfigError(f"--link {comparison.link}: {reason}")
+
+
+def context_of(comparison: Comparison) -> dict[str, str]:
+    """What a run depends on besides the comparison: folder, version, variables, and the scripts in the command."""
+    context = {"folder": os.getcwd(), "version": __version__}
+    names = [name for name in os.environ if name.startswith(PREFIX) and name not in SECRETS]
+    names += [export for export in comparison.exports if "=" not in export]
+    context |= {f"${name}": os.environ.get(name, "") for name in names}
+    scripts = [Path(word) for word in comparison.command if word.endswith(".py")]
+    return context | {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in scripts if path.is_file()}
+
+
+def _check_owned(comparison: Comparison) -> None:
+    for pair in comparison.settings:
+        name = pair.partition("=")[0].strip().removeprefix(PREFIX).lower()
+        if name in _OURS:
+            raise ConfigError(f"--set {name} belongs to the comparison: use {_OURS[name]}")
+    for name, option in _OURS.items():
+        if os.environ.get(PREFIX + name.upper()):
+            raise ConfigError(f"{PREFIX}{name.upper()} belongs to the comparison: unset it, and use {option}")
+
+
+def _check_launch(comparison: Comparison, contender: Contender) -> None:
+    """Raise HybridPSError if `hybridps run` or its ranks would refuse the launch of a contender."""
+    from hybridps.algorithms import definition, resolve
+
+    groups = {} if contender.makes_groups else {"groups": comparison.groups}
+    given = {"algorithm": contender.algorithm, "trigger": contender.trigger}
+    settings = read_settings(given | groups, comparison.settings)
+    launch = make_launch(comparison.command, settings, workers=comparison.workers, servers=comparison.servers)
+    meets = launch.servers or settings.servers or definition(resolve(settings).algorithm or "").gossips
+    if len(launch.groups) > 1 and not meets:
+        raise ConfigError(f"--servers 0: the groups of {contender.name!r} need a server; give --servers 1 or more")
+    if contender.trigger and settings.tau != Settings().tau:
+        raise ConfigError(
+            f"--set tau={settings.tau} has no meaning with the trigger of {contender.name!r}: name a trigger for each "
+            f"contender, such as elastic+every:{settings.tau}"
+        )

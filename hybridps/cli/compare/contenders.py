@@ -1,0 +1,104 @@
+"""The contenders of a comparison, `ALGORITHM[+TRIGGER]`. Pure, but for the names, which other rooms know."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from hybridps.config import make_settings
+from hybridps.errors import ConfigError
+
+NATIVE = "mxnet:"
+"""Begins the names of MXNet's own stores."""
+
+STORES = ("dist_sync", "dist_device_sync", "dist_async")
+"""MXNet's own stores that can take part."""
+
+OURS = "dist_hybridps"
+"""The KVStore type of all other contenders: `hybridps run --algorithm` says what it does."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An algorithm, and the trigger that it is to have; or a store of MXNet's own."""
+
+    name: str
+    algorithm: str
+    trigger: str | None = None
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it runs on MXNet's own servers, without hybridps."""
+        return self.algorithm.startswith(NATIVE)
+
+    @property
+    def makes_groups(self) -> bool:
+        """Whether its name says that each worker is a group of its own."""
+        return self.algorithm.lower().startswith("dist-")
+
+    @property
+    def kvstore(self) -> str:
+        """The type that the script is to give its KVStore."""
+        return self.algorithm.removeprefix(NATIVE) if self.is_native else OURS
+
+    @property
+    def folder(self) -> str:
+        """A name for files.
+
+        >>> Contender("gossip+change:0.05,silence=100", "gossip", "change:0.05,silence=100").folder
+        'gossip+change-0.05-silence-100'
+        """
+        return re.sub(r"[^A-Za-z0-9_.+-]", "-", self.name)
+
+
+def parse_contenders(text: str) -> tuple[Contender, ...]:
+    """Contenders from a list with commas; `NAME=VALUE` belongs to the trigger before it. Raises ConfigError.
+
+    >>> [contender.name for contender in parse_contenders("sync,elastic+every:4,silence=9,mxnet:dist_sync")]
+    ['sync', 'elastic+every:4,silence=9', 'mxnet:dist_sync']
+    """
+    names: list[str] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if "=" in part and names and "+" in names[-1]:
+            names[-1] += f",{part}"
+        else:
+            names.append(part)
+    if not names:
+        raise ConfigError("--algorithms is empty: write, for example, --algorithms sync,elastic")
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"--algorithms names {name!r} twice: name it once")
+    return tuple(map(_contender, names))
+
+
+def check_contender(contender: Contender) -> None:
+    """Raise ConfigError if no such algorithm, trigger or store is known."""
+    if contender.is_native:
+        if contender.kvstore not in STORES or contender.trigger:
+            stores = ", ".join(NATIVE + store for store in STORES)
+            raise ConfigError(
+                f"{contender.name!r} is not a store of MXNet's own: use one of {stores}, without a trigger"
+            )
+        if find_spec("mxnet") is None:
+            raise ConfigError(f"{contender.name!r} needs MXNet: pip install 'hybridps[mxnet]', or leave it out")
+        return
+    expected_settings(contender)
+
+
+def expected_settings(contender: Contender) -> dict[str, str | None]:
+    """Algorithm, by its short name, and trigger of a contender's ranks. Raises ConfigError for unknown ones."""
+    from hybridps.algorithms import resolve  # it brings the compiler, which takes longer than all else here
+
+    given = {"algorithm": contender.algorithm, "trigger": contender.trigger}
+    settings = resolve(make_settings({name: value for name, value in given.items() if value is not None}))
+    return {"algorithm": settings.algorithm, "trigger": settings.trigger}
+
+
+def _contender(name: str) -> Contender:
+    algorithm, plus, trigger = name.partition("+")
+    if not algorithm or (plus and not trigger):
+        raise ConfigError(
+            f"{name!r} is not a valid contender: write ALGORITHM or ALGORITHM+TRIGGER, e.g. elastic+every:4"
+        )
+    return Contender(name, algorithm, trigger or None)

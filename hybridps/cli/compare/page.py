@@ -1,0 +1,151 @@
+"""The page of a comparison: one HTML file with the pictures in it."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from shlex import join
+
+from hybridps.cli.compare.outcomes import Outcome, Row, Spread
+from hybridps.cli.compare.plan import Comparison
+from hybridps.cli.compare.trials import FAILED
+from hybridps.report import size
+
+TITLES = {
+    "accuracy-over-time": "Accuracy over time",
+    "accuracy-over-bytes": "Accuracy over what crossed between the groups",
+    "accuracy-over-epochs": "Accuracy over epochs",
+    "loss-over-epochs": "Loss over epochs",
+    "distance": "Distance between workers and centre",
+    "traffic": "What was sent, and what was saved",
+}
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1180px; margin: 2em auto; padding: 0 1em; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
+pre { background: #f5f5f5; padding: .7em 1em; overflow-x: auto; }
+table { border-collapse: collapse; font-size: 14px; } .wide { overflow-x: auto; }
+th, td { padding: .3em .8em; text-align: right; border-bottom: 1px solid #ddd; vertical-align: top; }
+th:first-child, td:first-child { text-align: left; } th { font-weight: 600; border-bottom: 2px solid #999; }
+small { color: #777; white-space: nowrap; } .failed { color: #b00020; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 1.5em; }
+figure { margin: 0; } figcaption { font-weight: 600; } img { width: 100%; }
+"""
+
+
+def make_page(
+    comparison: Comparison,
+    rows: Sequence[Row],
+    outcomes: Sequence[Outcome],
+    accuracy: float | None,
+    pictures: Mapping[str, bytes],
+) -> str:
+    """The HTML of the page."""
+    shown = "".join(_picture(name, pictures[name]) for name in TITLES if name in pictures)
+    heading = "" if accuracy is None else f"<h2>To an accuracy of {_percent(accuracy)}</h2>"
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>hybridps compare</title>'
+        f"<style>{_STYLE}</style></head><body>\n<h1>{escape(', '.join(row.contender for row in rows))}</h1>\n"
+        f"{_about(comparison)}\n{heading}\n"
+        f'<div class="wide">{_table(rows, accuracy)}</div>\n{_notes(comparison, outcomes)}\n'
+        f'<div class="pictures">{shown}</div>\n{_failures(outcomes)}</body></html>\n'
+    )
+
+
+def lines_of(rows: Sequence[Row], accuracy: float | None) -> list[list[str]]:
+    """The table in words: the titles, and a line for each contender; without the columns that nobody has."""
+    lines = [_cells(row, accuracy) for row in rows]
+    titles = [title for title in lines[0] if title == "contender" or any(line[title] != "-" for line in lines)]
+    return [titles, *([line[title] for title in titles] for line in lines)]
+
+
+def _cells(row: Row, accuracy: float | None) -> dict[str, str]:
+    """The row of a contender, in words, by the titles of the columns."""
+    done = row.trials - row.failed
+    reached = f" (of the {row.reached} of {done} that reached it)" if 0 < row.reached < done else ""
+    to = f"to {_percent(accuracy)}"
+    to_accuracy = {
+        f"seconds {to}": _spread(row.seconds_to, lambda value: f"{value:.1f} s") + reached,
+        f"bytes {to}": _spread(row.bytes_to, size) + (reached if row.bytes_to else ""),
+    }
+    return {
+        "contender": row.contender,
+        "accuracy": _spread(row.accuracy, _percent),
+        "best": _spread(row.best, _percent),
+        "centre": _spread(row.accuracy_centre, _percent),
+        **(to_accuracy if accuracy is not None else {}),
+        "seconds": _spread(row.seconds, lambda value: f"{value:.1f} s"),
+        "across groups": _spread(row.nbytes, size),
+        "exchanges": _spread(row.exchanges, lambda value: f"{value:.0f}"),
+        "saved": _spread(row.saved, _percent),
+        "distance": _spread(row.distance, lambda value: f"{value:.2g}"),
+        "staleness": _spread(row.staleness, lambda value: f"{value:.1f}"),
+        "seeds": f"{done}" + (f", {row.failed} failed" if row.failed else ""),
+    }
+
+
+def _about(comparison: Comparison) -> str:
+    groups = f"{comparison.workers} workers in {comparison.groups} groups"
+    parts = [groups, f"{comparison.seeds} seed{'s' * (comparison.seeds > 1)}"]
+    parts += [f"each group behind a link of {comparison.link}"] if comparison.link else []
+    parts += [f"at most {comparison.budget_seconds:g} s each"] if comparison.budget_seconds else []
+    parts += [f"settings {' '.join(comparison.settings)}"] if comparison.settings else []
+    return f"<p>{escape('; '.join(parts))}.</p>\n<pre>{escape(join(comparison.command))}</pre>"
+
+
+def _table(rows: Sequence[Row], accuracy: float | None) -> str:
+    titles, *lines = lines_of(rows, accuracy)
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    body = "".join("<tr>" + "".join(f"<td>{_with_small(text)}</td>" for text in line) + "</tr>" for line in lines)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _with_small(text: str) -> str:
+    """What stands in brackets goes below, in small print."""
+    first, bracket, rest = escape(text).partition(" (")
+    return f"{first}<br><small>{rest.rstrip(')').replace(') (', '; ')}</small>" if bracket else first
+
+
+def _notes(comparison: Comparison, outcomes: Sequence[Outcome]) -> str:
+    if any(outcome.link_bytes is not None for outcome in outcomes):
+        what = "Bytes are those that groups and servers sent over the links, with the headers of all protocols."
+    else:
+        what = (
+            "Bytes are the payload that groups sent to servers, received from them, and sent to each other. MXNet's "
+            "own stores are not measured without --link."
+        )
+    spread = " Means over the seeds; the least and the most in small print." if comparison.seeds > 1 else ""
+    return (
+        f"<p><small style='white-space: normal'>{what} Seconds count from the start of the workers, or from the "
+        "script's report of epoch 0. Saved: steps of a group without an exchange. Accuracy: the mean of the workers; "
+        f"in the pictures the centre is dashed.{spread}</small></p>"
+    )
+
+
+def _failures(outcomes: Sequence[Outcome]) -> str:
+    failed = [outcome for outcome in outcomes if outcome.outcome == FAILED]
+    if not failed:
+        return ""
+    lines = "".join(
+        f'<li class="failed">{escape(f"{outcome.contender}, seed {outcome.seed}: {outcome.reason}")}</li>'
+        for outcome in failed
+    )
+    return f"<h2>Failed</h2><ul>{lines}</ul>"
+
+
+def _picture(name: str, picture: bytes) -> str:
+    content = b64encode(picture).decode()
+    title = escape(TITLES[name])
+    return f'<figure><figcaption>{title}</figcaption><img alt="{title}" src="data:image/png;base64,{content}"></figure>'
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _spread(spread: Spread | None, text: Callable[[float], str]) -> str:
+    if spread is None:
+        return "-"
+    if spread.count == 1:
+        return text(spread.mean)
+    return f"{text(spread.mean)} ({text(spread.least)} to {text(spread.most)})"

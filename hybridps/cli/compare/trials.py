@@ -1,0 +1,199 @@
+"""Runs the trials of a comparison in turn; those that a folder has already are kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from hybridps.cli.compare.contenders import expected_settings
+from hybridps.cli.compare.plan import Comparison, Trial, trial_command
+from hybridps.cli.compare.witness import stores_made
+from hybridps.cli.run.mpirun import rank_environment, root_environment
+from hybridps.errors import ConfigError, HybridPSError
+from hybridps.events import Configured
+from hybridps.links import Links, limited_links
+from hybridps.processes import STOP_SECONDS, die_with_parent, without_rank_marks
+from hybridps.report import Run, read_run
+
+RESULT = "result.json"
+OUTPUT = "output.log"
+LAUNCHER_EVENTS = "hybridps-launcher.jsonl"
+FINISHED, ENDED, FAILED = "finished", "ended by the budget", "failed"
+
+_POLL_SECONDS = 0.5
+_INTERRUPTED = "it was interrupted"
+_TAIL = 3
+"""Lines of the output that say why a trial failed."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """How a trial ended."""
+
+    outcome: str
+    """`FINISHED`, `ENDED` or `FAILED`."""
+    reason: str
+    """Why it failed; else empty."""
+    status: int
+    seconds: float
+    fingerprint: str
+    link_bytes: list[tuple[float, int]] = []
+    """Seconds since 1970, and the bytes sent over the links by then, headers included; empty without links."""
+
+
+def kept_result(trial: Trial, mark: str) -> Result | None:
+    """The result of a trial that was run before. One that failed is none: it is run again.
+
+    `mark`: the trial's fingerprint. Raises ConfigError if the folder has a trial that ran in another way, or files of
+    something else, which a run would remove.
+    """
+    path = trial.folder / RESULT
+    if not path.exists():
+        is_empty = not (trial.folder.exists() and any(trial.folder.iterdir()))
+        if not is_empty and not (trial.folder / LAUNCHER_EVENTS).exists():
+            raise ConfigError(f"{trial.folder} has files, and they are not those of a run: choose another --out")
+        return None
+    try:
+        result = msgspec.json.decode(path.read_bytes(), type=Result)
+    except msgspec.DecodeError:
+        return None
+    if result.outcome == FAILED:
+        return None
+    if result.fingerprint != mark:
+        raise ConfigError(
+            f"{trial.folder} has a run of another command or script, or with other options or settings: choose another "
+            "--out, or remove it"
+        )
+    return result
+
+
+def run_trial(comparison: Comparison, trial: Trial, mark: str, interrupted: Callable[[], bool]) -> Result:
+    """Run a trial from its beginning, and write its result. It is ended, and has failed, once `interrupted` is true."""
+    shutil.rmtree(trial.folder, ignore_errors=True)
+    trial.folder.mkdir(parents=True)
+    _write(trial, Result(FAILED, _INTERRUPTED, 0, 0.0, mark))
+    try:
+        result = _run_anew(comparison, trial, mark, interrupted)
+    except HybridPSError as error:
+        result = Result(FAILED, str(error), error.status, 0.0, mark)
+    _write(trial, result)
+    return result
+
+
+def _write(trial: Trial, result: Result) -> None:
+    (trial.folder / RESULT).write_bytes(msgspec.json.encode(result) + b"\n")
+
+
+def _run_anew(comparison: Comparison, trial: Trial, mark: str, interrupted: Callable[[], bool]) -> Result:
+    with ExitStack() as stack:
+        links, environ = None, _environment(comparison)
+        if comparison.link:
+            links = stack.enter_context(limited_links(comparison.groups, comparison.link))
+            environ |= links.variables(Path(links.folder)) | {"TMPDIR": links.folder}
+        began = time.monotonic()
+        status, in_time, crossed = _run(comparison, trial, links, environ, interrupted)
+        seconds = time.monotonic() - began
+    reason = _INTERRUPTED if interrupted() and not in_time else _why_failed(trial, status if in_time else 0)
+    outcome = FAILED if reason else FINISHED if in_time else ENDED
+    return Result(outcome, reason, status, round(seconds, 3), mark, crossed)
+
+
+def _environment(comparison: Comparison) -> dict[str, str]:
+    """The same share of the cores for the workers of all contenders, whatever nodes they are on."""
+    environ, workers = without_rank_marks(os.environ) | root_environment(), comparison.workers
+    cores = len(os.sched_getaffinity(0))
+    return environ | rank_environment(environ, cores, workers, workers + (comparison.servers or 1))
+
+
+def _run(
+    comparison: Comparison,
+    trial: Trial,
+    links: Links | None,
+    environ: dict[str, str],
+    interrupted: Callable[[], bool],
+) -> tuple[int, bool, list[tuple[float, int]]]:
+    """The exit status, whether it ended by itself, and what crossed the links until when."""
+    end = time.monotonic() + (comparison.budget_seconds or float("inf"))
+    crossed: list[tuple[float, int]] = []
+    with (trial.folder / OUTPUT).open("wb") as output:
+        process = subprocess.Popen(
+            trial_command(comparison, trial, links),
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),
+        )
+        try:
+            while process.poll() is None and time.monotonic() < end and not interrupted():
+                if links:
+                    crossed.append((time.time(), links.nbytes()))
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_SECONDS)
+            in_time = process.returncode is not None
+            if links:
+                crossed.append((time.time(), links.nbytes()))
+        finally:
+            _stop(process)
+    return process.returncode, in_time, crossed
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End what still runs: the launcher ends its servers and groups, for which it may take as long as they do."""
+    process.terminate()
+    try:
+        process.wait(3 * STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _why_failed(trial: Trial, status: int) -> str:
+    """Why a trial that ended by itself does not count; empty if it does."""
+    try:
+        misused = _misused(trial, read_run(trial.folder))
+    except HybridPSError as error:
+        misused = str(error)
+    if status and not (misused and trial.contender.is_native):
+        lines = (trial.folder / OUTPUT).read_text(errors="replace").splitlines()
+        errors = [line for line in lines if "error" in line.lower()] or lines
+        return f"exit status {status}: " + " / ".join(errors[-_TAIL:])
+    return misused
+
+
+def _misused(trial: Trial, run: Run) -> str:
+    """Whether the script trained with another store or algorithm than it was to; empty if not."""
+    contender, is_ours = trial.contender, any(rank.events for rank in run.ranks)
+    if not contender.is_native:
+        if not is_ours:
+            return "the script made no store of hybridps: let it create the KVStore dist_hybridps"
+        trained, expected = _trained(run), expected_settings(contender)
+        return "" if trained == expected else f"the script trained with {_words(trained)}, not {_words(expected)}"
+    wanted = f"not {contender.kvstore}: let it take the type from COMPARE_KVSTORE, or put {{kvstore}} into its command"
+    if is_ours:
+        return f"the script made a store of hybridps, {wanted}"
+    others = stores_made(trial.folder) - {f"the store {contender.kvstore}"}
+    return f"the script made {' and '.join(sorted(others))}, {wanted}" if others else ""
+
+
+def _trained(run: Run) -> dict[str, str | None]:
+    """Algorithm and trigger, as the ranks were configured."""
+    settings = next(event.settings for event in run.last(Configured))
+    return {name: settings.get(name) for name in ("algorithm", "trigger")}
+
+
+def _words(settings: Mapping[str, str | None]) -> str:
+    """
+    >>> _words({"algorithm": "elastic", "trigger": None})
+    'the algorithm elastic'
+    """
+    return " and ".join(f"the {name} {value}" for name, value in settings.items() if value) or "no algorithm"

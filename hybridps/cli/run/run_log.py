@@ -1,0 +1,90 @@
+"""What a launch itself writes to its run folder: when it started the workers, and what their scripts report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from hybridps.config import Settings, without_secrets
+from hybridps.errors import ConfigError
+from hybridps.events import Configured, Ended, Evaluated, EventLog, Launched
+from hybridps.progress import mean_of, parse_progress
+
+if TYPE_CHECKING:
+    from hybridps.report import Following
+
+
+class Heard(NamedTuple):
+    """What a line of a worker means to the launcher."""
+
+    hide: bool = False
+    """Whether the line is not shown: it is the part of one worker, and the mean of all is shown."""
+    message: str = ""
+    """What the launcher has to say now."""
+
+
+class RunLog:
+    """The events of a launch, in `hybridps-launcher.jsonl`; nothing is written without a run folder."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._folder, self._launch = settings.run_folder, settings.launch
+        self._began = time.time()
+        self._events = EventLog(self._folder, "launcher")
+        self._events.emit(Configured(self._began, msgspec.to_builtins(without_secrets(settings))))
+        self._following: Following | None = None
+        self._parts: dict[float, list[Evaluated]] = {}
+        """What single workers have reported, by epoch."""
+        self._reporters: set[tuple[int, int]] = set()
+        """Group and number of each worker that has reported."""
+
+    def launched(self, workers: int, groups: int, servers: int, command: Sequence[str]) -> None:
+        self._events.emit(Launched(workers, groups, servers, list(command)))
+
+    def hear(self, group: int, line: str, running: int) -> Heard:
+        """Note what a line of a group reports, if it reports anything. `running`: workers that still run."""
+        try:
+            event = parse_progress(line)
+        except ConfigError as error:
+            return Heard(message=f"a line of group {group} does not count as progress: {error}")
+        if event is None:
+            return Heard()
+        self._events.emit(msgspec.structs.replace(event, group=group))
+        if event.worker is None:
+            return Heard()
+        self._reporters.add((group, event.worker))
+        said = self._say_of_one(event.epoch)
+        parts = self._parts.setdefault(event.epoch, [])
+        parts.append(event)
+        return Heard(hide=True, message=self._say(event.epoch) if len(parts) >= running else said)
+
+    def ended(self, status: int) -> str:
+        """Note the end. Returns what is still to be said."""
+        self._events.emit(Ended(status))
+        self._events.close()
+        return self._say_of_one(None)
+
+    def _say_of_one(self, epoch: float | None) -> str:
+        """Where only one worker reports, what it reported before this epoch: nobody else completes it."""
+        if len(self._reporters) > 1:
+            return ""
+        return "; ".join(filter(None, [self._say(before) for before in sorted(self._parts) if before != epoch]))
+
+    def _say(self, epoch: float) -> str:
+        parts = self._parts.pop(epoch)
+        named = (("accuracy", "accuracy"), ("centre_accuracy", "centre"), ("loss", "loss"))
+        values = [(title, mean_of(parts, field)) for field, title in named]
+        said = [f"{title} {value:.4g}" for title, value in values if value is not None]
+        return f"epoch {epoch:g}: " + ", ".join(filter(None, [*said, self._traffic()])) if said else ""
+
+    def _traffic(self) -> str:
+        """What the groups have sent so far; empty without events."""
+        if self._folder is None:
+            return ""
+        from hybridps.report import Following, in_words
+
+        self._following = self._following or Following(Path(self._folder), self._began, self._launch)
+        return in_words(self._following.figures())

@@ -1,0 +1,95 @@
+"""How a training script says how far it is: one line on standard output, or `report_progress`, which prints that line.
+
+    hybridps: epoch=3 accuracy=0.712 loss=0.83
+
+`hybridps run` reads the lines of its workers, and writes an `Evaluated` event for each to the run folder.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+from hybridps.config import load_settings
+from hybridps.errors import ConfigError
+from hybridps.events import Configured, Evaluated, EventLog
+
+SAYS = "hybridps: "
+_BEGINS = f"{SAYS}epoch="
+_FIELDS = tuple(name for name in Evaluated.__struct_fields__ if name != "group")
+
+_logs: dict[int, EventLog] = {}
+"""Of this process, by worker: used where no launcher reads the lines."""
+
+
+def report_progress(
+    epoch: float,
+    accuracy: float | None = None,
+    loss: float | None = None,
+    *,
+    centre_accuracy: float | None = None,
+    images: int | None = None,
+    worker: int | None = None,
+) -> None:
+    """Say how good the model is after so many epochs; `epoch` 0 says that training begins.
+
+    `accuracy`, and `centre_accuracy` of the centre of Elastic SGD, are shares from 0 to 1. Where several workers
+    report, each gives its number as `worker`; the mean counts, weighted by `images`, the number that each has looked
+    at. A value that is not finite is left out. Prints one line, which `hybridps run` reads. Without that launcher,
+    writes the event into the run folder (`HYBRIDPS_RUN_FOLDER`), if there is one. Raises ConfigError for an impossible
+    value.
+    """
+    values = (epoch, accuracy, loss, centre_accuracy, images, worker)
+    words = [f"{name}={value}" for name, value in zip(_FIELDS, values, strict=True) if value is not None]
+    line = SAYS + " ".join(words)
+    event = parse_progress(line)
+    print(line, flush=True)
+    settings = load_settings()
+    if event is None or settings.group_index is not None or settings.run_folder is None:
+        return
+    number = worker or 0
+    if number not in _logs:
+        _logs[number] = EventLog(settings.run_folder, f"progress-{number}")
+        _logs[number].emit(Configured(time.time(), {}))
+    _logs[number].emit(event)
+
+
+def parse_progress(line: str) -> Evaluated | None:
+    """What a line of a script's output says; None if it is another line. Raises ConfigError for an impossible value.
+
+    >>> parse_progress("hybridps: epoch=3 accuracy=0.712 loss=nan")
+    Evaluated(epoch=3.0, accuracy=0.712, loss=None, centre_accuracy=None, images=None, worker=None, group=None)
+    >>> parse_progress("epoch 3: 71.2 %")
+    """
+    if not line.startswith(_BEGINS):
+        return None
+    values = {}
+    for word in line.removeprefix(SAYS).split():
+        name, equals, text = word.partition("=")
+        if not equals or name not in _FIELDS:
+            raise ConfigError(f"{word!r} in {line!r} has no meaning: give {'=, '.join(_FIELDS)}=")
+        values[name] = text
+    try:
+        known = {name: text for name, text in values.items() if math.isfinite(float(text))}
+        return msgspec.convert(known, Evaluated, strict=False)
+    except (ValueError, msgspec.ValidationError) as error:
+        reason = str(error).replace("`$.", "").replace("`", "")
+        raise ConfigError(f"{line!r} cannot be used: {reason}; accuracies are shares from 0 to 1") from None
+
+
+def mean_of(events: Iterable[Evaluated], field: str) -> float | None:
+    """The mean of a field over events of one epoch, weighted by their images where all give them; None if none has it.
+
+    >>> mean_of([Evaluated(1, accuracy=0.5, images=10), Evaluated(1, accuracy=1.0, images=30)], "accuracy")
+    0.875
+    """
+    given = [(value, event.images) for event in events if (value := getattr(event, field)) is not None]
+    if not given:
+        return None
+    weights = [images or 0 for _, images in given]
+    if not all(weights):
+        weights = [1] * len(given)
+    return sum(value * weight for (value, _), weight in zip(given, weights, strict=True)) / sum(weights)

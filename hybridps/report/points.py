@@ -1,0 +1,113 @@
+"""How good the model of a run was, over time, epochs and traffic: what its script reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from hybridps.events import Ended, Evaluated, Launched
+from hybridps.progress import mean_of
+from hybridps.report.reading import Run, began
+from hybridps.report.traffic import GroupTraffic
+
+Report = tuple[float, Evaluated]
+"""When it was made, in seconds since 1970, and what it says."""
+
+
+class Point(NamedTuple):
+    """The model after an epoch, by all workers that reported it: their mean, at the time of the last of them."""
+
+    epoch: float
+    seconds: float
+    """Since training began."""
+    nbytes: float
+    """Payload that had crossed between the groups by then."""
+    accuracy: float | None
+    centre_accuracy: float | None
+    loss: float | None
+    when: float
+    """In seconds since 1970."""
+
+
+def points_of(run: Run) -> list[Point]:
+    """One for each epoch that was reported, in order.
+
+    Seconds count from the report of epoch 0, if there is one, or else from the start of the workers.
+    """
+    reports = _latest(run)
+    begun = reports.get(0.0, [])
+    start = max((when for when, _ in begun), default=started(run))
+    groups = traffic_of(run)
+    return [_point(epoch, reports[epoch], start, groups) for epoch in _whole_epochs(run, reports)]
+
+
+def traffic_of(run: Run) -> list[GroupTraffic]:
+    """What each group has sent."""
+    every = []
+    for rank in run.ranks:
+        traffic = GroupTraffic()
+        for event, when in zip(rank.events, rank.times, strict=True):
+            traffic.add(event, when)
+        every.append(traffic)
+    return [traffic for traffic in every if traffic.is_leader]
+
+
+def started(run: Run) -> float:
+    """When the workers of a run started, in seconds since 1970."""
+    for rank in [run.launch] if run.launch else []:
+        for event, when in zip(rank.events, rank.times, strict=True):
+            if isinstance(event, Launched):
+                return when
+    starts = [began(rank) for rank in [*run.ranks, *run.reports]]
+    starts += [float(worker.run.get("started_at") or 0.0) for worker in run.workers.values()]
+    return min(filter(None, starts), default=0.0)
+
+
+def _latest(run: Run) -> dict[float, list[Report]]:
+    """The last report of each worker on each epoch."""
+    found: dict[float, dict[tuple[int | None, int | None], Report]] = {}
+    for when, event in _reports(run):
+        found.setdefault(event.epoch, {})[event.group, event.worker] = (when, event)
+    return {epoch: list(reports.values()) for epoch, reports in found.items()}
+
+
+def _whole_epochs(run: Run, reports: Mapping[float, Sequence[Report]]) -> list[float]:
+    """The epochs in order. Where a run was ended on its way, without the last ones that not all workers reported."""
+    epochs = sorted(reports)
+    ended = run.launch.last(Ended) if run.launch else None
+    came_to_its_end = ended.status == 0 if ended else run.launch is None and not run.lost()
+    most = max(map(len, reports.values()), default=0)
+    while epochs and not came_to_its_end and len(reports[epochs[-1]]) < most:
+        epochs.pop()
+    return epochs
+
+
+def _point(epoch: float, reports: Sequence[Report], start: float, groups: list[GroupTraffic]) -> Point:
+    when, events = max(when for when, _ in reports), [event for _, event in reports]
+    nbytes = sum(group.bytes_at(when, start) for group in groups)
+    accuracy, centre, loss = (mean_of(events, field) for field in ("accuracy", "centre_accuracy", "loss"))
+    return Point(epoch, when - start, nbytes, accuracy, centre, loss, when)
+
+
+def _reports(run: Run) -> Iterator[Report]:
+    """What was reported, and when: to the launcher, else in progress files, else in training files."""
+    found = [
+        (when, event)
+        for rank in [*([run.launch] if run.launch else []), *run.reports]
+        for event, when in zip(rank.events, rank.times, strict=True)
+        if isinstance(event, Evaluated)
+    ]
+    if found:
+        yield from found
+        return
+    for worker in run.workers.values():
+        start = float(worker.run.get("started_at") or 0.0)
+        for epoch, line in worker.epochs.items():
+            images = line.get("val_images") or None
+            shares = {
+                field: line[key] / images
+                for field, key in (("accuracy", "val_top1_correct"), ("centre_accuracy", "centre_top1_correct"))
+                if images and line.get(key) is not None
+            }
+            event = Evaluated(epoch, loss=line.get("loss"), images=images, worker=worker.number, **shares)
+            yield start + float(line.get("seconds") or 0.0), event

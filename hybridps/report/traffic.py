@@ -1,0 +1,168 @@
+"""What the groups of a run have sent to each other, from the events of their leaders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hybridps.events import Closed, Communicated, Configured, Event, Exchanged, Planned
+
+Curve = list[tuple[float, float]]
+"""Times, in seconds since 1970, and values."""
+
+
+@dataclass
+class GroupTraffic:
+    """What one group has sent and received. Fed with the events of a rank, one by one; only leaders count."""
+
+    began: float = 0.0
+    """When its leader was configured, in seconds since 1970."""
+    launch: str | None = None
+    """The id of its launch."""
+    is_leader: bool = False
+    group: int = 0
+    groups: int = 1
+    has_servers: bool = False
+    bytes_to_servers: int = 0
+    bytes_exchanged: int = 0
+    """Payload of the exchanges of weights, without what is pulled at other times."""
+    nbytes: Curve = field(default_factory=list)
+    """Payload that has crossed between this group and others, or the servers, both ways."""
+    steps: Curve = field(default_factory=list)
+    """Steps done."""
+    exchanges: Curve = field(default_factory=list)
+    """The steps in which weights were exchanged."""
+    distances: Curve = field(default_factory=list)
+    """|w - centre| / |w| at those exchanges that know it."""
+
+    def add(self, event: Event, when: float) -> None:
+        """Count an event. A `Configured` one begins anew."""
+        match event:
+            case Configured():
+                new = GroupTraffic(began=event.started_at, launch=event.settings.get("launch"))
+                vars(self).update(vars(new))
+            case Planned():
+                self.is_leader = event.role == "worker" and event.group_rank == 0
+                self.group, self.groups, self.has_servers = event.group, event.groups, bool(event.servers)
+            case Communicated():
+                self.steps.append((when, event.steps))
+                self._count(event, when)
+            case Exchanged():
+                self._exchanged(event, when)
+            case Closed():
+                self.steps.append((when, max(event.steps, self.steps_done)))
+                self._count(event, when)
+
+    @property
+    def total(self) -> int:
+        return int(_last(self.nbytes))
+
+    @property
+    def steps_done(self) -> int:
+        return int(_last(self.steps))
+
+    @property
+    def exchanged(self) -> int:
+        """Steps with an exchange: those in which weights were exchanged, or all where gradients go to servers."""
+        steps = len({step for _, step in self.exchanges})
+        return self.steps_done if self.has_servers and self.bytes_to_servers and not steps else steps
+
+    @property
+    def saved(self) -> int:
+        """Steps without an exchange, where there are others to exchange with."""
+        return max(0, self.steps_done - self.exchanged) if self.groups > 1 or self.exchanged else 0
+
+    def bytes_at(self, when: float, start: float) -> float:
+        """Payload that had crossed by a time: exact where weights are exchanged.
+
+        Gradients go in every step, and are on a line between samples, or zero at `start` before the first one.
+        """
+        if self.exchanges:
+            return max((value for time, value in self.nbytes if time <= when), default=0.0)
+        before = [(start, 0.0)] if self.nbytes and start < self.nbytes[0][0] else []
+        return float(at(before + self.nbytes, np.array([when]))[0])
+
+    def _count(self, event: Communicated | Closed, when: float) -> None:
+        self.bytes_to_servers = event.bytes_to_servers
+        self.nbytes.append((when, max(self.total, event.bytes_to_servers + event.bytes_from_servers)))
+
+    def _exchanged(self, event: Exchanged, when: float) -> None:
+        self.exchanges.append((when, event.step))
+        self.steps.append((when, max(event.step + 1, self.steps_done)))
+        if event.distance is not None:
+            self.distances.append((when, event.distance))
+        answers = event.nbytes if self.has_servers else 0  # those of other groups count as sent by them
+        self.bytes_exchanged += event.nbytes + answers
+        self.nbytes.append((when, self.total + event.nbytes + answers))
+
+
+def at(curve: Curve, times: np.ndarray) -> np.ndarray:
+    """The values of a growing curve at some times: zero before it, its last value after it, on a line in between."""
+    if not curve:
+        return np.zeros(len(times))
+    known, values = np.array(curve).T
+    return np.interp(times, known, values, left=0.0)
+
+
+def figures(groups: Sequence[GroupTraffic]) -> dict[str, Any]:
+    """What all groups together have sent and saved.
+
+    `exchanges_saved`: the steps of a group without an exchange. `bytes_saved`: what exchanges in those steps too would
+    have sent. `staleness`: the mean of the steps that a group was behind the one furthest ahead, at its exchanges of
+    weights. `distance`: the last one, mean over the groups. None: not known.
+    """
+    exchanges = sum(group.exchanged for group in groups)
+    across = sum(group.total for group in groups)
+    saved = sum(group.saved for group in groups)
+    last = [group.distances[-1][1] for group in groups if group.distances]
+    behind = [lag for group in groups for lag in lags(group, groups)]
+    return {
+        "steps": max((group.steps_done for group in groups), default=0),
+        "bytes_across_groups": across,
+        "exchanges": exchanges,
+        "exchanges_saved": saved,
+        "bytes_saved": round(sum(group.bytes_exchanged for group in groups) * saved / exchanges) if exchanges else 0,
+        "staleness": float(np.mean(behind)) if behind else None,
+        "distance": float(np.mean(last)) if last else None,
+    }
+
+
+def lags(group: GroupTraffic, groups: Sequence[GroupTraffic]) -> list[float]:
+    """At each exchange of a group, how many steps another one was ahead of it at most."""
+    if not group.exchanges:
+        return []
+    times, steps = np.array(group.exchanges).T
+    ahead = [at(other.steps, times) - steps - 1 for other in groups if other is not group]
+    return list(np.max([np.zeros(len(times)), *ahead], axis=0))
+
+
+def in_words(totals: Mapping[str, Any]) -> str:
+    """What was sent and saved, for a line; empty if nothing was.
+
+    >>> in_words({"bytes_across_groups": 12_300_000, "exchanges": 45, "exchanges_saved": 405})
+    '12.3 MB across groups in 45 exchanges, 405 saved'
+    >>> in_words({"bytes_across_groups": 0, "exchanges": 0, "exchanges_saved": 0})
+    ''
+    """
+    if not (totals["exchanges"] or totals["exchanges_saved"]):
+        return ""
+    saved = f", {totals['exchanges_saved']} saved" if totals["exchanges_saved"] else ""
+    return f"{size(totals['bytes_across_groups'])} across groups in {totals['exchanges']} exchanges{saved}"
+
+
+def size(nbytes: float) -> str:
+    """Bytes in words.
+
+    >>> size(1_840_000_000), size(999)
+    ('1.84 GB', '999 B')
+    """
+    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+    name, unit = next(((name, unit) for name, unit in units if nbytes >= unit), ("B", 1.0))
+    return f"{nbytes / unit:.3g} {name}"
+
+
+def _last(curve: Curve) -> float:
+    return curve[-1][1] if curve else 0.0
