@@ -104,7 +104,8 @@ class Gossip(AverageWeights):
 
     def change(self, table: str) -> float:
         state = self._states.get(table)
-        return math.nan if state is None else state.change
+        looked = state is not None and self.row.trigger.may_be_due(self._step)
+        return state.change if state is not None and looked else math.nan
 
     def drop(self, tables: Iterable[str]) -> None:
         tables = list(tables)
@@ -115,10 +116,10 @@ class Gossip(AverageWeights):
     def _touched(self, table: str, weights: Tensor) -> Touched:
         """What tells the trigger of a table that parts of it were exchanged, by this group or by a partner."""
 
-        def tell(spans: Sequence[Span], nbytes: int, seconds: float) -> None:
+        def tell(spans: Sequence[Span], nbytes: int, seconds: float, began_here: bool) -> None:
             state = self._states[table]
             state.fired[:] = _within(state.edges, spans)
-            state.sent(self._step, weights.vectors[0], nbytes, seconds)
+            state.sent(self._step, weights.vectors[0], nbytes, seconds, began_here)
 
         return tell
 
