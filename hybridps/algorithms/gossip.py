@@ -31,7 +31,7 @@ from hybridps.ps.rules import Elastic
 from hybridps.tensor_collectives import Levels, Tensor
 from hybridps.tiers import GossipTier, Tier
 from hybridps.tiers.gossip import Touched
-from hybridps.triggers import State
+from hybridps.triggers import Budget, State
 from hybridps.triggers.trigger import runs
 
 
@@ -45,6 +45,11 @@ def gossiping(asked: Asked, exchange: Literal["symmetric", "pull", "push"], usua
     settings = asked.settings
     if asked.rule is not None or asked.clock is not None:
         raise ConfigError(f"{asked.rule or asked.clock} has no meaning without servers: leave it out")
+    if exchange == "pull" and isinstance(asked.trigger, Budget):
+        raise ConfigError(
+            f"HYBRIDPS_TRIGGER={settings.trigger!r} has no meaning with HYBRIDPS_GOSSIP=pull, where a group sends what "
+            "others ask for: use HYBRIDPS_GOSSIP=symmetric, or another trigger"
+        )
     topology = parse(settings.topology or usual)
     return Row(
         trigger=asked.trigger,

@@ -263,12 +263,14 @@ class Partners:
 
     def _keep(self, sender: int, letter: Letter, payload: np.ndarray | None) -> None:
         inbox = self._inboxes.get(letter.table)
-        if inbox is None or not inbox.has_room(sender, letter):
+        if inbox is None:
             self._decline(sender, letter)
             return
         incoming = inbox.read(sender, letter, payload)
-        if incoming is None:
+        if incoming is None or not inbox.has_room(sender, letter):
             self.refused += 1
+            if incoming is not None:
+                self._decline(sender, letter)
             return
         if letter.kind in ANSWERS:
             inbox.asked.discard((sender, letter.number))

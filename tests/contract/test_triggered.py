@@ -329,12 +329,34 @@ def test_a_rate_that_is_not_known_is_said() -> None:
         ("local", {"rho": 1.0}, "no meaning with the algorithm 'local'.*use elastic, easgd or eamsgd"),
         ("sync", {"rho": 1.0}, "no meaning with the algorithm 'sync'"),
         ("elastic", {"rho": 1.0, "racks": 2}, "needs one rack"),
+        ("elastic", {"trigger": "eventgrad", "racks": 2}, "decides on parts of the weights, and HYBRIDPS_RACKS=2"),
+        ("elastic", {"trigger": "change:1,chunk=64", "racks": 2}, "decides on parts of the weights"),
+        ("gosgd", {"gossip": "pull"}, "HYBRIDPS_GOSSIP=pull has no meaning with the algorithm 'gosgd'"),
+        ("sgp", {"gossip": "pull"}, "HYBRIDPS_GOSSIP=pull has no meaning"),
+        ("elastic", {"gossip": "pull"}, "HYBRIDPS_GOSSIP=pull has no meaning with the algorithm 'elastic'"),
+        ("elastic", {"topology": "ring"}, "HYBRIDPS_TOPOLOGY=ring has no meaning"),
+        ("sync", {"partners": "fast"}, "HYBRIDPS_PARTNERS=fast has no meaning"),
+        ("gossip", {"alpha": 0.5}, "HYBRIDPS_ALPHA=0.5 has no meaning with the algorithm 'gossip'"),
+        ("local", {"outer_rate": 0.5}, "HYBRIDPS_OUTER_RATE=0.5 has no meaning with the algorithm 'local' and the"),
+        ("elastic", {"outer_momentum": 0.5}, "HYBRIDPS_OUTER_MOMENTUM=0.5 has no meaning"),
+        ("gossip", {"gossip": "pull", "trigger": "budget:1MB/s"}, "has no meaning with HYBRIDPS_GOSSIP=pull"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_by_name(name: str, settings: dict, said: str) -> None:
     rule = SGD(rate=0.1) if name == "async" else None
     with pytest.raises(ConfigError, match=said):
         choose_row(name, Settings(**settings), 2, True, rule, None)
+
+
+@pytest.mark.parametrize("rule", [Mean(), Outer()], ids=str)
+def test_a_rule_without_alpha_has_none_that_is_tied(rule: Rule) -> None:
+    with pytest.raises(ConfigError, match="HYBRIDPS_RHO=1.0 has no meaning with the algorithm 'elastic' and the rule"):
+        choose_row("elastic", Settings(rho=1.0), 2, True, rule, None)
+
+
+def test_settings_that_fit_are_taken() -> None:
+    for name, given in (("diloco", {"outer_rate": 0.5}), ("gossip", {"gossip": "pull"}), ("sgp", {"topology": "ring"})):
+        assert choose_row(name, Settings(**given), 2, True, None, None).name == name
 
 
 def faulty(name: str, trigger: str, again: Callable[[Algorithm, Tensor], object]):

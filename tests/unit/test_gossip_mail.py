@@ -126,6 +126,8 @@ KINDS = [
     "ping",
     "arrived",
     "decline",
+    "late",
+    "behind",
 ]
 
 
