@@ -31,7 +31,7 @@ class Peer:
     """Another group."""
 
     session: int = 0
-    """When it began; 0: it was never heard of."""
+    """When it began; 0 until the first letter arrives."""
     left: bool = False
     arrived: int = 0
     """Barriers that it has come to, counted as by this group."""

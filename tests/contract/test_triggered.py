@@ -42,7 +42,9 @@ TRIGGERS = (
     f"budget:{NBYTES // 4}B/step",
     "adapt:0.1,silence=20",
 )
-SIZES = [(1, 1), (2, 1), (1, 1, 1)]
+SIZES = [(1, 1), *(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((2, 1), (1, 1, 1)))]
+LIKE_OTHERS = ("easgd", "eamsgd", "diloco")
+"""Which triggers fire as with elastic or local, by the same code."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -109,12 +111,14 @@ def test_all_converge_to_a_common_optimum(name: str, sizes: tuple[int, ...]) -> 
     to, steps = optimum(0), 200
     bounds = {"elastic": 0.02, "eamsgd": 0.02, "easgd": 0.02, "diloco": 0.1}
     work = descend(steps, lambda worker: to, threading.Barrier(sum(sizes), timeout=30))
-    for seen, _ in run(sizes, name, work, rule=rule_for(name, sum(sizes))):
+    for seen, _ in run(sizes, name, work, rule=rule_for(name, sum(sizes)), deadline_seconds=40.0):
         np.testing.assert_allclose(seen[-1], to, atol=bounds.get(name, 2e-3))
 
 
 @pytest.mark.parametrize("trigger", TRIGGERS)
-@pytest.mark.parametrize("name", AVERAGING)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE_OTHERS)) for name in AVERAGING]
+)
 def test_every_trigger_converges_to_a_common_optimum(name: str, trigger: str) -> None:
     to, steps = optimum(0), 200
     work = descend(steps, lambda worker: to, threading.Barrier(3, timeout=30))
@@ -125,7 +129,7 @@ def test_every_trigger_converges_to_a_common_optimum(name: str, trigger: str) ->
         np.testing.assert_array_equal(mine, other, "ranks of a group")
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (1, 1, 1)])
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 1, 1), pytest.param((2, 2), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("trigger", TRIGGERS)
 def test_local_sgd_conserves_the_mean(trigger: str, sizes: tuple[int, ...]) -> None:
     """However often the groups average, the mean of their weights is that of one process with all data.
