@@ -34,7 +34,7 @@ MATRIX = 384
 
 def main(path: str) -> None:
     """Measure on all ranks; the first worker writes to `path`."""
-    with open_job(_settings) as job:
+    with open_job(read_settings) as job:
         found = {"sum": _sum(job)}
         if job.servers:
             found["average"] = _average(job)
@@ -73,7 +73,7 @@ def _average(job: Job) -> Operation:
     return _measure(job, of_size)
 
 
-def _settings() -> Settings:
+def read_settings() -> Settings:
     """Those of the job, but every averaging happens: a trigger might leave out some, or all."""
     return replace(load_settings(), trigger=None)
 

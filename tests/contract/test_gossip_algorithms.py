@@ -167,6 +167,18 @@ def test_who_is_silent_is_known_on_all_ranks_of_a_group() -> None:
     assert run_groups((2, 1), "gossip", work) == [[0.0, 7.5]] * 3
 
 
+def test_a_change_is_told_only_in_steps_in_which_the_weights_were_looked_at() -> None:
+    def work(algorithm: Gossip, worker: int, group: int) -> list[int]:
+        weights, looked = join(algorithm, np.ones(LAYOUT.length, np.float32)), []
+        for step in range(1, 13):
+            algorithm.average_("t", weights, step)
+            if np.isfinite(algorithm.change("t")):
+                looked.append(step)
+        return looked
+
+    assert run_groups((1, 1), "gossip", work, trigger="change:0.5,check=5") == [[5, 10]] * 2
+
+
 def test_one_group_has_nobody_to_average_with() -> None:
     levels = Levels(SoloGroup(), [0])
     row = choose_row("gossip", Settings(), 1, False, None, None)
