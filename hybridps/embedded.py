@@ -18,18 +18,19 @@ from hybridps.ps.store import OpenStore, ParameterStore
 from hybridps.racks import place_in_rack
 
 
-def find_servers(session: Session) -> tuple[tuple[str, ...], ServerProcess | None]:
+def find_servers(session: Session, named: str | None = None) -> tuple[tuple[str, ...], ServerProcess | None]:
     """The addresses of the job's servers, and the embedded one if this worker has started it.
 
     Every worker of the MPI world calls this. With several groups in one MPI world and no server configured, the first
-    worker starts one, unless the settings name an algorithm that needs none. Raises, on all ranks, ServerError if a
-    server cannot be started, PlanError if one is missing.
+    worker starts one, unless the settings, or else the script (`named`), name an algorithm that needs none. Raises, on
+    all ranks, ServerError if a server cannot be started, PlanError if one is missing.
     """
-    from hybridps.algorithms import definition
+    from hybridps.algorithms import definition, short_name
 
     settings, plan = session.settings, session.plan
+    name = settings.algorithm or named
     embedded, address, error = None, "", None
-    needs_one = plan.groups > 1 and not (settings.algorithm and definition(settings.algorithm).gossips)
+    needs_one = plan.groups > 1 and not (name and definition(short_name(name)).gossips)
     of_one_world = needs_one and settings.group_index is None and not plan.server_ranks
     if of_one_world and not settings.servers and session.place.worker == 0:
         try:

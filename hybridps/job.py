@@ -55,6 +55,8 @@ class Job:
         self._store: ParameterStore | None = None
         self._partners: Partners | None = None
         """Of a leader, once there is an algorithm that gossips."""
+        self._gossip_tier: GossipTier | None = None
+        """The last one that was made."""
         self._connected: set[str] = set()
         """The tiers that there is a connection for."""
         self._session_number: int | None = None
@@ -97,8 +99,8 @@ class Job:
         """Workers whose groups have given the servers no sign of life for longer than so many seconds.
 
         Any worker may ask at any time, from any thread, once there is an algorithm; nobody else needs to. With racks
-        these are workers of the own rack. Raises ServerError if the servers cannot be asked. Where groups gossip, each
-        leader knows; on other ranks it raises ServerError.
+        these are workers of the own rack. Raises ServerError if the servers cannot be asked. Where groups gossip,
+        each leader knows; on other ranks it is what their leader knew at the last averaging.
         """
         if "gossip" in self._connected and self._session_number is None:
             return self._silent_partners(seconds)
@@ -205,29 +207,35 @@ class Job:
 
     def _silent_partners(self, seconds: float) -> list[int]:
         plan = self.session.plan
-        if self._partners is None and plan.groups > 1:
-            raise ServerError("without servers, only the first worker of each group knows who is silent: ask there")
-        silent = self._partners.silent(seconds) if self._partners is not None else []
+        if self._partners is not None:
+            silent = self._partners.silent(seconds)
+        else:
+            silences = self._gossip_tier.silences if self._gossip_tier is not None else ()
+            silent = [group for group, silence in enumerate(silences) if silence > seconds]
         first = [*accumulate(plan.group_sizes, initial=0)]
         return [worker for group in silent for worker in range(first[group], first[group + 1])]
 
     def _tier(self, row: Row, group: Group, prefix: str) -> Tier:
         if row.partnership is not None and self.session.plan.groups > 1:
-            return GossipTier(group, self._partners, row.partnership, prefix)
+            self._gossip_tier = GossipTier(group, self._partners, row.partnership, prefix)
+            return self._gossip_tier
         return ServersTier(group, self._store, prefix) if self.servers and row.tier != "gossip" else NoTier(group)
 
 
 def open_job(
-    read_settings: Callable[[], Settings] = load_settings, stores: Mapping[str, OpenStore] = MappingProxyType({})
+    read_settings: Callable[[], Settings] = load_settings,
+    stores: Mapping[str, OpenStore] = MappingProxyType({}),
+    algorithm: str | None = None,
 ) -> Job:
     """Join the job that this process was started for. Every worker of the MPI world must call this.
 
     With several groups in one MPI world and no server configured, the first worker starts one. `stores`: what opens
-    the stores of backends that hybridps has not itself, by their names.
+    the stores of backends that hybridps has not itself, by their names. `algorithm`: that the program will ask for
+    first, if the settings name none: groups and servers are made for it.
     """
-    session = open_session(lambda: resolve(read_settings()))
+    session = open_session(lambda: resolve(read_settings(), algorithm))
     open_store = find_backend(session, stores)
-    servers, embedded = find_servers(session)
+    servers, embedded = find_servers(session, algorithm)
     session.announce(list(servers))
     return Job(session, servers, embedded, open_store)
 

@@ -19,10 +19,10 @@ from hybridps.algorithms.server_sgd import ServerSGD
 from hybridps.config import Settings
 from hybridps.errors import ConfigError
 from hybridps.ps.clocks import Clock
-from hybridps.ps.rules import Rule
+from hybridps.ps.rules import Elastic, Outer, Rule
 from hybridps.tensor_collectives import Levels
 from hybridps.tiers import Tier
-from hybridps.triggers import parse
+from hybridps.triggers import EventGrad, parse
 
 KNOWN = {
     "sync": mpi_sgd.SYNC,
@@ -67,21 +67,24 @@ def definition(name: str) -> Definition:
     return KNOWN[name] if name in KNOWN else _offered(name)
 
 
-def resolve(settings: Settings) -> Settings:
-    """Settings with the algorithm's short name, and the groups that a `dist-` name or gossip implies.
+def resolve(settings: Settings, named: str | None = None) -> Settings:
+    """Settings with the algorithm's short name, and the groups that it implies: of one worker.
 
-    Raises ConfigError for an unknown algorithm or trigger.
+    A `dist-` name always does; gossip, `async` and `stale` do where nothing is said about groups. `named`: by the
+    script, if the settings name none. Raises ConfigError for an unknown algorithm or trigger.
     """
     if settings.trigger is not None:
         parse(settings.trigger)
-    given = settings.algorithm
+    given = settings.algorithm or named
     if given is None:
         return settings
     short = short_name(given)
-    says_groups = (settings.groups, settings.group_sizes, settings.workers_per_group) != (None, None, None)
-    if given.lower().startswith("dist-") or (definition(short).gossips and not says_groups):
+    found, of_groups = definition(short), (settings.groups, settings.group_sizes, settings.workers_per_group)
+    implies = found.gossips or (found.is_asynchronous and given.lower() == short)
+    says_groups = any(said is not None for said in (*of_groups, settings.group_index))
+    if given.lower().startswith("dist-") or (implies and not says_groups):
         settings = msgspec.structs.replace(settings, workers_per_group=1)
-    return msgspec.structs.replace(settings, algorithm=short)
+    return settings if settings.algorithm is None else msgspec.structs.replace(settings, algorithm=short)
 
 
 def choose_name(given: str | None, settings: Settings, group_sizes: Sequence[int]) -> str:
@@ -176,6 +179,8 @@ def _check_settings(row: Row, settings: Settings) -> None:
         raise ConfigError(
             f"HYBRIDPS_TRIGGER={trigger!r} needs the servers of hybridps: unset HYBRIDPS_BACKEND, or use every:TAU"
         )
+    _check_parts(row, settings)
+    _check_unused(row, settings)
     if settings.rho is None:
         return
     if settings.alpha is not None:
@@ -183,15 +188,46 @@ def _check_settings(row: Row, settings: Settings) -> None:
             f"HYBRIDPS_RHO={settings.rho} and HYBRIDPS_ALPHA={settings.alpha} both say what alpha is: give only one "
             "(alpha = learning rate * rho)"
         )
-    if row.rho is None:
+    if row.rho is None or not isinstance(row.rule, Elastic):
         raise ConfigError(
-            f"HYBRIDPS_RHO={settings.rho} has no meaning with the algorithm {row.name!r}: leave it out, or use "
-            "elastic, easgd or eamsgd"
+            f"HYBRIDPS_RHO={settings.rho} has no meaning with the algorithm {row.name!r} and the rule "
+            f"{type(row.rule).__name__}: leave it out, or use elastic, easgd or eamsgd with a rule that has alpha"
         )
     if settings.racks > 1 or settings.backend == "mxnet":
         raise ConfigError(
             f"HYBRIDPS_RHO={settings.rho} needs one rack and the servers of hybridps: set HYBRIDPS_ALPHA instead"
         )
+
+
+def _check_parts(row: Row, settings: Settings) -> None:
+    """Raise ConfigError for a trigger on parts of the weights where racks would miss the parts of each other."""
+    of_parts = isinstance(row.trigger, EventGrad) or getattr(row.trigger, "chunk", None) is not None
+    if of_parts and settings.racks > 1:
+        raise ConfigError(
+            f"HYBRIDPS_TRIGGER={settings.trigger!r} decides on parts of the weights, and HYBRIDPS_RACKS="
+            f"{settings.racks} servers exchange all of them: use a trigger for the whole model, or one rack"
+        )
+
+
+def _check_unused(row: Row, settings: Settings) -> None:
+    """Raise ConfigError for a setting that would change nothing."""
+    usual, exchange = Settings(), row.partnership.exchange if row.partnership is not None else None
+    outer = isinstance(row.rule, Outer) and (row.rule.rate, row.rule.momentum)
+    unused = {
+        "gossip": exchange in (None, "push"),
+        "topology": exchange is None,
+        "partners": exchange is None,
+        "alpha": exchange is not None,
+        "outer_rate": outer != (settings.outer_rate, settings.outer_momentum),
+        "outer_momentum": outer != (settings.outer_rate, settings.outer_momentum),
+    }
+    for field, is_unused in unused.items():
+        value = getattr(settings, field)
+        if is_unused and value != getattr(usual, field):
+            rule = f" and the rule {type(row.rule).__name__}" if field.startswith("outer") else ""
+            raise ConfigError(
+                f"HYBRIDPS_{field.upper()}={value} has no meaning with the algorithm {row.name!r}{rule}: leave it out"
+            )
 
 
 @lru_cache(maxsize=64)

@@ -31,7 +31,7 @@ from hybridps.ps.rules import Elastic
 from hybridps.tensor_collectives import Levels, Tensor
 from hybridps.tiers import GossipTier, Tier
 from hybridps.tiers.gossip import Touched
-from hybridps.triggers import State
+from hybridps.triggers import Budget, State
 from hybridps.triggers.trigger import runs
 
 
@@ -45,6 +45,11 @@ def gossiping(asked: Asked, exchange: Literal["symmetric", "pull", "push"], usua
     settings = asked.settings
     if asked.rule is not None or asked.clock is not None:
         raise ConfigError(f"{asked.rule or asked.clock} has no meaning without servers: leave it out")
+    if exchange == "pull" and isinstance(asked.trigger, Budget):
+        raise ConfigError(
+            f"HYBRIDPS_TRIGGER={settings.trigger!r} has no meaning with HYBRIDPS_GOSSIP=pull, where a group sends what "
+            "others ask for: use HYBRIDPS_GOSSIP=symmetric, or another trigger"
+        )
     topology = parse(settings.topology or usual)
     return Row(
         trigger=asked.trigger,
@@ -104,7 +109,8 @@ class Gossip(AverageWeights):
 
     def change(self, table: str) -> float:
         state = self._states.get(table)
-        return math.nan if state is None else state.change
+        looked = state is not None and self.row.trigger.may_be_due(self._step)
+        return state.change if state is not None and looked else math.nan
 
     def drop(self, tables: Iterable[str]) -> None:
         tables = list(tables)
@@ -115,10 +121,10 @@ class Gossip(AverageWeights):
     def _touched(self, table: str, weights: Tensor) -> Touched:
         """What tells the trigger of a table that parts of it were exchanged, by this group or by a partner."""
 
-        def tell(spans: Sequence[Span], nbytes: int, seconds: float) -> None:
+        def tell(spans: Sequence[Span], nbytes: int, seconds: float, began_here: bool) -> None:
             state = self._states[table]
             state.fired[:] = _within(state.edges, spans)
-            state.sent(self._step, weights.vectors[0], nbytes, seconds)
+            state.sent(self._step, weights.vectors[0], nbytes, seconds, began_here)
 
         return tell
 

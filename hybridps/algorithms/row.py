@@ -27,8 +27,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Of the algorithm, as users give it. Set by `choose_row`."""
     trigger: AnyTrigger = Every(1)
     """When. Gradients go in every step."""
-    tier: Literal["servers", "gossip", "none"] = "servers"
-    """Where: to the servers, if the job has any; to other groups; nowhere."""
+    tier: Literal["servers", "gossip"] = "servers"
+    """Where: to the servers, if the job has any, or to other groups."""
     sends: Literal["gradients", "weights"]
     """What the group contributes."""
     holds: Literal["gradients", "weights"]

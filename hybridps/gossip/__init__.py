@@ -5,10 +5,11 @@ A topology says whom a group sends to; `Partners` are the other groups as its le
 by `SocketMail` alone (`socket_mail.py`), which is not imported here.
 """
 
-from hybridps.gossip.exchanges import Exchange, PushExchange, Span, make_exchange
+from hybridps.gossip.exchanges import Exchange, Span
 from hybridps.gossip.mail import Mail
 from hybridps.gossip.partners import Partners
 from hybridps.gossip.partnership import PartnerChoice, Partnership
+from hybridps.gossip.pushes import PushExchange, make_exchange
 from hybridps.gossip.shares import Shares
 from hybridps.gossip.topologies import Topology, parse
 

@@ -6,6 +6,7 @@ it has answered, has been given up, or has a new life. Arrays are flat, of the t
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import deque
@@ -14,29 +15,34 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hybridps.gossip.inbox import Incoming
 from hybridps.gossip.letter import ANSWERS, Kind
-from hybridps.gossip.partners import Incoming, Partners
+from hybridps.gossip.partners import Partners
 from hybridps.gossip.partnership import PartnerChoice, Partnership
-from hybridps.gossip.shares import Shares
 from hybridps.gossip.topologies import Peers
 from hybridps.memory import Layout
 from hybridps.ps.rules.finite import check_finite
 
 Span = tuple[int, int]
 
-_GIVEN_UP_KEPT = 64
-"""Requests that were given up, and whose answers still count."""
+MOST_SPANS = 4
+"""That one group sends to another at a time: the nearest ones are sent as one, with what lies between them."""
+
+_MOST_ASKED = 3
+"""Partners that are asked for a symmetric average at the same time, but for those of one step of the topology."""
 
 _LEARNT = 0.3
 """How much of a partner's measured time the latest answer decides."""
 
 
 @dataclass
-class _Request:
+class Request:
     """An offer, pull or push that is not answered. `given_up`: it is not waited for any more."""
 
+    kind: Kind
     peer: int
     session: int
+    share: float
     start: int
     stop: int
     sent_at: float
@@ -50,8 +56,11 @@ class Exchange:
 
         d = (w_i - w_j) / 2,    w_j <- w_j + d,
 
-    and answers d, which the other one subtracts from what its weights are by then: the sum of both is conserved. While
-    n requests of the partner are under way itself, d = (w_i - w_j) / (2 + n): with halves, two groups that ask each
+    and answers d, which the other one subtracts from what its weights are by then: the sum of both is conserved.
+
+    One that asks k partners at a time, and waits for n others, gets several d for the same weights. So it asks that
+    none is more than a `share` of 1 / (1 + k + n) of the difference: with halves it would be pushed beyond all of its
+    partners. A partner that waits for m answers itself gives no more than 1 / (2 + m), or two groups that ask each
     other at the same time would swap their weights.
 
     With `pull`, the partner answers w_j, and w_i <- (w_i + w_j) / 2. It does not change, nor is the sum conserved.
@@ -66,19 +75,24 @@ class Exchange:
         """What the last `take_in` and `begin` have exchanged."""
         self._partners = partners
         self._table = table
-        self._pulls = partnership.exchange == "pull"
+        self._kind = partnership.exchange
+        self._took_over = False
+        """Whether it was late, and has the weights of another group now."""
         self._choice = PartnerChoice(partnership, partners.rank, partners.size)
         self._scratch = np.empty(layout.length, layout.dtype)
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, Request] = {}
         self._number = 0
         self._seconds: dict[int, float] = {}
         self._late_since = time.monotonic()
+        self._returned: set[int] = set()
+        """Groups whose weights are initial values, as far as this one knows."""
 
     def take_in(self, weights: np.ndarray) -> bool:
         """Take in what has come. Whether the weights have changed."""
         self.touched.clear()
         self._give_up()
         letters, returned = self._partners.take(self._table)
+        self._returned = returned
         changed, queue, left = False, deque(letters), list[Incoming]()
         while queue:
             incoming = queue.popleft()
@@ -91,7 +105,7 @@ class Exchange:
         return changed
 
     def begin(self, weights: np.ndarray, spans: Sequence[Span]) -> int:
-        """Send these spans to the next partners. Returns the number of bytes sent.
+        """Send these spans to the next partners, the nearest ones as one. Returns the number of bytes sent.
 
         Raises NotFiniteError for weights with NaN or Inf.
         """
@@ -100,7 +114,10 @@ class Exchange:
             self._take_over(weights.size)
             return 0
         peers = self._choice.next(self._may_ask, self._seconds.get) if spans else ()
-        for start, stop in spans if peers else ():
+        for peer in self._returned.intersection(peers):
+            self._ask(peer, "behind", 0, weights.size)
+        peers = tuple(peer for peer in peers if peer not in self._returned)
+        for start, stop in merged(spans, MOST_SPANS) if peers else ():
             check_finite(weights[start:stop], f"table {self._table!r} of this group")
             if self._send(peers, start, stop, weights):
                 self.touched.append((start, stop))
@@ -113,9 +130,10 @@ class Exchange:
 
     def _send(self, peers: Peers, start: int, stop: int, weights: np.ndarray) -> int:
         """Send a span; to how many it was sent."""
-        if self._pulls:
+        if self._kind == "pull":
             return sum(self._ask(peer, "pull", start, stop) for peer in peers)
-        return sum(self._ask(peer, "offer", start, stop, weights[start:stop]) for peer in peers)
+        share = 1 / (1 + len(peers) + self._under_way(start, stop))
+        return sum(self._ask(peer, "offer", start, stop, weights[start:stop], share) for peer in peers)
 
     def _ask(
         self, peer: int, kind: Kind, start: int, stop: int, values: np.ndarray | None = None, share: float = 0.0
@@ -126,21 +144,31 @@ class Exchange:
             return False
         self._number += 1
         session = self._partners.peers[peer].session
-        self._requests[self._number] = _Request(peer, session, start, stop, time.monotonic())
+        self._requests[self._number] = Request(kind, peer, session, share or 1 / 2, start, stop, time.monotonic())
         return True
 
     def _may_ask(self, peer: int) -> bool:
-        waits = any(request.peer == peer and not request.given_up for request in self._requests.values())
-        return not waits and self._partners.is_there(peer)
+        asked = {request.peer for request in self._requests.values() if not request.given_up}
+        if peer in asked or (self._kind == "symmetric" and len(asked) >= _MOST_ASKED):
+            return False
+        return self._partners.is_there(peer)
+
+    def _under_way(self, start: int, stop: int) -> int:
+        """Requests about any of these elements that are waited for."""
+        waited = (request for request in self._requests.values() if not request.given_up)
+        return sum(request.start < stop and start < request.stop for request in waited)
 
     def _answer_for(self, incoming: Incoming, weights: np.ndarray, returned: set[int]) -> bool | None:
         """Take a letter in: whether the weights have changed. None: its answer cannot be sent yet."""
         sender, letter, values = incoming
         if letter.kind in ANSWERS:
             request = self._requests.get(letter.number)
-            if request is None or request.peer != sender:
+            if request is None or request.peer != sender or request.session != letter.session:
                 return False
             return self._take_answer(incoming, request, weights)
+        if letter.kind == "behind":
+            self._is_late()
+            return False if self._post(sender, "taken", letter.number) else None
         if sender in returned or self.late:
             # Its weights are initial values, or the own ones are.
             told = self._post(sender, "late" if sender in returned else "decline", letter.number)
@@ -155,42 +183,44 @@ class Exchange:
         if letter.kind == "pull":
             posted = self._post(sender, "values", letter.number, span, start=letter.start, stop=letter.stop)
             return False if posted else None
-        if letter.kind != "offer" or values is None or type(self) is not Exchange or self._pulls:
+        if letter.kind != "offer" or values is None or self._kind != "symmetric":
             return False if self._post(sender, "decline", letter.number) else None
-        under_way = sum(not request.given_up for request in self._requests.values())
-        difference = self._difference(values, span, 1 / (2 + under_way))
+        factor = min(1 / (2 + self._under_way(letter.start, letter.stop)), letter.share or 1 / 2)
+        difference = self._difference(values, span, factor)
         if difference is None:
             return False if self._post(sender, "decline", letter.number) else None
         if not self._post(sender, "difference", letter.number, difference, start=letter.start, stop=letter.stop):
             return None
         np.add(span, difference, out=span)
-        self._note(letter.start, letter.stop, span, difference, 2 + under_way)
+        self._note(letter.start, letter.stop, span, difference, 1 / factor)
         return True
 
-    def _take_answer(self, incoming: Incoming, request: _Request, weights: np.ndarray) -> bool:
+    def _take_answer(self, incoming: Incoming, request: Request, weights: np.ndarray) -> bool:
         sender, letter, values = incoming
         if values is not None and (letter.start, letter.stop) != (request.start, request.stop):
             return False
         del self._requests[letter.number]
         self._measure(sender, time.monotonic() - request.sent_at)
+        if request.kind == "behind" and letter.kind == "taken":
+            self._returned.discard(sender)
         if letter.kind == "late":
-            self.late, self._late_since = True, time.monotonic()
+            self._is_late()
         if values is None:
             return False
         span = weights[letter.start : letter.stop]
         if letter.kind == "difference":
-            if not _is_finite(values):
+            if not is_finite(values):
                 return False
             np.subtract(span, values, out=span)
-            self._note(letter.start, letter.stop, span, values, 2)
+            self._note(letter.start, letter.stop, span, values, 1 / request.share)
             return True
-        if self.late and span.size == weights.size and _is_finite(values):
+        if self.late and span.size == weights.size and is_finite(values):
             np.copyto(span, values)
-            self.late = False
+            self.late, self._took_over = False, True
             self.touched.append((letter.start, letter.stop))
             return True
         difference = self._difference(values, span, 0.5)
-        if difference is None or not self._pulls:
+        if difference is None or self._kind != "pull":
             return False
         np.add(span, difference, out=span)
         self._note(letter.start, letter.stop, span, difference, 2)
@@ -201,7 +231,7 @@ class Exchange:
         difference = self._scratch[: span.size]
         np.subtract(values, span, out=difference)
         np.multiply(difference, difference.dtype.type(factor), out=difference)
-        return difference if _is_finite(difference) else None
+        return difference if is_finite(difference) else None
 
     def _post(self, to: int, kind: Kind, number: int, values: np.ndarray | None = None, **span: int) -> bool:
         return self._partners.post(to, kind, self._table, values, number=number, **span)
@@ -217,12 +247,22 @@ class Exchange:
         self._seconds[peer] = (1 - _LEARNT) * known + _LEARNT * seconds
 
     def _take_over(self, length: int) -> None:
-        """Ask the next partner for its weights, unless one was asked; give up when nobody has any."""
+        """Ask the next partner for its weights, unless one was asked; give up when nobody has any.
+
+        One that was asked, and is there, may validate for long: it is waited for.
+        """
+        if not self.is_quiet:
+            return
         if time.monotonic() - self._late_since > 3 * self._partners.lost_seconds:
             self.late = False
-        elif self.is_quiet:
+        else:
             for peer in self._choice.next(self._may_ask, self._seconds.get)[:1]:
                 self._ask(peer, "pull", 0, length)
+
+    def _is_late(self) -> None:
+        """Another group says that its table is far ahead. One that has taken weights over by now is not behind."""
+        if not self._took_over and not self.late:
+            self.late, self._late_since = True, time.monotonic()
 
     def _give_up(self) -> None:
         """Wait no more for partners that are gone or have a new life, nor for letters that must have been lost.
@@ -236,66 +276,28 @@ class Exchange:
             if not request.given_up and (not there or not is_same or too_long):
                 request.given_up = True
                 self._was_given_up(number, request)
-        given_up = [number for number, request in self._requests.items() if request.given_up]
-        for number in given_up[:-_GIVEN_UP_KEPT]:
-            del self._requests[number]
+            if not is_same:  # else an answer may still come, and counts
+                self._was_lost(number, request)
+                del self._requests[number]
 
-    def _was_given_up(self, number: int, request: _Request) -> None:
+    def _was_given_up(self, number: int, request: Request) -> None:
         """Nothing was given away by an offer or pull."""
 
+    def _was_lost(self, number: int, request: Request) -> None:
+        """No answer will come."""
 
-class PushExchange(Exchange):
-    """GoSGD and stochastic gradient push: weights travel with a share, and the sender goes on.
 
-    A group with share a sends (w, a / (k + 1)) to k partners, and keeps as much. A receiver does
+def merged(spans: Sequence[Span], most: int) -> list[Span]:
+    """At most so many spans that cover these, which are in order: the nearest ones become one.
 
-        w_r <- (a_r w_r + a_s w_s) / (a_r + a_s),    a_r <- a_r + a_s.
+    >>> merged([(0, 2), (3, 5), (20, 22), (26, 28)], 2)
+    [(0, 5), (20, 28)]
     """
-
-    def __init__(self, partners: Partners, table: str, layout: Layout, partnership: Partnership, late: bool) -> None:
-        super().__init__(partners, table, layout, partnership, late)
-        self.shares = Shares(partners.size)
-
-    def _send(self, peers: Peers, start: int, stop: int, weights: np.ndarray) -> int:
-        share, sent = self.shares.own / (len(peers) + 1), 0
-        for peer in peers:
-            if self._ask(peer, "push", start, stop, weights[start:stop], share):
-                self.shares.give(peer, self._number, share)
-                sent += 1
-        return sent
-
-    def _take_request(self, incoming: Incoming, weights: np.ndarray) -> bool | None:
-        sender, letter, values = incoming
-        if letter.kind != "push" or values is None or not letter.share:
-            return super()._take_request(incoming, weights)
-        span = weights[letter.start : letter.stop]
-        factor = letter.share / (self.shares.own + letter.share)
-        difference = self._difference(values, span, factor)
-        if difference is None:
-            return False if self._post(sender, "decline", letter.number) else None
-        if not self._post(sender, "taken", letter.number):
-            return None
-        self.shares.receive(letter.share)
-        np.add(span, difference, out=span)
-        self._note(letter.start, letter.stop, span, difference, 1 / factor)
-        return True
-
-    def _take_answer(self, incoming: Incoming, request: _Request, weights: np.ndarray) -> bool:
-        if incoming.letter.kind == "taken":
-            self.shares.was_taken(incoming.sender, incoming.letter.number)
-        elif incoming.letter.kind in ("decline", "late"):
-            self.shares.was_declined(incoming.sender, incoming.letter.number)
-        return super()._take_answer(incoming, request, weights)
-
-    def _was_given_up(self, number: int, request: _Request) -> None:
-        self.shares.give_up(request.peer, number)
+    gaps = [following[0] - span[1] for span, following in itertools.pairwise(spans)]
+    widest = sorted(sorted(range(len(gaps)), key=gaps.__getitem__)[max(0, len(gaps) - most + 1) :])
+    firsts, lasts = [0, *(gap + 1 for gap in widest)], [*widest, len(spans) - 1]
+    return [(spans[first][0], spans[last][1]) for first, last in zip(firsts, lasts, strict=True)]
 
 
-def make_exchange(partners: Partners, table: str, layout: Layout, partnership: Partnership, late: bool) -> Exchange:
-    """What a partnership says."""
-    kind = PushExchange if partnership.exchange == "push" else Exchange
-    return kind(partners, table, layout, partnership, late)
-
-
-def _is_finite(values: np.ndarray) -> bool:
+def is_finite(values: np.ndarray) -> bool:
     return math.isfinite(float(np.add.reduce(values, dtype=np.float64)))

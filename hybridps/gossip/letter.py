@@ -26,7 +26,8 @@ Kind = Literal[
     "pull",  # asks for weights
     "values",  # the weights that were asked for
     "push",  # the sender's weights, with a `share`
-    "taken",  # a push was taken in
+    "behind",  # the table is far ahead of the receiver, which is to take weights over and answers `taken`
+    "taken",  # a push was taken in, or `behind` was read
     "decline",  # an offer, pull or push was not taken in
     "late",  # as `decline`: the table is far ahead of the receiver of this letter, which is to take its weights over
     "arrived",  # the group has come to barrier `number`
@@ -36,7 +37,9 @@ Kind = Literal[
 ]
 
 ANSWERS = ("difference", "values", "taken", "decline", "late")
-"""To an offer, pull or push of the same number."""
+"""To a request of the same number."""
+
+REQUESTS = ("offer", "pull", "push", "behind")
 
 WITH_VALUES = ("offer", "difference", "values", "push")
 """The payload is elements `start:stop` of the table."""

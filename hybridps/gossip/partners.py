@@ -8,33 +8,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from hybridps.config import Settings
 from hybridps.errors import DeadlineError, ProtocolError
+from hybridps.gossip.inbox import Inbox, Incoming
 from hybridps.gossip.joining import Tables
-from hybridps.gossip.letter import ANSWERS, WITH_VALUES, Kind, Letter, decode, encode
+from hybridps.gossip.letter import ANSWERS, REQUESTS, WITH_VALUES, Kind, Letter, decode, encode
 from hybridps.gossip.mail import Mail
 from hybridps.memory import Layout
 
-MOST_WAITING = 8
-"""Letters of one group about one table that wait. One that asks only again when it was answered has fewer."""
-
 _NAPS_SECONDS = 0.0005, 0.005
 """Between two looks at the mail: after a letter, and when none has come for a while."""
-
-
-class Incoming(NamedTuple):
-    """A letter about weights. `values`: of elements `start:stop` of the table, if it has any."""
-
-    sender: int
-    letter: Letter
-    values: np.ndarray | None
 
 
 @dataclass
@@ -42,36 +31,15 @@ class Peer:
     """Another group."""
 
     session: int = 0
-    """When it began; 0: it was never heard of."""
+    """When it began; 0 until the first letter arrives."""
     left: bool = False
     arrived: int = 0
-    """Barriers that it has come to."""
+    """Barriers that it has come to, counted as by this group."""
+    barriers_before: int = 0
+    """That this group had passed when the other one began: a later life counts its own anew."""
     asked_at: float | None = None
     """When it was asked for a sign of life that has not come."""
     pinged_at: float = float("-inf")
-
-
-@dataclass
-class Inbox:
-    """What waits for the averaging of a table."""
-
-    layout: Layout
-    letters: deque[Incoming] = field(default_factory=deque)
-    returned: set[int] = field(default_factory=set)
-    """Groups that have a new life since this one has averaged: their weights are initial values."""
-    has_begun: bool = False
-
-    def read(self, sender: int, letter: Letter, payload: np.ndarray | None) -> Incoming | None:
-        """The letter, if its span and length are right and the sender has not too many."""
-        if sum(waits.sender == sender for waits in self.letters) >= MOST_WAITING:
-            return None
-        if letter.kind not in WITH_VALUES:
-            is_span = letter.kind != "pull" or letter.start < letter.stop <= self.layout.length
-            return Incoming(sender, letter, None) if payload is None and is_span else None
-        nbytes = (letter.stop - letter.start) * self.layout.itemsize
-        if not letter.start < letter.stop <= self.layout.length or payload is None or payload.nbytes != nbytes:
-            return None
-        return Incoming(sender, letter, payload.view(self.layout.dtype))
 
 
 class Partners:
@@ -97,8 +65,7 @@ class Partners:
         self._mail = mail
         self._beat_seconds = min(settings.heartbeat_seconds, settings.lost_seconds / 4)
         self._inboxes: dict[str, Inbox] = {}
-        self._arrived = 0
-        self._leaving = False
+        self._arrived = self._passed = 0
         self._failure: Exception | None = None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hybridps-gossip", daemon=True)
@@ -112,6 +79,8 @@ class Partners:
             sent = self._mail.send(to, header, payload)
             if sent and payload is not None and kind in WITH_VALUES:
                 self.bytes_sent += payload.nbytes
+            if sent and kind in REQUESTS and table in self._inboxes:
+                self._inboxes[table].asked.add((to, fields["number"]))
             return sent
 
     def expect(self, nbytes: int) -> None:
@@ -141,7 +110,8 @@ class Partners:
             if not inbox.has_begun:
                 inbox.has_begun = True
                 self.tables.begin(table)
-            letters, inbox.letters = list(inbox.letters), deque()
+            letters = list(inbox.letters)
+            inbox.letters.clear()
             return letters, inbox.returned
 
     def put_back(self, table: str, letters: list[Incoming]) -> None:
@@ -167,8 +137,13 @@ class Partners:
         Also those that have not come yet.
         """
         with self.changed:
-            waits = {peer: known.asked_at for peer, known in self.peers.items() if not known.left}
-        return [peer for peer, since in waits.items() if since is not None and time.monotonic() - since > seconds]
+            silences = self.silences()
+        return [peer for peer, silence in enumerate(silences) if silence > seconds]
+
+    def silences(self) -> list[float]:
+        """For how many seconds each group has not answered; 0 for those that have, or have ended."""
+        now, asked = time.monotonic(), {peer: known.asked_at for peer, known in self.peers.items() if not known.left}
+        return [0.0 if (since := asked.get(peer)) is None else now - since for peer in range(self.size)]
 
     def until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait for a condition on what has come; whether it holds in time."""
@@ -206,11 +181,12 @@ class Partners:
                 f"group {self.rank} waited {self.deadline_seconds:g} s at a barrier, as group "
                 f"{min(awaited(), default=self.rank)} has not come to it"
             )
+        with self.changed:
+            self._passed = number
 
     def leave(self) -> None:
         """Tell all groups that this one has ended. From now on it declines what it is asked."""
         with self.changed:
-            self._leaving = True
             for table in list(self._inboxes):
                 self.drop(table)
             for peer, known in self.peers.items():
@@ -265,7 +241,7 @@ class Partners:
             self._begin_life(sender, letter.session)
         known.asked_at = None
         if letter.kind in ("ping", "pong", "arrived"):
-            known.arrived = max(known.arrived, letter.number)
+            known.arrived = max(known.arrived, known.barriers_before + letter.number)
             if letter.kind == "ping":
                 self.post(sender, "pong", number=self._arrived)
         elif letter.kind == "left":
@@ -278,9 +254,12 @@ class Partners:
     def _begin_life(self, sender: int, session: int) -> None:
         known = self.peers[sender]
         for inbox in self._inboxes.values():
-            if known.session and inbox.has_begun:
+            if inbox.has_begun and (known.session or sender < self.rank):
+                # Also of one that is first heard of now, and was to begin: it begins by itself.
                 inbox.returned.add(sender)
+            inbox.forget(sender)
         known.session, known.left, known.arrived = session, False, 0
+        known.barriers_before = self._passed
 
     def _keep(self, sender: int, letter: Letter, payload: np.ndarray | None) -> None:
         inbox = self._inboxes.get(letter.table)
@@ -288,9 +267,13 @@ class Partners:
             self._decline(sender, letter)
             return
         incoming = inbox.read(sender, letter, payload)
-        if incoming is None:
+        if incoming is None or not inbox.has_room(sender, letter):
             self.refused += 1
+            if incoming is not None:
+                self._decline(sender, letter)
             return
+        if letter.kind in ANSWERS:
+            inbox.asked.discard((sender, letter.number))
         inbox.letters.append(incoming)
 
     def _decline(self, sender: int, letter: Letter) -> None:

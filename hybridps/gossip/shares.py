@@ -50,6 +50,10 @@ class Shares:
             self.own += share
             self._pay()
 
+    def forget(self, peer: int, number: int) -> None:
+        """A push that was given up will never be answered."""
+        self._given_up.pop((peer, number), None)
+
     def receive(self, share: float) -> None:
         """Add the share of a push that was taken in."""
         self.own += share

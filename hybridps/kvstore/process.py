@@ -9,10 +9,7 @@ import time
 import weakref
 
 import mxnet as mx
-from msgspec.structs import replace
 
-from hybridps.algorithms import DEFAULT, definition, short_name
-from hybridps.config import Settings, load_settings
 from hybridps.errors import ConfigError, DeadlineError, LayoutError, ServerError
 from hybridps.job import Job, open_job
 from hybridps.kvstore.ps_lite import MXNetStores
@@ -46,7 +43,7 @@ class SharedJob:
     """The job and the schedule that all stores of the process share."""
 
     def __init__(self, algorithm: str | None) -> None:
-        self.job = open_job(lambda: _settings(algorithm), stores={"mxnet": MXNetStores()})
+        self.job = open_job(stores={"mxnet": MXNetStores()}, algorithm=algorithm)
         self.trainings: weakref.WeakSet[Training] = weakref.WeakSet()
         self.pid = os.getpid()
         self._schedule: Schedule | None = None
@@ -109,19 +106,6 @@ def hold(algorithm: str | None = None) -> SharedJob:
         # MXNet waits for its engine at a fork with Python's lock held, and the engine may wait for Python.
         os.register_at_fork(before=_before_fork)
     return _shared
-
-
-def _settings(algorithm: str | None) -> Settings:
-    """The settings. In asynchronous SGD each worker is a group of its own, unless they say otherwise."""
-    settings = load_settings()
-    given = (settings.groups, settings.group_sizes, settings.workers_per_group, settings.group_index)
-    named = algorithm or settings.algorithm or DEFAULT
-    is_short = short_name(named) == named
-    if settings.algorithm is None and definition(short_name(named)).gossips:
-        return replace(settings, algorithm=named)  # before a server is started that nobody needs
-    if is_short and definition(named).is_asynchronous and all(value is None for value in given):
-        settings = replace(settings, workers_per_group=1)
-    return settings
 
 
 def _before_fork() -> None:

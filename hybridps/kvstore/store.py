@@ -49,7 +49,7 @@ class HybridKVStore(KVStore):
     def __init__(self, algorithm_name: str | None = None) -> None:
         held = process.hold(algorithm_name)
         self._job = held.job
-        self._name = algorithm_name or held.job.session.settings.algorithm or DEFAULT
+        self._name = short_name(algorithm_name) if algorithm_name else held.job.session.settings.algorithm or DEFAULT
         self._is_asynchronous = is_asynchronous = definition(self._name).is_asynchronous
         if is_asynchronous and held.job.session.settings.backend == "mxnet":
             raise ConfigError(
@@ -307,11 +307,12 @@ class KVStoreTypes(dict[str, Any]):
 
 def _type_of_others(name: str) -> Any:
     """The type of an algorithm that another package offers, or by another of its names. Raises ConfigError."""
+    given = name.removeprefix(PREFIX).removesuffix("_sync")
     try:
-        short = short_name(name.removeprefix(PREFIX).removesuffix("_sync"))
+        short_name(given)
     except ConfigError:
         raise ConfigError(f"the KVStore type {name!r} is unknown: use one of {', '.join(TYPES)}") from None
-    return partial(HybridKVStore, short)
+    return partial(HybridKVStore, given)  # `dist-` says something about groups
 
 
 KVStoreBase.kv_registry = KVStoreTypes(KVStoreBase.kv_registry | TYPES)  # its `register` takes the name from the class

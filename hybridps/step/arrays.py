@@ -43,7 +43,7 @@ class ArrayModel:
         self._initialise(weights, initial)
 
     def reduce(self) -> None:
-        """Turn the gradients into their sums over all workers, and average the weights with the centre when it is time.
+        """Turn the gradients into their sums over all workers, and average the weights when it is time.
 
         Call it once a step, before the local update. Returns when both are done. Raises the error that has ended
         the communication, if one has.

@@ -1,4 +1,4 @@
-"""The weights as the servers see them: averaged with the centre, and the centre itself."""
+"""The weights as others see them: averaged with the centre or with other groups, and the centre itself."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Weights:
     def _average(self, step: int) -> None:
         for table, arena in self._arenas.items():
             began = time.monotonic()
-            with self._context.watch(f"the averaging of {table} with the centre"):
+            with self._context.watch(f"the averaging of {table}"):
                 nbytes = self._algorithm.average_(table, Tensor([arena.flat]), step)
             took = time.monotonic() - began
             change = self._algorithm.change(table)

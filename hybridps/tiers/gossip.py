@@ -27,8 +27,9 @@ from hybridps.tiers.tier import check_same_layout
 Due = Callable[[], Sequence[Span]]
 """The spans of a table that are to be sent now. Called on the leader alone, when it has taken in what has come."""
 
-Touched = Callable[[Sequence[Span], int, float], None]
-"""Told, on the leader alone, the spans that were exchanged, the bytes sent, and the seconds that it took."""
+Touched = Callable[[Sequence[Span], int, float, bool], None]
+"""Told, on the leader alone, the spans that were exchanged, the bytes sent, the seconds that it took, and whether this
+group began it."""
 
 
 class GossipTier(NoTier):
@@ -45,8 +46,12 @@ class GossipTier(NoTier):
         self._prefix = prefix
         self._tables: dict[str, Exchange | None] = {}
         """On the leader with what it does about them."""
-        self._told = np.zeros(4)
-        """What the leader tells its group: whether it failed, whether weights have changed, bytes sent, distance."""
+        groups = int(self._lead(lambda partners: partners.size))
+        self.silences = np.zeros(groups)
+        """For how many seconds each group had not answered the leader, at the last averaging."""
+        self._told = np.zeros(4 + groups)
+        """What the leader tells its group: whether it failed, whether weights have changed, bytes sent, distance, and
+        the silences."""
 
     def share(self, table: str, layout: Layout, tensor: Tensor) -> None:
         """Make `tensor` the same on all ranks of all groups: that of the first group's leader.
@@ -87,7 +92,7 @@ class GossipTier(NoTier):
         NotFiniteError for own weights with NaN or Inf.
         """
         exchange, problem, told = self._tables[table], None, self._told
-        told[:] = 0
+        told[:4] = 0
         if exchange is not None:
             try:
                 told[1:3] = self._exchange(exchange, weights.vectors[0], due, touched)
@@ -103,17 +108,19 @@ class GossipTier(NoTier):
         Those that have ended, are silent or never came are not waited for. Raises DeadlineError.
         """
         exchange, problem, told = self._tables[table], None, self._told
-        told[:] = 0
+        told[:4] = 0
         if exchange is not None and self._partners is not None:
+            partners = self._partners
 
             def is_quiet() -> bool:
+                before = partners.bytes_sent
                 told[1] = max(told[1], exchange.take_in(weights.vectors[0]))
-                if exchange.touched:
-                    touched(exchange.touched, 0, 0.0)
+                if exchange.touched or partners.bytes_sent > before:
+                    touched(exchange.touched, partners.bytes_sent - before, 0.0, False)
                 return exchange.is_quiet
 
             try:
-                self._partners.meet(is_quiet)
+                partners.meet(is_quiet)
             except HybridPSError as error:
                 told[0], problem = 1, error
             told[3] = exchange.distance
@@ -137,17 +144,21 @@ class GossipTier(NoTier):
         began, partners = time.monotonic(), self._partners
         before = partners.bytes_sent if partners is not None else 0
         changed = exchange.take_in(weights)
-        if exchange.touched:
-            touched(exchange.touched, 0, time.monotonic() - began)
+        answered = (partners.bytes_sent if partners is not None else 0) - before
+        if exchange.touched or answered:
+            touched(exchange.touched, answered, time.monotonic() - began, False)
         exchange.touched.clear()
         nbytes = exchange.begin(weights, due())
         if exchange.touched:
-            touched(exchange.touched, nbytes, time.monotonic() - began)
+            touched(exchange.touched, nbytes, time.monotonic() - began, True)
         return changed, (partners.bytes_sent if partners is not None else 0) - before
 
     def _tell(self, weights: Tensor, problem: HybridPSError | None) -> None:
         """Bring the leader's weights, or its error, to its group."""
+        if self._partners is not None:
+            self._told[4:] = self._partners.silences()
         self._group.broadcast_(self._told)
+        np.copyto(self.silences, self._told[4:])
         if self._told[0]:
             agree(self._group, problem, everywhere=False)
         if self._told[1]:

@@ -59,16 +59,18 @@ class AdaptState(ChangeState):
     def _compare(self) -> None:
         self.fired[:] = True
 
-    def sent(self, step: int, weights: np.ndarray, nbytes: int = 0, seconds: float = 0.0) -> None:
+    def sent(
+        self, step: int, weights: np.ndarray, nbytes: int = 0, seconds: float = 0.0, began_here: bool = True
+    ) -> None:
         age = max(1, step - int(self._sent_at[0]))
         ended = self._now()
-        if nbytes and math.isfinite(self.change):
+        if began_here and math.isfinite(self.change):
             self._speed = _averaged(self._speed, self.change / age)
             self._cost = _averaged(self._cost, seconds)
             self._step = _averaged(self._step, max(0.0, ended - self._ended - seconds) / age)
             self.tau = self._next_tau()
         self._ended = ended
-        super().sent(step, weights, nbytes, seconds)
+        super().sent(step, weights, nbytes, seconds, began_here)
 
     def _next_tau(self) -> int:
         longest = 2 * self.tau

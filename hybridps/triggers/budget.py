@@ -31,7 +31,8 @@ class Budget(Watching, frozen=True, tag="budget", kw_only=False):
 
         theta = 2 typical (1 - f)    if credit >= 0, else infinite.
 
-    So theta falls to 0 as credit is saved up, and rises as it is spent. Rate 0: never.
+    So theta falls to 0 as credit is saved up, and rises as it is spent. Rate 0: never. What a group that gossips
+    answers is taken from its credit as well. The rate is that of one table: weights of two dtypes are two tables.
     """
 
     nbytes: Annotated[float, Meta(ge=0, le=1e300)]
@@ -75,12 +76,13 @@ class BudgetState(ChangeState):
     def _compare(self) -> None:
         self.fired[:] = not self.change < self.theta
 
-    def _refer(self, step: int, weights: np.ndarray, nbytes: int) -> None:
-        if nbytes:
-            self._message, self._credit = nbytes, self._credit - nbytes
+    def _refer(self, step: int, weights: np.ndarray, nbytes: int, began_here: bool) -> None:
+        self._credit -= nbytes
+        if began_here and nbytes:
+            self._message = nbytes
             typical = self.change if self._typical is None else self._typical
             self._typical = (1 - LEARNT) * typical + LEARNT * self.change
-        super()._refer(step, weights, nbytes)
+        super()._refer(step, weights, nbytes, began_here)
 
 
 def parse_rate(text: str, epoch_steps: int | None = None) -> tuple[float, Literal["second", "step"]]:

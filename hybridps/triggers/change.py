@@ -62,7 +62,9 @@ class ChangeState(WatchingState):
         # NaN fires: the exchange then says what is wrong.
         np.logical_not(self._changes < self._theta**2 * self._sizes, out=self.fired)
 
-    def _refer(self, step: int, weights: np.ndarray, nbytes: int) -> None:
+    def _refer(self, step: int, weights: np.ndarray, nbytes: int, began_here: bool) -> None:
+        if not self.fired.any():
+            return
         if self.fired.all():
             np.copyto(self._reference, weights)
         else:

@@ -58,8 +58,12 @@ class EventGradState(WatchingState):
         size = float(np.linalg.norm(self._sent_norms))
         self.change = float(np.linalg.norm(self._moves)) / size if size else float("nan")
 
-    def _refer(self, step: int, weights: np.ndarray, nbytes: int) -> None:
+    def _refer(self, step: int, weights: np.ndarray, nbytes: int, began_here: bool) -> None:
         sent = self.fired
+        if not began_here:  # others have moved the weights: that is no slope of this group's
+            self._measure(weights)
+            self._sent_norms[sent] = self._norms[sent]
+            return
         self._slopes[1, sent] = self._slopes[0, sent]
         self._slopes[0, sent] = self._moves[sent] / np.maximum(1, step - self._sent_at[sent])
         self._thresholds[sent] = self._slopes[:, sent].mean(0)

@@ -37,5 +37,7 @@ class EveryState(State):
         self.fired[:] = self._trigger.may_be_due(step)
         return bool(self.fired.any())
 
-    def sent(self, step: int, weights: np.ndarray, nbytes: int = 0, seconds: float = 0.0) -> None:
+    def sent(
+        self, step: int, weights: np.ndarray, nbytes: int = 0, seconds: float = 0.0, began_here: bool = True
+    ) -> None:
         """What was sent changes nothing."""

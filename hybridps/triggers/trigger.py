@@ -34,10 +34,13 @@ class State(ABC):
         """Whether any part communicates before the local update of this step (0, 1, ...). `weights`: flat."""
 
     @abstractmethod
-    def sent(self, step: int, weights: np.ndarray, nbytes: int = 0, seconds: float = 0.0) -> None:
+    def sent(
+        self, step: int, weights: np.ndarray, nbytes: int = 0, seconds: float = 0.0, began_here: bool = True
+    ) -> None:
         """An exchange of the parts in `fired` has left these weights.
 
-        `nbytes`: payload that this group has sent for it; 0 if another group began it. `seconds`: that it took.
+        `nbytes`: payload that this group has sent for it. `seconds`: that it took. `began_here`: whether this group
+        began it, rather than another one that it has answered.
         """
 
 
@@ -91,8 +94,10 @@ class WatchingState(State):
             np.logical_or(self.fired, step - self._sent_at >= self._silence, out=self.fired)
         return bool(self.fired.any())
 
-    def sent(self, step: int, weights: np.ndarray, nbytes: int = 0, seconds: float = 0.0) -> None:
-        self._refer(step, weights, nbytes)
+    def sent(
+        self, step: int, weights: np.ndarray, nbytes: int = 0, seconds: float = 0.0, began_here: bool = True
+    ) -> None:
+        self._refer(step, weights, nbytes, began_here)
         self._sent_at[self.fired] = step
 
     @abstractmethod
@@ -100,8 +105,8 @@ class WatchingState(State):
         """Set `fired` by what the weights are now."""
 
     @abstractmethod
-    def _refer(self, step: int, weights: np.ndarray, nbytes: int) -> None:
-        """From now on the parts in `fired` are compared with these weights."""
+    def _refer(self, step: int, weights: np.ndarray, nbytes: int, began_here: bool) -> None:
+        """From now on the parts in `fired` are compared with these weights. As `sent`."""
 
 
 def runs(fired: np.ndarray, edges: np.ndarray) -> list[tuple[int, int]]:

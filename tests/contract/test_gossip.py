@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -287,9 +286,10 @@ def test_the_barrier_waits_for_all_but_those_that_have_ended() -> None:
 
         thread = threading.Thread(target=meet, args=(groups.there[2],))
         thread.start()
-        time.sleep(0.1)
+        others = groups.there[0]
+        assert others.until(lambda: others.peers[2].arrived == 1, SECONDS)
         assert passed == []
-        groups.there[0].meet()
+        others.meet()
         thread.join(SECONDS)
         assert passed == [2]
 

@@ -17,7 +17,7 @@ from hybridps.memory import Arena, Layout
 from hybridps.mpi_groups import SoloGroup
 from hybridps.ps.rules import Sum
 from hybridps.tensor_collectives import Levels, Tensor
-from hybridps.tiers import NoTier
+from hybridps.tiers import GossipTier, NoTier
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -66,6 +66,8 @@ def train(steps: int):
             algorithm.reduce_("t", gradient, 0, LAYOUT.length)
             algorithm.finish_()
             own -= ETA / np.float32(algorithm.workers) * gradient.vectors[0]
+            if step % 2:  # the groups keep pace, whatever else the machine does
+                algorithm.settle_("t", weights)
         algorithm.settle_("t", weights)
         exchange = algorithm.tier._tables["t"]  # type: ignore[attr-defined]
         return own.copy(), sent, exchange.shares.own if isinstance(exchange, PushExchange) else None
@@ -77,16 +79,16 @@ def train(steps: int):
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (2, 1), (1, 1, 1), (1, 1, 1, 1)])
 def test_a_quadratic_converges_to_the_neighbourhood_of_its_optimum(name: str, sizes: tuple[int, ...]) -> None:
     """The groups' optima are as far apart as they can be; apart, each would end at its own."""
-    results = run_groups(sizes, name, train(150), trigger="every:1")
+    results = run_groups(sizes, name, train(60), trigger="every:1")
     index_of = np.repeat(np.arange(len(sizes)), sizes)
     optima = [np.mean([target(w) for w in np.flatnonzero(index_of == g)], 0) for g in range(len(sizes))]
-    apart = max(np.linalg.norm(optimum - np.mean(optima, 0)) for optimum in optima)
     for worker, (weights, sent, _) in enumerate(results):
         leader = int(np.flatnonzero(index_of == index_of[worker])[0])
         assert weights.tobytes() == results[leader][0].tobytes()
         assert sent == results[leader][1] > 0
-        # The hull of the optima: at least closer to their mean than to stay alone.
-        assert np.linalg.norm(weights - np.mean(optima, 0)) < apart
+        # The hull of the optima: closer to their mean than alone.
+        own = np.linalg.norm(optima[index_of[worker]] - np.mean(optima, 0))
+        assert np.linalg.norm(weights - np.mean(optima, 0)) < 0.7 * own
     if name != "gossip":
         assert sum(results[i][2] for i in np.unique(index_of, return_index=True)[1]) == pytest.approx(1, abs=1e-12)
 
@@ -104,7 +106,7 @@ def test_a_trigger_that_never_fires_is_independent_sgd(name: str, trigger: str) 
 
 
 def test_threshold_zero_is_gossip_in_every_step() -> None:
-    """With one that never fires on the other side, each step sends, as soon as the step before was answered."""
+    """The partner only answers, so that each step finds the step before answered."""
     steps = 30
 
     def work(algorithm: Gossip, worker: int, group: int) -> int:
@@ -130,6 +132,51 @@ def test_each_averaging_moves_the_reference_of_both_sides() -> None:
         return algorithm.average_("t", weights, 2), algorithm._states["t"].change
 
     assert run_groups((1, 1), "gossip", work, trigger="change:0.5") == [(0, 0.0)] * 2
+
+
+def test_a_budget_is_met_with_what_is_answered() -> None:
+    """Groups that meet after each step; each pays for its own offers and for its answers."""
+    steps, every = 120, 10
+
+    def work(algorithm: Gossip, worker: int, group: int) -> int:
+        weights = join(algorithm, np.ones(LAYOUT.length, np.float32))
+        random, own = np.random.default_rng(worker), weights.vectors[0]
+        for step in range(1, steps + 1):
+            own += 0.1 * random.standard_normal(own.size).astype(np.float32)
+            algorithm.average_("t", weights, step)
+            algorithm.settle_("t", weights)
+        assert algorithm.tier._partners is not None  # type: ignore[attr-defined]
+        return algorithm.tier._partners.bytes_sent  # type: ignore[attr-defined]
+
+    sent = run_groups((1, 1), "gossip", work, trigger=f"budget:{LAYOUT.nbytes // every}B/step")
+    # An exchange above the rate, and the answer to one of the partner's.
+    assert max(sent) <= (steps / every + 2) * LAYOUT.nbytes
+    assert min(sent) >= 0.3 * steps / every * LAYOUT.nbytes
+
+
+def test_who_is_silent_is_known_on_all_ranks_of_a_group() -> None:
+    def work(algorithm: Gossip, worker: int, group: int) -> list[float]:
+        weights = join(algorithm, np.zeros(LAYOUT.length, np.float32))
+        tier = algorithm.tier
+        assert isinstance(tier, GossipTier)
+        if tier._partners is not None:
+            tier._partners.silences = lambda: [0.0, 7.5]  # type: ignore[method-assign]
+        algorithm.average_("t", weights, 1)
+        return [*tier.silences]
+
+    assert run_groups((2, 1), "gossip", work) == [[0.0, 7.5]] * 3
+
+
+def test_a_change_is_told_only_in_steps_in_which_the_weights_were_looked_at() -> None:
+    def work(algorithm: Gossip, worker: int, group: int) -> list[int]:
+        weights, looked = join(algorithm, np.ones(LAYOUT.length, np.float32)), []
+        for step in range(1, 13):
+            algorithm.average_("t", weights, step)
+            if np.isfinite(algorithm.change("t")):
+                looked.append(step)
+        return looked
+
+    assert run_groups((1, 1), "gossip", work, trigger="change:0.5,check=5") == [[5, 10]] * 2
 
 
 def test_one_group_has_nobody_to_average_with() -> None:

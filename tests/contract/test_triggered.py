@@ -42,7 +42,9 @@ TRIGGERS = (
     f"budget:{NBYTES // 4}B/step",
     "adapt:0.1,silence=20",
 )
-SIZES = [(1, 1), (2, 1), (1, 1, 1)]
+SIZES = [(1, 1), *(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((2, 1), (1, 1, 1)))]
+LIKE_OTHERS = ("easgd", "eamsgd", "diloco")
+"""Which triggers fire as with elastic or local, by the same code."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -109,12 +111,14 @@ def test_all_converge_to_a_common_optimum(name: str, sizes: tuple[int, ...]) -> 
     to, steps = optimum(0), 200
     bounds = {"elastic": 0.02, "eamsgd": 0.02, "easgd": 0.02, "diloco": 0.1}
     work = descend(steps, lambda worker: to, threading.Barrier(sum(sizes), timeout=30))
-    for seen, _ in run(sizes, name, work, rule=rule_for(name, sum(sizes))):
+    for seen, _ in run(sizes, name, work, rule=rule_for(name, sum(sizes)), deadline_seconds=40.0):
         np.testing.assert_allclose(seen[-1], to, atol=bounds.get(name, 2e-3))
 
 
 @pytest.mark.parametrize("trigger", TRIGGERS)
-@pytest.mark.parametrize("name", AVERAGING)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE_OTHERS)) for name in AVERAGING]
+)
 def test_every_trigger_converges_to_a_common_optimum(name: str, trigger: str) -> None:
     to, steps = optimum(0), 200
     work = descend(steps, lambda worker: to, threading.Barrier(3, timeout=30))
@@ -125,7 +129,7 @@ def test_every_trigger_converges_to_a_common_optimum(name: str, trigger: str) ->
         np.testing.assert_array_equal(mine, other, "ranks of a group")
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (1, 1, 1)])
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 1, 1), pytest.param((2, 2), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("trigger", TRIGGERS)
 def test_local_sgd_conserves_the_mean(trigger: str, sizes: tuple[int, ...]) -> None:
     """However often the groups average, the mean of their weights is that of one process with all data.
@@ -329,12 +333,34 @@ def test_a_rate_that_is_not_known_is_said() -> None:
         ("local", {"rho": 1.0}, "no meaning with the algorithm 'local'.*use elastic, easgd or eamsgd"),
         ("sync", {"rho": 1.0}, "no meaning with the algorithm 'sync'"),
         ("elastic", {"rho": 1.0, "racks": 2}, "needs one rack"),
+        ("elastic", {"trigger": "eventgrad", "racks": 2}, "decides on parts of the weights, and HYBRIDPS_RACKS=2"),
+        ("elastic", {"trigger": "change:1,chunk=64", "racks": 2}, "decides on parts of the weights"),
+        ("gosgd", {"gossip": "pull"}, "HYBRIDPS_GOSSIP=pull has no meaning with the algorithm 'gosgd'"),
+        ("sgp", {"gossip": "pull"}, "HYBRIDPS_GOSSIP=pull has no meaning"),
+        ("elastic", {"gossip": "pull"}, "HYBRIDPS_GOSSIP=pull has no meaning with the algorithm 'elastic'"),
+        ("elastic", {"topology": "ring"}, "HYBRIDPS_TOPOLOGY=ring has no meaning"),
+        ("sync", {"partners": "fast"}, "HYBRIDPS_PARTNERS=fast has no meaning"),
+        ("gossip", {"alpha": 0.5}, "HYBRIDPS_ALPHA=0.5 has no meaning with the algorithm 'gossip'"),
+        ("local", {"outer_rate": 0.5}, "HYBRIDPS_OUTER_RATE=0.5 has no meaning with the algorithm 'local' and the"),
+        ("elastic", {"outer_momentum": 0.5}, "HYBRIDPS_OUTER_MOMENTUM=0.5 has no meaning"),
+        ("gossip", {"gossip": "pull", "trigger": "budget:1MB/s"}, "has no meaning with HYBRIDPS_GOSSIP=pull"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_by_name(name: str, settings: dict, said: str) -> None:
     rule = SGD(rate=0.1) if name == "async" else None
     with pytest.raises(ConfigError, match=said):
         choose_row(name, Settings(**settings), 2, True, rule, None)
+
+
+@pytest.mark.parametrize("rule", [Mean(), Outer()], ids=str)
+def test_a_rule_without_alpha_has_none_that_is_tied(rule: Rule) -> None:
+    with pytest.raises(ConfigError, match="HYBRIDPS_RHO=1.0 has no meaning with the algorithm 'elastic' and the rule"):
+        choose_row("elastic", Settings(rho=1.0), 2, True, rule, None)
+
+
+def test_settings_that_fit_are_taken() -> None:
+    for name, given in (("diloco", {"outer_rate": 0.5}), ("gossip", {"gossip": "pull"}), ("sgp", {"topology": "ring"})):
+        assert choose_row(name, Settings(**given), 2, True, None, None).name == name
 
 
 def faulty(name: str, trigger: str, again: Callable[[Algorithm, Tensor], object]):

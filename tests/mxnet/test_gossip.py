@@ -80,3 +80,19 @@ def test_worlds_of_their_own(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     check(results(tmp_path, 2), [1, 1])
+
+
+def test_all_ranks_know_who_is_silent_and_a_process_may_have_several_stores_that_gossip(tmp_path: Path) -> None:
+    program = str(Path(__file__).with_name("gossip_stores.py"))
+    done = mpirun(3, ["-m", "hybridps", program, str(tmp_path)], {"HYBRIDPS_GROUPS": "2"}, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(3):
+        said = (tmp_path / f"{rank}.txt").read_text()
+        assert "'sync' needs a server, and this job of 2 groups was started without one, to gossip" in said
+
+
+def test_a_type_that_begins_with_dist_makes_groups_of_one_worker(tmp_path: Path) -> None:
+    program = str(Path(__file__).with_name("own_groups.py"))
+    done = mpirun(2, ["-m", "hybridps", program, str(tmp_path)], {}, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)] == ["dist_hybridps_sync (1, 1)"] * 2

@@ -109,6 +109,13 @@ def test_algorithm_names() -> None:
     assert resolve(Settings(algorithm="dist-sgd")) == Settings(algorithm="sync", workers_per_group=1)
     assert resolve(Settings()) == Settings()
     assert resolve(Settings(algorithm="dist-local")) == Settings(algorithm="local", workers_per_group=1)
+    for name in ("async", "stale", "gossip"):
+        assert resolve(Settings(algorithm=name)) == Settings(algorithm=name, workers_per_group=1)
+        assert resolve(Settings(algorithm=name, groups=2)) == Settings(algorithm=name, groups=2)
+        assert resolve(Settings(), name) == Settings(workers_per_group=1)
+    assert resolve(Settings(algorithm="mpi-asgd")) == Settings(algorithm="async")
+    assert resolve(Settings(), "dist-sgd") == Settings(workers_per_group=1)
+    assert resolve(Settings(algorithm="elastic"), "gossip") == Settings(algorithm="elastic")
     with pytest.raises(ConfigError, match="did you mean 'change'"):
         resolve(Settings(trigger="chang:0.1"))
     with pytest.raises(ConfigError, match="'elastik' is unknown; did you mean 'elastic'"):

@@ -27,14 +27,29 @@ SECONDS = 10.0
 LAYOUT = Layout.of("float32", {"a": (64,)})
 
 
-def free_addresses(count: int) -> list[str]:
-    context = zmq.Context()
-    sockets = [context.socket(zmq.ROUTER) for _ in range(count)]
-    for socket in sockets:
-        socket.bind("tcp://127.0.0.1:*")
-    addresses = [socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode() for socket in sockets]
-    context.destroy(linger=0)
-    return addresses
+def addresses_in(folder: Path, count: int) -> list[str]:
+    return [f"ipc://{folder}/{rank}" for rank in range(count)]
+
+
+def over_tcp(count: int) -> list[SocketMail]:
+    """Mails at free ports. Another process may take a port before a mail listens at it: then others are tried."""
+    for attempt in range(20):
+        context = zmq.Context()
+        sockets = [context.socket(zmq.ROUTER) for _ in range(count)]
+        for socket in sockets:
+            socket.bind("tcp://127.0.0.1:*")
+        addresses = [socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode() for socket in sockets]
+        context.destroy(linger=0)
+        mails: list[SocketMail] = []
+        try:
+            for rank in range(count):
+                mails.append(SocketMail(addresses, rank))
+            return mails
+        except ServerError:
+            for mail in mails:
+                mail.close()
+            assert attempt < 19
+    raise AssertionError
 
 
 def receive(mail: SocketMail, seconds: float = SECONDS) -> Received | None:
@@ -49,8 +64,8 @@ def receive(mail: SocketMail, seconds: float = SECONDS) -> Received | None:
 
 @pytest.mark.parametrize("kind", ["tcp", "ipc"])
 def test_letters_come_whole_and_in_order(tmp_path: Path, kind: str) -> None:
-    addresses = free_addresses(2) if kind == "tcp" else [f"ipc://{tmp_path}/{rank}" for rank in range(2)]
-    mails = [SocketMail(addresses, rank) for rank in range(2)]
+    addresses = addresses_in(tmp_path, 2)
+    mails = over_tcp(2) if kind == "tcp" else [SocketMail(addresses, rank) for rank in range(2)]
     try:
         for mail in mails:
             mail.expect(1 << 22)
@@ -92,9 +107,12 @@ def test_an_address_beyond_this_host_needs_keys() -> None:
 
 def test_only_groups_with_the_same_keys_are_let_in(tmp_path: Path) -> None:
     given, other = (Credentials.load(make_tenant(tmp_path / name, "run")) for name in ("given", "other"))
-    addresses = free_addresses(2)
+    addresses = addresses_in(tmp_path, 2)
     mails = [SocketMail(addresses, rank, given) for rank in range(2)]
-    strangers = [SocketMail([free_addresses(1)[0], addresses[1]], 0, keys) for keys in (other, None)]
+    strangers = [
+        SocketMail([f"ipc://{tmp_path}/stranger-{number}", addresses[1]], 0, keys)
+        for number, keys in enumerate((other, None))
+    ]
     try:
         for stranger in strangers:
             assert stranger.send(1, b"from a stranger", None)
@@ -126,6 +144,8 @@ KINDS = [
     "ping",
     "arrived",
     "decline",
+    "late",
+    "behind",
 ]
 
 
@@ -151,8 +171,8 @@ def hostile_messages() -> list[list[bytes]]:
     return found
 
 
-def test_hostile_messages_end_nothing_and_are_not_kept() -> None:
-    addresses = free_addresses(2)
+def test_hostile_messages_end_nothing_and_are_not_kept(tmp_path: Path) -> None:
+    addresses = addresses_in(tmp_path, 2)
     partners = Partners(SocketMail(addresses, 0), Settings(lost_seconds=2.0))
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)

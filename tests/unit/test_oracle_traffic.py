@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from hybridps.cli import main
-from hybridps.events import Changed, EventLog
+from hybridps.errors import OracleError
+from hybridps.events import Changed, EventLog, Registered
 from hybridps.memory import Layout
 from hybridps.oracle.hybrid.traffic import forecast, read_changes
 from hybridps.triggers import Change
@@ -74,6 +75,16 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit) as ended:
         main(["oracle", "traffic", str(tmp_path), "--threshold", "0.1"])
     assert "recorded:" in capsys.readouterr().out
+
+
+def test_a_run_that_gossiped_is_refused(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, 0)
+    log.emit(Registered("t", "gossip", 1, NBYTES, False))
+    for look in record(Change(0.05), 20, straight=False):
+        log.emit(look)
+    log.close()
+    with pytest.raises(OracleError, match="is a run of gossip, in which partners move the weights"):
+        read_changes(tmp_path)
 
 
 @pytest.mark.parametrize(("threshold", "said"), [("x", "--threshold x cannot be used"), ("0.1", "has no changes")])

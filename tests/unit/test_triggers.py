@@ -145,6 +145,48 @@ def test_eventgrad_sends_everything_at_first_and_then_follows_the_slope() -> Non
     assert due(1.2) == [1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18]
 
 
+def test_eventgrad_learns_its_slope_from_its_own_sendings_alone() -> None:
+    """The threshold of 10, of a norm that grows by 1 in each step; each sending is answered in the next step."""
+
+    def due(is_answered: bool) -> list[int]:
+        weights = np.full(LAYOUT.length, 5, np.float32)
+        state = EventGrad(1.0, first=0).start(LAYOUT, weights)
+        state._thresholds[:], found = 10, []
+        for step in range(1, 60):
+            weights += np.float32(0.1)
+            if is_answered and step - 1 in found:
+                state.fired[:] = True
+                state.sent(step, weights, 0, began_here=False)
+            if state.due(step, weights):
+                found.append(step)
+                state.sent(step, weights, LAYOUT.nbytes)
+        return found
+
+    apart, together = due(False), due(True)
+    assert len(together) <= len(apart)
+    assert np.all(np.diff(together) > 1)
+
+
+def test_a_partner_that_moves_the_weights_moves_the_norms_that_eventgrad_compares_with() -> None:
+    weights = np.ones(LAYOUT.length, np.float32)
+    state = EventGrad(first=0).start(LAYOUT, weights)
+    state._thresholds[:] = 0.5
+    weights[:] = 100
+    state.fired[:] = True
+    state.sent(1, weights, 0, began_here=False)
+    assert not state.due(2, weights)
+
+
+def test_what_is_answered_is_taken_from_the_budget_and_is_no_exchange_of_its_own() -> None:
+    weights = np.ones(LAYOUT.length, np.float32)
+    state = Budget(LAYOUT.nbytes, per="step").start(LAYOUT, weights)
+    assert state.due(1, weights)
+    state.fired[:] = False
+    state.sent(1, weights, 4 * LAYOUT.nbytes, began_here=False)
+    assert [state.due(step, weights) for step in range(2, 5)] == [False, False, True]
+    assert np.isnan(state.theta)
+
+
 def test_eventgrad_decides_on_each_key() -> None:
     weights = np.ones(LAYOUT.length, np.float32)
     state = EventGrad(first=0).start(LAYOUT, weights)

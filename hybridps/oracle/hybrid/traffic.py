@@ -16,7 +16,10 @@ import msgspec
 import numpy as np
 
 from hybridps.errors import OracleError
-from hybridps.events import Changed
+from hybridps.events import Changed, Registered
+
+GOSSIPING = ("gossip", "gosgd", "sgp")
+"""Algorithms whose changes do not say what another threshold would have made of them."""
 
 USUAL_POWER = 0.5
 """Where nothing can be fitted: no two looks between exchanges."""
@@ -52,6 +55,7 @@ def read_changes(folder: Path) -> list[Looks]:
     for path in sorted(folder.glob("hybridps-*.jsonl")):
         tables: dict[str, list[Changed]] = {}
         for line in path.read_bytes().splitlines():
+            _refuse_gossip(line, folder)
             try:
                 event = msgspec.json.decode(line, type=Changed)
             except msgspec.DecodeError:  # another event, or half a line of a process that was killed
@@ -67,6 +71,19 @@ def read_changes(folder: Path) -> list[Looks]:
             "--trigger change:inf,silence=10"
         )
     return found
+
+
+def _refuse_gossip(line: bytes, folder: Path) -> None:
+    """Raise OracleError if this line of a run says that its groups gossip."""
+    try:
+        registered = msgspec.json.decode(line, type=Registered)
+    except msgspec.DecodeError:
+        return
+    if registered.rule in GOSSIPING:
+        raise OracleError(
+            f"{folder} is a run of {registered.rule}, in which partners move the weights between two exchanges of "
+            "a group: forecast from a run with elastic, easgd, local or diloco"
+        )
 
 
 def forecast(runs: Sequence[Looks], thresholds: Iterable[float | None], silence: int | None) -> Traffic:

@@ -1,0 +1,21 @@
+"""Several stores in one process, and who is silent on every rank. gossip_stores.py OUT"""
+
+import sys
+from pathlib import Path
+
+import mxnet as mx
+
+first = mx.kv.create("dist_hybridps_gossip")
+assert first.num_dead_node(0, 60) == 0
+weight = mx.nd.ones((4,))
+first.init(0, weight)
+assert first.num_dead_node(0, 60) == 0
+second = mx.kv.create("dist_hybridps_gosgd")
+assert second.type == "dist_hybridps_gosgd_sync"
+try:
+    mx.kv.create("dist_hybridps_sync")
+    said = "nothing"
+except Exception as error:
+    said = str(error)
+Path(sys.argv[1], f"{first.rank}.txt").write_text(said)
+first.barrier()
