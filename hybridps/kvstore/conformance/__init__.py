@@ -21,7 +21,7 @@ CHECKS: dict[str, Check] = {
 """All checks by name. Those of optimizers are the last: a store may keep one beyond its life. A check makes one
 store."""
 
-ROWS = "what a server makes of rows depends on the keys that it had before; at times it ends, and the workers wait for ever"
+ROWS = "what a server makes of rows depends on keys that it had before, or it ends, and the workers wait for ever"
 NOT_DIST_SYNC = {
     "keys_may_be_words": "there is one store in a process, and the other checks use numbers",
     "wrong_keys_raise_errors_of_mxnet": "the servers check keys, not the worker: it waits for ever",

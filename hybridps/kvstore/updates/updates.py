@@ -94,8 +94,7 @@ class Updates:
         self._optimizers += 1
         self._rule = rule
         self._is_mixed = bool(getattr(optimizer, "multi_precision", False))
-        if self._servers_of("float32") is None and not self._algorithm.updates:
-            self._rule = None
+        self._rule = rule if self._servers_of("float32") is not None or self._algorithm.updates else None
 
     def compress(self, quantised: Quantised) -> None:
         """Compress the gradients that servers update by. Only before the first of them."""
@@ -243,8 +242,7 @@ class Updates:
             if servers is not None and key.index in self.updater.states:
                 state, like = self.updater.states[key.index], self._like(name)[0]
                 is_mixed = servers is self._at_servers.get(MIXED)
-                weights = mx.nd.empty(like.shape) if is_mixed else like  # as the servers hold them
-                split(self.updater.optimizer, key.index, state, weights, is_mixed)
+                split(self.updater.optimizer, key.index, state, mx.nd.empty(like.shape) if is_mixed else like, is_mixed)
 
     def begin(self, weights: Mapping[str, Sequence[NDArray]], gradients: Mapping[str, Sequence[NDArray]]) -> None:
         """A step begins. Let backward write these gradients where servers read them, where that is safe."""
