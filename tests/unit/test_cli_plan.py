@@ -221,6 +221,12 @@ def test_groups_that_gossip_need_no_server_and_know_each_other(name: str) -> Non
     assert len(with_server.servers) == 1
 
 
+@pytest.mark.parametrize(("name", "sizes"), [("async", [1, 1]), ("stale", [1, 1]), ("mpi-asgd", [2])])
+def test_asynchronous_workers_are_groups_of_their_own(name: str, sizes: list[int]) -> None:
+    launch = launch_of(make_settings({"algorithm": name}), workers=2)
+    assert [group.size for group in launch.groups] == sizes
+
+
 def test_groups_that_gossip_from_several_hosts_get_ports_and_keys() -> None:
     far = parse_hosts("192.0.2.1:1,192.0.2.2:2")
     launch = launch_of(make_settings({"algorithm": "gossip"}), hosts=far, insecure=True)
