@@ -14,7 +14,7 @@ from mpi4py import MPI
 from benchmarks.cases import Case
 from benchmarks.ending import end_within
 from benchmarks.exchanges import MOMENTUM, RATE, Exchanges, Way
-from hybridps.algorithms import ServerSGD, reduce_all_, server_sgd
+from hybridps.algorithms import Row, ServerSGD, reduce_all_
 from hybridps.config import Settings
 from hybridps.memory import Layout, private_memory
 from hybridps.mpi_groups.mpi import MPIGroup
@@ -64,7 +64,8 @@ class Ours:
         self._bucket = task.bucket_bytes // layout.itemsize or layout.length
         self._client = self._connect(way, case, task, world) if self._group.rank == 0 else None
         tier = ServersTier(self._group, self._client)
-        self._algorithm = ServerSGD(self._levels, tier, server_sgd.row(rule_of(task.rule), BulkSynchronous()))
+        row = Row(sends="gradients", holds="weights", rule=rule_of(task.rule), clock=BulkSynchronous())
+        self._algorithm = ServerSGD(self._levels, tier, row, task.workers)
         self._algorithm.join_weights("all", layout, self._tensor)
 
     def _connect(self, way: Way, case: Case, task: Exchanges, world: MPI.Comm) -> Client:
