@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -41,6 +42,11 @@ def launch(*words: str, extra: dict[str, str] | None = None) -> subprocess.Compl
     environ = {name: text for name, text in environment(extra).items() if name not in ("A", "B", "C", "D")}
     environ |= extra or {}
     command = [sys.executable, "-m", "hybridps.cli", "run", *words]
+    # On a busy host a daemon of Open MPI (prted) hangs at times in the fork of a rank, which then never starts. So a
+    # launch over several hosts has a second try.
+    for seconds in [SECONDS / 2] if "-H" in words else []:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=seconds)
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=SECONDS)
 
 
