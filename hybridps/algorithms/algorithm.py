@@ -68,7 +68,8 @@ class Algorithm:
     @property
     def sums_in_group(self) -> bool:
         """Whether `reduce_` begins with an allreduce of the gradients as they are."""
-        return self._residuals is None and (self.row.sends == "weights" or not self.tier.has_servers)
+        plain = self.row.sends == "weights" or not (self.tier.has_servers or self.updates)
+        return self._residuals is None and plain
 
     @property
     def is_synchronous(self) -> bool:

@@ -11,7 +11,8 @@ For C groups of m workers with batch b each,
 
 Each rank does the update in the framework. With one group and no server this is one allreduce. dist-SGD is the case
 m = 1. The servers hold gradients only, so nobody could give the weights to a group that comes after the others have
-trained: it is refused. With an optimiser that servers know, they update and hold the weights: see `server_sgd`.
+trained: it is refused. With an optimiser that servers know, they update and hold the weights: see `server_sgd`. Without
+servers the ranks of a group on one node do that themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hybridps.memory import Layout
 from hybridps.ps.clocks import BulkSynchronous
 from hybridps.ps.rules import AnyRule, Sum
 from hybridps.tensor_collectives import Levels, Tensor
-from hybridps.tiers import Tier
+from hybridps.tiers import Tier, UpdatingTier
 
 ROW = Row(name="sync", sends="gradients", holds="gradients", rule=Sum(), clock=BulkSynchronous())
 
@@ -48,10 +49,13 @@ class MpiSGD(Algorithm):
         super().__init__(levels, tier, row, workers)
 
     def updating(self, rule: AnyRule) -> Algorithm | None:
-        if not self.tier.has_servers:
-            return None
+        tier = self.tier
+        if not tier.has_servers:
+            if not self.levels.one_node or rule.whole_chunks:
+                return None
+            tier = UpdatingTier(self.levels)
         row = Row(name=self.name, sends="gradients", holds="weights", rule=rule, clock=BulkSynchronous())
-        return ServerSGD(self.levels, self.tier, row, self.workers)
+        return ServerSGD(self.levels, tier, row, self.workers)
 
     def join_gradients(self, table: str, layout: Layout) -> None:
         self.register(table, layout, None)

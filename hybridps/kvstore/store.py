@@ -9,9 +9,10 @@
 | `dist_hybridps` | what the setting `algorithm` says |
 
 `pushpull` gives the sum over all workers (where weights are averaged: the group's sum, scaled to all workers), so a
-script divides by `batch_size * num_workers`. With `set_optimizer`, servers update by the optimizers that they have a
-rule for; others, and all where there are no servers, are MXNet's own, on every worker. `dist_hybridps_async` updates by
-each group's mean gradient as it comes, so a script divides by `batch_size`, as with MXNet's `dist_async`.
+script divides by `batch_size * num_workers`. With `set_optimizer`, the optimizers that there is a rule for are run by
+the servers, or by a group on one node without servers, each worker its part; others are MXNet's own, on every worker.
+`dist_hybridps_async` updates by each group's mean gradient as it comes, so a script divides by `batch_size`, as with
+MXNet's `dist_async`.
 """
 
 from __future__ import annotations

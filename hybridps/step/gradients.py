@@ -68,6 +68,11 @@ class Gradients:
             self._to_join.append(table)
             self._table_of |= dict.fromkeys(table.spans, table)
 
+    @property
+    def has_states(self) -> bool:
+        """Whether this rank can read what rules keep."""
+        return self._algorithm.tier.has_states
+
     def views(self, name: str) -> list[np.ndarray]:
         """The arrays in which the gradient of a key is summed, in its shape, one for each vector."""
         return self._table_of[name].views(name)
@@ -107,7 +112,7 @@ class Gradients:
         return pull_centre(self._schedule, self._algorithm, self._context, layouts)
 
     def pull_states(self) -> dict[str, list[np.ndarray]]:
-        """What the servers keep of each key, in its shape: its weights, and the states. On the leader alone."""
+        """What is kept of each key, in its shape: its weights, and the states. Where the rank `has_states`."""
         states: dict[str, list[np.ndarray]] = {}
         for table in self._tables:
             arenas = self._pull(table)

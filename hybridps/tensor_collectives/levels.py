@@ -88,6 +88,17 @@ class Levels:
         first, last = rows.of_rank(self.node.rank)
         return Tensor([row[:length] for row in array[first:last]], rows)
 
+    def shared(self, length: int, dtype: str, count: int) -> np.ndarray | None:
+        """`count` flat arrays of zeros, which all ranks of a node have in common; None where they share no memory.
+
+        All ranks of the group call it, with the same arguments. `note` says why there is none.
+        """
+        if self._node is None:
+            return None
+        counts = [count if rank == 0 else 0 for rank in range(self.node.size)]
+        array = self._agreed(lambda: self.node.rows(length, np.dtype(dtype), counts))
+        return None if array is None else array[:, :length]
+
     def vote(self, value: int) -> tuple[int, int]:
         """The smallest and the largest `value` over all ranks of the group, the same on every rank.
 

@@ -21,6 +21,7 @@ class NoTier:
 
     distance = float("nan")
     has_servers = False
+    has_states = False
 
     def __init__(self, group: Group) -> None:
         self._group = group

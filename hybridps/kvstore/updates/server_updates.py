@@ -35,6 +35,11 @@ class ServerUpdates:
         self._new: set[str] = set()
         """Keys whose weights have come since they were pulled last."""
 
+    @property
+    def has_states(self) -> bool:
+        """Whether this worker can read what the servers keep."""
+        return self._gradients.has_states
+
     def __contains__(self, name: str) -> bool:
         """Whether the servers hold the key."""
         return name in self._gradients
@@ -82,7 +87,7 @@ class ServerUpdates:
         return self._centre.take(name)
 
     def pull_states(self) -> dict[str, list[np.ndarray]]:
-        """As `Gradients.pull_states`. On the leader alone."""
+        """As `Gradients.pull_states`. Where the worker `has_states`."""
         return self._gradients.pull_states()
 
     def put_states(self, states: Mapping[str, Sequence[np.ndarray | None]]) -> None:

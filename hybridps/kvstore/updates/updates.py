@@ -182,9 +182,7 @@ class Updates:
 
         Those of a group's servers are read by its first worker.
         """
-        if not self._at_servers:
-            return self.updater.get_states(dump_optimizer)  # type: ignore[no-any-return]
-        if not self._place.is_leader:
+        if not all(servers.has_states for servers in self._at_servers.values()):
             return None
         own = self.updater.states
         there = {}
@@ -201,7 +199,9 @@ class Updates:
     @property
     def servers_have_states(self) -> bool:
         """Whether this worker has no states of its own, and those at the servers are another worker's."""
-        return self._place.worker != 0 and all(self.at_servers(name) is not None for name in self._keys)
+        if self._place.worker == 0 or any(servers.has_states for servers in self._at_servers.values()):
+            return False
+        return all(self.at_servers(name) is not None for name in self._keys)
 
     @property
     def are_at_servers(self) -> bool:

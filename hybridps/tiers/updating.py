@@ -1,0 +1,159 @@
+"""No tier, with the update in the group: the ranks of a node turn gradients into new weights, as servers would.
+
+Each rank adds up its part of the elements over all ranks, updates it by the rule, and writes the new weights to all
+ranks, in one pass over memory that they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+
+from hybridps.codecs import CodecSpec
+from hybridps.errors import GroupError, HybridPSError
+from hybridps.memory import Layout
+from hybridps.ps.clocks import Clock
+from hybridps.ps.model import Joining, Rules, rules_of_span
+from hybridps.ps.rules import Rule, apply_, warm_up
+from hybridps.tensor_collectives import Levels, Tensor, allreduce_, broadcast_
+from hybridps.tensor_collectives.node.node import part_of
+from hybridps.tensor_collectives.tensor import Rows
+from hybridps.tiers.none import NoTier
+from hybridps.tiers.tier import check_same_layout
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """A registered table. `out`: where new weights go; None: they replace the gradients.
+
+    `arrays`: the weights and the states of the rule, flat. `is_shared`: all ranks have the same memory for them, but
+    for weights that lie in `out`.
+    """
+
+    rule: Rule
+    out: Tensor | None
+    arrays: list[np.ndarray]
+    is_shared: bool
+
+
+class UpdatingTier(NoTier):
+    """See `Tier` for the methods. For a group on one node, and rules that are computed by `update_`.
+
+    All ranks must give the same rules: else GroupError on all of them. Where they share no memory for a table, each
+    rank updates all of its elements by itself.
+    """
+
+    has_states = True
+
+    def __init__(self, levels: Levels) -> None:
+        super().__init__(levels.group)
+        self._levels = levels
+        self._tables: dict[str, _Table] = {}
+
+    def register(
+        self,
+        table: str,
+        layout: Layout,
+        tensor: Tensor | None,
+        rule: Rule,
+        clock: Clock | None = None,
+        codec: CodecSpec = "exact",
+        keeps_values: bool = False,
+    ) -> Joining:
+        check_same_layout(self._group, table, layout, codec)
+        assert tensor is not None
+        warm_up(rule, layout.dtype, "exact")
+        broadcast_(tensor, self._group)
+        in_out = keeps_values and tensor.rows_in(self._group) is not None
+        shared = self._levels.shared(layout.length, layout.dtype, rule.states + (not in_out))
+        made = [np.zeros(layout.length, layout.dtype) for _ in range(rule.states + (not in_out))]
+        arrays = list(made if shared is None else shared)
+        if in_out:
+            arrays.insert(0, tensor.vectors[0])
+        elif shared is None or self._group.rank == 0:
+            arrays[0][:] = tensor.vectors[0]
+        self._group.barrier()
+        self._tables[table] = _Table(rule, tensor if keeps_values else None, arrays, shared is not None)
+        return Joining.NEW
+
+    def sum_(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
+        known = self._tables[table]
+        out = known.out or tensor
+        rows, answers = tensor.rows_in(self._group), out.rows_in(self._group)
+        if rows is not None and answers is not None and known.is_shared:
+            self._update_together(table, rows, answers, start, stop, rules)
+            return
+        if known.is_shared:
+            # From here on each rank has its own. None of them goes on before all have taken it.
+            own = [array.copy() for array in known.arrays]
+            known = self._tables[table] = replace(known, arrays=own, is_shared=False)
+        if known.out is not None:
+            np.copyto(out.vectors[0][start:stop], tensor.vectors[0][start:stop])
+        allreduce_(out, self._group, "sum", start, stop)
+        _update_(known, out.vectors[:1], out.vectors, start, stop, rules)
+
+    def pull(self, table: str, tensor: Tensor) -> None:
+        np.copyto(tensor.vectors[0], self._tables[table].arrays[0])
+
+    def pull_states(self, table: str) -> list[np.ndarray]:
+        return [array.copy() for array in self._tables[table].arrays]
+
+    def put_states(self, table: str, states: Mapping[int, np.ndarray]) -> None:
+        known = self._tables[table]
+        if not known.is_shared and self._group.size > 1:
+            raise HybridPSError(
+                f"the states of table {table!r} cannot be given to the other workers, which share no memory with this "
+                f"one ({self._levels.note}): let the workers update (update_on_kvstore=False)"
+            )
+        for number, state in states.items():
+            np.copyto(known.arrays[number], state)
+        if 0 in states and known.out is not None and known.out.rows is not None:
+            known.out.rows.array[:, : len(states[0])] = states[0]
+
+    def drop(self, table: str) -> None:
+        self._tables.pop(table, None)
+
+    def _update_together(self, table: str, rows: Rows, answers: Rows, start: int, stop: int, rules: Rules) -> None:
+        """Add up the rows of the node, and update them, each rank its part."""
+        known, levels, node = self._tables[table], rows.levels, rows.levels.node
+        levels.count((stop - start) * rows.nbytes_of_element)
+        first, last = part_of(node.rank, node.size, start, stop, rows.itemsize)
+        asked = _digest(rules)
+        least, most = levels.vote(asked)
+        if least != most:
+            raise GroupError(
+                f"the workers of this group update table {table!r} by different numbers, this one by "
+                f"{rules[0][1] if rules else known.rule}: give all the same learning rate, weight decay, batch size "
+                "and other settings of the optimizer, in the same step"
+            )
+        try:
+            _update_(known, rows.array, answers.array, first, last, rules)
+            node.meet()
+        except BaseException:
+            levels.give_up()
+            raise
+
+
+def _digest(rules: Rules) -> int:
+    """A number that differs, as good as always, where rules do; the same in all processes."""
+    return hash(tuple((end, *msgspec.structs.astuple(rule)) for end, rule in rules))
+
+
+def _update_(
+    known: _Table,
+    sources: Sequence[np.ndarray] | np.ndarray,
+    targets: Sequence[np.ndarray] | np.ndarray,
+    start: int,
+    stop: int,
+    rules: Rules,
+) -> None:
+    """Update elements `start:stop` of the table by the sum of the sources; the new weights go to all targets."""
+    for end, rule in rules_of_span(rules, start, stop) or ((stop, known.rule),):
+        part = slice(start, end)
+        centre, *states = (array[part] for array in known.arrays)
+        into = [target[part] for target in targets]
+        apply_(rule, [source[part] for source in sources], into, centre, states, step=1, contributions=1)
+        start = end

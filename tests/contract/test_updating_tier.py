@@ -1,0 +1,185 @@
+"""The ranks of a group update weights as one process would by the rule, wherever the memory lies."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from hybridps.algorithms import reduce_all_
+from hybridps.algorithms.mpi_sgd import MpiSGD
+from hybridps.errors import GroupError, HybridPSError
+from hybridps.memory import Layout
+from hybridps.mpi_groups import ThreadGroup
+from hybridps.ps.rules import SGD, Adam, AnyRule, Foreign, Momentum, Nesterov, apply_
+from hybridps.shared_memory import create_shared
+from hybridps.tensor_collectives import Levels
+from hybridps.tensor_collectives.node import node
+from hybridps.tiers import NoTier
+
+LAYOUT = Layout.of("float32", {"a": (37, 5), "b": (3000,), "c": (7,)})
+CUTS = (192, 3200, LAYOUT.length)
+"""Where the keys of the layout end, as spans."""
+
+RULES = [
+    SGD(rate=0.1, rescale=0.25, weight_decay=1e-3),
+    Momentum(rate=0.1, rescale=0.25, weight_decay=1e-3, clip=0.5),
+    Nesterov(rate=0.1, rescale=0.25, weight_decay=1e-3),
+    Adam(rate=0.01, rescale=0.25, weight_decay=1e-3, update=3),
+]
+
+
+def start(rank: int) -> np.ndarray:
+    return np.random.default_rng(rank).standard_normal(LAYOUT.length).astype("float32")
+
+
+def gradient(number: int, step: int) -> np.ndarray:
+    """Whole numbers, so that their sum is the same in any order."""
+    return np.random.default_rng([number, step]).integers(-9, 9, LAYOUT.length).astype("float32")
+
+
+def rules_at(rule: AnyRule, begin: int, stop: int, step: int) -> tuple[tuple[int, AnyRule], ...]:
+    """One for each key that lies in the range, each with a rate of its own."""
+    cuts = [cut for cut in CUTS if cut > begin]
+    ends = [*(cut for cut in cuts if cut < stop), stop]
+    first = len(CUTS) - len(cuts)
+    return tuple((end, type(rule)(**{**as_dict(rule), "rate": rate_of(first + n, step)})) for n, end in enumerate(ends))
+
+
+def as_dict(rule: AnyRule) -> dict[str, float]:
+    return {name: getattr(rule, name) for name in rule.__struct_fields__}
+
+
+def rate_of(key: int, step: int) -> float:
+    return 0.05 * (key + 1) / (step + 1)
+
+
+def expected(rule: AnyRule, vectors: int, steps: int) -> list[np.ndarray]:
+    """Weights and states of one process that has all vectors."""
+    arrays = [start(0), *(np.zeros(LAYOUT.length, "float32") for _ in range(rule.states))]
+    for step in range(steps):
+        begin = 0
+        for end, each in rules_at(rule, 0, LAYOUT.length, step):
+            parts = [array[begin:end] for array in arrays]
+            sources = [gradient(number, step)[begin:end] for number in range(vectors)]
+            apply_(each, sources, parts[:1], parts[0], parts[1:], step=1, contributions=1)
+            begin = end
+    return arrays
+
+
+def train(group: ThreadGroup, rule: AnyRule, devices: int, steps: int, bucket: int = 1024) -> list[np.ndarray]:
+    levels = Levels(group, [0] * group.size, deadline_seconds=30)
+    algorithm = MpiSGD(levels, NoTier(group)).updating(rule)
+    assert algorithm is not None
+    tensor = levels.tensor(LAYOUT.length, "float32", devices)
+    receives = algorithm.keeps_gradients and devices == 1
+    weights = levels.tensor(LAYOUT.length, "float32") if receives else tensor
+    weights.vectors[0][:] = start(group.rank)
+    algorithm.join_gradients("t", LAYOUT)
+    assert not algorithm.join_weights("t", LAYOUT, weights, receives)
+    for step in range(steps):
+        for device, vector in enumerate(tensor.vectors):
+            vector[:] = gradient(group.rank * devices + device, step)
+        for begin in range(0, LAYOUT.length, bucket)[::-1]:
+            stop = min(begin + bucket, LAYOUT.length)
+            algorithm.reduce_("t", tensor, begin, stop, rules_at(rule, begin, stop, step))
+            algorithm.finish_()
+    for vector in weights.vectors:
+        np.testing.assert_array_equal(vector, weights.vectors[0])
+    kept = algorithm.tier.pull_states("t")
+    np.testing.assert_array_equal(kept[0], weights.vectors[0])
+    algorithm.drop(["t"])
+    levels.close()
+    return kept
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize(("ranks", "devices"), [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (3, 2)])
+def test_a_group_updates_as_one_process(rule: AnyRule, ranks: int, devices: int) -> None:
+    wanted = expected(rule, ranks * devices, steps=3)
+    for kept in ThreadGroup.run(ranks, partial(train, rule=rule, devices=devices, steps=3)):
+        for array, right in zip(kept, wanted, strict=True):
+            np.testing.assert_array_equal(array, right)
+
+
+@pytest.mark.parametrize("largest", [0, 8000, 30000])
+def test_so_it_does_without_shared_memory(monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
+    """Without any, where only small arrays find some, and where states do but gradients do not."""
+
+    def refuse(nbytes: int) -> np.ndarray:
+        if nbytes > largest:
+            raise OSError(28, "No space left on device")
+        return create_shared(nbytes)
+
+    monkeypatch.setattr(node, "create_shared", refuse)
+    for rule in RULES:
+        wanted = expected(rule, 3, steps=3)
+        for kept in ThreadGroup.run(3, partial(train, rule=rule, devices=1, steps=3)):
+            for array, right in zip(kept, wanted, strict=True):
+                np.testing.assert_array_equal(array, right)
+
+
+def test_the_first_rank_gives_all_others_weights_and_states() -> None:
+    def work(group: ThreadGroup) -> list[np.ndarray]:
+        levels = Levels(group, [0] * group.size, deadline_seconds=30)
+        algorithm = MpiSGD(levels, NoTier(group)).updating(Momentum(rate=0.5, momentum=0.5))
+        assert algorithm is not None
+        weights, gradients = (levels.tensor(LAYOUT.length, "float32") for _ in range(2))
+        algorithm.join_weights("t", LAYOUT, weights, receives=True)
+        if group.rank == 0:
+            given = {number: np.full(LAYOUT.length, value, "float32") for number, value in enumerate((8, 4))}
+            algorithm.tier.put_states("t", given)
+        group.barrier()
+        assert (weights.vectors[0] == 8).all()
+        reduce_all_(algorithm, "t", gradients, 1024)
+        assert (weights.vectors[0] == 10).all()
+        return algorithm.tier.pull_states("t")
+
+    for kept in ThreadGroup.run(3, work):
+        assert (kept[0] == 10).all()
+        assert (kept[1] == 2).all()
+
+
+def test_ranks_that_update_differently_are_told() -> None:
+    def work(group: ThreadGroup) -> None:
+        levels = Levels(group, [0] * group.size, deadline_seconds=30)
+        algorithm = MpiSGD(levels, NoTier(group)).updating(SGD(rate=0.5))
+        assert algorithm is not None
+        weights, gradients = (levels.tensor(LAYOUT.length, "float32") for _ in range(2))
+        algorithm.join_weights("t", LAYOUT, weights, receives=True)
+        rules = ((LAYOUT.length, SGD(rate=0.5 if group.rank < 2 else 0.25)),)
+        rate = rules[0][1].rate
+        with pytest.raises(
+            GroupError, match=rf"by different numbers, this one by SGD\(rate={rate}.*same learning rate"
+        ):
+            algorithm.reduce_("t", gradients, 0, LAYOUT.length, rules)
+        assert not weights.vectors[0].any()
+
+    ThreadGroup.run(3, work)
+
+
+def test_states_that_cannot_reach_the_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(nbytes: int) -> np.ndarray:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(node, "create_shared", refuse)
+
+    def work(group: ThreadGroup) -> None:
+        levels = Levels(group, [0, 0], deadline_seconds=30)
+        algorithm = MpiSGD(levels, NoTier(group)).updating(SGD(rate=0.5))
+        assert algorithm is not None
+        algorithm.join_weights("t", LAYOUT, levels.tensor(LAYOUT.length, "float32"), receives=True)
+        with pytest.raises(HybridPSError, match=r"share no memory .*No space left.* let the workers update"):
+            algorithm.tier.put_states("t", {})
+
+    ThreadGroup.run(2, work)
+
+
+def test_what_only_servers_can_do_stays_with_the_workers() -> None:
+    def work(group: ThreadGroup, nodes: list[int], rule: AnyRule) -> None:
+        algorithm = MpiSGD(Levels(group, nodes, deadline_seconds=30), NoTier(group))
+        assert algorithm.updating(rule) is None
+
+    ThreadGroup.run(2, partial(work, nodes=[0, 1], rule=SGD(rate=0.1)))
+    ThreadGroup.run(2, partial(work, nodes=[0, 0], rule=Foreign(framework="mxnet", optimizer="ftrl")))
