@@ -22,14 +22,21 @@ from hybridps.tensor_collectives.devices.device import HostDevice
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def each_check(*nightly: str) -> pytest.MarkDecorator:
+    """Those that are named take long, and are much like others."""
+    params = [pytest.param(check, marks=pytest.mark.nightly if check.__name__ in nightly else ()) for check in CHECKS]
+    return pytest.mark.parametrize("check", params, ids=lambda check: check.__name__)
+
+
 class TestHost:
+    @each_check()
     @pytest.mark.parametrize(
         ("size", "transport"), [(1, "auto"), (2, "direct"), (3, "auto"), (4, "direct"), (5, "auto")]
     )
     def test_threads(self, check, size: int, transport: str) -> None:
         ThreadGroup.run(size, lambda group: check(group, HOST, transport))
 
+    @each_check("check_large")
     def test_in_many_pieces(self, check, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(device_tensor, "PIECE_BYTES", 4096)
         monkeypatch.setattr(device_tensor, "DIRECT_PIECE_BYTES", 4096)
@@ -59,18 +66,19 @@ def cuda_on_host(host_kernels: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> 
     assert found["cupy.cuda.runtime"].locked == {}
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 class TestCudaOnHost:
+    @each_check()
     @pytest.mark.parametrize("size", [3])
     def test_threads(self, check, cuda_on_host: Kind, size: int) -> None:
         ThreadGroup.run(size, lambda group: check(group, cuda_on_host, "auto"))
 
+    @each_check("check_reduce_scatter_and_allgather")
     def test_in_many_pieces(self, check, cuda_on_host: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(device_tensor, "PIECE_BYTES", 4096)
         ThreadGroup.run(2, lambda group: check(group, cuda_on_host, "staged"))
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@each_check()
 class TestCuda:
     """All ranks are threads that share one GPU."""
 

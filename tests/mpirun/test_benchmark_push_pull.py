@@ -38,7 +38,9 @@ def run(module: str, folder: Path, *options: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("rule", "ways"), [("momentum", exchanges.OURS), ("sum", exchanges.OURS[:1])])
+@pytest.mark.parametrize(
+    ("rule", "ways"), [("momentum", exchanges.OURS), pytest.param("sum", exchanges.OURS[:1], marks=pytest.mark.nightly)]
+)
 def test_json(tmp_path: Path, rule: str, ways: tuple[str, ...]) -> None:
     """Each rule, and each way to the servers: one does not depend on the other."""
     options = ["--workers", "2", "--servers", "2", "--cases", "small_keys,one_key", "--rounds", "2", "--rule", rule]

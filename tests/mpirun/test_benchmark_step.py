@@ -100,7 +100,7 @@ def test_links(tmp_path: Path) -> None:
 
 @pytest.mark.mxnet
 @needs_mxnet
-@pytest.mark.parametrize("contender", ["compute", "hybridps_group"])
+@pytest.mark.parametrize("contender", ["compute", pytest.param("hybridps_group", marks=pytest.mark.nightly)])
 def test_workers_that_fail_end_it(contender: str) -> None:
     done = start(*TINY, "--network", "resnet51", "--contenders", contender, seconds=100)
     assert done.returncode == 1

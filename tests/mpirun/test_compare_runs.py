@@ -120,6 +120,7 @@ def test_one_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     assert [(row["failed"], row["accuracy"] is None) for row in rows] == [(1, True), (0, False)]
 
 
+@pytest.mark.nightly
 def test_a_script_that_makes_no_store_is_no_contender(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('hybridps: epoch=1 accuracy=1')\n")
@@ -128,6 +129,7 @@ def test_a_script_that_makes_no_store_is_no_contender(tmp_path: Path) -> None:
     assert "failed: the script made no store of hybridps" in done.stderr
 
 
+@pytest.mark.nightly
 def test_a_budget_ends_a_run(tmp_path: Path) -> None:
     done = compare(tmp_path / "out", "sync", "--budget-seconds", "20", "-x", "DIGITS_EPOCHS=1000000")
     assert done.returncode == 0, done.stderr
@@ -153,7 +155,7 @@ def test_a_script_that_trains_something_else_is_no_contender(tmp_path: Path) -> 
     assert "the script trained with the algorithm sync, not the algorithm elastic" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_an_interrupted_comparison_has_a_page_and_goes_on(tmp_path: Path, number: int) -> None:
     folder = tmp_path / "out"
     words = command(folder, "sync,elastic")
@@ -217,6 +219,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(tmp_path: Path, algorith
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(find_spec("mxnet") is None, reason="MXNet is not installed")
 def test_a_store_of_mxnet_that_the_script_does_not_take_is_noticed(tmp_path: Path) -> None:
     done = compare(tmp_path / "out", "mxnet:dist_sync")

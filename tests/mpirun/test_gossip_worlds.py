@@ -63,7 +63,7 @@ def check_average(leaders: list[dict]) -> None:
         ("gossip", (2, 2), {"HYBRIDPS_TOPOLOGY": "ring"}),
         ("gossip", (1, 1, 1), {"HYBRIDPS_PARTNERS": "fast"}),
         ("gosgd", (2, 1, 1), {}),
-        ("sgp", (1, 1, 1, 1), {}),
+        pytest.param("sgp", (1, 1, 1, 1), {}, marks=pytest.mark.nightly),
         ("sgp", (2, 2, 2), {"HYBRIDPS_TOPOLOGY": "complete"}),
     ],
 )
@@ -79,7 +79,14 @@ def command_of(folder: Path, name: str, what: str, *options: str, steps: int = 1
     return [*run, "--set", "lost_seconds=2", "--", "python", SCRIPT, name, str(steps), what, str(folder)]
 
 
-@pytest.mark.parametrize(("name", "workers", "groups"), [("gossip", 4, 2), ("gosgd", 3, 3), ("sgp", 2, 2)])
+@pytest.mark.parametrize(
+    ("name", "workers", "groups"),
+    [
+        ("gossip", 4, 2),
+        pytest.param("gosgd", 3, 3, marks=pytest.mark.nightly),
+        pytest.param("sgp", 2, 2, marks=pytest.mark.nightly),
+    ],
+)
 def test_groups_that_are_worlds_of_their_own(tmp_path: Path, name: str, workers: int, groups: int) -> None:
     options = ("-n", str(workers), "--groups", str(groups), "--set", "trigger=every:1", "--run", str(tmp_path / "run"))
     started = command_of(tmp_path, name, "together", *options)
@@ -125,8 +132,15 @@ def test_groups_on_the_network_get_keys(tmp_path: Path) -> None:
     check_average(check(said(tmp_path), 2, 2))
 
 
-@pytest.mark.parametrize("name", ["gossip", "gosgd"])
-@pytest.mark.parametrize("what", ["kill", "freeze"])
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [
+        ("kill", "gossip"),
+        ("freeze", "gosgd"),
+        pytest.param("kill", "gosgd", marks=pytest.mark.nightly),
+        pytest.param("freeze", "gossip", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_partner_that_is_gone_holds_nobody_up(tmp_path: Path, name: str, what: str) -> None:
     options = ("-n", "3", "--groups", "3", "--set", "trigger=every:1")
     started = command_of(tmp_path, name, what, *options, steps=100)
@@ -154,7 +168,7 @@ def test_a_partner_that_is_gone_holds_nobody_up(tmp_path: Path, name: str, what:
         assert 0 < sum(leader["share"] for leader in leaders) <= 1 + 1e-9
 
 
-@pytest.mark.parametrize("name", ["gossip", "gosgd"])
+@pytest.mark.parametrize("name", ["gossip", pytest.param("gosgd", marks=pytest.mark.nightly)])
 def test_a_partner_of_the_same_world_that_freezes_and_goes_on(tmp_path: Path, name: str) -> None:
     """The others finish meanwhile, and it finishes alone."""
     started = command(3, ["-m", "mpi4py", SCRIPT, name, "100", "freeze", str(tmp_path)])

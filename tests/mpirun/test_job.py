@@ -132,7 +132,13 @@ with open_job() as job:
 """
 
 
-@pytest.mark.parametrize("options", [("-s", "1"), ("-s", "2")], ids=["one server", "two servers"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("-s", "1"), id="one server", marks=pytest.mark.nightly),
+        pytest.param(("-s", "2"), id="two servers"),
+    ],
+)
 def test_a_barrier_waits_for_groups_that_are_mpi_worlds_of_their_own(tmp_path: Path, options: tuple[str, ...]) -> None:
     script, folder = tmp_path / "barrier.py", tmp_path / "met"
     script.write_text(BARRIER)

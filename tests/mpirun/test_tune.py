@@ -28,7 +28,7 @@ def chosen(folder: Path) -> list[dict]:
     return [event for event in map(json.loads, lines) if event["event"] == "Chosen"]
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_tune(tmp_path: Path, nodes: int) -> None:
     command = [sys.executable, "-m", "hybridps", "tune", "-n", "2", "--ranks-per-node", str(2 // nodes)]
     settings = environment({"XDG_CACHE_HOME": str(tmp_path)})

@@ -22,7 +22,7 @@ def run(use: str, **settings: str):
 @pytest.mark.parametrize(
     ("use", "settings"),
     [
-        ("every_type", {"tau": "2"}),
+        pytest.param("every_type", {"tau": "2"}, marks=pytest.mark.nightly),
         ("every_type", {"trigger": "change:0.01,silence=3"}),
         ("another_optimizer", {}),
         ("alpha_of_the_rate", {"rho": "2.5", "tau": "1"}),

@@ -26,12 +26,12 @@ WORLDS = {
     "nodes": (4, {"HYBRIDPS_RANKS_PER_NODE": "2", "HYBRIDPS_COLLECTIVE": "ring"}),
 }
 
-LONG = {"groups of one"}
-"""Takes long, and two groups of one go the same way: nightly."""
+NIGHTLY = {"two groups of one", "groups of one", "nodes"}
+"""The others go the same ways; between nodes the sums are those of tests/contract/test_levels.py."""
 
 
 @pytest.mark.parametrize(
-    "world", [pytest.param(world, marks=pytest.mark.nightly if world in LONG else ()) for world in WORLDS]
+    "world", [pytest.param(world, marks=pytest.mark.nightly if world in NIGHTLY else ()) for world in WORLDS]
 )
 def test_the_numbers_are_those_of_the_equations(world: str) -> None:
     ranks, given = WORLDS[world]
@@ -41,7 +41,7 @@ def test_the_numbers_are_those_of_the_equations(world: str) -> None:
     assert done.stdout.count("is right") == ranks * len(uses)
 
 
-@pytest.mark.parametrize("wire", ["float16", "bfloat16"])
+@pytest.mark.parametrize("wire", [pytest.param("float16", marks=pytest.mark.nightly), "bfloat16"])
 def test_half_precision_on_the_way_to_servers(wire: str) -> None:
     given = SMALL | {"HYBRIDPS_GROUPS": "2", "HYBRIDPS_WIRE": wire}
     done = mpirun(2, ["-m", "hybridps", PROGRAM, "sums_in_half_precision"], given, timeout=60)

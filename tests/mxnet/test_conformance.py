@@ -43,7 +43,7 @@ def test_ours_conform_alone(store: str) -> None:
     assert run([*CHECKS, store], SMALL) == "no difference\n"
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", ["two", "groups", pytest.param("groups of two", marks=pytest.mark.nightly)])
 def test_ours_conform(world: str) -> None:
     ranks, given = WORLDS[world]
     done = mpirun(ranks, ["-m", "hybridps", *CHECKS, "dist_hybridps_sync"], SMALL | given, timeout=150)

@@ -83,7 +83,7 @@ def ended(folder: Path, worker: int) -> bool:
     return '"event": "end"' in (folder / f"train-{worker}.jsonl").read_text()
 
 
-@pytest.mark.parametrize(("algorithm", "victim"), [("elastic", 1), ("sync", 0)])
+@pytest.mark.parametrize(("algorithm", "victim"), [pytest.param("elastic", 1, marks=pytest.mark.nightly), ("sync", 0)])
 def test_a_killed_rank_ends_its_group_alone(start, tmp_path, algorithm: str, victim: int) -> None:
     run = tmp_path / "run"
     job = start(
@@ -121,7 +121,7 @@ def test_a_killed_rank_ends_a_single_world(start, tmp_path) -> None:
     wait_for(lambda: not any(process.is_running() for process in everyone), 10)
 
 
-@pytest.mark.parametrize("fails_on", [0, 3])
+@pytest.mark.parametrize("fails_on", [pytest.param(0, marks=pytest.mark.nightly), 3])
 def test_an_exception_ends_its_group_with_one_traceback(tmp_path, fails_on: int) -> None:
     arguments = launcher("-n", "4", "--groups", "2", "--algorithm", "elastic", "--set", "tau=2", "--", "python")
     done = subprocess.run(

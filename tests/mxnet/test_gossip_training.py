@@ -47,7 +47,14 @@ def check(found: list[dict[str, np.ndarray]], sizes: list[int]) -> None:
         assert one["losses"][-20:].mean() < one["losses"][:20].mean()
 
 
-@pytest.mark.parametrize(("name", "each"), [("gossip", 2), ("gosgd", 1), ("sgp", 1)])
+@pytest.mark.parametrize(
+    ("name", "each"),
+    [
+        ("gossip", 2),
+        pytest.param("gosgd", 1, marks=pytest.mark.nightly),
+        pytest.param("sgp", 1, marks=pytest.mark.nightly),
+    ],
+)
 def test_groups_come_together(tmp_path: Path, name: str, each: int) -> None:
     store = f"dist_hybridps_{name}"
     together = train(tmp_path / "together", 2 * each, store, groups="2", trigger="every:1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -49,13 +50,25 @@ MODES = {
 }
 """By their names in docs/design.md: ranks, settings, and who updates."""
 
+NIGHTLY = {
+    "one group, the store updates",
+    "groups of one worker, the servers update",
+    "Elastic in a step that averages, the store updates",
+    "static_shapes",
+}
+"""Modes and programs that are much like others."""
+
+
+def each(names: Iterable[str]) -> list:
+    return [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in names]
+
 
 def run(ranks: int, programs: list[str], folder: Path, extra: dict[str, str]):
     environment = SMALL | {"FOLDER": str(folder)} | extra
     return mpirun(ranks, ["-m", "hybridps", PROGRAMS, *programs], environment, timeout=140)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", each(MODES))
 def test_copies_of_a_parameter_in_a_step_are_those_of_the_design(mode: str, tmp_path: Path) -> None:
     said = dict(re.findall(r"^\| (.+?) \| (\d) \|", DESIGN.read_text(), re.MULTILINE))
     ranks, settings, update = MODES[mode]
@@ -69,7 +82,7 @@ def test_copies_of_a_parameter_in_a_step_are_those_of_the_design(mode: str, tmp_
     assert counted == [said[mode]] * ranks
 
 
-@pytest.mark.parametrize("program", SEEN)
+@pytest.mark.parametrize("program", each(SEEN))
 def test_a_program_sees_what_it_sees_under_local(program: str, tmp_path: Path) -> None:
     with ExitStack() as running:
         server = running.enter_context(in_thread(Server()))

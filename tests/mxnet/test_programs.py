@@ -51,13 +51,13 @@ def run(programs: list[str], world: str, **extra: str) -> subprocess.CompletedPr
     return done
 
 
-@pytest.mark.parametrize("world", [name for name in WORLDS if name != "elastic"])
+@pytest.mark.parametrize("world", ["alone", "two", pytest.param("groups", marks=pytest.mark.nightly), "groups of two"])
 def test_right_programs_run(world: str) -> None:
     done = run(QUICK, world, **SMALL)
     assert done.stderr.count("the gradient of key '0' has NaN or Inf in step 1") == 1, done.stderr
 
 
-@pytest.mark.parametrize("world", ["two", "groups"])
+@pytest.mark.parametrize("world", [pytest.param("two", marks=pytest.mark.nightly), "groups"])
 def test_ten_thousand_tiny_keys(world: str) -> None:
     print(run(["many_tiny_keys"], world).stdout)
 
@@ -68,7 +68,9 @@ def test_ten_thousand_tiny_keys_elsewhere(world: str) -> None:
     print(run(["many_tiny_keys"], world).stdout)
 
 
-@pytest.mark.parametrize("world", ["alone", "two", "groups"])
+@pytest.mark.parametrize(
+    "world", [*(pytest.param(name, marks=pytest.mark.nightly) for name in ("alone", "two")), "groups"]
+)
 def test_one_large_key(world: str) -> None:
     run(["one_large_key"], world, MEGABYTES="256" if world == "alone" else "128")
 
@@ -79,7 +81,9 @@ def test_one_key_of_a_gigabyte(world: str) -> None:
     run(["one_large_key"], world, MEGABYTES="1024")
 
 
-@pytest.mark.parametrize("world", ["alone", "two", "groups", "elastic"])
+@pytest.mark.parametrize(
+    "world", [*(pytest.param(name, marks=pytest.mark.nightly) for name in ("alone", "two")), "groups", "elastic"]
+)
 def test_stores_that_are_not_used_any_more_leave_nothing_behind(world: str) -> None:
     print(run(["many_trainers"], world).stdout)
 
@@ -98,8 +102,11 @@ DIFFERENCES = {
 }
 
 
-@pytest.mark.parametrize("how", DIFFERENCES)
-@pytest.mark.parametrize("algorithm", ["sync", "elastic"])
+@pytest.mark.parametrize(
+    ("algorithm", "how"),
+    [*(("sync", how) for how in DIFFERENCES), ("elastic", "shape")]
+    + [pytest.param("elastic", how, marks=pytest.mark.nightly) for how in ("dtype", "more")],
+)
 def test_groups_with_different_networks_end_with_an_error_that_names_the_key(algorithm: str, how: str) -> None:
     launcher = [sys.executable, "-m", "hybridps", "run", "-n", "2", "--groups", "2", "--algorithm", algorithm]
     done = subprocess.run(

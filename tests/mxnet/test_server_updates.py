@@ -40,7 +40,7 @@ def of_local(workers: int, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "groups", "servers"),
     [
-        (2, 2, 0),
+        pytest.param(2, 2, 0, marks=pytest.mark.nightly),
         (2, 2, 2),
         pytest.param(1, 1, 1, marks=pytest.mark.nightly),
         pytest.param(3, 3, 0, marks=pytest.mark.nightly),
@@ -120,20 +120,28 @@ def test_states_that_do_not_fit(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("groups", ["1", "2"])
+@pytest.mark.parametrize("groups", [pytest.param("1", marks=pytest.mark.nightly), "2"])
 def test_an_optimizer_that_draws_random_numbers(groups: str, tmp_path: Path) -> None:
     done = ours(2, ["random_numbers"], tmp_path, groups=groups)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("ranks", "staleness"), [(1, ""), (2, ""), (3, "0"), (3, "2")])
+@pytest.mark.parametrize(
+    ("ranks", "staleness"),
+    [
+        pytest.param(1, "", marks=pytest.mark.nightly),
+        (2, ""),
+        pytest.param(3, "0", marks=pytest.mark.nightly),
+        pytest.param(3, "2", marks=pytest.mark.nightly),
+    ],
+)
 def test_asynchronous(ranks: int, staleness: str, tmp_path: Path) -> None:
     done = ours(ranks, ["asynchronous", "asynchronous"], tmp_path, staleness=staleness)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("asynchronous is right") == 2 * ranks
 
 
-@pytest.mark.parametrize("groups", ["1", "2"])
+@pytest.mark.parametrize("groups", [pytest.param("1", marks=pytest.mark.nightly), "2"])
 def test_updaters_of_workers(groups: str, tmp_path: Path) -> None:
     done = ours(2, ["updaters"], tmp_path, groups=groups)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -176,6 +184,7 @@ def test_asynchronous_with_groups_of_two(tmp_path: Path) -> None:
     assert done.stdout.count(" is right") == 8
 
 
+@pytest.mark.nightly
 def test_what_is_refused(tmp_path: Path) -> None:
     done = ours(2, ["refused"], tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -188,7 +197,7 @@ def test_groups_that_do_not_update_alike_end_with_an_error(tmp_path: Path) -> No
     assert "rate=1.1" in done.stderr
 
 
-@pytest.mark.parametrize("groups", ["1", "2"])
+@pytest.mark.parametrize("groups", ["1", pytest.param("2", marks=pytest.mark.nightly)])
 def test_an_optimizer_that_one_worker_sets_is_an_error(groups: str, tmp_path: Path) -> None:
     done = ours(2, ["optimizer_of_one"], tmp_path, groups=groups, deadline_seconds="6")
     assert done.returncode != 0

@@ -59,7 +59,7 @@ def test_a_dead_node_of_a_rack() -> None:
     assert done.stdout.count("a_dead_node_of_a_rack is right") == 3, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("workers", "algorithm"), [(2, "async"), (4, "sync")])
+@pytest.mark.parametrize(("workers", "algorithm"), [pytest.param(2, "async", marks=pytest.mark.nightly), (4, "sync")])
 def test_dead_nodes(workers: int, algorithm: str) -> None:
     launch = ["-m", "hybridps", "run", "-n", str(workers), "--groups", "2", "--algorithm", algorithm]
     done = subprocess.run(

@@ -56,7 +56,15 @@ def test_uses_in_one_process(groups: str, tmp_path: Path) -> None:
         assert done.stdout.count(f"{use} is right") == 2
 
 
-@pytest.mark.parametrize("use", ["half_a_step", "fork", "freezing", "module_with_fixed_parameters"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        "fork",
+        pytest.param("half_a_step", marks=pytest.mark.nightly),
+        pytest.param("freezing", marks=pytest.mark.nightly),
+        pytest.param("module_with_fixed_parameters", marks=pytest.mark.nightly),
+    ],
+)
 def test_uses_alone(use: str, tmp_path: Path) -> None:
     done = run([use], tmp_path, deadline_seconds="30")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -52,7 +52,18 @@ def assert_equal_one_process(trained: list[list[np.ndarray]], alone: list[np.nda
         assert of_rank[-1].tobytes() == trained[0][-1].tobytes()
 
 
-@pytest.mark.parametrize(("ranks", "groups"), [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (3, 2), (4, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "groups"),
+    [
+        (1, 1),
+        pytest.param(2, 1, marks=pytest.mark.nightly),
+        (3, 1),
+        (4, 1),
+        (2, 2),
+        (3, 2),
+        pytest.param(4, 2, marks=pytest.mark.nightly),
+    ],
+)
 def test_sync_equals_one_process(tmp_path, alone, ranks: int, groups: int) -> None:
     first = ranks % len(APIS)  # each of them is the first of a process once
     apis = APIS[first:] + APIS[:first]
@@ -83,7 +94,7 @@ def test_sync_at_mxnet_s_servers_equals_one_process(tmp_path, alone) -> None:
     assert_equal_one_process(trained["gluon"], alone["gluon"])
 
 
-@pytest.mark.parametrize("groups", ["1", "2"])
+@pytest.mark.parametrize("groups", ["1", pytest.param("2", marks=pytest.mark.nightly)])
 def test_all_workers_take_over_the_first_one_s_weights(tmp_path, groups: str) -> None:
     """Each worker initialises its network in its own way."""
     both = train(tmp_path / "out", 2, "dist_hybridps_sync", ["gluon", "module"], "1", groups=groups)
@@ -104,9 +115,15 @@ def test_a_store_by_its_name_communicates_with_one_device_per_process(tmp_path) 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"group_sizes": "3,3"}, "2 workers cannot form groups of 3 + 3 = 6 workers"),
+        pytest.param(
+            {"group_sizes": "3,3"}, "2 workers cannot form groups of 3 + 3 = 6 workers", marks=pytest.mark.nightly
+        ),
         ({"algorithm": "elastik"}, "algorithm 'elastik' is unknown; did you mean 'elastic'"),
-        ({"grups": "2"}, "HYBRIDPS_GRUPS is not a setting of hybridps; did you mean HYBRIDPS_GROUPS"),
+        pytest.param(
+            {"grups": "2"},
+            "HYBRIDPS_GRUPS is not a setting of hybridps; did you mean HYBRIDPS_GROUPS",
+            marks=pytest.mark.nightly,
+        ),
         ({"algorithm": "elastic"}, "the script asks for the algorithm 'sync', and HYBRIDPS_ALGORITHM says 'elastic'"),
         ({"groups": "2", "servers": "tcp://127.0.0.1:9", "connect_seconds": "2"}, "tcp://127.0.0.1:9"),
     ],
