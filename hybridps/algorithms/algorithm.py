@@ -67,9 +67,8 @@ class Algorithm:
 
     @property
     def sums_in_group(self) -> bool:
-        """Whether `reduce_` begins with an allreduce of the gradients as they are."""
-        plain = self.row.sends == "weights" or not (self.tier.has_servers or self.updates)
-        return self._residuals is None and plain
+        """Whether `reduce_` begins with a sum of the gradients as they are over the group."""
+        return self._residuals is None and (self.row.sends == "weights" or not self.tier.has_servers)
 
     @property
     def is_synchronous(self) -> bool:

@@ -74,7 +74,7 @@ class InitialValues:
         """On the communication thread: fill values of one dtype."""
         for number, item in enumerate(items):
             if not self._left.size:
-                self._left = self._agree(self._part(items[number:]))
+                self._left = self._agree(self._part(items[number:]), item.name)
             self._take(item.flat)
             item.finish()
 
@@ -106,8 +106,8 @@ class InitialValues:
         elif value.size:
             self._follows = False
 
-    def _agree(self, values: np.ndarray) -> np.ndarray:
-        """The next values of the stream: these, or those of the first group."""
+    def _agree(self, values: np.ndarray, key: str) -> np.ndarray:
+        """The next values of the stream, from the key on: these, or those of the first group."""
         if self._follows:
             count, itemsize, _ = self._share_numbers(values.size, values.itemsize, 0)
             if not count or itemsize != values.itemsize:
@@ -115,7 +115,7 @@ class InitialValues:
                 return values
             values = np.resize(values, count)
         self._parts += 1
-        return self._share(f"{self._prefix}{self._parts}.values", values)
+        return self._share(f"{self._prefix}{self._parts}.values", values, key)
 
     def _share_numbers(self, count: int, itemsize: int, tables: int) -> tuple[int, int, int]:
         """The first group's numbers."""
@@ -123,9 +123,9 @@ class InitialValues:
         told = self._share(f"{self._prefix}{self._parts}", np.array([count, itemsize, tables], "float64"))
         return int(told[0]), int(told[1]), int(told[2])
 
-    def _share(self, table: str, values: np.ndarray) -> np.ndarray:
-        """The first group's values."""
-        layout = Layout.of(values.dtype.name, {"values": values.shape})
+    def _share(self, table: str, values: np.ndarray, key: str = "numbers") -> np.ndarray:
+        """The first group's values. `key`: the first one that they are of, for messages."""
+        layout = Layout.of(values.dtype.name, {key: values.shape})
         flat = values if values.size == layout.length else np.resize(values, layout.length)
         self._algorithm.initialise(table, layout, Tensor([flat]))
         return flat[: values.size]

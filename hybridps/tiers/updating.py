@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from hybridps.memory import Layout
 from hybridps.ps.clocks import Clock
 from hybridps.ps.model import Joining, Rules, rules_of_span
 from hybridps.ps.rules import Rule, apply_, warm_up
+from hybridps.ps.rules.kernel import BLOCK
 from hybridps.tensor_collectives import Levels, Tensor, allreduce_, broadcast_
 from hybridps.tensor_collectives.node.node import part_of
 from hybridps.tensor_collectives.tensor import Rows
@@ -92,6 +94,8 @@ class UpdatingTier(NoTier):
             known = self._tables[table] = replace(known, arrays=own, is_shared=False)
         if known.out is not None:
             np.copyto(out.vectors[0][start:stop], tensor.vectors[0][start:stop])
+        if rows is not None and rows.looks:
+            out.looks_for_not_finite(stop - start)
         allreduce_(out, self._group, "sum", start, stop)
         _update_(known, out.vectors[:1], out.vectors, start, stop, rules)
 
@@ -130,7 +134,7 @@ class UpdatingTier(NoTier):
                 "and other settings of the optimizer, in the same step"
             )
         try:
-            _update_(known, rows.array, answers.array, first, last, rules)
+            node.note_not_finite(*_update_(known, rows.array, answers.array, first, last, rules, bool(rows.looks)))
             node.meet()
         except BaseException:
             levels.give_up()
@@ -149,11 +153,28 @@ def _update_(
     start: int,
     stop: int,
     rules: Rules,
-) -> None:
-    """Update elements `start:stop` of the table by the sum of the sources; the new weights go to all targets."""
+    looks: bool = False,
+) -> tuple[int, int]:
+    """Update elements `start:stop` of the table by the sum of the sources; the new weights go to all targets.
+
+    Returns a source that had NaN or Inf, and the first element that was, if it `looks`; -1 and 0 if there is none.
+    """
+    found = -1, 0
     for end, rule in rules_of_span(rules, start, stop) or ((stop, known.rule),):
-        part = slice(start, end)
-        centre, *states = (array[part] for array in known.arrays)
-        into = [target[part] for target in targets]
-        apply_(rule, [source[part] for source in sources], into, centre, states, step=1, contributions=1)
-        start = end
+        while start < end:
+            parts = [source[start:end] for source in sources]
+            centre, *states = (array[start:end] for array in known.arrays)
+            into = [target[start:end] for target in targets]
+            options: dict[str, Any] = {"step": 1, "contributions": 1, "check_finite": looks}
+            start += apply_(rule, parts, into, centre, states, **options)
+            if start < end:
+                found, looks = _first_not_finite(sources, start, min(start + BLOCK, end)), False
+    return found
+
+
+def _first_not_finite(sources: Sequence[np.ndarray] | np.ndarray, start: int, stop: int) -> tuple[int, int]:
+    for number, source in enumerate(sources):
+        bad = ~np.isfinite(source[start:stop])
+        if bad.any():
+            return number, start + int(bad.argmax())
+    return -1, 0

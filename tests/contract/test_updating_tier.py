@@ -120,6 +120,35 @@ def test_so_it_does_without_shared_memory(monkeypatch: pytest.MonkeyPatch, large
                 np.testing.assert_array_equal(array, right)
 
 
+def test_what_is_not_finite_is_found_where_it_is_added_up_and_goes_on() -> None:
+    """Each rank is told of its own, wherever the part lies; the weights are those of one process."""
+
+    def work(group: ThreadGroup) -> tuple[int | None, np.ndarray]:
+        levels = Levels(group, [0] * group.size, deadline_seconds=30)
+        algorithm = MpiSGD(levels, NoTier(group)).updating(SGD(rate=1.0))
+        assert algorithm is not None
+        assert algorithm.sums_in_group
+        weights, gradients = (levels.tensor(LAYOUT.length, "float32") for _ in range(2))
+        algorithm.join_weights("t", LAYOUT, weights, receives=True)
+        gradients.vectors[0][:] = 1
+        if group.rank == 1:
+            gradients.vectors[0][[2500, 2510]] = np.nan, np.inf
+        assert gradients.looks_for_not_finite(LAYOUT.length)
+        algorithm.reduce_("t", gradients, 0, LAYOUT.length)
+        found = gradients.first_not_finite()
+        group.barrier()
+        gradients.vectors[0][:] = 1
+        algorithm.reduce_("t", gradients, 0, LAYOUT.length)
+        assert gradients.first_not_finite() is None
+        return found, weights.vectors[0]
+
+    wanted = np.full(LAYOUT.length, -6, "float32")
+    wanted[[2500, 2510]] = np.nan  # after Inf too, as 0 weight decay times Inf is NaN
+    for rank, (found, weights) in enumerate(ThreadGroup.run(3, work)):
+        assert found == (2500 if rank == 1 else None)
+        np.testing.assert_array_equal(weights, wanted)
+
+
 def test_the_first_rank_gives_all_others_weights_and_states() -> None:
     def work(group: ThreadGroup) -> list[np.ndarray]:
         levels = Levels(group, [0] * group.size, deadline_seconds=30)

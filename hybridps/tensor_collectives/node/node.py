@@ -142,6 +142,11 @@ class Node:
         if outcome != barrier.DONE:
             self._wait(came + 1, "the end of a collective")
 
+    def note_not_finite(self, row: int, element: int) -> None:
+        """Say what this rank found in its part of a combination: a row with NaN or Inf (-1: none), and the element."""
+        word = self.rank * LINE + NOT_FINITE_WORD
+        self._counters[word : word + 2] = row + 1, element
+
     def first_not_finite(self, rows: tuple[int, int]) -> int | None:
         """The first element of rows `first:last` in which the last combination found NaN or Inf, if it looked."""
         lines = self._counters.reshape(self.size, LINE)[:, NOT_FINITE_WORD : NOT_FINITE_WORD + 2].tolist()
