@@ -51,7 +51,7 @@ class MpiSGD(Algorithm):
     def updating(self, rule: AnyRule) -> Algorithm | None:
         tier = self.tier
         if not tier.has_servers:
-            if not self.levels.one_node or rule.whole_chunks:
+            if not (self.levels.one_node and self.levels.shares_memory) or rule.whole_chunks:
                 return None
             tier = UpdatingTier(self.levels)
         row = Row(name=self.name, sends="gradients", holds="weights", rule=rule, clock=BulkSynchronous())

@@ -68,11 +68,6 @@ class Gradients:
             self._to_join.append(table)
             self._table_of |= dict.fromkeys(table.spans, table)
 
-    @property
-    def has_states(self) -> bool:
-        """Whether this rank can read what rules keep."""
-        return self._algorithm.tier.has_states
-
     def views(self, name: str) -> list[np.ndarray]:
         """The arrays in which the gradient of a key is summed, in its shape, one for each vector."""
         return self._table_of[name].views(name)
@@ -112,7 +107,7 @@ class Gradients:
         return pull_centre(self._schedule, self._algorithm, self._context, layouts)
 
     def pull_states(self) -> dict[str, list[np.ndarray]]:
-        """What is kept of each key, in its shape: its weights, and the states. Where the rank `has_states`."""
+        """What is kept of each key, in its shape: its weights, and the states. As `Tier.pull_states`."""
         states: dict[str, list[np.ndarray]] = {}
         for table in self._tables:
             arenas = self._pull(table)
@@ -120,7 +115,7 @@ class Gradients:
         return states
 
     def put_states(self, states: Mapping[str, Sequence[np.ndarray | None]]) -> None:
-        """Replace what the servers keep of these keys: weights (None: these stay) and states. On the leader alone."""
+        """Replace what is kept of these keys: weights (None: these stay) and states. As `Tier.put_states`."""
         for table in self._tables:
             mine = {slot.key: states[slot.key] for slot in table.layout.slots if slot.key in states}
             if not mine:
@@ -198,8 +193,11 @@ class Gradients:
             self._context.events.emit(Registered(table.name, self._algorithm.name, slots, nbytes, bool(late)))
 
     def _make_table(self, name: str, layout: Layout, vectors: int) -> Table:
-        levels, apart = self._algorithm.levels, self._algorithm.keeps_gradients and vectors == 1
+        levels = self._algorithm.levels
         tensor = levels.tensor(layout.length, layout.dtype, vectors)
+        # The same on all ranks, which may have different numbers of devices.
+        total = vectors if levels.group.size == 1 else 0 if tensor.rows is None else tensor.rows.total
+        apart = self._algorithm.keeps_gradients and total == levels.group.size
         weights = levels.tensor(layout.length, layout.dtype) if apart else None
         with self._context.watch(f"the registration of {name}"):
             self._algorithm.join_gradients(name, layout)

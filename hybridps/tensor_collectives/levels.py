@@ -88,6 +88,11 @@ class Levels:
         first, last = rows.of_rank(self.node.rank)
         return Tensor([row[:length] for row in array[first:last]], rows)
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the ranks of a node share memory. A tensor may find none all the same."""
+        return self._node is not None
+
     def shared(self, length: int, dtype: str, count: int) -> np.ndarray | None:
         """`count` flat arrays of zeros, which all ranks of a node have in common; None where they share no memory.
 

@@ -21,7 +21,6 @@ class NoTier:
 
     distance = float("nan")
     has_servers = False
-    has_states = False
 
     def __init__(self, group: Group) -> None:
         self._group = group

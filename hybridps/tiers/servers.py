@@ -82,7 +82,6 @@ class ServersTier:
         self.distance = float("nan")
         self._group = group
         self._store = store
-        self.has_states = store is not None
         self._prefix = prefix
         self._tables: dict[str, _Table] = {}
         self._under_way: deque[_Exchange] = deque()

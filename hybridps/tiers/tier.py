@@ -32,9 +32,6 @@ class Tier(Protocol):
     has_servers: bool
     """Whether others are reached through servers, which can update."""
 
-    has_states: bool
-    """Whether this rank can read and replace what rules keep, by `pull_states` and `put_states`."""
-
     def register(
         self,
         table: str,
@@ -76,7 +73,7 @@ class Tier(Protocol):
         """Read the whole centre of a table into the tensor, on all ranks of the group."""
 
     def pull_states(self, table: str) -> list[np.ndarray]:
-        """The centre and the states of the table's rule, flat. Where the rank `has_states`; not a collective."""
+        """The centre and the states of the table's rule, flat. On the leader alone, and not a collective."""
 
     def put_states(self, table: str, states: Mapping[int, np.ndarray]) -> None:
         """Replace the centre (0) and states of the table's rule (1, ...). On the leader alone, and not a collective."""

@@ -6,6 +6,7 @@ ranks, in one pass over memory that they share.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,7 @@ import msgspec
 import numpy as np
 
 from hybridps.codecs import CodecSpec
-from hybridps.errors import GroupError, HybridPSError
+from hybridps.errors import GroupError
 from hybridps.memory import Layout
 from hybridps.ps.clocks import Clock
 from hybridps.ps.model import Joining, Rules, rules_of_span
@@ -44,11 +45,9 @@ class _Table:
 class UpdatingTier(NoTier):
     """See `Tier` for the methods. For a group on one node, and rules that are computed by `update_`.
 
-    All ranks must give the same rules: else GroupError on all of them. Where they share no memory for a table, each
-    rank updates all of its elements by itself.
+    All ranks must give the same rules: else GroupError on all of them. Where they find no shared memory for a table,
+    each rank updates all of its elements by itself. Every rank can read states.
     """
-
-    has_states = True
 
     def __init__(self, levels: Levels) -> None:
         super().__init__(levels.group)
@@ -67,6 +66,7 @@ class UpdatingTier(NoTier):
     ) -> Joining:
         check_same_layout(self._group, table, layout, codec)
         assert tensor is not None
+        self._agree(table, rule, zlib.crc32(f"{type(rule).__name__} {rule.states}".encode()))
         warm_up(rule, layout.dtype, "exact")
         broadcast_(tensor, self._group)
         in_out = keeps_values and tensor.rows_in(self._group) is not None
@@ -74,7 +74,7 @@ class UpdatingTier(NoTier):
         made = [np.zeros(layout.length, layout.dtype) for _ in range(rule.states + (not in_out))]
         arrays = list(made if shared is None else shared)
         if in_out:
-            arrays.insert(0, tensor.vectors[0])
+            arrays.insert(0, tensor.vectors[0] if shared is not None else tensor.vectors[0].copy())
         elif shared is None or self._group.rank == 0:
             arrays[0][:] = tensor.vectors[0]
         self._group.barrier()
@@ -83,6 +83,7 @@ class UpdatingTier(NoTier):
 
     def sum_(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
         known = self._tables[table]
+        self._agree(table, rules[0][1] if rules else known.rule, _digest(rules))
         out = known.out or tensor
         rows, answers = tensor.rows_in(self._group), out.rows_in(self._group)
         if rows is not None and answers is not None and known.is_shared:
@@ -107,32 +108,32 @@ class UpdatingTier(NoTier):
 
     def put_states(self, table: str, states: Mapping[int, np.ndarray]) -> None:
         known = self._tables[table]
-        if not known.is_shared and self._group.size > 1:
-            raise HybridPSError(
-                f"the states of table {table!r} cannot be given to the other workers, which share no memory with this "
-                f"one ({self._levels.note}): let the workers update (update_on_kvstore=False)"
-            )
+        if known.is_shared and self._group.rank:
+            return  # those of the first rank count
         for number, state in states.items():
             np.copyto(known.arrays[number], state)
-        if 0 in states and known.out is not None and known.out.rows is not None:
-            known.out.rows.array[:, : len(states[0])] = states[0]
+        if 0 in states and known.out is not None:
+            rows = known.out.rows_in(self._group) if known.is_shared else None
+            for row in known.out.vectors if rows is None else rows.array:
+                row[: len(states[0])] = states[0]
 
     def drop(self, table: str) -> None:
         self._tables.pop(table, None)
+
+    def _agree(self, table: str, rule: Rule, digest: int) -> None:
+        """All ranks are about to do the same by this rule, and all have come here. Raises GroupError on all."""
+        least, most = self._levels.vote(digest)
+        if least != most:
+            raise GroupError(
+                f"the workers of this group update table {table!r} by different numbers, this one by {rule}: give all "
+                "the same learning rate, weight decay, batch size and other settings of the optimizer, in the same step"
+            )
 
     def _update_together(self, table: str, rows: Rows, answers: Rows, start: int, stop: int, rules: Rules) -> None:
         """Add up the rows of the node, and update them, each rank its part."""
         known, levels, node = self._tables[table], rows.levels, rows.levels.node
         levels.count((stop - start) * rows.nbytes_of_element)
         first, last = part_of(node.rank, node.size, start, stop, rows.itemsize)
-        asked = _digest(rules)
-        least, most = levels.vote(asked)
-        if least != most:
-            raise GroupError(
-                f"the workers of this group update table {table!r} by different numbers, this one by "
-                f"{rules[0][1] if rules else known.rule}: give all the same learning rate, weight decay, batch size "
-                "and other settings of the optimizer, in the same step"
-            )
         try:
             node.note_not_finite(*_update_(known, rows.array, answers.array, first, last, rules, bool(rows.looks)))
             node.meet()

@@ -7,9 +7,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hybridps.algorithms import reduce_all_
+from hybridps.algorithms import Algorithm, reduce_all_
 from hybridps.algorithms.mpi_sgd import MpiSGD
-from hybridps.errors import GroupError, HybridPSError
+from hybridps.errors import GroupError
 from hybridps.memory import Layout
 from hybridps.mpi_groups import ThreadGroup
 from hybridps.ps.rules import SGD, Adam, AnyRule, Foreign, Momentum, Nesterov, apply_
@@ -68,10 +68,15 @@ def expected(rule: AnyRule, vectors: int, steps: int) -> list[np.ndarray]:
     return arrays
 
 
+def updating(group: ThreadGroup, rule: AnyRule, nodes: list[int] | None = None) -> Algorithm | None:
+    levels = Levels(group, nodes or [0] * group.size, deadline_seconds=30)
+    return MpiSGD(levels, NoTier(group)).updating(rule)
+
+
 def train(group: ThreadGroup, rule: AnyRule, devices: int, steps: int, bucket: int = 1024) -> list[np.ndarray]:
-    levels = Levels(group, [0] * group.size, deadline_seconds=30)
-    algorithm = MpiSGD(levels, NoTier(group)).updating(rule)
+    algorithm = updating(group, rule)
     assert algorithm is not None
+    levels = algorithm.levels
     tensor = levels.tensor(LAYOUT.length, "float32", devices)
     receives = algorithm.keeps_gradients and devices == 1
     weights = levels.tensor(LAYOUT.length, "float32") if receives else tensor
@@ -103,17 +108,23 @@ def test_a_group_updates_as_one_process(rule: AnyRule, ranks: int, devices: int)
             np.testing.assert_array_equal(array, right)
 
 
-@pytest.mark.parametrize("largest", [0, 8000, 30000])
-def test_so_it_does_without_shared_memory(monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
-    """Without any, where only small arrays find some, and where states do but gradients do not."""
+@pytest.mark.parametrize("refused", range(1, 6))
+def test_so_it_does_where_shared_memory_runs_out(monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
+    """The first array is for the ranks' meetings; then come gradients, weights, and states."""
+    calls: list[int] = []
 
     def refuse(nbytes: int) -> np.ndarray:
-        if nbytes > largest:
+        calls.append(nbytes)
+        if len(calls) == refused:
             raise OSError(28, "No space left on device")
         return create_shared(nbytes)
 
     monkeypatch.setattr(node, "create_shared", refuse)
     for rule in RULES:
+        calls.clear()
+        if refused == 1:
+            assert ThreadGroup.run(3, lambda group: updating(group, SGD(rate=0.1))) == [None] * 3
+            return
         wanted = expected(rule, 3, steps=3)
         for kept in ThreadGroup.run(3, partial(train, rule=rule, devices=1, steps=3)):
             for array, right in zip(kept, wanted, strict=True):
@@ -124,9 +135,9 @@ def test_what_is_not_finite_is_found_where_it_is_added_up_and_goes_on() -> None:
     """Each rank is told of its own, wherever the part lies; the weights are those of one process."""
 
     def work(group: ThreadGroup) -> tuple[int | None, np.ndarray]:
-        levels = Levels(group, [0] * group.size, deadline_seconds=30)
-        algorithm = MpiSGD(levels, NoTier(group)).updating(SGD(rate=1.0))
+        algorithm = updating(group, SGD(rate=1.0))
         assert algorithm is not None
+        levels = algorithm.levels
         assert algorithm.sums_in_group
         weights, gradients = (levels.tensor(LAYOUT.length, "float32") for _ in range(2))
         algorithm.join_weights("t", LAYOUT, weights, receives=True)
@@ -151,14 +162,14 @@ def test_what_is_not_finite_is_found_where_it_is_added_up_and_goes_on() -> None:
 
 def test_the_first_rank_gives_all_others_weights_and_states() -> None:
     def work(group: ThreadGroup) -> list[np.ndarray]:
-        levels = Levels(group, [0] * group.size, deadline_seconds=30)
-        algorithm = MpiSGD(levels, NoTier(group)).updating(Momentum(rate=0.5, momentum=0.5))
+        algorithm = updating(group, Momentum(rate=0.5, momentum=0.5))
         assert algorithm is not None
+        levels = algorithm.levels
         weights, gradients = (levels.tensor(LAYOUT.length, "float32") for _ in range(2))
         algorithm.join_weights("t", LAYOUT, weights, receives=True)
-        if group.rank == 0:
-            given = {number: np.full(LAYOUT.length, value, "float32") for number, value in enumerate((8, 4))}
-            algorithm.tier.put_states("t", given)
+        given = (8, 4) if group.rank == 0 else (5, 5)
+        full = {number: np.full(LAYOUT.length, value, "float32") for number, value in enumerate(given)}
+        algorithm.tier.put_states("t", full)
         group.barrier()
         assert (weights.vectors[0] == 8).all()
         reduce_all_(algorithm, "t", gradients, 1024)
@@ -172,9 +183,9 @@ def test_the_first_rank_gives_all_others_weights_and_states() -> None:
 
 def test_ranks_that_update_differently_are_told() -> None:
     def work(group: ThreadGroup) -> None:
-        levels = Levels(group, [0] * group.size, deadline_seconds=30)
-        algorithm = MpiSGD(levels, NoTier(group)).updating(SGD(rate=0.5))
+        algorithm = updating(group, SGD(rate=0.5))
         assert algorithm is not None
+        levels = algorithm.levels
         weights, gradients = (levels.tensor(LAYOUT.length, "float32") for _ in range(2))
         algorithm.join_weights("t", LAYOUT, weights, receives=True)
         rules = ((LAYOUT.length, SGD(rate=0.5 if group.rank < 2 else 0.25)),)
@@ -188,27 +199,25 @@ def test_ranks_that_update_differently_are_told() -> None:
     ThreadGroup.run(3, work)
 
 
-def test_states_that_cannot_reach_the_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(nbytes: int) -> np.ndarray:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(node, "create_shared", refuse)
+@pytest.mark.parametrize("shares", [True, False])
+def test_ranks_with_different_rules_are_told_before_they_begin(monkeypatch: pytest.MonkeyPatch, shares: bool) -> None:
+    if not shares:
+        monkeypatch.setattr(Levels, "shared", lambda *about: None)
 
     def work(group: ThreadGroup) -> None:
-        levels = Levels(group, [0, 0], deadline_seconds=30)
-        algorithm = MpiSGD(levels, NoTier(group)).updating(SGD(rate=0.5))
+        rule = Momentum(rate=0.5) if group.rank else SGD(rate=0.5)
+        algorithm = updating(group, rule)
         assert algorithm is not None
-        algorithm.join_weights("t", LAYOUT, levels.tensor(LAYOUT.length, "float32"), receives=True)
-        with pytest.raises(HybridPSError, match=r"share no memory .*No space left.* let the workers update"):
-            algorithm.tier.put_states("t", {})
+        levels = algorithm.levels
+        with pytest.raises(GroupError, match=f"by different numbers, this one by {type(rule).__name__}"):
+            algorithm.join_weights("t", LAYOUT, levels.tensor(LAYOUT.length, "float32"), receives=True)
 
-    ThreadGroup.run(2, work)
+    ThreadGroup.run(3, work)
 
 
 def test_what_only_servers_can_do_stays_with_the_workers() -> None:
     def work(group: ThreadGroup, nodes: list[int], rule: AnyRule) -> None:
-        algorithm = MpiSGD(Levels(group, nodes, deadline_seconds=30), NoTier(group))
-        assert algorithm.updating(rule) is None
+        assert updating(group, rule, nodes) is None
 
     ThreadGroup.run(2, partial(work, nodes=[0, 1], rule=SGD(rate=0.1)))
     ThreadGroup.run(2, partial(work, nodes=[0, 0], rule=Foreign(framework="mxnet", optimizer="ftrl")))

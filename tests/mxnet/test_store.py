@@ -17,6 +17,7 @@ RIGHT = [
     "optimizers",
     "static_shapes",
     "several_devices",
+    "devices_that_differ",
     "gradients_that_add_up",
     "clipping",
     "freezing",

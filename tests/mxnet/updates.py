@@ -153,6 +153,68 @@ def resumed(folder):
         np.savez(f"{folder}/resumed-{name}-{TYPE}-{rank}.npz", **{str(key): out.asnumpy() for key, out in outs.items()})
 
 
+def push_summed(store, key, step, kind="default"):
+    """One array: the local store takes several of one kind only, once it has seen them."""
+    workers = range(WORKERS) if TYPE == "local" else [rank]
+    store.push(key, nd.array(sum(gradient(key, step, worker) for worker in workers)).tostype(kind))
+
+
+def all_that_workers_may(folder):
+    """What only servers refuse: other kinds of gradients and optimizers midway, and any number."""
+    for name, momentum, use in [
+        ("rows", 0.9, rows_after_dense_ones),
+        ("anew", 0.9, an_optimizer_from_a_file),
+        ("ascent", 0.0, numbers_below_zero),
+    ]:
+        store, path = mx.kv.create(TYPE), f"{folder}/{name}-{TYPE}-{rank}"
+        outs = {key: nd.zeros(shape) for key, shape in SHAPES.items()}
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1, momentum=momentum, rescale_grad=0.5))
+        for key in SHAPES:
+            store.init(key, nd.array(gradient(key, 99, 0)))
+        for step in range(3):
+            for key in SHAPES:
+                push_summed(store, key, step)
+        use(store, path)
+        for step in range(3, 6):
+            for key in SHAPES:
+                push_summed(store, key, step)
+        for key in SHAPES:
+            store.pull(key, out=outs[key])
+        np.savez(f"{path}.npz", **{str(key): out.asnumpy() for key, out in outs.items()})
+
+
+def rows_after_dense_ones(store, path):
+    """With the states of the dense ones, also when they are saved and loaded."""
+    for step in (7, 8):
+        push_summed(store, 9, step, "row_sparse")
+    store.save_optimizer_states(path)
+    store.load_optimizer_states(path)
+
+
+def an_optimizer_from_a_file(store, path):
+    """The file of another store brings its optimizer along, with another rule."""
+    for make in (
+        lambda: mx.optimizer.SGD(learning_rate=0.05),
+        lambda: mx.optimizer.SGD(learning_rate=0.05, momentum=0.8),
+    ):
+        other = mx.kv.create(TYPE)
+        other.set_optimizer(make())
+        for key in SHAPES:
+            other.init(key, nd.array(gradient(key, 98, 0)))
+            push_summed(other, key, 20)
+        other.save_optimizer_states(path, dump_optimizer=True)
+        store.load_optimizer_states(path)
+        for key in SHAPES:
+            push_summed(store, key, 21)
+
+
+def numbers_below_zero(store, path):
+    """Minus rates ascend, and a clip of less than 0 is none."""
+    optimizer = store._updater.optimizer
+    optimizer.set_lr_mult({5: -1.0, 11: -0.5})
+    optimizer.clip_gradient = -1.0
+
+
 def random_numbers(folder):
     """An optimizer that draws random numbers makes the same weights on all workers."""
     mx.random.seed(rank)
@@ -193,6 +255,19 @@ def updaters(folder):
     store.push(1, nd.ones(4))
     store.pull(1, out=out)
     np.testing.assert_allclose(out.asnumpy(), 0.99, rtol=1e-6)
+    store._set_updater(Stateless())
+    store.save_optimizer_states(f"{folder}/stateless-{rank}")
+    assert Path(f"{folder}/stateless-{rank}").read_bytes() == b"none"
+
+
+class Stateless:
+    """A function with what `save_optimizer_states` asks for, and no more."""
+
+    def __call__(self, key, gradient, stored):
+        pass
+
+    def get_states(self, dump_optimizer=False):
+        return b"none"
 
 
 def by_hand(folder):
@@ -272,6 +347,12 @@ def states_that_do_not_fit(folder):
         store.push(5, nd.ones((7, 5)))
         store.pull(5, out=out)
         assert (out.asnumpy() < 1).all()
+    if rank == 0:  # a file that only the first worker has
+        store.save_optimizer_states(f"{folder}/of-{rank}")
+    store.load_optimizer_states(f"{folder}/of-{rank}")
+    store.push(5, nd.ones((7, 5)))
+    store.pull(5, out=out)
+    assert np.isfinite(out.asnumpy()).all()
 
 
 def asynchronous(folder):

@@ -89,6 +89,13 @@ def several_devices():
         check(expected, devices=2, update_on_kvstore=local)
 
 
+def devices_that_differ():
+    """The first worker has one device, the others have two."""
+    expected = train(None)
+    for local in (None, False):
+        check(expected, devices=1 + (rank > 0), update_on_kvstore=local)
+
+
 def gradients_that_add_up():
     expected = train(None, add=True)
     for local in (None, False):

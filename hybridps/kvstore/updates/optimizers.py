@@ -69,12 +69,19 @@ def same_random_numbers(optimizer: Any, index: int | str) -> Iterator[None]:
     mx.random.seed(own)
 
 
-def rule_of_update(table_rule: AnyRule, optimizer: Any, index: int | str, scale: float, pushes: int | None) -> AnyRule:
+def rule_of_update(
+    table_rule: AnyRule,
+    optimizer: Any,
+    index: int | str,
+    scale: float,
+    pushes: int | None,
+    any_numbers: bool = False,
+) -> AnyRule:
     """The table's rule for the next update of the key that the optimizer knows as `index`; the update is counted.
 
     `scale`: of gradients, beside `rescale_grad`. `pushes`: how often each key is updated at the servers in the time of
-    one update by this worker, about; None: all workers' gradients make one update. Raises HybridPSError for a number
-    that servers refuse.
+    one update by this worker, about; None: all workers' gradients make one update. `any_numbers`: the group updates by
+    itself. Raises HybridPSError for a number that servers refuse.
     """
     optimizer._set_current_context(0)
     rate = None
@@ -91,10 +98,10 @@ def rule_of_update(table_rule: AnyRule, optimizer: Any, index: int | str, scale:
         "rate": float(optimizer._get_lrs([index])[0] if rate is None else rate),
         "rescale": float(optimizer.rescale_grad) * scale,
         "weight_decay": float(optimizer._get_wds([index])[0]),
-        "clip": float(optimizer.clip_gradient or 0.0),
+        "clip": max(0.0, float(optimizer.clip_gradient or 0.0)),
     }
     for name, number in numbers.items():
-        if not (-LARGEST if name == "rescale" else 0) <= number <= LARGEST:
+        if not (any_numbers or (-LARGEST if name == "rescale" else 0) <= number <= LARGEST):
             raise HybridPSError(
                 f"key {index!r} cannot be updated at the servers with {name} {number}: give a number of 0 or more, or "
                 "let the workers update (update_on_kvstore=False)"

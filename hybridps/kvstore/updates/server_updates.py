@@ -21,24 +21,22 @@ class ServerUpdates:
 
     `updater`: MXNet's, whose optimizer gives the numbers of each update. `gradients`: of an algorithm that updates by
     `rule`.
-    `scale` and `pushes` as in `rule_of_update`.
+    `scale`, `pushes` and `any_numbers` as in `rule_of_update`.
     """
 
-    def __init__(self, rule: AnyRule, updater: Any, gradients: Gradients, scale: float, pushes: int | None) -> None:
+    def __init__(
+        self, rule: AnyRule, updater: Any, gradients: Gradients, scale: float, pushes: int | None, any_numbers: bool
+    ) -> None:
         self.rule = rule
         self._updater = updater
         self._gradients = gradients
         self._scale = scale
         self._pushes = pushes
+        self._any_numbers = any_numbers
         self._arrays = GradientArrays(gradients)
         self._centre = Centre(gradients.read_centre)
         self._new: set[str] = set()
         """Keys whose weights have come since they were pulled last."""
-
-    @property
-    def has_states(self) -> bool:
-        """Whether this worker can read what the servers keep."""
-        return self._gradients.has_states
 
     def __contains__(self, name: str) -> bool:
         """Whether the servers hold the key."""
@@ -62,7 +60,8 @@ class ServerUpdates:
 
     def update(self, name: str, index: int | str, values: Arrays, priority: int, in_step: bool) -> Arrays:
         """Begin to update a key by a gradient, one array for each device; the arrays that will have the weights."""
-        rule = rule_of_update(self.rule, self._updater.optimizer, index, self._scale, self._pushes)
+        given = (self._scale, self._pushes, self._any_numbers)
+        rule = rule_of_update(self.rule, self._updater.optimizer, index, *given)
         self._new.add(name)
         self._centre.forget()
         return self._arrays.sum(name, values, priority, in_step, rule)
@@ -87,11 +86,11 @@ class ServerUpdates:
         return self._centre.take(name)
 
     def pull_states(self) -> dict[str, list[np.ndarray]]:
-        """As `Gradients.pull_states`. Where the worker `has_states`."""
+        """As `Gradients.pull_states`."""
         return self._gradients.pull_states()
 
     def put_states(self, states: Mapping[str, Sequence[np.ndarray | None]]) -> None:
-        """As `Gradients.put_states`. On the leader alone."""
+        """As `Gradients.put_states`."""
         self._gradients.put_states(states)
 
     def settle(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import mxnet as mx
@@ -82,6 +82,11 @@ class Updates:
                     "use an optimizer of mx.optimizer itself, whose settings are numbers, or another type of store"
                 )
         check_needed(self._algorithm.row.optimizer, optimizer or updater, store_type)
+        self._begin_anew(updater, rule)
+
+    def _begin_anew(self, updater: Any, rule: AnyRule | None) -> None:
+        """Go on from the weights as they are, by this updater, and by this rule at the servers."""
+        optimizer = updater.optimizer if type(updater) is mx.optimizer.Updater else None
         self._schedule.agree_on(f"the optimizer {type(optimizer or updater).__name__}")
         self.updater = updater
         for name, key in self._keys.items():
@@ -134,7 +139,7 @@ class Updates:
         self._put_states(weights)
 
     def take_back(self, name: str) -> None:
-        """The key has a row-sparse gradient: the workers update it from now on, as servers update no rows.
+        """The key has a row-sparse gradient: MXNet's own code updates it from now on, as rules update no rows.
 
         Raises HybridPSError if the servers must update it, or have done so.
         """
@@ -143,7 +148,9 @@ class Updates:
         self.at_servers(name)
         if key.at_servers is None:
             return
-        if key.index in self.updater.optimizer._index_update_count:
+        if self._group_updates:
+            self._take_states([name])
+        elif key.index in self.updater.optimizer._index_update_count:
             raise HybridPSError(
                 f"key {name!r} has a row-sparse gradient after dense ones, by which servers have updated it, and they "
                 "update no rows: let its first gradient be row-sparse, or convert all with tostype('default')"
@@ -182,16 +189,13 @@ class Updates:
 
         Those of a group's servers are read by its first worker.
         """
-        if not all(servers.has_states for servers in self._at_servers.values()):
+        if not self._at_servers:
+            return self.updater.get_states(dump_optimizer)  # type: ignore[no-any-return]
+        if not (self._place.is_leader or self._group_updates):
             return None
-        own = self.updater.states
-        there = {}
-        for kind, servers in self._at_servers.items():
-            for name, kept in servers.pull_states().items():
-                index = self._keys[name].index
-                there[index] = state_of(self.updater.optimizer, index, kept, kind == MIXED)
+        own = dict(self.updater.states)
         try:
-            self.updater.states = own | there
+            self._take_states(self._keys)
             return self.updater.get_states(dump_optimizer)  # type: ignore[no-any-return]
         finally:
             self.updater.states = own
@@ -199,7 +203,7 @@ class Updates:
     @property
     def servers_have_states(self) -> bool:
         """Whether this worker has no states of its own, and those at the servers are another worker's."""
-        if self._place.worker == 0 or any(servers.has_states for servers in self._at_servers.values()):
+        if self._place.worker == 0 or self._group_updates:
             return False
         return all(self.at_servers(name) is not None for name in self._keys)
 
@@ -211,7 +215,7 @@ class Updates:
     def set_states(self, states: bytes | None) -> None:
         """Go on with states that `states` gave; those at the servers are the first worker's.
 
-        Raises HybridPSError, and changes nothing, if they are not those of these keys and this optimizer.
+        Raises HybridPSError, and changes nothing, if they are not those of these keys and, at servers, this optimizer.
         """
         updater = self.updater
         before = updater.optimizer
@@ -219,13 +223,32 @@ class Updates:
             kept = {name: getattr(updater, name) for name in ("optimizer", "states", "states_synced")}
             try:
                 updater.set_states(states)
-                self._check_optimizer()
+                if not self._group_updates:
+                    self._check_optimizer()
                 self._check_states()
             except HybridPSError:
                 vars(updater).update(kept)
                 raise
+        if self._group_updates and self._at_servers:
+            self._begin_anew(updater, table_rule(updater.optimizer))
+            return
         names = [name for name, key in self._keys.items() if key.at_servers is not None]
         self._put_states(names, adds_up_anew=updater.optimizer is not before)
+
+    @property
+    def _group_updates(self) -> bool:
+        """Whether the group's workers themselves update by rules, where anybody does, and all can read the states."""
+        return not self._algorithm.tier.has_servers
+
+    def _take_states(self, names: Container[str]) -> None:
+        """Let the updater have the states of these keys that are at the servers."""
+        updater = self.updater
+        for kind, servers in self._at_servers.items():
+            for name, kept in servers.pull_states().items():
+                key = self._keys[name]
+                if name in names and key.at_servers is servers:
+                    updater.states[key.index] = state_of(updater.optimizer, key.index, kept, kind == MIXED)
+                    updater.states_synced[key.index] = True
 
     def _check_optimizer(self) -> None:
         """Raise HybridPSError if states were loaded with an optimizer that the servers' tables are not for."""
@@ -266,12 +289,12 @@ class Updates:
         self._at_servers = {}
 
     def _put_states(self, names: Iterable[str], adds_up_anew: bool = True) -> None:
-        """Give the servers the updater's states of these keys, which they hold. Only the first worker does.
+        """Give the servers the updater's states of these keys, which they hold. Only those of the first worker count.
 
         `adds_up_anew`: also the gradients that the optimizer adds up over several updates.
         """
         optimizer, states = self.updater.optimizer, self.updater.states
-        if self._place.worker != 0 or not states:
+        if not states or (self._place.worker != 0 and not self._group_updates):
             return
         found: dict[str, dict[str, list[np.ndarray | None]]] = {}
         for name in names:
@@ -316,5 +339,5 @@ class Updates:
             algorithm.compress(self._compression)
         prefix = f"updated{self._optimizers}.{kind}"
         given = (self._schedule, algorithm, self._context, self._initial, prefix)
-        pushes = self._context.groups if self._is_asynchronous else None
-        return ServerUpdates(rule, self.updater, Gradients(*given), self._scale, pushes)
+        pushes = self._context.groups if self._is_asynchronous and self._context.groups > 1 else None
+        return ServerUpdates(rule, self.updater, Gradients(*given), self._scale, pushes, self._group_updates)
