@@ -13,7 +13,7 @@ from hybridps.errors import LayoutError
 from hybridps.memory import Layout
 from hybridps.step.job_context import JobContext
 from hybridps.step.schedule import Inbox, Item, Schedule
-from hybridps.tensor_collectives import Tensor
+from hybridps.tensor_collectives import Tensor, broadcast_
 
 PART_BYTES = 64 << 20
 """Values that are agreed on at a time, so that they take little memory besides their own."""
@@ -57,6 +57,8 @@ class InitialValues:
         self._algorithm = algorithm
         self._follows = context.groups > 1 and not context.whole_tables
         """Whether there may be another group to follow."""
+        self._differs = False
+        """Whether this group has found another network in the stream."""
         self._one_each = context.whole_tables
         self._prefix = prefix
         self._parts = 0
@@ -89,7 +91,7 @@ class InitialValues:
 
         Raises LayoutError if the first group makes another number of tables.
         """
-        if not self._follows:
+        if not self._follows or self._differs:
             return
         first = self._share_numbers(0, 0, len(layouts))
         if not first[0] and first[2] != len(layouts):
@@ -104,14 +106,17 @@ class InitialValues:
             value[:] = self._left[: value.size]
             self._left = self._left[value.size :]
         elif value.size:
-            self._follows = False
+            self._differs = True
 
     def _agree(self, values: np.ndarray, key: str) -> np.ndarray:
         """The next values of the stream, from the key on: these, or those of the first group."""
+        if self._differs:
+            broadcast_(Tensor([values]), self._algorithm.levels.group)
+            return values
         if self._follows:
             count, itemsize, _ = self._share_numbers(values.size, values.itemsize, 0)
             if not count or itemsize != values.itemsize:
-                self._follows = False
+                self._differs = True
                 return values
             values = np.resize(values, count)
         self._parts += 1

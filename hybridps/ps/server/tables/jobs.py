@@ -118,7 +118,7 @@ class Jobs:
         """Join a table, and make it if it is new. `initialise` as in `Registrations.register`."""
         job = self._job(origin)
         there = job.tables.get(name)
-        if there is not None and not there.registrations.joined and there.spec != spec:
+        if there is not None and there.registrations.forsaken and there.spec != spec:
             self._free(job, name)
             there = None
         if there is None and name in job.dropped:

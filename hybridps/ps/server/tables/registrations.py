@@ -44,6 +44,11 @@ class Registrations:
         return bool(self._dropped) and not self._expected
 
     @property
+    def forsaken(self) -> bool:
+        """Whether groups that had it have left without dropping it, so that they may come again with another layout."""
+        return not self.joined and not self._dropped
+
+    @property
     def waits(self) -> bool:
         """Whether a registration is not answered yet."""
         return len(self.joined) > len(self._admitted)
