@@ -122,6 +122,11 @@ class Job:
         different things.
         """
         row = self._agree_on(name, rule, clock)
+        if row.sends == "weights" and self.session.plan.groups == 1 < self.workers and not self.servers:
+            self.session.note(
+                f"there is one group, which has nobody to average weights with, so {row.name} does what sync does: set "
+                f"HYBRIDPS_GROUPS, or start it with `hybridps run --groups {self.workers}`"
+            )
         levels = self._connect(row)
         tier = self._tier(row, levels.group, f"{self._algorithms}/")
         self._algorithms += 1

@@ -84,7 +84,7 @@ def _check_owned(comparison: Comparison) -> None:
 
 def _check_launch(comparison: Comparison, contender: Contender) -> None:
     """Raise HybridPSError if `hybridps run` or its ranks would refuse the launch of a contender."""
-    from hybridps.algorithms import definition, resolve
+    from hybridps.algorithms import choose_row, definition, resolve
 
     groups = {} if contender.makes_groups else {"groups": comparison.groups}
     given = {"algorithm": contender.algorithm, "trigger": contender.trigger}
@@ -93,6 +93,12 @@ def _check_launch(comparison: Comparison, contender: Contender) -> None:
     meets = launch.servers or settings.servers or definition(resolve(settings).algorithm or "").gossips
     if len(launch.groups) > 1 and not meets:
         raise ConfigError(f"--servers 0: the groups of {contender.name!r} need a server; give --servers 1 or more")
+    algorithm = resolve(settings).algorithm or ""
+    alone = len(launch.groups) == 1 < comparison.workers and not (launch.servers or settings.servers)
+    if alone and choose_row(algorithm, settings, 1, False, None, None).sends == "weights":
+        raise ConfigError(
+            f"{contender.name!r} averages weights with other groups, and there is one group: give --groups 2 or more"
+        )
     if contender.trigger and settings.tau != Settings().tau:
         raise ConfigError(
             f"--set tau={settings.tau} has no meaning with the trigger of {contender.name!r}: name a trigger for each "
