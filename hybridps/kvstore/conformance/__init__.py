@@ -25,6 +25,8 @@ ROWS = "what a server makes of rows depends on keys that it had before, or it en
 NOT_DIST_SYNC = {
     "keys_may_be_words": "there is one store in a process, and the other checks use numbers",
     "wrong_keys_raise_errors_of_mxnet": "the servers check keys, not the worker: it waits for ever",
+    "pull_converts_to_the_dtype_of_out": "with two workers a pull into another dtype than the key's ends the process",
+    "pushpull_leaves_the_value_beside_out": "with two workers the sum comes to the value too",
     "dtypes": "a server that has keys of integers ends when an optimizer is set, and the workers wait for ever",
     "shapes_must_fit": "the servers check shapes, not the worker: it waits for ever",
     "sparse_gradients_of_dense_keys": "a server ends, and the workers wait for ever",

@@ -88,6 +88,14 @@ def check_pull_converts_to_the_dtype_of_out(create: Create) -> Iterator[Observed
     yield "float64", pulled(store, key, dtype="float64"), whole(3)
 
 
+def check_pushpull_leaves_the_value_beside_out(create: Create) -> Iterator[Observed]:
+    store, (key,) = create(), new_keys()
+    value = filled(8)
+    store.init(key, filled(1))
+    store.pushpull(key, value, out=filled(0))
+    yield "the value", values(value), whole(8)
+
+
 def check_pushpull_gives_the_sum_and_stores_it(create: Create) -> Iterator[Observed]:
     store, (one, *more) = create(), new_keys(7)
     every = store.num_workers
@@ -95,7 +103,6 @@ def check_pushpull_gives_the_sum_and_stores_it(create: Create) -> Iterator[Obser
     out, value = filled(0), filled(8)
     store.pushpull(one, value, out=out)
     yield "out", values(out), whole(8 * every)
-    yield "the value beside out", values(value), whole(8)
     yield "what is stored", pulled(store, one), whole(8 * every)
     value = filled(2)
     store.pushpull(one, value)

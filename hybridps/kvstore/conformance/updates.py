@@ -15,6 +15,7 @@ def check_an_optimizer_goes_on_from_what_was_pushed(create: Create) -> Iterator[
     for key in keys:
         store.init(key, filled(1))
         store.push(key, filled(2))
+    yield "pushed", [pulled(store, key) for key in keys], [whole(2 * store.num_workers)] * 2
     store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
     yield "before", [pulled(store, key) for key in keys], [whole(2 * store.num_workers)] * 2
     store.push(keys[0], filled(1))
