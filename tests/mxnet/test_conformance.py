@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from own_servers import dist_sync
@@ -56,3 +57,11 @@ def test_ours_conform(world: str) -> None:
 def test_mxnets_own_servers_conform(workers: int) -> None:
     for printed in dist_sync(workers, [*CHECKS, "dist_sync"], timeout=60):
         assert printed.splitlines()[-1] == "no difference"
+
+
+def test_the_checks_that_mxnets_servers_are_not_put_through_are_in_the_docs() -> None:
+    from hybridps.kvstore.conformance import NOT_DIST_SYNC
+
+    text = (Path(__file__).parents[2] / "docs" / "kvstore.md").read_text()
+    for name, reason in NOT_DIST_SYNC.items():
+        assert f"| `{name}` | {reason} |" in text
