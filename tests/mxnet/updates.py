@@ -171,6 +171,8 @@ def all_that_workers_may(folder):
         store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1, momentum=momentum, rescale_grad=0.5))
         for key in SHAPES:
             store.init(key, nd.array(gradient(key, 99, 0)))
+        if name == "anew":  # before the first push too
+            an_optimizer_from_a_file(store, path)
         for step in range(3):
             for key in SHAPES:
                 push_summed(store, key, step)

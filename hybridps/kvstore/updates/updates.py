@@ -13,9 +13,10 @@ from hybridps.algorithms import Algorithm
 from hybridps.codecs import Quantised
 from hybridps.errors import HybridPSError
 from hybridps.job import Job
-from hybridps.kvstore.arrays import copy_all, dtype_of, is_dense, same_arrays
+from hybridps.kvstore.arrays import dtype_of
 from hybridps.kvstore.key import Key
-from hybridps.kvstore.updates.optimizers import check_needed, check_optimizer, same_random_numbers, table_rule
+from hybridps.kvstore.updates.optimizers import check_needed, check_optimizer, table_rule
+from hybridps.kvstore.updates.own_code import update_
 from hybridps.kvstore.updates.server_optimizer import foreign_rule
 from hybridps.kvstore.updates.server_updates import ServerUpdates
 from hybridps.kvstore.updates.states import adds_up, kept_of, split, state_of
@@ -158,31 +159,11 @@ class Updates:
         key.stored, key.at_servers = self._stored(name).copy(), None
 
     def update(self, name: str, gradient: NDArray, outs: Sequence[NDArray] = ()) -> NDArray:
-        """Update what is stored for a key, unless the servers did; the array that has it. `outs`: where it is to go.
-
-        Weights that go where they were broadcast to, as the Trainer has it, are updated there, and not copied.
-        """
+        """Update what is stored for a key, unless the servers did; the array that has it. `outs`: where it is to go."""
         known = self._keys[name]
         if known.at_servers is not None:
             return gradient
-        assert known.stored is not None  # as long as there is an updater
-        if not is_dense(gradient) and not outs and known.pushed_and_pulled():
-            outs = known.outs[:1]
-        in_place = bool(outs) and same_arrays(outs, known.outs[:1])
-        if in_place and known.stored is not outs[0]:
-            copy_all([known.stored], outs)
-            known.stored = outs[0]
-        elif not in_place and known.outs and known.stored is known.outs[0]:
-            known.stored = known.stored.copy()
-        # MXNet's own stores give names as bytes.
-        called = known.index.encode() if isinstance(known.index, str) else known.index
-        if not (is_dense(gradient) and known.is_on_cpu(known.stored)):  # where dense sums are
-            gradient = gradient.as_in_context(known.stored.context)
-        if adds_up(getattr(self.updater, "optimizer", None)):
-            gradient = gradient.copy()  # it keeps the array, and here comes the next gradient
-        with same_random_numbers(getattr(self.updater, "optimizer", None), known.index):
-            self.updater(called, gradient if self._scale == 1 else gradient * self._scale, known.stored)
-        return known.stored
+        return update_(known, self.updater, gradient, outs, self._scale)
 
     def states(self, dump_optimizer: bool) -> bytes | None:
         """The optimizer's states, as MXNet's updaters give them; None if servers have some that others can read.
@@ -223,13 +204,11 @@ class Updates:
             kept = {name: getattr(updater, name) for name in ("optimizer", "states", "states_synced")}
             try:
                 updater.set_states(states)
-                if not self._group_updates:
-                    self._check_optimizer()
                 self._check_states()
             except HybridPSError:
                 vars(updater).update(kept)
                 raise
-        if self._group_updates and self._at_servers:
+        if self._group_updates:
             self._begin_anew(updater, table_rule(updater.optimizer))
             return
         names = [name for name, key in self._keys.items() if key.at_servers is not None]
@@ -250,16 +229,12 @@ class Updates:
                     updater.states[key.index] = state_of(updater.optimizer, key.index, kept, kind == MIXED)
                     updater.states_synced[key.index] = True
 
-    def _check_optimizer(self) -> None:
-        """Raise HybridPSError if states were loaded with an optimizer that the servers' tables are not for."""
-        for kind, servers in self._at_servers.items():
-            check_optimizer(self.updater.optimizer, servers.rule, kind == HALF, self._is_mixed)
-
     def _check_states(self) -> None:
-        """Raise HybridPSError if states were loaded that the servers' optimizer does not make of these keys.
-
-        Every worker looks, though only the first one gives the servers states.
+        """Raise HybridPSError if states were loaded that their optimizer does not make of these keys, or with one that
+        the servers' tables are not for. Every worker looks, though only the first one gives the servers states.
         """
+        for kind, there in ({} if self._group_updates else self._at_servers).items():
+            check_optimizer(self.updater.optimizer, there.rule, kind == HALF, self._is_mixed)
         for name, key in self._keys.items():
             servers = self.at_servers(name)
             if servers is not None and key.index in self.updater.states:

@@ -1,0 +1,38 @@
+"""An update of what is stored for a key by MXNet's own code, on the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mxnet.ndarray import NDArray
+
+from hybridps.kvstore.arrays import copy_all, is_dense, same_arrays
+from hybridps.kvstore.key import Key
+from hybridps.kvstore.updates.optimizers import same_random_numbers
+from hybridps.kvstore.updates.states import adds_up
+
+
+def update_(known: Key, updater: Any, gradient: NDArray, outs: Sequence[NDArray], scale: float) -> NDArray:
+    """Update what is stored for a key by `scale` times the gradient; the array that has it. `outs`: where it is to go.
+
+    Weights that go where they were broadcast to, as the Trainer has it, are updated there, and not copied.
+    """
+    assert known.stored is not None  # as long as there is an updater
+    if not is_dense(gradient) and not outs and known.pushed_and_pulled():
+        outs = known.outs[:1]
+    in_place = bool(outs) and same_arrays(outs, known.outs[:1])
+    if in_place and known.stored is not outs[0]:
+        copy_all([known.stored], outs)
+        known.stored = outs[0]
+    elif not in_place and known.outs and known.stored is known.outs[0]:
+        known.stored = known.stored.copy()
+    # MXNet's own stores give names as bytes.
+    called = known.index.encode() if isinstance(known.index, str) else known.index
+    if not (is_dense(gradient) and known.is_on_cpu(known.stored)):  # where dense sums are
+        gradient = gradient.as_in_context(known.stored.context)
+    if adds_up(getattr(updater, "optimizer", None)):
+        gradient = gradient.copy()  # it keeps the array, and here comes the next gradient
+    with same_random_numbers(getattr(updater, "optimizer", None), known.index):
+        updater(called, gradient if scale == 1 else gradient * scale, known.stored)
+    return known.stored
