@@ -116,7 +116,7 @@ def _divide(total, divisor):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _first_not_finite(rows, start, stop):  # type: ignore[no-untyped-def]
+def find_not_finite(rows, start, stop):  # type: ignore[no-untyped-def]
     """A row with NaN or Inf among elements `start:stop`, and the first one that is; -1 and 0 if there is none.
 
     Sums of two rows are looked at: both rows then come from memory at the same time, as where they are combined.
@@ -151,7 +151,7 @@ def combine_(rows, op, divisor, part, work, in_place):  # type: ignore[no-untype
         offset = begin if in_place else 0
         total = work[offset : offset + end - begin]
         if looks and bad_row < 0:
-            bad_row, bad_element = _first_not_finite(rows, begin, end)
+            bad_row, bad_element = find_not_finite(rows, begin, end)
         if not in_place:
             decode(rows[0, begin:end], total)
         _combine_block(total, rows, op, begin, end)

@@ -22,6 +22,7 @@ from hybridps.ps.model import Joining, Rules, rules_of_span
 from hybridps.ps.rules import Rule, apply_, warm_up
 from hybridps.ps.rules.kernel import BLOCK
 from hybridps.tensor_collectives import Levels, Tensor, allreduce_, broadcast_
+from hybridps.tensor_collectives.kernels import find_not_finite
 from hybridps.tensor_collectives.node.node import part_of
 from hybridps.tensor_collectives.tensor import Rows
 from hybridps.tiers.none import NoTier
@@ -70,9 +71,9 @@ class UpdatingTier(NoTier):
         warm_up(rule, layout.dtype, "exact")
         broadcast_(tensor, self._group)
         in_out = keeps_values and tensor.rows_in(self._group) is not None
-        shared = self._levels.shared(layout.length, layout.dtype, rule.states + (not in_out))
-        made = [np.zeros(layout.length, layout.dtype) for _ in range(rule.states + (not in_out))]
-        arrays = list(made if shared is None else shared)
+        count = rule.states + (not in_out)
+        shared = self._levels.shared(layout.length, layout.dtype, count)
+        arrays = list(np.zeros((count, layout.length), layout.dtype) if shared is None else shared)
         if in_out:
             arrays.insert(0, tensor.vectors[0] if shared is not None else tensor.vectors[0].copy())
         elif shared is None or self._group.rank == 0:
@@ -83,7 +84,8 @@ class UpdatingTier(NoTier):
 
     def sum_(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
         known = self._tables[table]
-        self._agree(table, rules[0][1] if rules else known.rule, _digest(rules))
+        if self._group.size > 1:
+            self._agree(table, rules[0][1] if rules else known.rule, _digest(rules))
         out = known.out or tensor
         rows, answers = tensor.rows_in(self._group), out.rows_in(self._group)
         if rows is not None and answers is not None and known.is_shared:
@@ -158,7 +160,8 @@ def _update_(
 ) -> tuple[int, int]:
     """Update elements `start:stop` of the table by the sum of the sources; the new weights go to all targets.
 
-    Returns a source that had NaN or Inf, and the first element that was, if it `looks`; -1 and 0 if there is none.
+    Returns a source that had NaN or Inf, and the first element that was, if it `looks`; -1 and 0 if there is none. The
+    sources are then the rows of one array.
     """
     found = -1, 0
     for end, rule in rules_of_span(rules, start, stop) or ((stop, known.rule),):
@@ -169,13 +172,5 @@ def _update_(
             options: dict[str, Any] = {"step": 1, "contributions": 1, "check_finite": looks}
             start += apply_(rule, parts, into, centre, states, **options)
             if start < end:
-                found, looks = _first_not_finite(sources, start, min(start + BLOCK, end)), False
+                found, looks = find_not_finite(sources, start, min(start + BLOCK, end)), False
     return found
-
-
-def _first_not_finite(sources: Sequence[np.ndarray] | np.ndarray, start: int, stop: int) -> tuple[int, int]:
-    for number, source in enumerate(sources):
-        bad = ~np.isfinite(source[start:stop])
-        if bad.any():
-            return number, start + int(bad.argmax())
-    return -1, 0

@@ -590,6 +590,21 @@ def test_a_table_is_freed_when_all_groups_have_dropped_it():
         jobs.register(origin(2, 7), "w", msgspec.structs.replace(SPEC, rule=Mean()))
 
 
+def test_a_table_that_the_first_group_has_dropped_keeps_its_layout_for_those_that_come():
+    """Else a late group with another network would wait for the first one, which has gone on."""
+    jobs = SynchronousJobs()
+    for group in range(2):
+        jobs.enter("job", group, 2)
+    jobs.register(origin(0), "w", SPEC)
+    for chunk in range(CHUNKS):
+        jobs.initialise(origin(0), "w", chunk, values(5))
+    jobs.drop(origin(0, 1), "w")
+    other = msgspec.structs.replace(SPEC, layout=Layout.of("float64", {"w": (40,)}))
+    with pytest.raises(LayoutError, match="float64 instead of float32, from key 'w' on"):
+        jobs.register(origin(1), "w", other)
+    assert admitted(jobs.register(origin(1), "w", SPEC)) == [(1, False)]
+
+
 def test_rounds_go_on_without_a_group_that_dropped_the_table():
     jobs = jobs_with(2)
     jobs.contribute(origin(0, 1), "w", 0, values(3))

@@ -90,11 +90,10 @@ def _check_launch(comparison: Comparison, contender: Contender) -> None:
     given = {"algorithm": contender.algorithm, "trigger": contender.trigger}
     settings = read_settings(given | groups, comparison.settings)
     launch = make_launch(comparison.command, settings, workers=comparison.workers, servers=comparison.servers)
-    meets = launch.servers or settings.servers or definition(resolve(settings).algorithm or "").gossips
-    if len(launch.groups) > 1 and not meets:
+    algorithm, has_servers = resolve(settings).algorithm or "", bool(launch.servers or settings.servers)
+    if len(launch.groups) > 1 and not (has_servers or definition(algorithm).gossips):
         raise ConfigError(f"--servers 0: the groups of {contender.name!r} need a server; give --servers 1 or more")
-    algorithm = resolve(settings).algorithm or ""
-    alone = len(launch.groups) == 1 < comparison.workers and not (launch.servers or settings.servers)
+    alone = len(launch.groups) == 1 < comparison.workers and not has_servers
     if alone and choose_row(algorithm, settings, 1, False, None, None).sends == "weights":
         raise ConfigError(
             f"{contender.name!r} averages weights with other groups, and there is one group: give --groups 2 or more"

@@ -18,6 +18,11 @@ LARGEST = 1e30
 """Of the numbers of a rule."""
 
 
+def optimizer_of(updater: Any) -> Any:
+    """The optimizer of an updater of MXNet's own; None of any other function that updates."""
+    return updater.optimizer if type(updater) is mx.optimizer.Updater else None
+
+
 def table_rule(optimizer: Any) -> AnyRule | None:
     """The rule that a table is registered with, which changes nothing; None if the servers have none.
 

@@ -15,7 +15,7 @@ from hybridps.errors import HybridPSError
 from hybridps.job import Job
 from hybridps.kvstore.arrays import dtype_of
 from hybridps.kvstore.key import Key
-from hybridps.kvstore.updates.optimizers import check_needed, check_optimizer, table_rule
+from hybridps.kvstore.updates.optimizers import check_needed, check_optimizer, optimizer_of, table_rule
 from hybridps.kvstore.updates.own_code import update_
 from hybridps.kvstore.updates.server_optimizer import foreign_rule
 from hybridps.kvstore.updates.server_updates import ServerUpdates
@@ -73,7 +73,7 @@ class Updates:
         """From now on what is stored is updated, at the servers where these know how. Raises HybridPSError if only
         servers could update, and do not know how, or if the algorithm needs another optimizer.
         """
-        optimizer = updater.optimizer if type(updater) is mx.optimizer.Updater else None
+        optimizer = optimizer_of(updater)
         rule: AnyRule | None = table_rule(optimizer)
         if self._algorithm.updates and rule is None:
             rule = foreign_rule(optimizer)
@@ -87,7 +87,7 @@ class Updates:
 
     def _begin_anew(self, updater: Any, rule: AnyRule | None) -> None:
         """Go on from the weights as they are, by this updater, and by this rule at the servers."""
-        optimizer = updater.optimizer if type(updater) is mx.optimizer.Updater else None
+        optimizer = optimizer_of(updater)
         self._schedule.agree_on(f"the optimizer {type(optimizer or updater).__name__}")
         self.updater = updater
         for name, key in self._keys.items():
