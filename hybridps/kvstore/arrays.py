@@ -25,7 +25,7 @@ _OnComplete = ctypes.c_void_p * 3
 """A callback, and two of its parameters: the engine, and what it knows of the operation."""
 
 _START = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p)
-_DONE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_DONE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 _waiting: dict[int, Started] = {}
 _numbers = itertools.count(1)

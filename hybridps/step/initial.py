@@ -11,8 +11,9 @@ import numpy as np
 from hybridps.algorithms import Algorithm
 from hybridps.errors import LayoutError
 from hybridps.memory import Layout
+from hybridps.step.inbox import Inbox
 from hybridps.step.job_context import JobContext
-from hybridps.step.schedule import Inbox, Item, Schedule
+from hybridps.step.schedule import Entry, Item, Schedule
 from hybridps.tensor_collectives import Tensor, broadcast_
 
 PART_BYTES = 64 << 20
@@ -24,7 +25,7 @@ class InitialValue(Item):
 
     can_merge = True
 
-    def __init__(self, name: str, array: np.ndarray, initial: InitialValues, inbox: Inbox) -> None:
+    def __init__(self, name: str, array: np.ndarray, initial: InitialValues, inbox: Inbox[Entry]) -> None:
         super().__init__(f"the initial value of key {name!r}", inbox)
         self.name = name
         self.shape = f"{array.shape} of {array.dtype}"

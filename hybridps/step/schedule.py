@@ -7,17 +7,17 @@ another one, bucket by bucket (a fused step), until the step is complete or the 
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from typing import Any
 
 from hybridps.errors import GroupError
 from hybridps.step.agreement import Agreement, digest
+from hybridps.step.inbox import Inbox
 from hybridps.step.job_context import JobContext
 from hybridps.tensor_collectives import Levels
 
@@ -41,7 +41,8 @@ def never(thread: int) -> bool:
 Release = Callable[[], None]
 """Called on the communication thread when the item is done and its memory may be used."""
 
-Inbox = queue.SimpleQueue["Item | tuple[Item, Release]"]
+Entry = tuple["Item", "Release | None"]
+"""An item that was posted, or one that has arrived, with its release."""
 
 
 def do_nothing() -> None:
@@ -58,7 +59,10 @@ class Item:
     alone = False
     """Whether the item is done by itself, without asking whether all ranks have come to it."""
 
-    def __init__(self, title: str, inbox: Inbox) -> None:
+    name = ""
+    """The key that this is about, where a step may wait for it."""
+
+    def __init__(self, title: str, inbox: Inbox[Entry]) -> None:
         self.title = title
         """What this is, in messages. Equal on all ranks."""
         self.shape = ""
@@ -70,7 +74,7 @@ class Item:
 
     def __call__(self, release: Release = do_nothing) -> None:
         """The item has arrived. `release` is called when it is done."""
-        self._inbox.put((self, release))
+        self._inbox.put((self, release), self.name)
 
     @property
     def arrived(self) -> bool:
@@ -98,7 +102,7 @@ class Item:
 class Work(Item):
     """A call on the communication thread. `local`: only this rank makes it, without the others."""
 
-    def __init__(self, title: str, inbox: Inbox, work: Callable[[], Any], local: bool = False) -> None:
+    def __init__(self, title: str, inbox: Inbox[Entry], work: Callable[[], Any], local: bool = False) -> None:
         super().__init__(title, inbox)
         self.alone = local
         self.result: Any = None
@@ -133,10 +137,10 @@ class Schedule:
         program_waits: ProgramWaits = never,
         on_error: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
-        self.inbox: Inbox = queue.SimpleQueue()
+        self.inbox: Inbox[Entry] = Inbox()
         self.agreement = Agreement(levels)
         self.last_change = time.monotonic()
-        """When something was posted or arrived, on the monotonic clock."""
+        """When this thread found that something was posted or had arrived, on the monotonic clock."""
         self._context = context
         self._program_waits = program_waits
         self._on_error = on_error
@@ -157,12 +161,12 @@ class Schedule:
         if self._error is not None:
             raise self._error
         self._program_thread = threading.get_ident()
-        self.inbox.put(item)
+        self.inbox.put((item, None), item.name)
 
     def post_local(self, title: str, work: Callable[[], None]) -> None:
         """Add work that only this rank does. May be called from any thread, a garbage collection included."""
         item = Work(title, self.inbox, work, local=True)
-        self.inbox.put(item)
+        self.inbox.put((item, None))
         item()
 
     def call(self, title: str, work: Callable[[], Any], local: bool = False) -> Any:
@@ -194,7 +198,7 @@ class Schedule:
     def close(self) -> None:
         """Return when everything that was posted is done."""
         self._waits_here = True
-        self.inbox.put(Stop("the end of the schedule", self.inbox))
+        self.inbox.put((Stop("the end of the schedule", self.inbox), None))
         self._thread.join()
 
     # On the communication thread.
@@ -205,19 +209,21 @@ class Schedule:
             self._items.popleft()
         return self._items[0] if self._items else None
 
-    def take(self, timeout_seconds: float | None) -> bool:
-        """Wait for something to be posted or to arrive; whether it came in time."""
-        try:
-            self._note(self.inbox.get(timeout=timeout_seconds))
-        except queue.Empty:
-            return False
-        self.last_change = time.monotonic()
-        return True
+    def take(self, timeout_seconds: float | None, keys: Collection[str] = ()) -> bool:
+        """Wait for something to be posted or to arrive, and note all that did; whether it came in time.
+
+        `keys`: gradients of other keys need not end the wait.
+        """
+        if self.inbox.wait(timeout_seconds, keys):
+            self.take_all()
+            return True
+        return False
 
     def take_all(self) -> None:
         """Note what was posted and has arrived by now."""
-        while not self.inbox.empty():
-            self.take(None)
+        while (entry := self.inbox.take()) is not None:
+            self._note(*entry)
+            self.last_change = time.monotonic()
 
     @contextmanager
     def reporting_to(self, listener: Callable[[Item], None]) -> Iterator[None]:
@@ -232,15 +238,13 @@ class Schedule:
         """Whether the program's thread waits now."""
         return self._waits_here or self._program_waits(self._program_thread)
 
-    def _note(self, what: Item | tuple[Item, Release]) -> None:
-        if isinstance(what, tuple):
-            item, release = what
-            item.release = release
-            self._mergeable -= item.can_merge
-        else:
-            item = what
+    def _note(self, item: Item, release: Release | None) -> None:
+        if release is None:
             self._items.append(item)
             self._mergeable += item.can_merge
+        else:
+            item.release = release
+            self._mergeable -= item.can_merge
         if self._listener is not None:
             self._listener(item)
 

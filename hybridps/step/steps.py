@@ -14,9 +14,10 @@ from enum import IntEnum
 from hybridps.algorithms import UNDER_WAY, Algorithm, AnyRule
 from hybridps.step.agreement import digest
 from hybridps.step.finite import FiniteCheck
+from hybridps.step.inbox import Inbox
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import Bucket, Plan, Span, merged, parts
-from hybridps.step.schedule import POLL_SECONDS, STALL_SECONDS, Inbox, Item, Release, Schedule, do_nothing
+from hybridps.step.schedule import POLL_SECONDS, STALL_SECONDS, Entry, Item, Release, Schedule, do_nothing
 from hybridps.step.time_spent import TimeSpent
 
 
@@ -113,7 +114,7 @@ class End(Item):
 
     alone = True
 
-    def __init__(self, step: Step, inbox: Inbox) -> None:
+    def __init__(self, step: Step, inbox: Inbox[Entry]) -> None:
         super().__init__(step.title, inbox)
         self.step = step
         self.release = do_nothing
@@ -129,7 +130,9 @@ class Gradient(Item):
     `rule`: how the servers update by it, if they do.
     """
 
-    def __init__(self, name: str, span: Span, step: Step, in_step: bool, inbox: Inbox, rule: AnyRule | None) -> None:
+    def __init__(
+        self, name: str, span: Span, step: Step, in_step: bool, inbox: Inbox[Entry], rule: AnyRule | None
+    ) -> None:
         super().__init__(f"the sum of key {name!r} in {step.title}", inbox)
         self.name = name
         self.step = step
@@ -239,7 +242,8 @@ class FusedStep:
                 return Vote.GO_OVER
             head = self._schedule.head()
             could_go_on = head is not None and head.arrived
-            if not self._schedule.take(POLL_SECONDS if could_go_on else None):
+            keys = (name, head.name) if head is not None else ()
+            if not self._schedule.take(POLL_SECONDS if could_go_on else None, keys):
                 vote = self._when_quiet(bucket, began)
                 if vote is not Vote.COMPLETE:
                     return vote
