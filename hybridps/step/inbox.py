@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections import deque
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 Entry = TypeVar("Entry")
@@ -34,16 +36,19 @@ class Inbox(Generic[Entry]):
 
         With `keys`, entries about other keys that come while this waits do not end the wait.
         """
-        while not self._wake.empty():  # of those who saw the last sleep, and were late
-            self._wake.get()
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         self._keys, self._sleeps = keys, True
-        try:
-            # A thread that did not see this one asleep has added its entry before this looks.
-            if not self._entries:
-                self._wake.get(timeout=timeout_seconds)
-        except queue.Empty:
-            pass
+        # A thread that did not see this one asleep has added its entry before this looks.
+        while not self._entries:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                break
+            with suppress(queue.Empty):
+                self._wake.get(timeout=left)
         self._sleeps = False
+        with suppress(queue.Empty):  # leaves no token of this sleep
+            while True:
+                self._wake.get_nowait()
         return bool(self._entries)
 
     def take(self) -> Entry | None:
