@@ -112,11 +112,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     outer_momentum: Annotated[float, Meta(ge=0, le=1)] = 0.9
     """Momentum of DiLoCo's outer optimizer."""
 
-    tau: AtLeastOne = 10
-    """Steps between two averagings of weights."""
+    tau: AtLeastOne | None = None
+    """Steps between two averagings of weights. Default: 10; `elastic` and `eamsgd` choose it themselves, from 1 to 10,
+    so that averaging takes a tenth of their time if that is enough."""
 
     trigger: str | None = None
-    """When weights are averaged, e.g. `change:0.05,silence=100` or `budget:10MB/s`. Default: every `tau` steps."""
+    """When weights are averaged, e.g. `change:0.05,silence=100` or `budget:10MB/s`. Default: as `tau`
+    says."""
 
     staleness: Annotated[int, Meta(ge=0, le=1 << 30)] | None = None
     """Steps that a group may be ahead of another one in asynchronous SGD before it waits. Default: any number with

@@ -17,7 +17,7 @@ from hybridps.algorithms.choose import (
     short_name,
 )
 from hybridps.algorithms.mpi_sgd import MpiSGD
-from hybridps.algorithms.row import Asked, Definition, Row
+from hybridps.algorithms.row import USUAL, Asked, Definition, Row
 from hybridps.algorithms.server_sgd import ServerSGD
 from hybridps.ps.model import Rules
 from hybridps.ps.rules import AnyRule
@@ -27,6 +27,7 @@ __all__ = [
     "DEFAULT",
     "KNOWN",
     "UNDER_WAY",
+    "USUAL",
     "Algorithm",
     "AnyRule",
     "Asked",

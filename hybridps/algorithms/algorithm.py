@@ -121,6 +121,18 @@ class Algorithm:
         return 0
 
     @property
+    def decides_ahead(self) -> bool:
+        """Whether `average_` may be called in any step, and `next_tau` after it says when a later one is due."""
+        return False
+
+    def next_tau(self, tables: Iterable[str]) -> int:
+        """Where it `decides_ahead`: how many steps a later averaging of these tables comes after the one before it.
+
+        A collective of the group, after `average_` of all of them in a step.
+        """
+        raise NotImplementedError
+
+    @property
     def distance(self) -> float:
         """|w - centre| / |w| at the last averaging that this rank knows of; nan if there was none.
 

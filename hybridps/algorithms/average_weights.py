@@ -50,6 +50,7 @@ class AverageWeights(Algorithm):
         self._before: dict[str, np.ndarray] = {}
         """On the leader, the weights before an exchange, where the centre replaces them: for the distance."""
         self._distance = math.nan
+        self._tau = np.zeros(1, np.int64)
         self._rate: float | None = None
         self._rates: dict[int, float] = {}
         """The learning rate of the latest steps: averaging is behind the program that notes it."""
@@ -66,7 +67,16 @@ class AverageWeights(Algorithm):
         return late
 
     def averages(self, step: int) -> bool:
-        return self.has_centre and self.row.trigger.may_be_due(step)
+        return self.has_centre and (self.decides_ahead or self.row.trigger.may_be_due(step))
+
+    @property
+    def decides_ahead(self) -> bool:
+        return self.has_centre and self.row.trigger.decides_ahead and not self.is_synchronous
+
+    def next_tau(self, tables: Iterable[str]) -> int:
+        self._tau[0] = max(self._triggers[table].next_tau() for table in tables)
+        self.levels.group.broadcast_(self._tau)
+        return int(self._tau[0])
 
     def average_(self, table: str, weights: Tensor, step: int) -> int:
         trigger, values = self._triggers[table], weights.vectors[0]

@@ -170,7 +170,7 @@ def _check_settings(row: Row, settings: Settings) -> None:
             f"HYBRIDPS_TRIGGER={trigger!r} has no meaning with the algorithm {row.name!r}, which sends gradients in "
             "every step: leave it out, or use an algorithm that averages weights, such as elastic or local"
         )
-    if trigger is not None and tau != Settings().tau:
+    if trigger is not None and tau is not None:
         raise ConfigError(
             f"HYBRIDPS_TRIGGER={trigger!r} and HYBRIDPS_TAU={tau} both say when weights are averaged: give only one "
             f"(every:{tau} is a trigger)"

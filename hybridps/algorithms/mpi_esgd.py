@@ -2,7 +2,7 @@
 
 | trigger | tier | sends | clock | rule | codec |
 |---|---|---|---|---|---|
-| every tau steps, or as given | servers | weights | free-running, or as given | Elastic, or another | exact |
+| as often as is cheap, or as given | servers | weights | free-running, or as given | Elastic, or another | exact |
 
 When it is time, the group and the centre move towards each other (Zhang, Choromanska, LeCun, 2015):
 
@@ -13,22 +13,30 @@ alpha is 0.9 / C for C groups by default. dist-ESGD is the case of groups of one
 
 from __future__ import annotations
 
-from hybridps.algorithms.row import Asked, Definition, Row
+from hybridps.algorithms.row import USUAL, Asked, Definition, Row
+from hybridps.ps.clocks import FreeRunning
 from hybridps.ps.rules import Elastic, ElasticTogether, Mean, Outer
+from hybridps.triggers import Adapt
 
 RULES = (Elastic, ElasticTogether, Outer, Mean)
 """The rules that have a meaning for weights."""
+
+OFTEN = Adapt(0, share=0.1, silence=USUAL.tau)
+"""Where a group waits for nobody it averages in every step if that takes at most a tenth of its time; else less often,
+but not less often than is usual."""
 
 
 def row(asked: Asked) -> Row:
     """Weights, by the rule that is given; `Outer` is an outer optimiser on the difference."""
     rule = asked.rule or Elastic(asked.alpha)
+    clock = asked.clock or rule.clocks[0]()
+    by_itself = isinstance(clock, FreeRunning) and asked.settings.backend == "hybridps"
     return Row(
-        trigger=asked.trigger,
+        trigger=asked.trigger_or(OFTEN if by_itself else USUAL),
         tier="servers",
         sends="weights",
         holds="weights",
-        clock=asked.clock or rule.clocks[0](),
+        clock=clock,
         rule=rule,
         rho=asked.settings.rho,
     )

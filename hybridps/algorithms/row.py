@@ -19,6 +19,9 @@ from hybridps.triggers import AnyTrigger, Every, parse
 if TYPE_CHECKING:
     from hybridps.algorithms.algorithm import Algorithm
 
+USUAL = Every(10)
+"""When weights are averaged where nothing is said, and all groups come together."""
+
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """What a group exchanges with others through its tier. All ranks and groups of a job have the same."""
@@ -55,9 +58,15 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def trigger(self) -> AnyTrigger:
-        """When weights are averaged: as the setting `trigger` says, or every `tau` steps. Raises ConfigError."""
-        text = self.settings.trigger
-        return Every(self.settings.tau) if text is None else parse(text)
+        """When weights are averaged: as the settings `trigger` or `tau` say, or `USUAL`. Raises ConfigError."""
+        return self.trigger_or(USUAL)
+
+    def trigger_or(self, usual: AnyTrigger) -> AnyTrigger:
+        """As `trigger`, with another one where the settings say nothing."""
+        text, tau = self.settings.trigger, self.settings.tau
+        if text is not None:
+            return parse(text)
+        return usual if tau is None else Every(tau)
 
     @property
     def alpha(self) -> float:

@@ -58,7 +58,7 @@ def _sum(job: Job) -> Operation:
 
 def _average(job: Job) -> Operation:
     """Average the weights of all groups with the centre."""
-    algorithm, step = job.algorithm("elastic"), job.session.settings.tau
+    algorithm = job.algorithm("elastic")
 
     def of_size(size: int) -> Callable[[], None]:
         layout = _layout(size)
@@ -66,7 +66,7 @@ def _average(job: Job) -> Operation:
         algorithm.join_weights(f"average.{size}", layout, weights)
 
         def average() -> None:
-            algorithm.average_(f"average.{size}", weights, step)
+            algorithm.average_(f"average.{size}", weights, step=1)
 
         return average
 
@@ -75,7 +75,7 @@ def _average(job: Job) -> Operation:
 
 def read_settings() -> Settings:
     """Those of the job, but every averaging happens: a trigger might leave out some, or all."""
-    return replace(load_settings(), trigger=None)
+    return replace(load_settings(), trigger="always", tau=None)
 
 
 def _layout(size: int) -> Layout:

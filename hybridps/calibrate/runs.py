@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from hybridps.algorithms import USUAL
 from hybridps.config import Settings
 from hybridps.errors import OracleError
 from hybridps.events import Communicated, Configured, Exchanged, Planned
@@ -38,7 +40,7 @@ def describe(folder: Path) -> tuple[Run, dict[str, Any]]:
         groups=next((event.groups for event in found.last(Planned)), 1),
         batch_size=settings["batch_size"],
         elastic="elastic" in str(settings.get("kvstore_type", "")),
-        tau=known.tau,
+        tau=known.tau or _period(found.ranks),
         bucket_bytes=known.bytes_reduced_at_a_time,
     )
     return run, settings
@@ -72,6 +74,13 @@ def median_step_seconds(worker: Worker, field: str, batch_size: int, epochs: Seq
             "this command needs the files that examples/imagenet/train.py writes"
         )
     return statistics.median(line[field] * batch_size / line["train_images"] for line in lines)
+
+
+def _period(ranks: Iterable[Rank]) -> int:
+    """The median number of steps between two averagings, where no setting says it; `USUAL` if there were none."""
+    averaged = [sorted({each.step for each in rank.events if isinstance(each, Exchanged)}) for rank in ranks]
+    periods = [later - before for steps in averaged for before, later in pairwise(steps)]
+    return max(1, round(statistics.median(periods))) if periods else USUAL.tau
 
 
 def _later_epochs(worker: Worker) -> list[int]:

@@ -123,7 +123,7 @@ class Averaging:
         self.join_announced()
         for averaged in self._model:
             averaged.forget_centre()
-            if self._algorithm.averages(step):
+            if averaged.shared.may_be_due(step):
                 averaged.average(step)
 
     def push_alone(self, name: str) -> None:
@@ -134,7 +134,7 @@ class Averaging:
         if key.averaged is None:
             self._announced = [other for other in self._announced if other != name]
             key.averaged = self._together(f"weights.{name}.", [name], may_move=False)
-        if key.averaged not in self._model and self._algorithm.averages(key.pushes):
+        if key.averaged not in self._model and key.averaged.shared.may_be_due(key.pushes):
             key.averaged.average(key.pushes)
 
     def join_announced(self) -> None:

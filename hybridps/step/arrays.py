@@ -48,7 +48,7 @@ class ArrayModel:
         Call it once a step, before the local update. Returns when both are done. Raises the error that has ended
         the communication, if one has.
         """
-        if self._algorithm.averages(self._sums.next_step):
+        if self._averaged.may_be_due(self._sums.next_step):
             self._wait([self._averaged.average(self._sums.next_step)])
         self._session.steps = max(self._session.steps, self._sums.next_step + 1)
         self._sums.begin()

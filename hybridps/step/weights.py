@@ -16,6 +16,7 @@ from hybridps.step.initial import InitialValues
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import KeySpec, lay_out
 from hybridps.step.schedule import Item, Schedule, Work
+from hybridps.step.timetable import Timetable
 from hybridps.tensor_collectives import Tensor
 
 
@@ -40,6 +41,7 @@ class Weights:
         self._algorithm = algorithm
         self._context = context
         self._initial = initial
+        self._timetable = Timetable(schedule)
         laid_out = lay_out(prefix, {name: spec._replace(vectors=1) for name, spec in keys.items()})
         self._layouts = {table: layout for table, (layout, _) in laid_out.items()}
         self._arenas = {table: _shared(layout) for table, layout in self._layouts.items()}
@@ -49,6 +51,12 @@ class Weights:
     def join(self) -> Item:
         """Register the weights. They are the centre afterwards, if it was there already."""
         return self._post("the registration of the weights", self._join)
+
+    def may_be_due(self, step: int) -> bool:
+        """Whether to `average` in this step (0, 1, ...). Asked once a step; the same on all ranks of the group."""
+        if not self._algorithm.decides_ahead:
+            return self._algorithm.averages(step)
+        return step > 0 and self._timetable.is_due(step)
 
     def average(self, step: int) -> Item:
         """Average the weights with others, if the algorithm's trigger says so."""
@@ -90,6 +98,8 @@ class Weights:
                 self._context.events.emit(Changed(table, step, change, arena.layout.nbytes, nbytes))
             if nbytes:
                 self._context.events.emit(Exchanged(table, step, took, nbytes, self._algorithm.distance))
+        if self._algorithm.decides_ahead:
+            self._timetable.tell(self._algorithm.next_tau(self._arenas))
 
 
 def pull_centre(

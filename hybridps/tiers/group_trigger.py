@@ -20,9 +20,9 @@ Spans = list[tuple[int, int]]
 class GroupTrigger:
     """When one table communicates. All ranks of the group make the same calls in the same order.
 
-    The leader has the state. Where the step alone decides, no rank needs to be told; else the leader broadcasts one
-    byte for each part. `together`: the tier of groups that communicate together or not at all; what is due in any of
-    them is due in all, by one small exchange of a table named after this one.
+    The leader has the state. Where the step alone decides, or an earlier exchange, no rank needs to be told; else the
+    leader broadcasts one byte for each part. `together`: the tier of groups that communicate together or not at all;
+    what is due in any of them is due in all, by one small exchange of a table named after this one.
     """
 
     def __init__(
@@ -44,6 +44,8 @@ class GroupTrigger:
         self._edges = trigger.edges(layout)
         self.state: State | None = trigger.start(layout, weights) if trigger.by_step or group.rank == 0 else None
         """On the leader, and on all ranks where the step alone decides."""
+        self._decides_ahead = trigger.decides_ahead and together is None
+        """Whether each exchange decides when a later one is due, so that `spans` is asked for in these steps only."""
         self._told = np.zeros(self._edges.size - 1, np.uint8)
         self._together = None if trigger.by_step else together
         self._votes_table = f"{table}.due"
@@ -54,6 +56,10 @@ class GroupTrigger:
 
     def spans(self, step: int, weights: np.ndarray) -> Spans:
         """The elements that communicate before the local update of this step; empty if none do."""
+        if self._decides_ahead:
+            if self.state is not None:
+                self.state.measure(step, weights)
+            return [(0, int(self._edges[-1]))]
         if not self._trigger.may_be_due(step):
             return []
         if self.state is not None:
@@ -71,6 +77,10 @@ class GroupTrigger:
         """The exchange of these spans has left these weights. As `State.sent`."""
         if self.state is not None:
             self.state.sent(step, weights, nbytes, seconds)
+
+    def next_tau(self) -> int:
+        """Where exchanges decide: the steps between two later ones. On the leader; 0 on other ranks."""
+        return int(getattr(self.state, "tau", 0))
 
     def _vote(self, tier: Tier) -> None:
         votes = self._votes.flat

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from hybridps.memory import Layout
 from hybridps.triggers.change import ChangeState
-from hybridps.triggers.trigger import NotNegative, State, Watching
+from hybridps.triggers.trigger import NotNegative, State, Watching, WatchingState
 
 LEARNT = 0.5
 """How much of an average the latest value decides."""
@@ -25,8 +25,10 @@ class Adapt(Watching, frozen=True, tag="adapt", kw_only=False):
 
     speed: c a step, with c as in `Change` and measured at exchanges only; cost: seconds of an exchange; step: seconds
     of a step. All three are moving averages. So c is about theta at the exchanges, and these take no more than `share`
-    of the time. The weights are not looked at in other steps. Ours.
+    of the time. The weights are not looked at in other steps, and never with theta = 0. Ours.
     """
+
+    decides_ahead = True
 
     theta: NotNegative
     share: Annotated[float, Meta(gt=0, le=1)] = 1.0
@@ -37,34 +39,40 @@ class Adapt(Watching, frozen=True, tag="adapt", kw_only=False):
         return AdaptState(self, self.edges(layout), weights, now)
 
 
-class AdaptState(ChangeState):
+class AdaptState(WatchingState):
     """See `State`."""
 
     def __init__(self, trigger: Adapt, edges: np.ndarray, weights: np.ndarray, now: Callable[[], float]) -> None:
-        super().__init__(trigger, edges, weights)
+        super().__init__(trigger, edges)
         self.tau = 1
         """Steps from the last exchange to the next one."""
         self._threshold, self._share, self._now = trigger.theta, trigger.share, now
+        self._longest = trigger.silence or math.inf
+        self._watched = ChangeState(trigger, edges, weights) if trigger.theta else None
+        """How far the weights have moved, if that counts."""
         self._speed = self._cost = self._step = math.nan
         self._ended = now()
         """When the last exchange ended."""
 
+    def measure(self, step: int, weights: np.ndarray) -> None:
+        if self._watched is not None:
+            self._watched.measure(step, weights)
+            self.change = self._watched.change
+        self.fired[:] = True
+
     def _look(self, step: int, weights: np.ndarray) -> None:
         if step - self._sent_at[0] >= self.tau:
-            super()._look(step, weights)
+            self.measure(step, weights)
         else:
             self.fired[:] = False
             self.change = math.nan
-
-    def _compare(self) -> None:
-        self.fired[:] = True
 
     def sent(
         self, step: int, weights: np.ndarray, nbytes: int = 0, seconds: float = 0.0, began_here: bool = True
     ) -> None:
         age = max(1, step - int(self._sent_at[0]))
         ended = self._now()
-        if began_here and math.isfinite(self.change):
+        if began_here and (self._watched is None or math.isfinite(self.change)):
             self._speed = _averaged(self._speed, self.change / age)
             self._cost = _averaged(self._cost, seconds)
             self._step = _averaged(self._step, max(0.0, ended - self._ended - seconds) / age)
@@ -72,11 +80,17 @@ class AdaptState(ChangeState):
         self._ended = ended
         super().sent(step, weights, nbytes, seconds, began_here)
 
+    def _refer(self, step: int, weights: np.ndarray, nbytes: int, began_here: bool) -> None:
+        if self._watched is not None:
+            self._watched.fired[:] = self.fired
+            self._watched.sent(step, weights, nbytes)
+
     def _next_tau(self) -> int:
-        longest = 2 * self.tau
-        by_speed = self._threshold / self._speed if self._speed else math.inf
         by_cost = self._cost / (self._share * self._step) if self._step else 0.0
-        return max(1, round(min(longest, max(by_speed, by_cost))))
+        by_speed = 0.0
+        if self._watched is not None:
+            by_speed = self._threshold / self._speed if self._speed else math.inf
+        return max(1, round(min(2 * self.tau, self._longest, max(by_speed, by_cost))))
 
 
 def _averaged(before: float, now: float) -> float:

@@ -33,6 +33,11 @@ class State(ABC):
     def due(self, step: int, weights: np.ndarray) -> bool:
         """Whether any part communicates before the local update of this step (0, 1, ...). `weights`: flat."""
 
+    def measure(self, step: int, weights: np.ndarray) -> None:
+        """All parts communicate in this step, as it was decided before. `change` as after `due`."""
+        self.due(step, weights)
+        self.fired[:] = True
+
     @abstractmethod
     def sent(
         self, step: int, weights: np.ndarray, nbytes: int = 0, seconds: float = 0.0, began_here: bool = True
@@ -49,6 +54,9 @@ class Trigger(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     by_step: ClassVar[bool] = False
     """Whether the step alone decides, so that all ranks know without being told."""
+
+    decides_ahead: ClassVar[bool] = False
+    """Whether an exchange can decide when a later one is due: the state has the steps until then, `tau`."""
 
     def may_be_due(self, step: int) -> bool:
         """Whether a table can be due in this step at all. The same on all ranks."""

@@ -144,7 +144,7 @@ def elastic_rounds(rounds: int, workers: int = 1):
         algorithm.levels.group.broadcast_(weights)
         seen = []
         for step in range(1, rounds + 1):
-            algorithm.average_("t", Tensor([weights]), step * algorithm.row.trigger.tau)
+            algorithm.average_("t", Tensor([weights]), step)
             algorithm.read_centre("t", Tensor([centre]))
             seen.append((weights.copy(), centre.copy()))
             meeting.wait()
@@ -154,7 +154,7 @@ def elastic_rounds(rounds: int, workers: int = 1):
 
 
 def test_elastic_contracts_to_one_point() -> None:
-    results = run((1, 2), "elastic", elastic_rounds(200, workers=3))
+    results = run((1, 2), "elastic", elastic_rounds(200, workers=3), tau=1)
     last = [result[-1] for result in results]
     for weights, centre in last:
         np.testing.assert_allclose(weights, centre, atol=1e-3)
@@ -163,16 +163,16 @@ def test_elastic_contracts_to_one_point() -> None:
 
 def test_an_exchange_conserves_weights_plus_centre() -> None:
     for alpha in (0.0, 0.3, 1.0):
-        (seen,) = run((1,), "elastic", elastic_rounds(5), alpha=alpha)
+        (seen,) = run((1,), "elastic", elastic_rounds(5), tau=1, alpha=alpha)
         for weights, centre in seen:
             np.testing.assert_allclose(weights + centre, 10.0, rtol=1e-6)
 
 
 def test_alpha_zero_leaves_the_groups_apart_and_one_swaps() -> None:
-    (seen,) = run((1,), "elastic", elastic_rounds(2), alpha=0.0)
+    (seen,) = run((1,), "elastic", elastic_rounds(2), tau=1, alpha=0.0)
     assert (seen[-1][0] == 10).all()
     assert (seen[-1][1] == 0).all()
-    (seen,) = run((1,), "elastic", elastic_rounds(1), alpha=1.0)
+    (seen,) = run((1,), "elastic", elastic_rounds(1), tau=1, alpha=1.0)
     assert (seen[0][0] == 0).all()
     assert (seen[0][1] == 10).all()
 
@@ -305,7 +305,7 @@ def test_ranks_of_an_asynchronous_group_stay_identical() -> None:
 
 @pytest.mark.parametrize("rule", [ElasticTogether(0.3), Outer(rate=1.0, momentum=0.0)], ids=str)
 def test_weights_meet_in_step(rule) -> None:
-    results = run((1, 2), "elastic", elastic_rounds(60, workers=3), rule=rule)
+    results = run((1, 2), "elastic", elastic_rounds(60, workers=3), tau=1, rule=rule)
     for seen in results:
         for weights, centre in seen[-1:]:
             np.testing.assert_allclose(weights, centre, atol=1e-3)

@@ -22,6 +22,7 @@ from hybridps.ps.client import Client
 from hybridps.ps.rules import SGD, Mean, Outer, Rule
 from hybridps.ps.server import Server
 from hybridps.tensor_collectives import Levels, Tensor
+from hybridps.triggers import Adapt, Every, Trigger
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -433,3 +434,23 @@ def test_a_group_that_comes_when_others_have_voted_is_refused_and_they_go_on(nam
     assert isinstance(refused, ServerError)
     assert "start all groups together" in str(refused)
     assert "every:TAU" in str(refused)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "rule", "trigger"),
+    [
+        ("elastic", {}, None, Adapt(0, share=0.1, silence=10)),
+        ("eamsgd", {}, None, Adapt(0, share=0.1, silence=10)),
+        ("elastic", {"tau": 7}, None, Every(7)),
+        ("elastic", {"trigger": "always"}, None, Every(1)),
+        ("elastic", {"backend": "mxnet"}, None, Every(10)),
+        ("elastic", {}, Outer(), Every(10)),
+        ("easgd", {}, None, Every(10)),
+        ("local", {}, None, Every(10)),
+        ("diloco", {"tau": 500}, None, Every(500)),
+        ("gossip", {}, None, Every(10)),
+    ],
+)
+def test_when_weights_are_averaged_by_default(name: str, given: dict, rule: Rule | None, trigger: Trigger) -> None:
+    """Where a group waits for nobody it chooses by itself."""
+    assert choose_row(name, Settings(**given), 2, True, rule, None).trigger == trigger

@@ -15,7 +15,7 @@ from hybridps.cli.compare.plan import Comparison
 from hybridps.cli.run import user_command
 from hybridps.cli.run.environment import read_environment
 from hybridps.cli.run.plan import make_launch
-from hybridps.config import PREFIX, SECRETS, Settings
+from hybridps.config import PREFIX, SECRETS
 from hybridps.errors import ConfigError, HybridPSError
 from hybridps.links import bits_per_second, missing
 
@@ -98,7 +98,7 @@ def _check_launch(comparison: Comparison, contender: Contender) -> None:
         raise ConfigError(
             f"{contender.name!r} averages weights with other groups, and there is one group: give --groups 2 or more"
         )
-    if contender.trigger and settings.tau != Settings().tau:
+    if contender.trigger and settings.tau is not None:
         raise ConfigError(
             f"--set tau={settings.tau} has no meaning with the trigger of {contender.name!r}: name a trigger for each "
             f"contender, such as elastic+every:{settings.tau}"
