@@ -166,6 +166,7 @@ class HybridKVStore(KVStore):
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Save the optimizer's states to a file, whole or not at all: workers of a host may save to the same one.
 
+        The file has arrays and JSON, see `states_file`: MXNet's own is a pickle.
         Where servers update, the first worker of each group does, and others do nothing.
         """
         assert self._updater is not None, "there is no optimizer: call set_optimizer first"
@@ -190,7 +191,7 @@ class HybridKVStore(KVStore):
         path = Path(fname)
         states = None if self._training.updates.servers_have_states and not path.exists() else path.read_bytes()
         try:
-            self._training.updates.set_states(states)
+            self._training.updates.set_states(states, fname)
         finally:
             if self._training.updates.are_at_servers:
                 self.barrier()  # also after an error, which perhaps only this worker has

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon, nd
 
+from hybridps.kvstore.updates.states_file import states_to_bytes
+
 TYPE = os.environ.get("STORE", "dist_hybridps_sync")
 WORKERS = int(os.environ.get("WORKERS", "1"))
 """Workers whose gradients are pushed: under `local` by one process."""
@@ -335,17 +337,20 @@ def adam_goes_on(folder):
 
 
 def states_that_do_not_fit(folder):
-    """A file of another network is refused on all workers, before and after the first push, and all go on."""
+    """A file of another network, or a pickle, is refused on all workers, before and after the first push; all go on."""
     own = mx.optimizer.get_updater(mx.optimizer.AdaGrad())
     own.states[5] = nd.ones((8, 5))
-    wrong = f"{folder}/wrong-{rank}"
-    Path(wrong).write_bytes(own.get_states())
+    wrong, pickled = f"{folder}/wrong-{rank}", f"{folder}/pickled-{rank}"
+    Path(pickled).write_bytes(own.get_states())
+    Path(wrong).write_bytes(states_to_bytes(own, dump_optimizer=False))
     store, out = mx.kv.create("dist_hybridps_async"), nd.zeros((7, 5))
     store.set_optimizer(mx.optimizer.AdaGrad(learning_rate=0.1))
     store.init(5, nd.ones((7, 5)))
     for _ in range(2):
         with pytest.raises(mx.MXNetError, match="key 5 has states of the shapes"):
             store.load_optimizer_states(wrong)
+        with pytest.raises(mx.MXNetError, match=f"{pickled} is not a file of optimizer states"):
+            store.load_optimizer_states(pickled)
         store.push(5, nd.ones((7, 5)))
         store.pull(5, out=out)
         assert (out.asnumpy() < 1).all()

@@ -20,6 +20,7 @@ from hybridps.kvstore.updates.own_code import update_
 from hybridps.kvstore.updates.server_optimizer import foreign_rule
 from hybridps.kvstore.updates.server_updates import ServerUpdates
 from hybridps.kvstore.updates.states import adds_up, kept_of, split, state_of
+from hybridps.kvstore.updates.states_file import set_states, states_to_bytes
 from hybridps.memory import FLOATS
 from hybridps.ps.rules import SGD, AnyRule
 from hybridps.step import Gradients, InitialValues, JobContext, Schedule
@@ -166,18 +167,18 @@ class Updates:
         return update_(known, self.updater, gradient, outs, self._scale)
 
     def states(self, dump_optimizer: bool) -> bytes | None:
-        """The optimizer's states, as MXNet's updaters give them; None if servers have some that others can read.
+        """The optimizer's states, as a file has them; None if servers have some that others can read.
 
         Those of a group's servers are read by its first worker.
         """
         if not self._at_servers:
-            return self.updater.get_states(dump_optimizer)  # type: ignore[no-any-return]
+            return states_to_bytes(self.updater, dump_optimizer)
         if not (self._place.is_leader or self._group_updates):
             return None
         own = dict(self.updater.states)
         try:
             self._take_states(self._keys)
-            return self.updater.get_states(dump_optimizer)  # type: ignore[no-any-return]
+            return states_to_bytes(self.updater, dump_optimizer)
         finally:
             self.updater.states = own
 
@@ -193,8 +194,8 @@ class Updates:
         """Whether servers update, alike on all workers."""
         return bool(self._at_servers)
 
-    def set_states(self, states: bytes | None) -> None:
-        """Go on with states that `states` gave; those at the servers are the first worker's.
+    def set_states(self, states: bytes | None, name: str) -> None:
+        """Go on with states that `states` gave, of the file `name`; those at the servers are the first worker's.
 
         Raises HybridPSError, and changes nothing, if they are not those of these keys and, at servers, this optimizer.
         """
@@ -203,7 +204,7 @@ class Updates:
         if states is not None:
             kept = {name: getattr(updater, name) for name in ("optimizer", "states", "states_synced")}
             try:
-                updater.set_states(states)
+                set_states(updater, states, name)
                 self._check_states()
             except HybridPSError:
                 vars(updater).update(kept)
