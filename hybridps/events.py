@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from contextlib import suppress
@@ -164,8 +165,10 @@ class Closed(Event, frozen=True):
 class EventLog:
     """Writes the events of one rank to `<folder>/hybridps-<rank>.jsonl`, or nowhere if there is no folder.
 
-    Every line is complete when `emit` returns, so the file is valid after a kill. Events never end a job: if one cannot
-    be written, say because the disk is full, the log says so once on standard error and drops all that follow.
+    Every line is complete when `emit` returns, so the file is valid after a kill. Half a line may end the file of a
+    process that was killed while it wrote, or whose disk was full; the next log of that file goes on below it. Events
+    never end a job: if one cannot be written, say because the disk is full, the log says so once on standard error and
+    drops all that follow.
     """
 
     def __init__(self, folder: str | Path | None, rank: int | str) -> None:
@@ -178,7 +181,8 @@ class EventLog:
             return
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            self._file = FileIO(Path(folder) / f"hybridps-{rank}.jsonl", "ab")
+            self._file = FileIO(Path(folder) / f"hybridps-{rank}.jsonl", "ab+")
+            self._end_half_line()
         except OSError as error:
             self._give_up(error)
 
@@ -201,10 +205,19 @@ class EventLog:
                 self._file.close()
             self._file = None
 
+    def _end_half_line(self) -> None:
+        """Let the first line begin below half a line of an earlier process."""
+        if self._file is not None and self._file.seek(0, os.SEEK_END):
+            self._file.seek(-1, os.SEEK_END)
+            if self._file.read(1) != b"\n":
+                self._file.write(b"\n")
+
     def _give_up(self, error: OSError) -> None:
         self.close()
         who = f"worker {self._rank}" if isinstance(self._rank, int) else self._rank
-        print(f"hybridps: events of {who} can no longer be written: {error.strerror}", file=sys.stderr, flush=True)
+        said = f"hybridps: events of {who} can no longer be written: {error.strerror}"
+        with suppress(OSError, ValueError):  # standard error may be a file on the same full disk, or closed
+            print(said, file=sys.stderr, flush=True)
 
 
 def check_run_folder(folder: str | None) -> None:

@@ -166,9 +166,11 @@ class Screen:
         try:
             sink.write(text)
             sink.flush()
-        except BrokenPipeError:  # `hybridps run ... | head`: the job goes on, unseen
+        except OSError as error:  # `hybridps run ... | head`, or a full disk: the job goes on, unseen
             self._sinks[kind] = open("/dev/null", "w")  # noqa: SIM115
             self._terminal[kind] = False
+            if kind == OUT and not isinstance(error, BrokenPipeError):
+                self.message(f"what the job prints can no longer be written: {error.strerror}")
 
     def clear(self) -> None:
         """Remove the transient line."""

@@ -1,0 +1,64 @@
+"""Events on a disk that is full: they are dropped with one line, and nothing ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from disks import fill, small_disk
+
+from hybridps.events import EventLog, Noted
+
+TRAINING = """
+import sys
+from hybridps.mpi_groups.session import open_session
+
+with open_session() as session:
+    for number in range(100):
+        session.note(f"{number} " + "x" * 100)
+print("trained")
+"""
+
+
+def run_session(folder, **more) -> subprocess.CompletedProcess:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HYBRIDPS_")}
+    environ |= {"HYBRIDPS_RUN_FOLDER": str(folder), "HYBRIDPS_QUIET": "true"}
+    return subprocess.run([sys.executable, "-c", TRAINING], env=environ, text=True, timeout=60, check=False, **more)
+
+
+@pytest.mark.parametrize("kilobytes", [0, 8])
+def test_a_session_goes_on_when_the_disk_is_full(tmp_path, kilobytes):
+    """From the beginning, and when it fills."""
+    with small_disk(tmp_path / "disk", 64) as disk:
+        fill(disk)
+        os.truncate(disk / "filling", os.path.getsize(disk / "filling") - 1024 * kilobytes)
+        done = run_session(disk, capture_output=True)
+        assert (done.returncode, done.stdout) == (0, "trained\n")
+        assert done.stderr == "hybridps: events of worker 0 can no longer be written: No space left on device\n"
+        *whole, _ = (disk / "hybridps-0.jsonl").read_text().split("\n")
+        assert bool(whole) == bool(kilobytes)
+        for line in whole:
+            json.loads(line)
+
+
+def test_standard_error_on_the_full_disk_does_not_end_it_either(tmp_path):
+    with small_disk(tmp_path / "disk", 64) as disk, (disk / "err").open("w") as err:
+        fill(disk)
+        done = run_session(disk, stdout=subprocess.PIPE, stderr=err)
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+
+
+def test_half_a_line_does_not_spoil_the_next(tmp_path):
+    path = tmp_path / "hybridps-3.jsonl"
+    path.write_text('{"event":"Noted","mess')
+    log = EventLog(tmp_path, 3)
+    log.emit(Noted("hello"))
+    log.close()
+    half, whole = path.read_text().splitlines()
+    assert (half, json.loads(whole)["message"]) == ('{"event":"Noted","mess', "hello")
+    log = EventLog(tmp_path, 3)
+    log.emit(Noted("again"))
+    assert len(path.read_text().splitlines()) == 3
