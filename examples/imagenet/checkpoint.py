@@ -1,56 +1,94 @@
-"""Checkpoints: one directory an epoch, complete or absent.
+"""Checkpoints: one directory an epoch, complete or absent, with arrays and JSON.
 
-A directory is written under a temporary name, its manifest with the digests of the files last, and then
-renamed. A directory whose files do not have these digests is passed over.
+A directory is written under a temporary name, its manifest with the digests of the files last, and then renamed. A
+directory whose files do not have these digests is passed over. Nothing is unpickled, so that a directory of somebody
+else can be read: at worst it has other weights.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
+import zipfile
+import zlib
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import mxnet as mx
+import numpy as np
+import trainer_states
 from mxnet import gluon
 
-WEIGHTS, STATES = "model.params", "trainer.states"
+MANIFEST, WEIGHTS, STATES = "manifest.json", "model.params", "states.npz"
 
 
 class DamagedError(Exception):
     """The directory is not a complete checkpoint. The message says what is wrong with it."""
 
 
+class WriteError(Exception):
+    """A checkpoint could not be written. The message says why; earlier ones are as they were."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint after `epoch` epochs."""
+    """A complete checkpoint after `epoch` epochs.
+
+    `optimizer` is the name of that whose states it has, after so many `updates`; None if it has none.
+    """
 
     folder: Path
     epoch: int
     written_at: float
+    optimizer: str | None
+    updates: int
 
 
 def save(folder: Path, epoch: int, net: gluon.Block, trainer: gluon.Trainer | None, settings: dict[str, Any]) -> Path:
-    """Write `folder`/epoch-<epoch>: the weights of `net`, and the optimizer's states, if a trainer has them."""
+    """Write `folder`/epoch-<epoch>: the weights of `net`, and the optimizer's states, if a trainer has them.
+
+    Raises WriteError, for example if the disk is full; what was there stays, and what was begun is removed.
+    """
     final = folder / f"epoch-{epoch:04d}"
     partial = folder / f".{final.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    net.save_parameters(str(partial / WEIGHTS))
-    if trainer is not None:
-        trainer.save_states(str(partial / STATES))
-    digests = {path.name: _digest(path) for path in sorted(partial.iterdir())}
-    manifest = {"epoch": epoch, "written_at": time.time(), "sha256": digests, "settings": settings}
-    (partial / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    for path in (*partial.iterdir(), partial):
-        _sync(path)
-    shutil.rmtree(final, ignore_errors=True)
-    os.rename(partial, final)
-    _sync(folder)
+    mx.nd.waitall()  # an error of the training is not one of the disk
+    try:
+        partial.mkdir(parents=True)
+        _write(partial, epoch, net, trainer, settings)
+        shutil.rmtree(final, ignore_errors=True)
+        os.rename(partial, final)
+        _sync(folder)
+    except (OSError, mx.MXNetError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        incomplete = f"MXNet has not written all of {WEIGHTS}, the disk may be full"
+        reason = incomplete if isinstance(error, mx.MXNetError) else _reason(error)
+        raise WriteError(f"{final} cannot be written: {reason}") from None
     return final
+
+
+def _write(folder: Path, epoch: int, net: gluon.Block, trainer: gluon.Trainer | None, settings: dict[str, Any]) -> None:
+    net.save_parameters(str(folder / WEIGHTS))
+    mx.nd.load(str(folder / WEIGHTS))  # MXNet closes a file without noticing that the disk is full
+    manifest: dict[str, Any] = {"epoch": epoch, "written_at": time.time(), "settings": settings}
+    if trainer is not None:
+        states = BytesIO()
+        np.savez(states, **trainer_states.arrays_of(trainer))
+        (folder / STATES).write_bytes(states.getbuffer())
+        manifest |= {
+            "optimizer": trainer_states.optimizer_name(trainer),
+            "updates": int(trainer.optimizer.num_update),
+        }
+    manifest["sha256"] = {path.name: _digest(path) for path in sorted(folder.iterdir())}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    for path in (*folder.iterdir(), folder):
+        _sync(path)
 
 
 def prune(folder: Path, epoch: int, keep: int) -> None:
@@ -62,14 +100,27 @@ def prune(folder: Path, epoch: int, keep: int) -> None:
 
 
 def check(folder: Path) -> Checkpoint:
-    """The checkpoint in a directory. Raises DamagedError."""
+    """The checkpoint in a directory. Raises DamagedError, also for a file that checkpoints do not have."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
+        for path in sorted(folder.iterdir()):
+            if path.name not in (MANIFEST, WEIGHTS, STATES) or not path.is_file():
+                raise DamagedError(
+                    f"{path} is no file of a checkpoint, which has arrays and JSON alone: it is not read"
+                )
+        manifest = json.loads((folder / MANIFEST).read_text())
+        optimizer = manifest.get("optimizer")
+        if set(manifest["sha256"]) != {WEIGHTS} | ({STATES} if optimizer is not None else set()):
+            raise DamagedError(f"{folder / MANIFEST} names other files than a checkpoint has")
         for name, digest in manifest["sha256"].items():
             if _digest(folder / name) != digest:
                 raise DamagedError(f"{folder / name} differs from what was written")
-        return Checkpoint(folder, manifest["epoch"], manifest["written_at"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        epoch, written_at, updates = manifest["epoch"], float(manifest["written_at"]), manifest.get("updates", 0)
+        if not (_is_count(epoch) and _is_count(updates) and math.isfinite(written_at)):
+            raise DamagedError(f"{folder / MANIFEST} has an epoch, a time or a number of updates that is none")
+        if not (optimizer is None or (isinstance(optimizer, str) and optimizer.isidentifier())):
+            raise DamagedError(f"{folder / MANIFEST} has no name of an optimizer")
+        return Checkpoint(folder, epoch, written_at, optimizer, updates)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedError(f"{folder}: {error}") from None
 
 
@@ -87,11 +138,42 @@ def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     return max(found, key=lambda checkpoint: checkpoint.written_at, default=None), problems
 
 
+def load_weights(found: Checkpoint, net: gluon.Block, devices: list[mx.Context]) -> None:
+    """Raises DamagedError if the weights are not those of this network."""
+    try:
+        net.load_parameters(str(found.folder / WEIGHTS), ctx=devices)
+    except (AssertionError, AttributeError, KeyError, OSError, TypeError, ValueError, mx.MXNetError) as error:
+        raise DamagedError(f"{found.folder / WEIGHTS}: {_reason(error)}") from None
+
+
+def load_states(found: Checkpoint, trainer: gluon.Trainer) -> None:
+    """Raises DamagedError or StatesError if the states are not those of this trainer."""
+    path = found.folder / STATES
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+    except (OSError, ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, MemoryError) as error:
+        raise DamagedError(f"{path} is no file of arrays: {error}") from None
+    trainer_states.restore(trainer, arrays, found.updates)
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in one line. MXNet's errors have it last, below a traceback."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    told = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return told[-1 if isinstance(error, mx.MXNetError) else 0]
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 1 << 31
+
+
 def _candidates(folder: Path) -> list[Path]:
-    if (folder / "manifest.json").exists():
+    if (folder / MANIFEST).exists():
         return [folder]
     inner = folder / "checkpoints"
-    return sorted((inner if inner.is_dir() else folder).glob("epoch-*"))
+    return sorted(path for path in (inner if inner.is_dir() else folder).glob("epoch-*") if path.is_dir())
 
 
 def _digest(path: Path) -> str:

@@ -1,44 +1,26 @@
-"""Images for training and validation: where they come from, who sees which, and how they are changed."""
+"""Images for training and validation: who sees which of them, and batches of them."""
 
 from __future__ import annotations
 
-import os
-import tempfile
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
+from records import DataError, ImageError
+from sources import ArrayImages, FolderImages, RecordImages, Source
+from transforms import Transform, centre_crop, resized_crop, shift_crop, unchanged
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp"}
 SMALL = 64  # images with a shorter side up to this are trained on whole, with small shifts
 RGB_MEAN, RGB_STD = (123.68, 116.78, 103.94), (58.39, 57.12, 57.38)
 DIGIT_MEAN, DIGIT_STD = (4.88,), (6.02,)
 
-
-class DataError(Exception):
-    """The data cannot be used as asked. The message says why, and what to do."""
-
-
-class ImageError(Exception):
-    """An image is damaged, or is none."""
-
-
-class Source(Protocol):
-    """Images as uint8 arrays of shape (height, width, channels), each with the number of its class."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]: ...
-
-    def labels(self) -> np.ndarray: ...
-
-
-Transform = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+NONE = -1.0
+"""The label of an image that stands in for a corrupt one, and does not count."""
 
 
 @dataclass(frozen=True)
@@ -67,208 +49,27 @@ class Data:
         return ((images.astype("float32") - mean) / std).transpose((0, 3, 1, 2)).astype(dtype)
 
 
-# Sources
+class Skipped:
+    """Corrupt images that a worker leaves out. Each is named once, on standard error; threads may add to it."""
 
+    def __init__(self) -> None:
+        self._named: set[str] = set()
+        self._new: set[str] = set()
+        self._lock = threading.Lock()
 
-class FolderImages:
-    """A folder with one folder of images for each class, as ILSVRC has it."""
-
-    def __init__(self, folder: Path, names: list[str] | None = None) -> None:
-        found = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-        self.names = found if names is None else names
-        if unknown := sorted(set(found) - set(self.names)):
-            raise DataError(f"{folder} has the class {unknown[0]}, which the training images do not have")
-        number = {name: index for index, name in enumerate(self.names)}
-        self._paths = [path for name in found for path in _image_paths(folder / name)]
-        self._labels = np.array([number[path.parent.name] for path in self._paths], dtype=np.int64)
-        if not self._paths:
-            raise DataError(f"{folder} has no images: expected <class>/<image> with the suffixes {sorted(SUFFIXES)}")
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        path = self._paths[index]
-        return decode(path.read_bytes(), str(path)), int(self._labels[index])
-
-    def labels(self) -> np.ndarray:
-        return self._labels
-
-    def encoded(self, index: int) -> tuple[bytes, int]:
-        """The file as it is, and the number of its class."""
-        return self._paths[index].read_bytes(), int(self._labels[index])
-
-
-class RecordImages:
-    """A RecordIO file. Without the `.idx` file beside it, the positions of the records are looked up once."""
-
-    def __init__(self, path: Path) -> None:
-        index = path.with_suffix(".idx")
-        self._path = path
-        self._lock = threading.Lock()  # the reader seeks and reads in two steps
-        self._records = _open_records(path, index) if index.exists() else _open_without_index(path)
-        self._labels: np.ndarray | None = None
-        if not self._records.keys:
-            raise DataError(f"{path} has no records")
-
-    def __len__(self) -> int:
-        return len(self._records.keys)
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        header, encoded = self._read(index)
-        return decode(encoded, f"record {index} of {self._path}"), _first_label(header)
-
-    def labels(self) -> np.ndarray:
-        if self._labels is None:
-            self._labels = np.array([_first_label(self._read(i)[0]) for i in range(len(self))], dtype=np.int64)
-        return self._labels
-
-    def _read(self, index: int) -> tuple[mx.recordio.IRHeader, bytes]:
+    def add(self, damage: ImageError) -> None:
+        said = str(damage)
         with self._lock:
-            record = self._records.read_idx(self._records.keys[index])
-        return mx.recordio.unpack(record)
+            self._new.add(said)
+            if said not in self._named:
+                self._named.add(said)
+                print(f"train.py: skipped: {said}", file=sys.stderr, flush=True)
 
-
-class ArrayImages:
-    """Images in memory. With `length`, they repeat."""
-
-    def __init__(self, images: np.ndarray, labels: np.ndarray, length: int | None = None) -> None:
-        self._images, self._labels = images, np.resize(labels, length or len(images))
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        return self._images[index % len(self._images)], int(self._labels[index])
-
-    def labels(self) -> np.ndarray:
-        return self._labels
-
-
-def decode(encoded: bytes, name: str) -> np.ndarray:
-    """An encoded image as uint8 (height, width, 3) in the order red, green, blue."""
-    try:
-        return mx.image.imdecode(encoded).asnumpy()
-    except Exception:  # MXNet raises different types for empty, truncated and unknown files
-        raise ImageError(f"{name} cannot be decoded as an image") from None
-
-
-def _image_paths(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
-
-
-def _first_label(header: mx.recordio.IRHeader) -> int:
-    return int(np.ravel(header.label)[0])
-
-
-def _open_records(path: Path, index: Path) -> mx.recordio.MXIndexedRecordIO:
-    return mx.recordio.MXIndexedRecordIO(str(index), str(path), "r")
-
-
-def _open_without_index(path: Path) -> mx.recordio.MXIndexedRecordIO:
-    with tempfile.NamedTemporaryFile("w", suffix=".idx") as index:
-        index.writelines(f"{key}\t{offset}\n" for key, offset in enumerate(record_offsets(path)))
-        index.flush()
-        return _open_records(path, Path(index.name))
-
-
-def record_offsets(path: Path) -> list[int]:
-    """Where the records of a RecordIO file begin.
-
-    A part is the magic number, a word with its length in the lower 29 bits and its place in the record
-    in the upper 3 (0: whole, 1: first, 2: middle, 3: last), and the payload, padded to 4 bytes.
-    """
-    offsets, offset, size = [], 0, path.stat().st_size
-    with path.open("rb") as file:
-        while offset < size:
-            file.seek(offset)
-            words = np.frombuffer(file.read(8), dtype="<u4")
-            if len(words) < 2 or words[0] != 0xCED7230A:
-                raise DataError(f"{path} is no RecordIO file, or is damaged at byte {offset}")
-            if int(words[1]) >> 29 < 2:
-                offsets.append(offset)
-            offset += 8 + (int(words[1] & 0x1FFFFFFF) + 3) // 4 * 4
-    return offsets
-
-
-# What is done to an image
-
-
-def shift_crop(pad: int, flip: bool) -> Transform:
-    """Move the image by up to `pad` pixels, and mirror every other one."""
-
-    def transform(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        height, width = image.shape[:2]
-        padded = np.pad(image, ((pad, pad), (pad, pad), (0, 0)))
-        top, left = random.integers(0, 2 * pad + 1, size=2)
-        return _maybe_mirror(padded[top : top + height, left : left + width], flip, random)
-
-    return transform
-
-
-def resized_crop(size: int, jitter: float) -> Transform:
-    """A random part of 8 to 100 % of the area, scaled to `size`; mirrored; colours changed by up to `jitter`."""
-
-    def transform(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        left, top, width, height = _random_box(image.shape[0], image.shape[1], random)
-        part = _resize(image[top : top + height, left : left + width], size, size)
-        part = _maybe_mirror(part, True, random)
-        return colour_jitter(part, jitter, random) if jitter else part
-
-    return transform
-
-
-def centre_crop(size: int, margin: float) -> Transform:
-    """Scale the shorter side to `size * margin`, and take the middle."""
-
-    def transform(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        height, width = image.shape[:2]
-        scale = size * margin / min(height, width)
-        if scale != 1:
-            image = _resize(image, max(size, round(width * scale)), max(size, round(height * scale)))
-        top, left = (image.shape[0] - size) // 2, (image.shape[1] - size) // 2
-        return image[top : top + size, left : left + size]
-
-    return transform
-
-
-def unchanged(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    return image
-
-
-def colour_jitter(image: np.ndarray, amount: float, random: np.random.Generator) -> np.ndarray:
-    """Change brightness, contrast and saturation each by a factor in 1 - amount .. 1 + amount."""
-    brightness, contrast, saturation = random.uniform(1 - amount, 1 + amount, size=3)
-    values = image.astype(np.float32) * brightness
-    grey = values @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
-    values = grey.mean() + (values - grey.mean()) * contrast
-    grey = (grey.mean() + (grey - grey.mean()) * contrast)[..., None]
-    values = grey + (values - grey) * saturation
-    return np.clip(values, 0, 255).astype(np.uint8)
-
-
-def _random_box(height: int, width: int, random: np.random.Generator) -> tuple[int, int, int, int]:
-    for _ in range(10):
-        area = height * width * random.uniform(0.08, 1.0)
-        ratio = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3)))
-        w, h = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
-        if 0 < w <= width and 0 < h <= height:
-            return int(random.integers(0, width - w + 1)), int(random.integers(0, height - h + 1)), w, h
-    side = min(height, width)
-    return (width - side) // 2, (height - side) // 2, side, side
-
-
-def _resize(image: np.ndarray, width: int, height: int) -> np.ndarray:
-    # Bilinear on the way up, area on the way down: what interpolation 9 chooses by the sizes.
-    method = mx.image.image._get_interp_method(9, (image.shape[0], image.shape[1], height, width))
-    return mx.image.imresize(mx.nd.array(image, dtype=np.uint8), width, height, interp=method).asnumpy()
-
-
-def _maybe_mirror(image: np.ndarray, flip: bool, random: np.random.Generator) -> np.ndarray:
-    return image[:, ::-1] if flip and random.random() < 0.5 else image
-
-
-# Who sees which images, and batches of them
+    def take(self) -> int:
+        """How many there were since the last call."""
+        count = len(self._new)
+        self._new.clear()
+        return count
 
 
 def train_shard(count: int, worker: int, workers: int, batch_size: int, seed: int) -> np.ndarray:
@@ -293,33 +94,57 @@ def val_shard(count: int, worker: int, workers: int) -> np.ndarray:
 
 
 class _View(gluon.data.Dataset):
-    def __init__(self, part: Part, chosen: np.ndarray, seed: int) -> None:
+    """Chosen images of a part, as the network gets them, with their labels.
+
+    With `skipped`, the next one that is not corrupt stands in for a corrupt one, so that there are as many as chosen.
+    """
+
+    def __init__(self, part: Part, chosen: np.ndarray, seed: int, skipped: Skipped | None, each_once: bool) -> None:
         self._part, self._chosen, self._seed = part, chosen, seed
+        self._skipped, self._each_once = skipped, each_once
 
     def __len__(self) -> int:
         return len(self._chosen)
 
     def __getitem__(self, position: int) -> tuple[np.ndarray, np.float32]:
-        index = int(self._part.indices[self._chosen[position]])
-        image, label = self._part.source[index]
-        # Seeded by the image, so that the result is the same whichever thread reads it.
-        return self._part.transform(image, np.random.default_rng((self._seed, index))), np.float32(label)
+        for ahead in range(len(self)):
+            index = int(self._part.indices[self._chosen[(position + ahead) % len(self)]])
+            try:
+                image, label = self._part.source[index]
+            except ImageError as damage:
+                if self._skipped is None:
+                    raise
+                self._skipped.add(damage)
+                continue
+            # Seeded by the image, so that the result is the same whichever thread reads it.
+            image = self._part.transform(image, np.random.default_rng((self._seed, index)))
+            return image, np.float32(NONE if ahead and self._each_once else label)
+        raise ImageError(f"--skip-corrupt leaves no image: all {len(self)} of a worker are corrupt")
 
 
-def batches(part: Part, chosen: np.ndarray, batch_size: int, seed: int, threads: int) -> Iterator:
-    """Batches of uint8 images (batch, height, width, channels) and float32 labels."""
+def batches(
+    part: Part,
+    chosen: np.ndarray,
+    batch_size: int,
+    seed: int,
+    threads: int,
+    skipped: Skipped | None = None,
+    each_once: bool = False,
+) -> Iterator:
+    """Batches of uint8 images (batch, height, width, channels) and float32 labels.
+
+    A corrupt image raises ImageError, or goes to `skipped`, and another one stands in for it. With `each_once` that
+    one has the label NONE.
+    """
     # Threads, not processes: a process forked from an MPI rank inherits connections that it must not use.
     return gluon.data.DataLoader(
-        _View(part, chosen, seed),
+        _View(part, chosen, seed, skipped, each_once),
         batch_size,
         last_batch="keep",
         num_workers=threads,
         thread_pool=True,
         batchify_fn=gluon.data.dataloader.default_batchify_fn,
     )
-
-
-# From the command line to data
 
 
 def open_data(
@@ -330,8 +155,9 @@ def open_data(
     val_fraction: float = 0.0,
     jitter: float = 0.0,
     synthetic_images: int = 1280,
+    skip_corrupt: bool = False,
 ) -> Data:
-    """Data from its name on the command line: `digits`, `synthetic`, or a folder."""
+    """Data from its name on the command line: `digits`, `synthetic`, or a folder. Raises DataError."""
     if name == "digits":
         return _digits()
     if name == "synthetic":
@@ -342,7 +168,24 @@ def open_data(
     train, val, found = _open_records_of(folder, classes) if (folder / "train.rec").exists() else _open_folder(folder)
     if classes is not None and classes < found:
         raise DataError(f"--classes {classes} is less than the {found} classes of {folder}")
-    return _photographs(train, val, classes or found, image_size, val_fraction, jitter)
+    try:
+        size = image_size or _usual_size(train, skip_corrupt)
+    except ImageError as damage:
+        raise DataError(f"{damage}; use --skip-corrupt to leave such images out") from None
+    return _photographs(train, val, classes or found, size, val_fraction, jitter)
+
+
+def _usual_size(images: Source, skip_corrupt: bool) -> int:
+    """The size of the first image if that is small, else 224. Raises ImageError if that one is corrupt."""
+    for index in range(len(images)):
+        try:
+            shorter = min(images[index][0].shape[:2])
+        except ImageError:
+            if not skip_corrupt:
+                raise
+            continue
+        return shorter if shorter <= SMALL else 224
+    raise DataError(f"--skip-corrupt leaves no image: all {len(images)} for training are corrupt")
 
 
 def split(labels: np.ndarray, fraction: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -396,10 +239,8 @@ def _open_records_of(folder: Path, classes: int | None) -> tuple[Source, Source 
 
 
 def _photographs(
-    train: Source, val: Source | None, classes: int, size: int | None, val_fraction: float, jitter: float
+    train: Source, val: Source | None, classes: int, size: int, val_fraction: float, jitter: float
 ) -> Data:
-    shorter = min(train[0][0].shape[:2])
-    size = size or (shorter if shorter <= SMALL else 224)
     train_indices = np.arange(len(train))
     if val is None:
         val, val_indices = train, np.arange(0)

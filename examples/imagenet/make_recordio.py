@@ -14,7 +14,8 @@ from pathlib import Path
 
 import mxnet as mx
 import numpy as np
-from data import DataError, FolderImages
+from records import DataError, ImageError
+from sources import FolderImages
 from tqdm import tqdm
 
 
@@ -51,5 +52,5 @@ if __name__ == "__main__":
     given = parser.parse_args()
     try:
         make_recordio(given.folder, given.out)
-    except DataError as error:
+    except (DataError, ImageError, OSError) as error:
         sys.exit(f"make_recordio.py: {error}")

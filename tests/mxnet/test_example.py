@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
 import sys
-from argparse import Namespace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from example_runs import EXAMPLE, digits, lines
 
 from hybridps.addresses import Scheduler
 from hybridps.cli.serve_mxnet import reserved_port
@@ -19,35 +17,7 @@ from hybridps.cli.serve_mxnet import reserved_port
 mx = pytest.importorskip("mxnet")
 pytestmark = pytest.mark.mxnet
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "imagenet"
 MXNET = [sys.executable, "-c", "import mxnet"]
-NAMES = ("train", "data", "models", "checkpoint", "make_recordio")
-
-
-@pytest.fixture(scope="module")
-def example():
-    """The modules of the example; they have short names, which other tests must not see."""
-    sys.path.insert(0, str(EXAMPLE))
-    kept = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
-    try:
-        yield Namespace(**{name: importlib.import_module(name) for name in NAMES})
-    finally:
-        sys.path.remove(str(EXAMPLE))
-        for name in NAMES:
-            sys.modules.pop(name, None)
-        sys.modules.update(kept)
-
-
-def digits(example, run: Path, *options: object, epochs: int = 2, kvstore: str = "none") -> int:
-    pytest.importorskip("sklearn")
-    fixed = ["--data", "digits", "--network", "digits", "--batch-size", "32", "--lr", "0.1", "--lr-warmup-epochs", "1"]
-    given = ["--kvstore", kvstore, "--epochs", epochs, "--run", run, *options]
-    return example.train.main([*fixed, *map(str, given)])
-
-
-def lines(run: Path, event: str) -> list[dict]:
-    read = [json.loads(line) for line in (run / "train-0.jsonl").read_text().splitlines()]
-    return [line for line in read if line["event"] == event]
 
 
 def test_digits_are_learnt(example, tmp_path, capsys):
@@ -99,7 +69,7 @@ def test_validation_shards_have_each_image_once(example, workers):
 
 
 def test_too_few_images(example, tmp_path, capsys):
-    with pytest.raises(example.data.DataError, match="--batch-size 25 or less"):
+    with pytest.raises(example.records.DataError, match="--batch-size 25 or less"):
         example.data.train_shard(100, 0, 4, 32, seed=0)
     assert digits(example, tmp_path, "--batch-size", "2000") == 2
     assert capsys.readouterr().err.startswith("train.py: 1438 training images are less than one batch of 2000")
@@ -112,71 +82,11 @@ def test_split_is_stratified(example):
     assert np.bincount(labels[val]).tolist() == [5, 5, 5, 5]
 
 
-def test_resumed_training_equals_one_in_a_piece(example, tmp_path, capsys):
-    # On a busy machine the last bit of MXNet's sums differs from run to run. With small steps that stays below
-    # 0.1 % for four epochs, with --lr 0.1 it grows to some percent. Without the momentum of the first part: 6 %.
-    steps = ("--lr", "0.01", "--lr-decay", "none")
-    digits(example, tmp_path / "whole", *steps, epochs=4)
-    digits(example, tmp_path / "parts", *steps, epochs=2)
-    assert digits(example, tmp_path / "parts", *steps, "--resume", epochs=4) == 0
-    assert "resumed from" in capsys.readouterr().out
-    whole, parts = (lines(tmp_path / name, "epoch") for name in ("whole", "parts"))
-    assert [epoch["epoch"] for epoch in parts] == [1, 2, 3, 4]
-    assert [epoch["loss"] for epoch in parts] == pytest.approx([epoch["loss"] for epoch in whole], rel=1e-2)
-    assert [run["first_epoch"] for run in lines(tmp_path / "parts", "run")] == [0, 2]
-    assert sorted(path.name for path in (tmp_path / "parts" / "checkpoints").iterdir()) == [
-        f"epoch-000{epoch}" for epoch in (2, 3, 4)
-    ]
-
-
 def test_half_a_line_does_not_spoil_the_next(example, tmp_path):
     (tmp_path / "train-0.jsonl").write_text('{"event":"ep')
     digits(example, tmp_path, "--max-batches", "1", epochs=1)
     read = (tmp_path / "train-0.jsonl").read_text().splitlines()
     assert [json.loads(line)["event"] for line in read[1:]] == ["run", "epoch", "end"]
-
-
-@pytest.mark.parametrize("harm", ["flip", "truncate", "remove", "manifest"])
-def test_damaged_checkpoint_is_passed_over(example, tmp_path, harm, capsys):
-    digits(example, tmp_path, "--max-batches", "2")
-    newest = tmp_path / "checkpoints" / "epoch-0002"
-    target = newest / ("manifest.json" if harm == "manifest" else "model.params")
-    content = bytearray(target.read_bytes())
-    if harm == "remove":
-        target.unlink()
-    else:
-        content[len(content) // 2] ^= 1
-        target.write_bytes(bytes(content if harm == "flip" else content[: len(content) // 2]))
-    assert digits(example, tmp_path, "--max-batches", "2", "--resume", "auto", epochs=3) == 0
-    out = capsys.readouterr().out
-    assert "checkpoint passed over" in out
-    assert "epoch-0001" in out.partition("resumed from")[2].splitlines()[0]
-    assert [epoch["epoch"] for epoch in lines(tmp_path, "epoch")] == [1, 2, 2, 3]
-
-
-def test_a_directory_under_its_temporary_name_is_no_checkpoint(example, tmp_path):
-    digits(example, tmp_path, "--max-batches", "1", epochs=1)
-    complete = tmp_path / "checkpoints" / "epoch-0001"
-    complete.rename(complete.with_name(".epoch-0001.partial"))
-    assert example.checkpoint.newest(tmp_path) == (None, [])
-
-
-def test_missing_checkpoint(example, tmp_path, capsys):
-    assert digits(example, tmp_path, "--resume", "auto", "--max-batches", "1", epochs=1) == 0
-    assert digits(example, tmp_path, "--resume", tmp_path / "none") == 2
-    assert "there is no complete checkpoint" in capsys.readouterr().err
-
-
-def test_resuming_needs_a_folder_and_the_same_optimizer(example, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HYBRIDPS_RUN_FOLDER", raising=False)
-    small = ("--data", "digits", "--network", "digits", "--kvstore", "none", "--max-batches", "1", "--epochs", "1")
-    pytest.importorskip("sklearn")
-    assert example.train.main([*small, "--resume"]) == 2
-    assert "name it with --run" in capsys.readouterr().err
-    digits(example, tmp_path, "--max-batches", "1", "--optimizer", "nag", epochs=1)
-    assert digits(example, tmp_path, "--resume", "--optimizer", "adam") == 2
-    assert "use --optimizer nag" in capsys.readouterr().err
 
 
 def test_mxnets_own_asynchronous_store(example, tmp_path, capsys):
@@ -238,48 +148,6 @@ def test_centre_is_evaluated_and_saved(example, tmp_path, monkeypatch, capsys):
     assert sums == pytest.approx(sorted(float(array.asnumpy().sum()) for array in store.centre.values()))
 
 
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    """JPEG files of different sizes and shades in the ILSVRC layout: 3 classes, 8 and 2 images each."""
-    image = pytest.importorskip("PIL.Image")
-    random = np.random.default_rng(0)
-    for part, count in (("train", 8), ("val", 2)):
-        for label, name in enumerate(("n01", "n02 a bird", "n03")):
-            (tmp_path / "images" / part / name).mkdir(parents=True)
-            for number in range(count):
-                shape = (40 + 3 * number, 36 + label, 3)
-                pixels = random.integers(80 * label, 80 * label + 60, size=shape, dtype=np.uint8)
-                image.fromarray(pixels).save(tmp_path / "images" / part / name / f"{name}_{number}.JPEG")
-    return tmp_path / "images"
-
-
-@pytest.mark.parametrize("with_index", [True, False])
-def test_records_have_the_images_of_the_folder(example, folder, tmp_path, with_index):
-    example.make_recordio.make_recordio(folder, tmp_path / "records")
-    if not with_index:
-        (tmp_path / "records" / "train.idx").unlink()
-    images = example.data.FolderImages(folder / "train")
-    records = example.data.RecordImages(tmp_path / "records" / "train.rec")
-    assert len(records) == len(images) == 24
-
-    def contents(source) -> set:
-        return {(image.shape, image.tobytes(), label) for image, label in (source[i] for i in range(len(source)))}
-
-    assert contents(records) == contents(images)
-    assert sorted(records.labels()) == sorted(images.labels())
-    assert (tmp_path / "records" / "classes.txt").read_text().splitlines() == ["n01", "n02 a bird", "n03"]
-
-
-def test_offsets_of_records_that_contain_the_magic_number(example, tmp_path):
-    records = mx.recordio.MXIndexedRecordIO(str(tmp_path / "a.idx"), str(tmp_path / "a.rec"), "w")
-    magic = (0xCED7230A).to_bytes(4, "little")
-    for key, content in enumerate([b"x", magic * 3, b"", b"abcd" + magic + b"efg", b"12345"]):
-        records.write_idx(key, content)
-    records.close()
-    written = [int(line.split()[1]) for line in (tmp_path / "a.idx").read_text().splitlines()]
-    assert example.data.record_offsets(tmp_path / "a.rec") == written
-
-
 @pytest.mark.parametrize("records", [False, True])
 @pytest.mark.parametrize("size", [None, 80])
 def test_training_on_a_folder_and_on_records(example, folder, tmp_path, records, size):
@@ -314,17 +182,17 @@ def test_without_validation_images(example, folder, tmp_path, capsys):
 def test_transforms(example):
     random = np.random.default_rng(0)
     image = random.integers(0, 256, size=(50, 70, 3), dtype=np.uint8)
-    assert np.array_equal(example.data.centre_crop(50, 1.0)(image, random), image[:, 10:60])
-    assert example.data.centre_crop(64, 256 / 224)(image, random).shape == (64, 64, 3)
+    assert np.array_equal(example.transforms.centre_crop(50, 1.0)(image, random), image[:, 10:60])
+    assert example.transforms.centre_crop(64, 256 / 224)(image, random).shape == (64, 64, 3)
     for _ in range(20):
-        assert example.data.resized_crop(32, 0.4)(image, random).shape == (32, 32, 3)
-    assert np.array_equal(example.data.colour_jitter(image, 0.0, random), image)
-    shifts = {example.data.shift_crop(1, flip=False)(image, random).tobytes() for _ in range(200)}
+        assert example.transforms.resized_crop(32, 0.4)(image, random).shape == (32, 32, 3)
+    assert np.array_equal(example.transforms.colour_jitter(image, 0.0, random), image)
+    shifts = {example.transforms.shift_crop(1, flip=False)(image, random).tobytes() for _ in range(200)}
     assert len(shifts) == 9
 
 
 def test_learning_rate(example):
-    args = example.train.options().parse_args(["--epochs", "10", "--lr", "1", "--lr-warmup-epochs", "2"])
+    args = example.options.parser().parse_args(["--epochs", "10", "--lr", "1", "--lr-warmup-epochs", "2"])
     assert example.train.learning_rate(args, 0, 0.1) == pytest.approx(0.05)
     assert example.train.learning_rate(args, 1.9, 0.1) == pytest.approx(1.0)
     assert example.train.learning_rate(args, 6) == pytest.approx(0.5)
@@ -350,17 +218,3 @@ def test_bad_options_have_one_message(example, tmp_path, option, message, capsys
     err = capsys.readouterr().err
     assert len(err.strip().splitlines()) == 1
     assert message in err
-
-
-def test_damaged_image_is_named(example, folder):
-    path = next((folder / "train" / "n02 a bird").iterdir())
-    path.write_bytes(b"no image")
-    images = example.data.FolderImages(folder / "train")
-    with pytest.raises(example.data.ImageError, match=path.name):
-        [images[index] for index in range(len(images))]
-
-
-def test_damaged_record_file(example, tmp_path):
-    (tmp_path / "train.rec").write_bytes(b"x" * 100)
-    with pytest.raises(example.data.DataError, match="no RecordIO file"):
-        example.data.RecordImages(tmp_path / "train.rec")

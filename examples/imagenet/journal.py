@@ -1,0 +1,122 @@
+"""What happened in a training, as lines for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import data
+import mxnet as mx
+import numpy as np
+
+
+class Journal:
+    """What happened, as JSON lines in `<run>/train-<worker>.jsonl`; the first worker prints its own of each epoch.
+
+    A line that cannot be written, say because the disk is full, is dropped; the first one is reported.
+    """
+
+    def __init__(self, args: Namespace, kv: mx.kv.KVStore | None, images: data.Data, first_epoch: int) -> None:
+        self._worker, workers, kind = (kv.rank, kv.num_workers, kv.type) if kv else (0, 1, "none")
+        self._epochs, self._began = args.epochs, time.perf_counter()
+        self._whose = f", first of {workers} workers" if workers > 1 else ""
+        self._is_failing = False
+        self._path = args.run / f"train-{self._worker}.jsonl"
+        found = {"classes": images.classes, "image_size": images.image_size}
+        settings = plain(args) | found | {"kvstore_type": kind, "workers": workers}
+        self._write(
+            "run",
+            started_at=time.time(),
+            first_epoch=first_epoch,
+            worker=self._worker,
+            settings=settings,
+            versions=versions(),
+        )
+        if self._worker == 0:
+            with self._dropping():
+                (args.run / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
+        print(f"hybridps: epoch={first_epoch} worker={self._worker}", flush=True)  # the first epoch begins
+
+    def epoch(self, epoch: int, loss: float, timing: dict[str, float], lr: float, scores: dict[str, float]) -> None:
+        rate = timing["train_images"] / timing["train_seconds"]
+        self._write("epoch", epoch=epoch, loss=loss, **timing, images_per_second=rate, lr=lr, **scores)
+        if timing["corrupt_images"]:
+            print(
+                f"worker {self._worker} skipped {timing['corrupt_images']} corrupt images in epoch {epoch}", flush=True
+            )
+        print(progress_line(self._worker, epoch, loss, scores), flush=True)
+        if self._worker == 0:
+            words = [
+                f"epoch {epoch}/{self._epochs}{self._whose}",
+                f"loss {loss:.4f}",
+                *accuracy_words(scores),
+                f"{rate:.0f} images/s",
+            ]
+            print("  ".join(words), flush=True)
+
+    def end(self) -> None:
+        self._write("end", epochs=self._epochs)
+
+    def _write(self, event: str, **fields: Any) -> None:
+        line = {"event": event} | fields | {"seconds": round(time.perf_counter() - self._began, 3)}
+        line = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+        with self._dropping(), self._path.open("a+b") as file:
+            # A worker that was killed while it wrote leaves half a line, which must not spoil this one.
+            half = file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
+            file.write(b"\n" * bool(half) + json.dumps(line).encode() + b"\n")
+
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
+        """Go on when a file cannot be written."""
+        try:
+            yield
+            self._is_failing = False
+        except OSError as error:
+            if not self._is_failing:
+                warn(f"lines of worker {self._worker} cannot be written to {self._path.parent}: {error.strerror}")
+            self._is_failing = True
+
+
+def warn(message: str) -> None:
+    """Say on standard error what does not end the training."""
+    print(f"train.py: {message}", file=sys.stderr, flush=True)
+
+
+def progress_line(worker: int, epoch: int, loss: float, scores: dict[str, float]) -> str:
+    """What `hybridps run` reads and adds up over the workers."""
+    words = [f"epoch={epoch}", f"loss={loss:.6g}", f"worker={worker}"]
+    images = scores.get("val_images")
+    if images:
+        words += [f"accuracy={scores['val_top1_correct'] / images:.6g}", f"images={images}"]
+        if "centre_top1_correct" in scores:
+            words.append(f"centre_accuracy={scores['centre_top1_correct'] / images:.6g}")
+    return f"hybridps: {' '.join(words)}"
+
+
+def accuracy_words(scores: dict[str, float]) -> list[str]:
+    """What the first worker saw in its part of the validation images."""
+    if not scores.get("val_images"):
+        return []
+    percent = {name: 100 * value / scores["val_images"] for name, value in scores.items()}
+    words = [f"top-1 {percent['val_top1_correct']:.2f} %", f"top-5 {percent['val_top5_correct']:.2f} %"]
+    if "centre_top1_correct" in scores:
+        words.append(f"centre top-1 {percent['centre_top1_correct']:.2f} %")
+    return words
+
+
+def versions() -> dict[str, str]:
+    return {"python": platform.python_version(), "mxnet": mx.__version__, "numpy": np.__version__}
+
+
+def plain(args: Namespace) -> dict[str, Any]:
+    """The options as JSON can hold them."""
+    return {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}

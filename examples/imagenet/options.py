@@ -1,0 +1,140 @@
+"""The options of train.py, and what follows from them alone."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+
+
+class UsageError(Exception):
+    """The options cannot be used together, or on this machine. The message says what to do."""
+
+
+def at_least(least: float, kind: Callable[[str], Any] = int) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not value >= least:
+            raise ArgumentTypeError(f"{text!r}: expected {'a whole number' if kind is int else 'a number'} >= {least}")
+        return value
+
+    return convert
+
+
+def numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r}: expected numbers with commas between them") from None
+
+
+def parser() -> ArgumentParser:
+    made = ArgumentParser(
+        description="Train a network on ImageNet or other images, on one or many workers.",
+        formatter_class=ArgumentDefaultsHelpFormatter,
+    )
+    add = made.add_argument
+    count, positive, rate = at_least(1), at_least(0), at_least(0.0, float)
+    add("--data", default="synthetic", help="folder with train/ and val/, or train.rec and val.rec; synthetic; digits")
+    add("--image-size", type=count, help="default: of the data where small, else 224")
+    add("--classes", type=count, help="default: of the data; 1000 for synthetic")
+    add("--val-fraction", type=rate, default=0.0, help="hold out this part of train where there is no val")
+    add("--colour-jitter", type=rate, default=0.0, help="for large images, such as 0.4")
+    add("--synthetic-images", type=count, default=1280, help="number of synthetic images")
+    add("--loader-threads", type=positive, default=0, help="threads that read images; 0: read between the steps")
+    add("--skip-corrupt", action="store_true", help="leave out images that cannot be read, and count them")
+    add("--network", default="resnet50_v1", help="a name of Gluon's model zoo; cifar_resnet20; digits")
+    add("--width", type=count, default=16, help="channels of the first layer of cifar_resnet and digits")
+    add("--dtype", choices=["float32", "float16"], default="float32", help="of the network")
+    add("--devices", default="auto", help="of each worker, such as cpu or gpu:0,gpu:1")
+    add("--kvstore", default="dist_hybridps", help="name of an MXNet KVStore; none for one worker without a store")
+    add("--epochs", type=count, default=90, help="passes over the training images")
+    add("--batch-size", type=count, default=64, help="images of one worker in one step")
+    add("--max-batches", type=count, help="steps in an epoch, for trials")
+    add("--optimizer", choices=["sgd", "nag", "adam"], default="nag", help="local optimizer")
+    add("--lr", type=rate, default=0.1, help="learning rate after the warm-up, for all workers' batches together")
+    add("--lr-warmup-epochs", type=rate, default=5.0, help="epochs in which the rate rises")
+    add("--lr-decay", choices=["cosine", "step", "none"], default="cosine", help="what happens after the warm-up")
+    add("--lr-steps", type=numbers, default=[30, 60, 80], help="epochs at which --lr-decay step lowers the rate")
+    add("--lr-factor", type=rate, default=0.1, help="by which --lr-decay step multiplies the rate")
+    add("--momentum", type=rate, default=0.9, help="of sgd and nag")
+    add("--wd", type=rate, default=1e-4, help="weight decay")
+    add("--label-smoothing", type=rate, default=0.0, help="part of the label spread over all classes, such as 0.1")
+    add("--val-every", type=count, default=1, help="epochs between validations")
+    add("--seed", type=positive, default=0, help="of the weights and of the order of the images")
+    add("--run", type=Path, help="folder to write to; default: $HYBRIDPS_RUN_FOLDER, else one in runs/")
+    add("--keep", type=count, default=3, help="checkpoints to keep")
+    add("--resume", nargs="?", const="auto", help="checkpoint, run folder, or auto for the newest of --run")
+    return made
+
+
+def check(args: Namespace) -> None:
+    """Raises UsageError for options that do not go together."""
+    for name in ("val_fraction", "label_smoothing", "momentum"):
+        if getattr(args, name) >= 1:
+            raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)}: expected a number below 1")
+    devices = args.devices.count(",") + 1
+    if args.batch_size % devices:
+        raise UsageError(f"--batch-size {args.batch_size} cannot be split evenly over {devices} devices")
+
+
+def run_folder(args: Namespace, workers: int) -> Path:
+    """Where to write to. All workers must find the same name, so that it has the time only where there is one.
+
+    Raises UsageError if that leaves nothing to resume from.
+    """
+    if args.run or os.environ.get("HYBRIDPS_RUN_FOLDER"):
+        return args.run or Path(os.environ["HYBRIDPS_RUN_FOLDER"])
+    if workers == 1:
+        if args.resume == "auto":
+            raise UsageError("--resume looks in the run folder, and this run has a new one: name it with --run")
+        return Path("runs", time.strftime("%Y%m%d-%H%M%S"))
+    return Path("runs", f"{Path(args.data).name}-{args.network}")
+
+
+def make_folder(folder: Path) -> None:
+    """Make the run folder. Raises UsageError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--run {folder} cannot be made: {error.strerror}") from None
+
+
+def find_devices(text: str, worker: int, dtype: str) -> list[mx.Context]:
+    """Devices from `cpu`, `gpu:0`, `gpu:0,gpu:1`; `auto` is a GPU where there are any."""
+    gpus = mx.context.num_gpus()
+    if text == "auto":
+        text = f"gpu:{worker % gpus}" if gpus else "cpu"
+    if dtype == "float16" and "cpu" in text:
+        raise UsageError("--dtype float16: MXNet has no float16 on the CPU; use --devices gpu:0 or --dtype float32")
+    devices = []
+    for part in text.split(","):
+        kind, _, number = part.partition(":")
+        if kind not in ("cpu", "gpu") or not (number or "0").isdigit():
+            raise UsageError(f"--devices {text}: expected auto, or cpu or gpu with a number, such as gpu:0,gpu:1")
+        if kind == "gpu" and int(number or 0) >= gpus:
+            raise UsageError(f"--devices {text}: MXNet finds {gpus} GPUs")
+        devices.append(mx.Context(kind, int(number or 0)))
+    return devices
+
+
+def make_store(name: str) -> mx.kv.KVStore | None:
+    """The KVStore of that name; None for `none`."""
+    if name == "none":
+        return None
+    # MXNet makes a store of its own, which waits for servers, of any unknown name with `dist` in it.
+    if "hybridps" in name and name not in list(mx.kv.KVStoreBase.kv_registry):
+        raise UsageError(
+            f"MXNet does not know --kvstore {name}: start with `hybridps run ... -- python train.py ...` or "
+            f"`mpirun ... python -m hybridps train.py ...`, or use --kvstore none for one worker"
+        )
+    return mx.kv.create(name)

@@ -1,0 +1,61 @@
+"""What a Trainer's optimizer keeps of each parameter, as arrays: Trainer.save_states would write a pickle.
+
+An optimizer keeps nothing, an array or a tuple for a parameter. An array is named by the number of the parameter and
+its place in that tuple, such as `3.0`. Devices keep the same, so the first one's are saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from mxnet import gluon, nd
+
+
+class StatesError(Exception):
+    """The states are not those of this Trainer. The message says what to do."""
+
+
+def optimizer_name(trainer: gluon.Trainer) -> str:
+    return type(trainer.optimizer).__name__.lower()
+
+
+def arrays_of(trainer: gluon.Trainer) -> dict[str, np.ndarray]:
+    """All states, in the dtypes that the optimizer has them in."""
+    states = trainer._updaters[0].states  # MXNet has no other way to them but its pickle
+    return {f"{index}.{place}": array.asnumpy() for index in states for place, array in enumerate(_flat(states[index]))}
+
+
+def restore(trainer: gluon.Trainer, arrays: Mapping[str, np.ndarray], updates: int) -> None:
+    """Go on with states that `arrays_of` gave after so many updates. Raises StatesError, and changes nothing."""
+    optimizer, restored = trainer.optimizer, []
+    for updater, device in zip(trainer._updaters, trainer._contexts, strict=True):
+        states = {
+            index: optimizer.create_state_multi_precision(index, parameter.data(device))
+            for index, parameter in enumerate(trainer._params)
+            if parameter.grad_req != "null"
+        }
+        places = {f"{index}.{place}": array for index in states for place, array in enumerate(_flat(states[index]))}
+        if {name: _form(array) for name, array in places.items()} != {name: _form(arrays[name]) for name in arrays}:
+            raise StatesError(
+                "its states are of other shapes: use the --optimizer, --momentum and --dtype it began with"
+            )
+        for name, array in places.items():
+            array[:] = arrays[name]
+        restored.append((updater, states))
+    for updater, states in restored:
+        updater.states, updater.states_synced = states, dict.fromkeys(states, True)
+    optimizer.begin_num_update = optimizer.num_update = updates
+
+
+def _flat(state: Any) -> Iterator[nd.NDArray]:
+    if isinstance(state, nd.NDArray):
+        yield state
+    elif state is not None:
+        for each in state:
+            yield from _flat(each)
+
+
+def _form(array: Any) -> tuple[tuple[int, ...], np.dtype]:
+    return tuple(array.shape), np.dtype(array.dtype)
