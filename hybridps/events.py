@@ -141,10 +141,14 @@ class Communicated(Event, frozen=True):
 
 
 class NotFinite(Event, frozen=True):
-    """This worker's own gradient of a key had NaN or Inf in a step. Only the first one is reported."""
+    """A worker's own gradient of a key had NaN or Inf in a step. Only the first one is reported.
+
+    Its leader writes it where the servers have found that.
+    """
 
     key: str
     step: int
+    worker: int
 
 
 class Noted(Event, frozen=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
 from msgspec.structs import replace
@@ -40,8 +40,8 @@ class Algorithm:
     span, into the sum over all workers, or into new weights where the servers update. `rules`: of these elements,
     instead of the table's (`Rules`). Of one element, one reduction is under way at a time."""
 
-    finish_: Callable[[], None]
-    """End the oldest `reduce_`: its elements may be used."""
+    finish_: Callable[[], Mapping[int, int] | None]
+    """End the oldest `reduce_`: its elements may be used. Returns as `Tier.finish`."""
 
     def __init__(self, levels: Levels, tier: Tier, row: Row, workers: int = 1) -> None:
         """`workers`: of all groups."""

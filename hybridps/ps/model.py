@@ -131,7 +131,8 @@ class Contribution(msgspec.Struct, frozen=True, eq=False):
     or values as they came) counts.
 
     The answer is written to all `targets`, memory of the group; None: it is sent. `groups`: of how many groups the
-    values are the sum, which a rack server brings. `rules`: of the span.
+    values are the sum, which a rack server brings. `rules`: of the span. `not_finite`: if a worker has found NaN or
+    Inf, which count all the same, the number of that row, and its first such element in the flat buffer.
     """
 
     origin: Origin
@@ -140,18 +141,20 @@ class Contribution(msgspec.Struct, frozen=True, eq=False):
     targets: Sequence[np.ndarray] | None = None
     groups: int = 1
     rules: Rules = ()
+    not_finite: list[tuple[int, int]] = []
 
 
 class Answer(msgspec.Struct, frozen=True, eq=False):
     """A request is done, or was refused with an `error`: for one chunk, or as a whole (None).
 
-    `values` are to be sent, and nobody changes them; None: nothing is sent.
+    `values` are to be sent, and nobody changes them; None: nothing is sent. `not_finite`: as in `Contribution`.
     """
 
     origin: Origin
     chunk: int | None
     values: np.ndarray | None = None
     error: HybridPSError | None = None
+    not_finite: Sequence[tuple[int, int]] = ()
 
 
 class Admitted(msgspec.Struct, frozen=True):

@@ -20,6 +20,13 @@ Known = TypeVar("Known")
 class Pending(Protocol):
     """An operation under way."""
 
+    @property
+    def not_finite(self) -> Mapping[int, int]:
+        """Of an exchange that is done: rows that had NaN or Inf and counted, each with its first such element.
+
+        Of each chunk one row is named, by a store that `finds_not_finite`, where the rule is transparent.
+        """
+
     def wait(self) -> None:
         """Return when it is done. Wait once only: a second time raises ServerError."""
 
@@ -30,6 +37,9 @@ class ParameterStore(Protocol):
     Used by one thread at a time. Arrays are flat, contiguous and of the layout's dtype. All waits have
     a deadline (DeadlineError); what the server refuses raises ServerError or LayoutError with its reason.
     """
+
+    finds_not_finite: bool
+    """Whether exchanges tell of NaN and Inf in what the group brings."""
 
     bytes_to_servers: int
     """Payload bytes sent so far."""

@@ -20,7 +20,7 @@ from hybridps.ps.profile import PAGES, State
 from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.rules.rule import MOST_STATES
 
-VERSION = 11
+VERSION = 12
 """Of the protocol: both sides must have the same."""
 
 LARGEST_CONTROL_BYTES = 1 << 22
@@ -220,11 +220,16 @@ class Registered(Message, frozen=True):
     dropped: bool = False
 
 
-class Done(Message, frozen=True):
-    """A request is done, for these chunks if it concerns some; payload as said there."""
+class Done(Message, frozen=True, omit_defaults=True):
+    """A request is done, for these chunks if it concerns some; payload as said there.
+
+    `not_finite`: of the values in an exchange that count although they have NaN or Inf, the number of the row and the
+    first such element; one for each chunk.
+    """
 
     request: Number
     chunks: tuple[Number, ...]
+    not_finite: tuple[tuple[Number, Number], ...] = ()
 
 
 class Alive(Message, frozen=True):

@@ -1,12 +1,14 @@
 """Looks for NaN and Inf in a worker's own gradients: a sum does not tell whose they were.
 
-Where a node sums the gradients itself, they are searched in the same pass; else before they are reduced.
+Where a node or servers sum the gradients of single workers, they are searched in the same pass; else before they are
+reduced.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -24,41 +26,57 @@ class NotFiniteGradientError(HybridPSError):
 
 
 class FiniteCheck:
-    """Looks for NaN and Inf in gradients, until it has warned of one. Used by one thread."""
+    """Looks for NaN and Inf in gradients, until it has warned of one. Used by one thread.
+
+    What servers find the leader of the group reports, for all of its workers.
+    """
 
     def __init__(self, algorithm: Algorithm, context: JobContext) -> None:
         self._algorithm = algorithm
         self._context = context
-        self._refuses = context.settings.check_finite == "refuse"
-        self._ignores = context.settings.check_finite == "ignore"
-        self._has_warned = False
+        self._how = context.settings.check_finite
+        self._warned: set[int] = set()
+        """Workers of which this one knows that there was a warning."""
+        self._under_way: deque[tuple[Span, int, bool]] = deque()
+        """Reductions that have begun: what, in which step, and whether the servers search it."""
 
     @contextmanager
     def reducing(self, span: Span, step: int) -> Iterator[None]:
-        """Reduce the span in this context. Warn once of NaN or Inf in it.
+        """Begin to reduce the span in this context. Warn once of NaN or Inf in it, maybe not before `reduced`.
 
         With `refuse` raise NotFiniteGradientError, before anything is reduced. In a node that searches as it reduces,
         each worker searches a part of all workers' gradients: so it goes on after its own warning.
         """
-        tensor = span.table.tensor
-        in_the_pass = not (self._ignores or self._refuses) and self._algorithm.sums_in_group
-        if in_the_pass and tensor.looks_for_not_finite(span.stop - span.start):
-            yield
-            element = tensor.first_not_finite()
-            if element is not None and not self._has_warned:
-                self._report(span.table.key_at(element), step)
-            return
-        looks = not (self._ignores or self._has_warned)
+        tensor, in_the_pass, at_servers = span.table.tensor, False, False
+        if self._how == "warn" and self._algorithm.sums_in_group:
+            in_the_pass = tensor.looks_for_not_finite(span.stop - span.start)
+        elif self._how == "warn":
+            at_servers = self._algorithm.tier.finds_not_finite(span.table.name, tensor)
+        self._under_way.append((span, step, at_servers))
+        own = self._context.worker
+        looks = not (in_the_pass or at_servers or self._how == "ignore" or own in self._warned)
         if looks and any(not is_finite(vector[span.start : span.stop]) for vector in tensor.vectors):
-            self._report(_first_key(span), step)
+            self._report(own, _first_key(span), step)
         yield
+        element = tensor.first_not_finite() if in_the_pass else None
+        if element is not None and own not in self._warned:
+            self._report(own, span.table.key_at(element), step)
 
-    def _report(self, key: str, step: int) -> None:
-        said = f"worker {self._context.worker}: the gradient of key {key!r} has NaN or Inf in step {step}"
-        self._context.events.emit(NotFinite(key, step))
-        if self._refuses:
+    def reduced(self, found: Mapping[int, int]) -> None:
+        """The oldest reduction has ended. `found`: what `Tier.finish` returned."""
+        span, step, at_servers = self._under_way.popleft()
+        for rank, element in found.items():
+            worker = self._context.worker + rank  # the leader is told, whose rank is 0
+            if at_servers and worker not in self._warned:
+                self._report(worker, span.table.key_at(element), step)
+            self._warned.add(worker)  # if the servers were not to search, it has searched by itself
+
+    def _report(self, worker: int, key: str, step: int) -> None:
+        said = f"worker {worker}: the gradient of key {key!r} has NaN or Inf in step {step}"
+        self._context.events.emit(NotFinite(key, step, worker))
+        if self._how == "refuse":
             raise NotFiniteGradientError(f"{said}: look for a loss that diverges, or set HYBRIDPS_CHECK_FINITE=warn")
-        self._has_warned = True
+        self._warned.add(worker)
         print(f"hybridps: {said}; this worker does not look at later ones", file=sys.stderr, flush=True)
 
 

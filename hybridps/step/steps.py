@@ -62,7 +62,8 @@ class Reducer:
 
     def _finish(self, step: int) -> None:
         with self._context.watch(f"step {step}: the answer of the servers"), self.spent.on("exchange"):
-            self._algorithm.finish_()
+            found = self._algorithm.finish_()
+        self._finite.reduced(found or {})
         for item in self._under_way.popleft():
             item.finish()
 

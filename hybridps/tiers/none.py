@@ -49,6 +49,9 @@ class NoTier:
     def exchange(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
         pass
 
+    def finds_not_finite(self, table: str, tensor: Tensor) -> bool:
+        return False
+
     def finish(self) -> None:
         pass
 

@@ -24,7 +24,6 @@ from hybridps.ps.rules import Rule, Sum
 from hybridps.ps.store import ParameterStore, Pending
 from hybridps.shared_memory import shared_memory
 from hybridps.tensor_collectives import Tensor, broadcast_, reduce_
-from hybridps.tensor_collectives.node import Node
 from hybridps.tensor_collectives.tensor import Rows
 from hybridps.tiers.tier import check_same_layout
 
@@ -53,18 +52,20 @@ class _Table:
     """Where the answer goes, on all ranks; None: it replaces the values, or changes them."""
     difference: np.ndarray | None = None
     """On the leader: the answer by which values are changed, flat, of the layout's length and dtype."""
+    finds_not_finite: bool = False
+    """Whether the servers look at values as they are, and use them whatever they are."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Exchange:
-    """An exchange under way, whose answer is for `tensor`. `node`: servers write it to all ranks of the node."""
+    """An exchange under way, whose answer is for `tensor`. `rows`: servers add these up, and answer to all ranks."""
 
     table: str
     tensor: Tensor
     start: int
     stop: int
     pending: Pending | None
-    node: Node | None = None
+    rows: Rows | None = None
     rule: Rule | None = None
     """Instead of the table's."""
 
@@ -111,7 +112,8 @@ class ServersTier:
         difference = None
         if self._store is not None and not rule.answer_is_new_value:
             difference = shared_memory(layout.nbytes).view(layout.dtype)
-        self._tables[table] = _Table(layout, rule, joining, tensor if keeps_values else None, difference)
+        finds = rule.transparent and codec == "exact" and (self._store is None or self._store.finds_not_finite)
+        self._tables[table] = _Table(layout, rule, joining, tensor if keeps_values else None, difference, finds)
         if tensor is not None:
             broadcast_(tensor, self._group)
         return joining
@@ -136,6 +138,12 @@ class ServersTier:
         reduce_(tensor, self._group, start=start, stop=stop)
         self.exchange(table, tensor, start, stop, rules)
 
+    def finds_not_finite(self, table: str, tensor: Tensor) -> bool:
+        rows = tensor.rows_in(self._group)
+        reached = rows is not None and self._reached.get(rows, False)
+        own = self._group.size == 1 and len(tensor.vectors) == 1
+        return self._tables[table].finds_not_finite and (reached or own)
+
     def exchange(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
         known, pending = self._tables[table], None
         out = known.out or tensor
@@ -145,18 +153,19 @@ class ServersTier:
         rule = rules[0][1] if rules else None
         self._under_way.append(_Exchange(table, out, start, stop, pending, rule=rule))
 
-    def finish(self) -> None:
+    def finish(self) -> Mapping[int, int]:
         done = self._under_way.popleft()
         if done.pending is not None:
             done.pending.wait()
-        if done.node is None:
+        if done.rows is None:
             if done.pending is not None:
                 self._apply_answer(done)
             broadcast_(done.tensor, self._group, 0, done.start, done.stop)
         elif done.pending is not None:
-            done.node.arrive()
+            done.rows.levels.node.arrive()
         else:
-            done.node.wait_for_rank(0, "the answer of the servers")
+            done.rows.levels.node.wait_for_rank(0, "the answer of the servers")
+        return self._not_finite(done)
 
     def pull(self, table: str, tensor: Tensor) -> None:
         if self._store is not None:
@@ -215,8 +224,20 @@ class ServersTier:
             node.give_up()
             raise ServerError(f"a server no longer reaches the memory of table {table!r}, which it has worked in")
         if self._reached[rows]:
-            self._under_way.append(_Exchange(table, out, start, stop, pending, node))
+            self._under_way.append(_Exchange(table, out, start, stop, pending, rows))
         return self._reached[rows]
+
+    def _not_finite(self, done: _Exchange) -> dict[int, int]:
+        """The ranks that had NaN or Inf, each with its first such element; none where servers saw a sum of theirs."""
+        found: dict[int, int] = {}
+        if done.pending is None or not done.pending.not_finite:
+            return found
+        owners = [0] if self._group.size == 1 and len(done.tensor.vectors) == 1 else []
+        if done.rows is not None:
+            owners = [rank for rank in range(self._group.size) for _ in range(*done.rows.of_rank(rank))]
+        for row, element in done.pending.not_finite.items() if owners else ():
+            found[owners[row]] = min(element, found.get(owners[row], element))
+        return found
 
     def _apply_answer(self, done: _Exchange) -> None:
         """Change the values by the answer, where that does not replace them."""

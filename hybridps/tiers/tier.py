@@ -63,11 +63,17 @@ class Tier(Protocol):
         The servers add up the ranks' vectors where they lie, if all servers reach them; else the group reduces first.
         """
 
+    def finds_not_finite(self, table: str, tensor: Tensor) -> bool:
+        """Whether NaN and Inf in what ranks bring to `sum_` are found at the servers, and told by `finish`."""
+
     def exchange(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
         """Begin to exchange elements `start:stop` of the leader's tensor. Nobody may use them until `finish`."""
 
-    def finish(self) -> None:
-        """End the oldest exchange: the answer is applied to the tensor, on all ranks of the group."""
+    def finish(self) -> Mapping[int, int] | None:
+        """End the oldest exchange: the answer is applied to the tensor, on all ranks of the group.
+
+        Returns, on the leader, ranks whose own values had NaN or Inf, each with the first such element that was found.
+        """
 
     def pull(self, table: str, tensor: Tensor) -> None:
         """Read the whole centre of a table into the tensor, on all ranks of the group."""

@@ -313,6 +313,26 @@ def test_sum_equals_numpy(every_tier, groups, dtype):
         np.testing.assert_array_equal(centre(stores[-1], layout), expected)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_tell_whose_values_are_no_numbers_and_have_them(tier, dtype):
+    layout = layout_of(1100, dtype)
+    stores = joined(tier, 2, layout, Sum())
+    for bad in (True, False):
+        brought = [numbers(layout, group) for group in range(2)]
+        if bad:
+            brought[1][[700, 1000]] = np.nan, np.inf
+        answers = [array.copy() for array in brought]
+        pending = [s.exchange("w", v, v, 0, layout.length) for s, v in zip(stores, answers, strict=True)]
+        found = []
+        for operation in pending:
+            operation.wait()
+            found.append(getattr(operation, "pending", operation).not_finite)
+        assert found == [{}, {0: 700} if bad else {}]
+        assert all(store.finds_not_finite for store in stores)
+        for answer in answers:
+            np.testing.assert_array_equal(answer, sum(brought))
+
+
 SYNCHRONOUS = [Mean(), Momentum(rate=0.1), Nesterov(rate=0.1), Adam(weight_decay=0.1), ElasticTogether(0.3), Outer()]
 
 

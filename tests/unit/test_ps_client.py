@@ -119,6 +119,32 @@ def test_answers_that_do_not_fit_are_refused(chunks, sizes, why):
         transfer.take(0, wire.Done(1, chunks), [np.zeros(size, np.float32).data for size in sizes])
 
 
+def exchange_of_rows():
+    """Elements 100 to 300 of three rows at one server, and 300 to 500 at another one."""
+    made = Operation("exchange of table 'w'", 1, lambda operation: None)
+    places = tuple(wire.RegionOffset(0, 4096 * row) for row in range(3))
+    for server in (0, 1):
+        message = wire.Exchange(1, "w", 100 + 200 * server, 300 + 200 * server, places, places)
+        made.add(Sent(server, message, (), {server: None}))
+    return made
+
+
+def test_rows_that_are_no_numbers_are_collected_from_all_servers():
+    exchange = exchange_of_rows()
+    exchange.take(0, wire.Done(1, (0,), ((2, 150), (1, 120))), ())
+    exchange.take(1, wire.Done(1, (1,), ((2, 499),)), ())
+    exchange.take(0, wire.Done(1, (0,), ((2, 150), (1, 120))), ())
+    assert exchange.not_finite == {1: 120, 2: 150}
+
+
+@pytest.mark.parametrize("place", [(3, 150), (0, 99), (0, 500), (1 << 62, 1 << 62)])
+def test_rows_and_elements_that_were_not_brought_are_refused(place):
+    with pytest.raises(ProtocolError, match="names element"):
+        exchange_of_rows().take(0, wire.Done(1, (0,), (place,)), ())
+    with pytest.raises(ProtocolError, match="names element"):
+        operation().take(0, wire.Done(1, (0,), ((0, 0),)), ())
+
+
 def test_a_refused_chunk_does_not_end_the_others():
     """The server still computes them: the next exchange of the same elements would come too early."""
     answer = np.zeros(512, np.float32)

@@ -370,6 +370,79 @@ def test_values_count_up_to_the_block_with_the_first_that_is_no_number(dtype, pl
             np.testing.assert_array_equal(outcome.values, expected)
 
 
+def not_finite(outcomes):
+    """(group, places) of each answer that names values that are no numbers."""
+    assert all(outcome.error is None for outcome in outcomes)
+    return [(outcome.origin.group, [*outcome.not_finite]) for outcome in outcomes if outcome.not_finite]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("place", [0, 4095, 4096, 9000, 9999])
+@pytest.mark.parametrize("groups", [3, 6])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_sums_have_all_values_and_tell_whose_are_no_numbers(dtype, place, groups, in_place):
+    """Though answers replace the values, and though the first ones of many groups are added up early."""
+    layout = Layout.of(dtype, {"a": (10_048,)})
+    jobs = SynchronousJobs()
+    for group in range(groups):
+        jobs.enter("job", group, groups)
+        jobs.register(origin(group), "w", TableSpec(layout, Sum(), BulkSynchronous(), 1 << 20, 0, 1))
+    jobs.initialise(origin(0), "w", 0, None)
+    for request in (1, 2):
+        brought = [np.full(10_048, group, dtype) for group in range(groups)]
+        if request == 1:
+            brought[1][[place, 9999]] = np.nan, np.inf
+            brought[0][500] = brought[2][500] = np.finfo(dtype).max
+        outcomes = []
+        with np.errstate(over="ignore"):
+            expected = sum(brought)
+            for group, array in enumerate(brought):
+                targets = [array] if in_place else None
+                outcomes += jobs.contribute(origin(group, request), "w", 0, array, targets=targets)
+        assert not_finite(outcomes) == [(1, [(0, place)])] * (request == 1)
+        for array in brought if in_place else [outcome.values for outcome in outcomes]:
+            np.testing.assert_array_equal(array, expected)
+
+
+def test_of_a_group_s_rows_the_one_is_named_that_is_no_number():
+    jobs, rows = jobs_with(2), [values(1), values(2), values(3)]
+    rows[1][7] = rows[2][3] = np.inf
+    chunk = jobs.table(origin(0), "w").chunk(1)
+    span = chunk.span
+    jobs.contribute(origin(1, 1), "w", 1, values(4))
+    outcomes = ran(chunk.contribute(Contribution(origin(0, 1), span, rows, rows)))
+    assert not_finite(outcomes) == [(0, [(1, span.start + 7)])]
+    for row in rows:
+        assert [*np.flatnonzero(row != 10)] == [3, 7]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_integers_are_all_numbers(dtype):
+    layout = Layout.of(dtype, {"w": (48,)})
+    jobs = jobs_with(1, TableSpec(layout, Sum(), BulkSynchronous(), 16 * layout.itemsize, 0, 1))
+    largest = np.full(16, np.iinfo(dtype).max, dtype)
+    assert not_finite(jobs.contribute(origin(0, 1), "w", 0, largest)) == []
+
+
+def test_what_were_no_numbers_is_told_again():
+    jobs = jobs_with(2)
+    jobs.contribute(origin(0, 1), "w", 0, values(np.nan))
+    jobs.contribute(origin(1, 1), "w", 0, values(2))
+    assert not_finite(jobs.contribute(origin(0, 1), "w", 0, values(np.nan))) == [(0, [(0, 0)])]
+    assert not_finite(jobs.contribute(origin(1, 1), "w", 0, values(2))) == []
+    jobs.contribute(origin(0, 2), "w", 0, values(1))
+    assert told(jobs.contribute(origin(1, 2), "w", 0, values(2))) == [(0, 2, 3), (1, 2, 3)]
+
+
+def test_a_whole_chunk_in_rounds_of_many_parts_names_one_place():
+    jobs = jobs_with(2)
+    jobs.contribute(origin(0, 1), "w", 0, values(np.nan))
+    outcomes = []
+    for request, start in enumerate(range(0, 16, 4)):
+        outcomes += jobs.contribute(origin(1, request), "w", 0, values(2, 4), start, start + 4)
+    assert not_finite(outcomes) == [(0, [(0, 0)])]
+
+
 def test_a_round_of_no_numbers_leaves_the_centre_as_it_is():
     jobs = jobs_with(1, ELASTIC, initial=7)
     for turn in range(2):

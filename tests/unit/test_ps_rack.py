@@ -172,6 +172,15 @@ def test_what_was_refused_is_told_when_the_parents_have_answered():
     assert brought(round_of(jobs, 3))[0] == 3
 
 
+def test_sums_go_up_whatever_they_are_and_the_rack_tells_whose_are_no_numbers():
+    jobs = begun()
+    assert jobs.contribute(origin(0, 2), "w", 1, ones(np.nan)) == []
+    (up,) = jobs.contribute(origin(1, 2), "w", 1, ones(2))
+    assert np.isnan(brought(up)).all()
+    told = ran(up.then(None))
+    assert [(end.origin.group, [*end.not_finite]) for end in told] == [(0, [(0, 16)]), (1, [])]
+
+
 def test_initial_values_that_are_no_numbers_do_not_go_up():
     jobs = entered(spec=msgspec.structs.replace(SPEC, rule=Momentum(rate=1)))
     assert errors(jobs.initialise(origin(0, 1), "w", 0, ones(np.nan))) == [(0, NotFiniteError)]

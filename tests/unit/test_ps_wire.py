@@ -47,6 +47,7 @@ ANSWERS = [
     wire.Done(4, ()),
     wire.Done(1, (2,)),
     wire.Done(1, (2, 3, 1 << 20)),
+    wire.Done(1, (2, 3), ((0, 5), (1, 1 << 40))),
     wire.Alive(),
     wire.Silent((0, 4095)),
     wire.Refused("layout", "why", None),
@@ -113,6 +114,16 @@ def test_each_side_reads_its_own_messages_only():
 def test_malformed_requests_are_refused(frame):
     with pytest.raises(ProtocolError, match="cannot be read"):
         wire.decode_request(frame)
+
+
+@pytest.mark.parametrize("places", [[[-1, 0]], [[0, -1]], [[0, 1 << 63]], [[0]], [[0, 1, 2]], [["a", 0]], 5])
+def test_malformed_answers_are_refused(places):
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        wire.decode_answer(changed(wire.Done(1, (2,)), not_finite=places))
+
+
+def test_answers_take_no_room_for_what_they_do_not_tell():
+    assert b"not_finite" not in wire.encode(wire.Done(1, (2,)))
 
 
 def test_another_version_is_refused_with_both():

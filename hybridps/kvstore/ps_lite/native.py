@@ -8,8 +8,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from types import MappingProxyType
 from typing import Any
 
 import mxnet as mx
@@ -153,6 +154,8 @@ class Native:
 
 class Operation:
     """Something under way. Implements `Pending`."""
+
+    not_finite: Mapping[int, int] = MappingProxyType({})
 
     def __init__(self, what: str, native: Native, arrays: Sequence[NDArray]) -> None:
         self._what = what

@@ -59,6 +59,8 @@ class MXNetStore:
     with Elastic both sides use the same d. docs/parameter-server.md lists what is different.
     """
 
+    finds_not_finite = False
+
     def __init__(self, native: Native, *, job: str, group: int, settings: Settings) -> None:
         self.bytes_to_servers = self.bytes_from_servers = 0
         """Payload bytes so far."""

@@ -37,6 +37,8 @@ class Client:
     they had already.
     """
 
+    finds_not_finite = True
+
     def __init__(
         self, addresses: Sequence[str], *, job: str, group: int, groups: int, settings: Settings, context: Any = None
     ) -> None:

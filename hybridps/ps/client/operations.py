@@ -92,6 +92,8 @@ class Operation:
         """The last answer of each server."""
         self.error: HybridPSError | None = None
         """The first reason for which a server refused the request, or a chunk of it."""
+        self.not_finite: dict[int, int] = {}
+        """As in `Pending`."""
         self._codec = codec
         self._finish = finish
         self._asked: dict[int, np.ndarray | None] = {}
@@ -127,7 +129,7 @@ class Operation:
     def take(self, server: int, answer: wire.Registered | wire.Done, payloads: Sequence[memoryview]) -> None:
         """A server answered, or answered again.
 
-        Raises ProtocolError for chunks that were not asked for, or payloads that do not fit.
+        Raises ProtocolError for chunks that were not asked for, or payloads or elements that do not fit.
         """
         chunks = (answer.chunks if isinstance(answer, wire.Done) else ()) or (server,)
         targets = []
@@ -141,6 +143,8 @@ class Operation:
         for (chunk, target), payload in zip(targets, payloads, strict=True):
             if chunk in self._awaited:  # else it came again
                 self._receive(chunk, target, payload)
+        for row, element in answer.not_finite if isinstance(answer, wire.Done) else ():
+            self._note_not_finite(row, element)
         self._awaited.difference_update(chunks)
         self.answers[server] = answer
 
@@ -149,6 +153,12 @@ class Operation:
         if chunk is None or chunk in self._awaited:
             self.error = self.error or error
             self._awaited -= {chunk} if chunk is not None else {*self._awaited}
+
+    def _note_not_finite(self, row: int, element: int) -> None:
+        exchanges = [sent.message for sent in self.sent if isinstance(sent.message, wire.Exchange)]
+        if not any(row < max(1, len(each.values)) and each.start <= element < each.stop for each in exchanges):
+            raise ProtocolError(f"an answer to the {self.what} names element {element} of row {row}, which it has not")
+        self.not_finite[row] = min(element, self.not_finite.get(row, element))
 
     def _receive(self, chunk: int, target: np.ndarray, payload: memoryview) -> None:
         expected = self._codec.nbytes(target.size, target.dtype)

@@ -18,9 +18,14 @@ def check_finite(values: np.ndarray, what: str) -> None:
         raise NotFiniteError(not_finite(values, what))
 
 
+def find_not_finite(values: np.ndarray) -> int:
+    """The number of the first element that is NaN or Inf, of values that have some."""
+    return int(np.argmin(np.isfinite(values)))
+
+
 def not_finite(values: np.ndarray, what: str, begins: int = 0) -> str:
     """The message for a group that brought such `values` to `what`: they begin with its element number `begins`."""
-    first = int(np.argmin(np.isfinite(values)))
+    first = find_not_finite(values)
     return (
         f"the values brought to {what} were refused: element {begins + first} is {values[first]}; the loss may diverge"
     )

@@ -13,7 +13,9 @@ import numpy as np
 
 from hybridps.codecs import CodecSpec, Encoded, Values, codec_of, decoded, described
 from hybridps.compiled import addresses
+from hybridps.compiled.finite import is_finite
 from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
+from hybridps.ps.rules.finite import find_not_finite
 from hybridps.ps.rules.kernel import BLOCK, COMPILED, block_loop, sum_
 
 MOST_STATES = 3
@@ -39,7 +41,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the answer replaces the group's values as it is."""
 
     transparent: ClassVar[bool] = False
-    """Whether NaN and Inf may pass through to the groups: the next round starts without them."""
+    """Whether NaN and Inf pass through to the groups, which are told whose they were: the next round starts without."""
 
     whole_chunks: ClassVar[bool] = False
     """Whether parts of chunks cannot be exchanged."""
@@ -102,8 +104,7 @@ def apply_(
         return loop(described(sources), addresses(targets), centre, states, numbers, check_finite)
     total = np.empty_like(centre)
     add_up_(total, sources)
-    not_finite = np.flatnonzero(~np.isfinite(total)) if check_finite else total[:0]
-    done = int(not_finite[0]) // BLOCK * BLOCK if not_finite.size else centre.size
+    done = find_not_finite(total) // BLOCK * BLOCK if check_finite and not is_finite(total) else centre.size
     blocks = [array[None, :done] for array in (total, centre, *state)]
     answer = rule.update_.py_func(*blocks[:2], blocks[2:], [*map(np.atleast_1d, numbers)])
     for target in targets:
@@ -131,6 +132,7 @@ def warm_up(rule: Rule, dtype: str, codec: CodecSpec = "exact") -> None:
     if codec != "exact":
         used = codec_of(codec)
         sources.append(Encoded(used, np.zeros(used.nbytes(8, dtype), np.uint8), 8, arrays[0].dtype))
+    is_finite(arrays[0])
     loaded = rule.load(np.ones((2, 4), dtype), [np.zeros(8, dtype) for _ in range(rule.states)]) is not None
     for source in sources:
         add_up_(arrays[0], [source])

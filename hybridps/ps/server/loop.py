@@ -281,7 +281,8 @@ class Loop:
         finally:
             for origin, answers in together.items():
                 chunks = tuple(answer.chunk for answer in answers if answer.chunk is not None)
-                self._answer(origin, wire.Done(origin.request, chunks), answers)
+                not_finite = tuple(place for answer in answers for place in answer.not_finite)
+                self._answer(origin, wire.Done(origin.request, chunks, not_finite), answers)
             self.workers.hand(tasks)
 
     def _answer(self, origin: Origin, message: wire.Message, answers: Sequence[Answer] = ()) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from hybridps.compiled.finite import is_finite
 from hybridps.errors import ServerError
 from hybridps.ps.model import ChunkPlace, Contribution, Outcome, Rules, rules_of_span
 from hybridps.ps.rules import AnyRule, add_up_, apply_
-from hybridps.ps.rules.finite import NotFiniteError, check_finite, not_finite
+from hybridps.ps.rules.finite import NotFiniteError, check_finite, find_not_finite, not_finite
 from hybridps.ps.rules.kernel import BLOCK
 
 Cut = TypeVar("Cut", np.ndarray, Values)
@@ -59,8 +59,8 @@ class ChunkMemory:
     """The centre of a chunk and the state of its rule: flat arrays of equal length and dtype.
 
     `start`: the chunk's first element in the flat buffer; elements are counted there. `refuses`: values with NaN or
-    Inf do not count. `shape`: of what is not padding. The values of a round are added in the order of their groups,
-    whenever they come: the same values make the same bits.
+    Inf do not count; else they do, and their contribution notes it. `shape`: of what is not padding. The values of a
+    round are added in the order of their groups, whenever they come: the same values make the same bits.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class ChunkMemory:
     def sum_(self, complete: Round, out: np.ndarray) -> tuple[int, Refused]:
         """`out` becomes the sum of a round. Of how many groups, and who is refused."""
         start, stop, early = complete.start, complete.stop, complete.early
-        refused = self._not_finite(complete.contributions, start, stop) if self._refuses else {}
+        refused = self._refused(complete.contributions, start, stop) if self._refuses else {}
         taken = [each for each in complete.contributions if each.origin.group not in refused]
         rows: list[Values] = [cut(row, self._start, start, stop) for row in early.rows]
         rows += [row for each in taken for row in _rows(each, start, stop)]
@@ -131,20 +131,22 @@ class ChunkMemory:
             add_up_(out, rows)
         else:
             out[:] = 0
+        if not self._refuses and not is_finite(out):
+            _note_not_finite(complete.contributions, start, stop)
         return early.groups + sum(each.groups for each in taken), refused
 
     def apply_(self, complete: Round) -> Refused:
         """Update the elements of a round, and write the answer to the outlets. Who is refused.
 
         The rule runs on the values of all groups up to the block in which one of them is not finite, and goes on from
-        there without that group.
+        there without that group. Where that is not refused, it is noted whose they are: the answer may replace them.
         """
         if self._loaded is not None:
             return self._apply_loaded_(complete)
         start, stop, early = complete.start, complete.stop, complete.early
         left = {each.origin.group: each for each in complete.contributions}
         refused: Refused = {}
-        begin, end, check, is_begun = start, stop, self._refuses, False
+        begin, end, check, is_begun = start, stop, True, False
         rules = [*complete.rules] or [(stop, self.rule)]
         while begin < stop:
             while rules[0][0] <= begin:
@@ -167,14 +169,17 @@ class ChunkMemory:
             centre, *state = [cut(array, self._start, begin, end) for array in (self.centre, *self._state)]
             options: dict[str, Any] = {"step": self._steps, "contributions": groups, "check_finite": check}
             begin += apply_(rule, rows, targets, centre, state, **options)
-            is_done, end, check = begin >= end, stop, self._refuses
-            if not is_done:
+            is_done, end, check = begin >= end, stop, check or self._refuses
+            if not is_done and not self._refuses:
+                _note_not_finite(left.values(), begin, stop)
+                check = False
+            elif not is_done:
                 block_end = min(begin + BLOCK, stop)
-                found = self._not_finite(left.values(), begin, block_end)
-                refused |= found
-                for group in found:
+                bad = self._refused(left.values(), begin, block_end)
+                refused |= bad
+                for group in bad:
                     del left[group]
-                if not found:  # all are finite, but for their sum
+                if not bad:  # all are finite, but for their sum
                     end, check = block_end, False
         return refused
 
@@ -212,15 +217,10 @@ class ChunkMemory:
         """The answer of the last round of these elements."""
         return cut(self.centre if self.rule.answer_is_new_value else self._state[0], self._start, start, stop)
 
-    def _not_finite(self, contributions: Iterable[Contribution], start: int, stop: int) -> Refused:
+    def _refused(self, contributions: Iterable[Contribution], start: int, stop: int) -> Refused:
         """Who brought NaN or Inf among elements `start:stop`."""
-        refused: Refused = {}
-        for each in contributions:
-            rows = map(decoded, _rows(each, start, stop))
-            row = next((row for row in rows if not is_finite(row)), None)
-            if row is not None:
-                refused[each.origin.group] = NotFiniteError(not_finite(row, self.name, start - self._start))
-        return refused
+        begins, found = start - self._start, _not_finite(contributions, start, stop)
+        return {each.origin.group: NotFiniteError(not_finite(row, self.name, begins)) for each, _, row in found}
 
     def _advance(self, start: int, stop: int) -> None:
         """Count the rounds: elements that are in one for the second time begin the next step of the rule."""
@@ -236,6 +236,24 @@ class ChunkMemory:
 def cut(array: Cut, begins: int, start: int, stop: int) -> Cut:
     """Elements `start:stop` of an array whose first element is number `begins`."""
     return array[start - begins : stop - begins]
+
+
+def _not_finite(
+    contributions: Iterable[Contribution], start: int, stop: int
+) -> Iterator[tuple[Contribution, int, np.ndarray]]:
+    """The contributions with NaN or Inf among elements `start:stop`, each with the first such row and its number."""
+    for each in contributions:
+        for number, row in enumerate(map(decoded, _rows(each, start, stop))):
+            if not is_finite(row):
+                yield each, number, row
+                break
+
+
+def _note_not_finite(contributions: Iterable[Contribution], start: int, stop: int) -> None:
+    """Note in those contributions where it is, once: a hostile group shall not fill memory with that."""
+    for each, number, row in _not_finite(contributions, start, stop):
+        if not each.not_finite:
+            each.not_finite.append((number, start + find_not_finite(row)))
 
 
 def _rows(contribution: Contribution, start: int, stop: int) -> list[Values]:

@@ -199,6 +199,7 @@ class Chunk:
         if known is not None and (known.error is not None or self.memory.rule.separate):
             return self._encoded(Answer(origin, self.span.chunk, known.reply, known.error))
         if known is not None:
+            contribution = replace(contribution, not_finite=known.contribution.not_finite)
             return [self._give([_Exchange(part, contribution)])]
         if len(mine) >= MOST_PARTS and sum(not each.is_over for each in mine.values()) >= MOST_PARTS:
             raise ProtocolError(f"{self.memory.name} has {MOST_PARTS} parts of group {part.group} under way: wait")
@@ -277,7 +278,8 @@ class Chunk:
             if each.is_due and not each.rounds and not each.is_over:
                 origin, values = each.contribution.origin, None if each.error else each.reply
                 self._release(each)
-                outcomes += self._encoded(Answer(origin, self.span.chunk, values, each.error))
+                not_finite = each.contribution.not_finite
+                outcomes += self._encoded(Answer(origin, self.span.chunk, values, each.error, not_finite))
         return outcomes
 
     def _encoded(self, answer: Answer) -> list[Outcome]:
