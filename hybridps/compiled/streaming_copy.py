@@ -33,7 +33,7 @@ def _copy_line(typing_context: Any, target: Any, source: Any) -> Any:
 
 
 @intrinsic  # type: ignore[misc]
-def _fence(typing_context: Any) -> Any:
+def fence(typing_context: Any) -> Any:
     """Other threads see earlier writes before later ones."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -44,7 +44,8 @@ def _fence(typing_context: Any) -> Any:
 
 
 @compiled
-def _copy_lines_(target, address):  # type: ignore[no-untyped-def]
+def stream_(target, address):  # type: ignore[no-untyped-def]
+    """Copy the bytes at `address` to the bytes of `target`, for a compiled function that ends with a `fence`."""
     # The source by its address: memory that may be written and memory that may not are the same here.
     source, to = at(address, 0, target), target.ctypes.data
     begin = min(-to % _LINE, target.size)
@@ -55,7 +56,12 @@ def _copy_lines_(target, address):  # type: ignore[no-untyped-def]
         _copy_line(types.uintp(to + i), types.uintp(address + i))
     for i in range(end, target.size):
         target[i] = source[i]
-    _fence()
+
+
+@compiled
+def _copy_lines_(target, address):  # type: ignore[no-untyped-def]
+    stream_(target, address)
+    fence()
 
 
 def copy_(target: np.ndarray, source: np.ndarray, whole_bytes: int) -> None:

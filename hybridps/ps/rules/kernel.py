@@ -16,6 +16,7 @@ import numpy as np
 
 from hybridps.codecs.loops import take_
 from hybridps.compiled import at, compiled
+from hybridps.compiled.streaming_copy import fence, stream_
 
 BLOCK = 4096
 """Elements."""
@@ -75,10 +76,11 @@ def sum_(total, sources):  # type: ignore[no-untyped-def]
         add_up_(total[start : start + BLOCK], sources, start)
 
 
-def _blocks_(sources, targets, centre, state, numbers, check_finite):  # type: ignore[no-untyped-def]
+def _blocks_(sources, targets, centre, state, numbers, check_finite, keeps):  # type: ignore[no-untyped-def]
     """Sum the sources, update and write the answer, block by block. Returns as `apply_` does.
 
-    `state` has two arrays. `update_` is a global name that `block_loop` binds.
+    `state` has two arrays. `keeps`: whether the centre becomes the answer (1), and is too large for the caches (2), so
+    that it is not read before it is written. `update_` is a global name that `block_loop` binds.
     """
     buffer = np.empty(BLOCK, centre.dtype)
     for start in range(0, centre.size, BLOCK):
@@ -93,6 +95,13 @@ def _blocks_(sources, targets, centre, state, numbers, check_finite):  # type: i
             target = at(address, start, answer)
             for i in range(answer.size):
                 target[i] = answer[i]
+        if keeps == 2:
+            stream_(block.view(np.uint8), answer.ctypes.data)
+        elif keeps:
+            for i in range(answer.size):
+                block[i] = answer[i]
+    if keeps == 2:
+        fence()
     return centre.size
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from hybridps.codecs import CodecSpec, Encoded, Values, codec_of, decoded, described
 from hybridps.compiled import addresses
 from hybridps.compiled.finite import is_finite
+from hybridps.compiled.streaming_copy import LEAST_BYTES
 from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
 from hybridps.ps.rules.finite import find_not_finite
 from hybridps.ps.rules.kernel import BLOCK, COMPILED, block_loop, sum_
@@ -39,6 +40,9 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     answer_is_new_value: ClassVar[bool] = True
     """Whether the answer replaces the group's values as it is."""
+
+    centre_is_answer: ClassVar[bool] = False
+    """Whether the answer becomes the centre, which `update_` leaves alone then."""
 
     transparent: ClassVar[bool] = False
     """Whether NaN and Inf pass through to the groups, which are told whose they were: the next round starts without."""
@@ -89,25 +93,27 @@ def apply_(
     step: int,
     contributions: int,
     check_finite: bool = False,
+    whole_bytes: int = 0,
 ) -> int:
     """Run one round on a chunk: the answer to the sum of `sources`, so many `contributions`, goes to `targets`.
 
-    A target may be one of the sources. Returns the number of elements that are done: all of them, or with
-    `check_finite` those before the first block of `BLOCK` elements whose sum has NaN or Inf. Nothing changes from that
-    block on.
+    A target may be one of the sources. `whole_bytes`: size of the table, or what is known of it. Returns the number of
+    elements that are done: all of them, or with `check_finite` those before the first block of `BLOCK` elements whose
+    sum has NaN or Inf. Nothing changes from that block on.
     """
     dtype = np.result_type(centre.dtype, np.float32)
     numbers = tuple(map(dtype.type, rule.numbers(step, contributions)))
     if centre.dtype in COMPILED:
         loop = block_loop(rule.update_)
         states = (*state, centre, centre)[:2]  # always two: a rule that keeps less does not look at the others
-        return loop(described(sources), addresses(targets), centre, states, numbers, check_finite)
+        keeps = rule.centre_is_answer + (rule.centre_is_answer and whole_bytes >= LEAST_BYTES)
+        return loop(described(sources), addresses(targets), centre, states, numbers, check_finite, keeps)
     total = np.empty_like(centre)
     add_up_(total, sources)
     done = find_not_finite(total) // BLOCK * BLOCK if check_finite and not is_finite(total) else centre.size
     blocks = [array[None, :done] for array in (total, centre, *state)]
     answer = rule.update_.py_func(*blocks[:2], blocks[2:], [*map(np.atleast_1d, numbers)])
-    for target in targets:
+    for target in [centre, *targets] if rule.centre_is_answer else targets:
         np.copyto(target[:done], answer[0])
     return done
 

@@ -16,12 +16,11 @@ class Sum(Rule, frozen=True, tag="sum"):
     dtypes: ClassVar[tuple[str, ...]] = DTYPES
     clocks = (BulkSynchronous,)
     transparent = True
+    centre_is_answer = True
 
     @staticmethod
     @compiled
     def update_(total, centre, state, numbers):  # type: ignore[no-untyped-def]
-        for i in range(len(total)):
-            centre[i] = total[i]
         return total
 
 
@@ -34,5 +33,5 @@ class Mean(Sum, frozen=True, tag="mean"):
     @compiled
     def update_(total, centre, state, numbers):  # type: ignore[no-untyped-def]
         for i in range(len(total)):
-            centre[i] = total[i] / numbers[0]
-        return centre
+            total[i] = total[i] / numbers[0]
+        return total

@@ -59,8 +59,9 @@ class ChunkMemory:
     """The centre of a chunk and the state of its rule: flat arrays of equal length and dtype.
 
     `start`: the chunk's first element in the flat buffer; elements are counted there. `refuses`: values with NaN or
-    Inf do not count; else they do, and their contribution notes it. `shape`: of what is not padding. The values of a
-    round are added in the order of their groups, whenever they come: the same values make the same bits.
+    Inf do not count; else they do, and their contribution notes it. `shape`: of what is not padding. `whole_bytes`: of
+    all chunks here. The values of a round are added in the order of their groups, whenever they come: the same values
+    make the same bits.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class ChunkMemory:
         state: list[np.ndarray],
         refuses: bool,
         shape: tuple[int, ...],
+        whole_bytes: int = 0,
     ) -> None:
         self.place = place
         self.name = f"chunk {place.chunk} of table {place.table!r}"
@@ -81,6 +83,7 @@ class ChunkMemory:
         self._state = state
         self._refuses = refuses
         self._shape = shape
+        self._whole_bytes = whole_bytes
         self._steps = 0
         self._computed: list[tuple[int, int]] = []
         """Elements whose last round is number `_steps`, as runs."""
@@ -168,6 +171,7 @@ class ChunkMemory:
             rows += [row for each in left.values() for row in _rows(each, begin, end)]
             centre, *state = [cut(array, self._start, begin, end) for array in (self.centre, *self._state)]
             options: dict[str, Any] = {"step": self._steps, "contributions": groups, "check_finite": check}
+            options["whole_bytes"] = self._whole_bytes
             begin += apply_(rule, rows, targets, centre, state, **options)
             is_done, end, check = begin >= end, stop, check or self._refuses
             if not is_done and not self._refuses:

@@ -95,8 +95,8 @@ class Table:
         span, place = self.chunk_map.whole(index), ChunkPlace(self.job, self.name, index)
         first = self._owned.index(index) * self.chunk_map.step
         centre, *state = [array[first : first + span.length] for array in self._arrays]
-        shape = self.spec.shape_of(span)
-        memory = ChunkMemory(place, span.start, self.spec.rule, centre, state, self._refuses, shape)
+        shape, nbytes = self.spec.shape_of(span), self._arrays[0].nbytes
+        memory = ChunkMemory(place, span.start, self.spec.rule, centre, state, self._refuses, shape, nbytes)
         options = self.owner_of(index), self.registrations, self._budget, codec_of(self.spec.codec).answers
         self._chunks[index] = chunk = self._make_chunk(memory, span, *options)
         return chunk
