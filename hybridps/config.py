@@ -163,6 +163,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     deterministic: bool = False
     """Use only collectives whose order of summation does not depend on the MPI library or on a measured table."""
 
+    start_seconds: Seconds = 120.0
+    """Longest time that `mpirun` may take to start the ranks of a group. Only `hybridps run` uses it."""
+
     deadline_seconds: Seconds = 600.0
     """Longest time that any operation waits for other ranks or groups, which may be validating or saving."""
 

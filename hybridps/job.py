@@ -159,8 +159,7 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            self.session.__exit__(kind, error, trace)
+        self.session.end_if_failed(error)
         self.close()
 
     def _agree_on(self, name: str | None, rule: Rule | None, clock: Clock | None) -> Row:

@@ -164,12 +164,13 @@ def serve_command(
     ] = None,
     mxnet_servers: Annotated[int, typer.Option("-s", "--servers", min=1, help="Number of MXNet servers.")] = 1,
     quiet: Annotated[bool | None, typer.Option("--quiet", help="Print only the address.")] = None,
+    told_ends: Annotated[bool, typer.Option("--told-ends", hidden=True)] = False,
 ) -> None:
     """Run a parameter server."""
     from hybridps.cli.serve import serve
 
     settings = read_settings(context.params)
-    serve(bind, settings, insecure, stop_after_groups, mxnet_groups, mxnet_servers)
+    serve(bind, settings, insecure, stop_after_groups, mxnet_groups, mxnet_servers, told_ends=told_ends)
 
 
 @app.command(name="top")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
+import threading
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from hybridps.addresses import problem_of_server
 from hybridps.config import Settings, started_by_mpi
@@ -13,15 +16,26 @@ from hybridps.errors import ConfigError
 from hybridps.memory import keep_freed_memory
 from hybridps.processes import SAYS
 
+if TYPE_CHECKING:
+    from hybridps.ps.server import Server
+
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def serve(
-    bind: str, settings: Settings, insecure: bool, stop_after_groups: int | None, groups: int | None, servers: int
+    bind: str,
+    settings: Settings,
+    insecure: bool,
+    stop_after_groups: int | None,
+    groups: int | None,
+    servers: int,
+    *,
+    told_ends: bool = False,
 ) -> None:
     """Serve until SIGTERM, SIGINT, or the end of the last group. Raises HybridPSError.
 
-    `groups` and `servers` belong to the backend mxnet: MXNet's servers serve one job of that many groups.
+    `groups` and `servers` belong to the backend mxnet: MXNet's servers serve one job of that many groups. `told_ends`:
+    the launcher writes a line to standard input when a group has ended.
     """
     if problem := problem_of_server(bind, binding=True):
         raise ConfigError(f"--bind {bind!r} cannot be used: {problem}")
@@ -53,8 +67,17 @@ def serve(
     with server:
         metrics = serve_metrics(server.observe, settings)
         print("\n".join((f"{SAYS}{server.address}", *metrics)), flush=True)
+        if told_ends:
+            threading.Thread(target=_hear_ends, args=(server,), name="hybridps-ends", daemon=True).start()
         gc.freeze()  # what is there now stays until the end, and collections would stop the loop to look at it
         server.run()
+
+
+def _hear_ends(server: Server) -> None:
+    """Read lines of a job, as the server calls it, and a group. Only the launcher can write to this pipe."""
+    for line in sys.stdin:
+        job, _, group = line.rstrip().rpartition(" ")
+        server.end_group(job, int(group))
 
 
 def world_size(environ: Mapping[str, str]) -> int:

@@ -8,13 +8,15 @@ from typing import Any, Literal, Protocol
 import msgspec
 import numpy as np
 
-from hybridps.errors import LayoutError
+from hybridps.errors import GroupError, LayoutError
 
 Operation = Literal["sum", "max", "min"]
 
 UFUNC: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 """NumPy's function for each operation."""
 
+LOOK_SECONDS = 0.5
+"""Between two looks whether a rank that is waited for has left."""
 
 Transfer = Callable[[], bool]
 """A message in transfer: whether it is complete. Its array belongs to it until then. A call lets the library make
@@ -56,8 +58,17 @@ class Group(Protocol):
     def barrier(self) -> None:
         """Return when all ranks have called it."""
 
+    def begin(self) -> None:
+        """Begin an operation that is made of messages, on all ranks. The other operations do it by themselves."""
+
+    def check_left(self, what: str) -> None:
+        """Raise GroupError if a rank has left, after its farewell, that is needed in the operation called `what`.
+
+        Called while waiting for messages, every `LOOK_SECONDS` or so; the other operations do it by themselves.
+        """
+
     def farewell(self) -> None:
-        """A barrier without a deadline, for the end of a job."""
+        """A barrier without a deadline, for the end of a job. The other ranks are told that this one has left."""
 
     def split(self, colour: int) -> Group:
         """The group of the ranks with the same `colour`, in the order of this group, with a conversation of its own."""
@@ -69,6 +80,14 @@ class Group(Protocol):
 def allgather(group: Group, value: Any, kind: Any) -> list[Any]:
     """The record that every rank brings, in rank order, each decoded as of that `kind` by msgspec."""
     return [msgspec.json.decode(told, type=kind) for told in group.allgather_bytes(msgspec.json.encode(value))]
+
+
+def rank_ended(rank: int, waiting: int, what: str) -> GroupError:
+    """The error of rank `waiting`, which waits in vain for another rank to come to `what`."""
+    return GroupError(
+        f"rank {rank} has ended its part of the job, and rank {waiting} waits for it in {what}: all ranks of a group "
+        "must do the same steps"
+    )
 
 
 def describe(array: np.ndarray) -> str:

@@ -1,4 +1,4 @@
-"""Groups over MPI. Only this file and `session.py` use mpi4py."""
+"""Groups over MPI. Only the files of this room use mpi4py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy as np
 from mpi4py import MPI
 
 from hybridps.errors import DeadlineError
-from hybridps.mpi_groups.group import Operation, Transfer, arrays_differ, describe
+from hybridps.mpi_groups.group import LOOK_SECONDS, Operation, Transfer, arrays_differ, describe
+from hybridps.mpi_groups.ledger import Ledger
 
 OPERATION = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
 
@@ -42,15 +43,23 @@ LOOKS = 500
 class MPIGroup:
     """The Group of an MPI communicator. It owns the communicator: `free` frees it.
 
-    Every wait for other ranks ends after `deadline_seconds`, and sleeps after a short spin.
+    Every wait for other ranks ends after `deadline_seconds`, and sleeps after a short spin. With a `ledger`, in which
+    this conversation has its `name`, a wait for a rank that has left ends soon.
     """
 
-    def __init__(self, communicator: MPI.Comm, deadline_seconds: float) -> None:
+    def __init__(
+        self, communicator: MPI.Comm, deadline_seconds: float, ledger: Ledger | None = None, name: str = ""
+    ) -> None:
         self.communicator = communicator
         self.deadline_seconds = deadline_seconds
         self.rank: int = communicator.Get_rank()
         self.size: int = communicator.Get_size()
         self.bytes_moved = 0
+        self._ledger = ledger
+        self._name = name
+        self._splits = 0
+        if ledger is not None:
+            ledger.join(name)
 
     def allreduce_(self, array: np.ndarray, op: Operation = "sum") -> None:
         self._count(array)
@@ -94,12 +103,28 @@ class MPIGroup:
     def barrier(self) -> None:
         self._wait(self.communicator.Ibarrier(), "a barrier of all ranks")
 
+    def begin(self) -> None:
+        if self._ledger is not None:
+            self._ledger.begin(self._name)
+
+    def check_left(self, what: str) -> None:
+        if self._ledger is not None:
+            self._ledger.check(self._name, what)
+
     def farewell(self) -> None:
         self.deadline_seconds = math.inf
+        if self._ledger is None or self._name:  # the ledger is that of the world
+            self.barrier()
+            return
+        ledger, self._ledger = self._ledger, None
+        ledger.leave()
         self.barrier()
+        ledger.close()
 
     def split(self, colour: int) -> MPIGroup:
-        return MPIGroup(self.communicator.Split(colour, self.rank), self.deadline_seconds)
+        self._splits += 1
+        name = f"{self._name}/{self._splits}.{colour}"
+        return MPIGroup(self.communicator.Split(colour, self.rank), self.deadline_seconds, self._ledger, name)
 
     def free(self) -> None:
         if self.communicator != MPI.COMM_NULL:
@@ -120,15 +145,20 @@ class MPIGroup:
             raise arrays_differ(what, [form.decode() for form in forms])
 
     def _wait(self, request: MPI.Request, what: str) -> None:
+        self.begin()
         for _ in range(LOOKS):
             if request.Test():
                 return
             os.sched_yield()
-        end = time.monotonic() + self.deadline_seconds
+        began = looked = time.monotonic()
         pause = 1e-5
         while not request.Test():
-            if time.monotonic() > end:
+            now = time.monotonic()
+            if now - began > self.deadline_seconds:
                 raise DeadlineError(f"rank {self.rank} waited {self.deadline_seconds:g} s for {what}")
+            if now - looked > LOOK_SECONDS:
+                looked = now
+                self.check_left(what)
             time.sleep(pause)
             pause = min(2 * pause, 0.01)
 

@@ -94,9 +94,13 @@ class Session:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.end_if_failed(error)
+        self.close()
+
+    def end_if_failed(self, error: BaseException | None) -> None:
+        """End the group on all of its ranks because of an error; `sys.exit(0)` is none."""
         if error is not None and not (isinstance(error, SystemExit) and not error.code):
             end_group(error)
-        self.close()
 
     def _late(self, what: str, seconds: float, final: bool) -> None:
         line = f"worker {self.place.worker} (group {self.place.group}) has waited {seconds:.0f} s in {what}"
@@ -188,6 +192,7 @@ def _join_world(deadline_seconds: float) -> tuple[Group, str]:
         return SoloGroup(), "here"
     from mpi4py import MPI
 
+    from hybridps.mpi_groups.ledger import Ledger
     from hybridps.mpi_groups.mpi import MPIGroup
 
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
@@ -195,7 +200,7 @@ def _join_world(deadline_seconds: float) -> tuple[Group, str]:
     node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
     first = node.bcast(MPI.COMM_WORLD.Get_rank())
     node.Free()
-    return MPIGroup(MPI.COMM_WORLD.Dup(), deadline_seconds), str(first)
+    return MPIGroup(MPI.COMM_WORLD.Dup(), deadline_seconds, Ledger(MPI.COMM_WORLD.Dup())), str(first)
 
 
 def _check_equal(hellos: list[_Hello]) -> None:

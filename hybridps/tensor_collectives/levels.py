@@ -231,6 +231,8 @@ class Levels:
         return self.group.bytes_moved + self._bytes_moved
 
     def close(self) -> None:
+        if self._node is not None:
+            self._node.leave()
         self._agreement.free()
         self._node_group.free()
         self.lane.close()

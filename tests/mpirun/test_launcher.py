@@ -47,11 +47,13 @@ elif group == "1" and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "exit":
         os._exit(3)
+    elif what == "vanish":
+        os._exit(0)
     elif what == "raise":
         raise RuntimeError("boom")
-elif group == "1" and what in ("kill", "exit", "raise"):
+elif group == "1" and what in ("kill", "exit", "raise", "vanish"):
     world.recv(source=1)
-elif group == "0" and what in ("kill", "exit", "raise"):
+elif group == "0" and what in ("kill", "exit", "raise", "vanish"):
     while not gone.exists():
         time.sleep(0.05)
     time.sleep(1)  # the work that goes on after the other group's end
@@ -192,6 +194,7 @@ def test_a_progress_bar_leaves_one_line_in_a_pipe_and_the_last_line_is_kept(scri
         ("kill", 137, "exit status 137 (rank 1 killed by signal 9)"),
         ("exit", 3, "exit status 3 (rank 1 ended first)"),
         ("raise", 1, "exit status 1 (rank 1 ended first)"),
+        ("vanish", 1, "exit status 1 (rank 1 exited before its part of the job was done)"),
     ],
 )
 def test_a_group_fails_with_one_message_and_the_other_goes_on(script: Path, what: str, status: int, words: str) -> None:

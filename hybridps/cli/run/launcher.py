@@ -12,18 +12,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 
+from hybridps.cli.run.hosts import is_here
 from hybridps.cli.run.mpirun import Mpirun, find_mpirun, rank_environment, root_environment, session_environment
 from hybridps.cli.run.output import Screen
 from hybridps.cli.run.places import SLURM, SSH
 from hybridps.cli.run.plan import GroupLaunch, Launch, ServerLaunch
 from hybridps.cli.run.processes import Child, Processes
 from hybridps.cli.run.run_log import RunLog
+from hybridps.cli.run.starting import Starting, announced
 from hybridps.config import PREFIX, SECRETS
-from hybridps.errors import MISUSED, ServerError
+from hybridps.errors import FAILED, MISUSED, ServerError
 from hybridps.events import check_run_folder
 from hybridps.processes import SAYS, START_SECONDS, child_environment, without_rank_marks
 from hybridps.ps.keys import Credentials, make_tenant
+from hybridps.racks import place_in_rack
 
+_SHARED_MEMORY = "/dev/shm"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -49,6 +53,8 @@ class Launcher:
         self._screen = Screen(sys.stdout, sys.stderr, names)
         self._processes = Processes(self._screen, self._ended)
         self._log = RunLog(launch.settings)
+        self._starting: Starting | None = None
+        """From the start of the groups on, if their ranks can tell that they run."""
         self._servers: list[list[Child]] = []
         """The parents, if there are racks, and last the servers that the groups meet at."""
         self._groups: list[Child] = []
@@ -69,13 +75,12 @@ class Launcher:
         try:
             with ExitStack() as stack:
                 if self._launch.makes_keys:
-                    self._make_keys(Path(stack.enter_context(TemporaryDirectory(prefix="hybridps-"))))
+                    self._make_keys(Path(self._folder(stack)))
                 # The servers have read their keys when they print their addresses.
                 self._start_servers()
             if not self._signals:
-                folder = stay.enter_context(TemporaryDirectory(prefix="hybridps-", ignore_cleanup_errors=True))
-                self._start_groups(folder)
-            self._processes.until(lambda: bool(self._signals) or self._ends_all or not _running(self._groups))
+                self._start_groups(stay)
+            self._processes.until(self._is_over)
         finally:
             self._stop()
             stay.close()
@@ -85,6 +90,24 @@ class Launcher:
         if said := self._log.ended(status):
             self._screen.message(said)
         return status
+
+    def _folder(self, stack: ExitStack, place: str | None = None) -> str:
+        """A new folder (default: in the system's temporary one), which goes with the stack or with the launcher."""
+        found = stack.enter_context(TemporaryDirectory(prefix="hybridps-", dir=place, ignore_cleanup_errors=True))
+        self._processes.keep(found)
+        return found
+
+    def _is_over(self) -> bool:
+        """Whether nothing is left to wait for. A group that has not started in time ends the launch."""
+        if self._signals or self._ends_all or not _running(self._groups):
+            return True
+        late = self._starting.late() if self._starting is not None else []
+        missing = [group for group in late if self._groups[group].status is None]
+        if self._starting is None or not missing:
+            return False
+        self._failed = self._failed or FAILED
+        self._screen.message(self._starting.describe(missing[0]))
+        return True
 
     def _make_keys(self, folder: Path) -> None:
         """Make keys for this launch: servers read theirs from the folder, groups get theirs in the environment."""
@@ -113,10 +136,13 @@ class Launcher:
 
         command = [sys.executable, "-m", "hybridps", "serve", "--bind", self._launch.bind]
         command += ["--insecure"] if self._launch.insecure else []
+        listens = self._launch.settings.backend == "hybridps"
+        command += ["--told-ends"] if listens else []
         settings = self._launch.server_settings(server, parents, self._keys, self._credentials)
         environ = child_environment({**without_rank_marks(os.environ), **self._launch.environment.servers}, settings)
+        command += server.options
         return self._processes.start(
-            server.name, [*command, *server.options], environ, death_signal=signal.SIGKILL, on_line=hear
+            server.name, command, environ, death_signal=signal.SIGKILL, listens=listens, on_line=hear
         )
 
     def _await_servers(self) -> None:
@@ -136,8 +162,13 @@ class Launcher:
         what = f"ended with {_status(first)}" if in_time else f"printed no address within {START_SECONDS:g} seconds"
         raise ServerError(f"{first.name} {what}, so no group was started; see its output above")
 
-    def _start_groups(self, folder: str) -> None:
-        """Start one mpirun for each group. `folder`: where mpirun keeps its own files, and groups that gossip meet."""
+    def _start_groups(self, stack: ExitStack) -> None:
+        """Start one mpirun for each group. Folders in which mpirun keeps its files, and gossiping groups meet, go with
+        the stack."""
+        folder = self._folder(stack)
+        hosts = [host for group in self._launch.groups for host in group.hosts]
+        # Other hosts would not have this folder.
+        shares = os.path.isdir(_SHARED_MEMORY) and all(is_here(host.name) for host in hosts)
         shared = {**without_rank_marks(os.environ), **self._launch.environment.workers}
         shared.pop("DMLC_ROLE", None)  # with a role of MXNet's own servers, `import mxnet` would never return
         if self._launch.launcher == SLURM:
@@ -145,10 +176,12 @@ class Launcher:
         workers = self._launch.workers_on_a_host
         cores = len(os.sched_getaffinity(0))
         shared |= rank_environment(shared, cores, workers, workers + len(self._launch.servers)) | root_environment()
-        shared |= session_environment(shared, folder)
+        shared |= session_environment(shared, folder, self._folder(stack, _SHARED_MEMORY) if shares else None)
         launch = self._launch
         count = sum(group.size for group in launch.groups)
         self._log.launched(count, len(launch.groups), len(launch.servers), launch.command)
+        if announced(launch.command):
+            self._starting = Starting(launch.groups, launch.settings.start_seconds)
         for group in self._launch.groups:
             self._groups.append(self._start_group(group, shared, folder))
 
@@ -165,7 +198,7 @@ class Launcher:
             group.size,
             group.hosts,
             exported,
-            self._launch.command,
+            announced(self._launch.command) or self._launch.command,
             at_once=self._screen.shows_bars,
             over_ssh=self._launch.launcher == SSH,
             secret=(*SECRETS, *given),
@@ -177,6 +210,10 @@ class Launcher:
 
     def _hear(self, group: int, line: str) -> bool:
         """A worker has printed a line; whether that is not shown."""
+        if self._starting is not None and (before := self._starting.hear(group, line)) is not None:
+            if before.strip():
+                self._screen.line(_name(self._launch.groups[group]), before)
+            return True
         sizes = zip(self._groups, self._launch.groups, strict=False)
         heard = self._log.hear(group, line, sum(launch.size for child, launch in sizes if child.status is None))
         if heard.message:
@@ -187,9 +224,11 @@ class Launcher:
         self._signals.append(number)
 
     def _ended(self, child: Child) -> None:
-        """A child has ended: report it if it failed."""
+        """A child has ended: report it if it failed, and tell the servers if it is a group."""
         if self._stopping or self._signals:
             return
+        if child in self._groups:
+            self._tell_servers(self._groups.index(child))
         if child not in self._groups:
             self._screen.message(f"{child.name} ended with {_status(child)}; groups that need it end at their deadline")
         elif child.status:
@@ -200,6 +239,19 @@ class Launcher:
             if any(other is not child for other in _running(self._groups)):
                 others = "; stopping the others" if self._ends_all else "; the other groups go on"
             self._screen.message(f"{child.name} ended with {_status(child)}{others}")
+
+    def _tell_servers(self, group: int) -> None:
+        """Tell the servers that a group has ended: if it has not left, they need not wait for its sign of life."""
+        launch = self._launch
+        servers = [server for server in launch.servers if launch.settings.racks == 1 or server.rack is not None]
+        if not servers:
+            return
+        place = place_in_rack(group, len(launch.groups), launch.settings.racks, [server.name for server in servers])
+        credentials = Credentials.of(launch.group_settings(launch.groups[group], (), self._credentials))
+        job = launch.settings.job if credentials is None else f"{credentials.tenant}/{launch.settings.job}"
+        for child in self._servers[-1]:
+            if child.name in place.servers:
+                child.tell(f"{job} {place.group}")
 
     def _stop(self) -> None:
         if self._signals:
@@ -227,4 +279,5 @@ def _status(child: Child) -> str:
     who = "" if rank is None else f"rank {rank} "
     if status > 128 and status - 128 in signal.valid_signals():
         return f"{text} ({who}killed by signal {status - 128})"
-    return f"{text} ({who}ended first)" if rank is not None else text
+    how = "exited before its part of the job was done" if child.vanished else "ended first"
+    return f"{text} ({who}{how})" if rank is not None else text

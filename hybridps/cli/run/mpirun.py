@@ -22,6 +22,7 @@ _MARKS = {"Open MPI": OPEN_MPI, "OpenRTE": OPEN_MPI, "PRRTE": OPEN_MPI, "HYDRA":
 _OLD_OPEN_MPI = re.compile(r"\(Open MPI\) [1-4]\.")
 """These versions forward incomplete lines, and have no option for it."""
 _VERSION_SECONDS = 20
+_MEMORY = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_btl_vader_backing_directory")
 
 
 @dataclass(frozen=True)
@@ -134,12 +135,16 @@ def root_environment() -> dict[str, str]:
     return dict.fromkeys(names, "1")
 
 
-def session_environment(environ: Mapping[str, str], folder: str) -> dict[str, str]:
-    """The variable that makes Open MPI 5's mpirun keep its session files in `folder`, unless the user chose a place.
+def session_environment(environ: Mapping[str, str], folder: str, memory: str | None) -> dict[str, str]:
+    """Variables that make Open MPI 5 keep its files in folders that the launcher removes, unless the user chose others.
 
-    By default they are named after its process id in the system's temporary folder. A killed mpirun leaves them there,
-    and a later one with the same process id then fails with "listener thread failed to start".
+    `folder`: of mpirun's session files. By default they are named after its process id in the system's temporary
+    folder. A killed mpirun leaves them there, and a later one with the same process id then fails with "listener thread
+    failed to start". `memory`: of the ranks' shared memory, which a killed rank leaves behind.
     """
-    if any(name.startswith("PRTE_MCA_prte") and "tmpdir_base" in name for name in environ):
-        return {}
-    return {"PRTE_MCA_prte_local_tmpdir_base": folder}
+    wanted = {}
+    if not any(name.startswith("PRTE_MCA_prte") and "tmpdir_base" in name for name in environ):
+        wanted["PRTE_MCA_prte_local_tmpdir_base"] = folder
+    if memory is not None and not any(name.startswith(_MEMORY) for name in environ):
+        wanted[_MEMORY[0]] = memory
+    return wanted

@@ -69,6 +69,8 @@ class NoiseFilter:
         """The rank that ended first, if mpirun named one."""
         self.signal: int | None = None
         """The signal that ended a rank, if mpirun reported one."""
+        self.vanished = False
+        """Whether a rank exited, perhaps with 0, without ending its part in MPI."""
         self._blocks = blocks
         self._held: list[str] = []
         self._since = 0.0
@@ -115,6 +117,7 @@ class NoiseFilter:
         text = " ".join(line.strip() for line in block[1:-1]).strip()
         if not _NOISE_BLOCK.match(text):
             return block
+        self.vanished = self.vanished or _VANISHED.search(text) is not None
         if self.first_rank is None and (named := _RANK.search(text)):
             self.first_rank = int(named["rank"] or named["last"])
         return []
@@ -215,8 +218,9 @@ _SIGNAL = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(sig
 _NOISE_BLOCK = re.compile(
     r"\w+run noticed that process rank"
     r"|\w+run detected that one or more processes exited with non-zero status"
-    r"|\w+run has exited due to process rank \d+ with PID \d+ on\s+node \S+ calling \"abort\""
+    r"|\w+run has exited due to process rank \d+ with PID \d+ on\s+node \S+ (calling \"abort\"|exiting\s+improperly)"
     r"|MPI_ABORT was invoked on rank"
     r"|Primary job\s+terminated normally, but"
 )
+_VANISHED = re.compile(r"exiting\s+improperly")
 _RANK = re.compile(r"(?:process rank|invoked on rank) (?P<rank>\d+)|Process name:\s+\[\S+,(?P<last>\d+)\]")

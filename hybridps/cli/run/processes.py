@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import secrets
 import selectors
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from hybridps.cli.run import keeper
 from hybridps.cli.run.output import ERR, OUT, LineSplitter, NoiseFilter, Screen
 from hybridps.errors import ConfigError
 from hybridps.processes import STOP_SECONDS, die_with_parent, prctl
@@ -51,14 +54,23 @@ class Child:
     """Exit status as a shell counts it, 128 + n for signal n; None while the process runs."""
     first_rank: int | None = None
     """The rank that ended first, if mpirun named one; known once there is a status."""
+    vanished: bool = False
+    """Whether that rank exited without ending its part in MPI, perhaps with 0."""
     end: int | None = None
     """A descriptor that can be read when the process ends, where the kernel has such."""
+
+    def tell(self, line: str) -> None:
+        """Write a line to the standard input of a child that listens, unless it has ended or reads nothing."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                os.write(self.process.stdin.fileno(), f"{line}\n".encode())
 
 
 class Processes:
     """Starts processes and shows their output, all in one thread, which must outlive the processes.
 
-    `on_end` is called once for each process, after its last line. Processes that it left running are killed.
+    `on_end` is called once for each process, after its last line. Processes that it left running are killed. If this
+    process is killed, a keeper (`keeper.py`) ends what does not end by itself.
     """
 
     def __init__(self, screen: Screen, on_end: Callable[[Child], None]) -> None:
@@ -67,6 +79,19 @@ class Processes:
         self._on_end = on_end
         self._selector = selectors.DefaultSelector()
         self._children: list[Child] = []
+        self._mark = f"{_MARK}={os.getpid()}-{secrets.token_hex(4)}-"
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-I", "-S", keeper.__file__, self._mark],
+            env={},  # without the mark of a launcher that this one runs in
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def keep(self, folder: str) -> None:
+        """Have the keeper remove a folder if this process is killed."""
+        self._tell_keeper(f"{keeper.FOLDER}{folder}")
 
     def start(
         self,
@@ -75,18 +100,21 @@ class Processes:
         environ: Mapping[str, str],
         *,
         death_signal: int,
+        listens: bool = False,
         on_line: Callable[[str], bool] = lambda line: False,
     ) -> Child:
         """Start a process that gets `death_signal` when this one ends. `on_line` as in `Child`.
 
+        `listens`: it reads what `Child.tell` says on its standard input.
+
         Raises ConfigError if it cannot be started.
         """
-        number = f"{os.getpid()}-{len(self._children)}"
+        mark = f"{self._mark}{len(self._children)}"
         try:
             process = subprocess.Popen(
                 command,
-                env={**environ, _MARK: number},
-                stdin=subprocess.DEVNULL,
+                env={**environ, _MARK: mark.partition("=")[2]},
+                stdin=subprocess.PIPE if listens else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C on the terminal reaches only the launcher
@@ -94,7 +122,9 @@ class Processes:
             )
         except OSError as error:
             raise ConfigError(f"{command[0]} cannot be started: {error.strerror or error}") from None
-        child = Child(name, process, on_line, f"{_MARK}={number}")
+        if process.stdin is not None:
+            os.set_blocking(process.stdin.fileno(), False)
+        child = Child(name, process, on_line, mark)
         self._children.append(child)
         with contextlib.suppress(AttributeError, OSError):  # Linux before 5.3, or a Python that was built for it
             child.end = os.pidfd_open(process.pid)
@@ -120,19 +150,21 @@ class Processes:
         return True
 
     def stop(self, children: Sequence[Child], hurry: Callable[[], bool]) -> None:
-        """Send SIGTERM, and SIGKILL after `STOP_SECONDS` or as soon as `hurry` returns true."""
+        """Send SIGTERM, and SIGKILL after `STOP_SECONDS` or as soon as `hurry` returns true.
 
-        def send(number: int) -> None:
-            for child in children:
-                if child.status is None:
-                    child.process.send_signal(number)
+        SIGKILL goes to the child's process group: mpirun starts helpers, such as ssh, which would go on.
+        """
 
         def have_ended() -> bool:
             return all(child.status is not None for child in children)
 
-        send(signal.SIGTERM)
+        for child in children:
+            child.process.send_signal(signal.SIGTERM)
         self.until(lambda: hurry() or have_ended(), STOP_SECONDS)
-        send(signal.SIGKILL)
+        for child in children:
+            if child.status is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.process.pid, signal.SIGKILL)
         self.until(have_ended)
 
     def _step(self, seconds: float) -> None:
@@ -185,7 +217,7 @@ class Processes:
         for stream in child.streams:
             self._show(stream, stream.noise.end())
         out, err = (stream.noise for stream in child.streams)
-        child.first_rank = err.first_rank
+        child.first_rank, child.vanished = err.first_rank, err.vanished
         child.status = _status(child.process.returncode, out.signal)
         self._screen.clear()
         self._on_end(child)
@@ -202,7 +234,7 @@ class Processes:
 
         `mark`: kill only those that were started with this `NAME=VALUE` in their environment.
         """
-        mine = {child.process.pid for child in self.running}
+        mine = {self._keeper.pid, *(child.process.pid for child in self.running)}
         while orphans := [pid for pid in _children() if pid not in mine and _has(pid, mark)]:
             for pid in orphans:
                 os.kill(pid, signal.SIGKILL)
@@ -213,10 +245,19 @@ class Processes:
         self._end_orphans()
         for child in self._children:
             self._forget_end(child)
+            if child.process.stdin is not None:
+                child.process.stdin.close()
             for stream in _open_streams(child):
                 with contextlib.suppress(OSError):
                     self._close(stream)
         self._selector.close()
+        self._tell_keeper(keeper.DONE)
+        with contextlib.suppress(OSError):
+            self._keeper.communicate()
+
+    def _tell_keeper(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # it was killed
+            os.write(self._keeper.stdin.fileno(), f"{line}\n".encode())  # type: ignore[union-attr]
 
 
 def _open_streams(child: Child) -> list[_Stream]:

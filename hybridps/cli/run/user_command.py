@@ -35,7 +35,7 @@ def wrap(command: Sequence[str], python: str = sys.executable, runner: str = "hy
     first, rest = command[0], command[1:]
     if first.endswith(".py"):
         return (python, "-m", runner, first, *rest)
-    if not _is_python(first):
+    if not is_python(first):
         return tuple(command)
     interpreter = python if first in _BARE else first
     options, program = _split(rest)
@@ -53,7 +53,7 @@ def check(command: Sequence[str]) -> None:
     if not first.endswith(".py") and first not in _BARE and shutil.which(first) is None:
         raise ConfigError(f"there is no program {first!r} on this host{_hint(command)}")
     script = first if first.endswith(".py") else ""
-    if _is_python(first):
+    if is_python(first):
         _, program = _split(command[1:])
         script = program[0] if program and program[0] != "-m" else ""
     if script and not os.path.exists(script):
@@ -70,7 +70,8 @@ def _hint(command: Sequence[str]) -> str:
     return ""
 
 
-def _is_python(program: str) -> bool:
+def is_python(program: str) -> bool:
+    """Whether a program is a Python interpreter, by its name."""
     return _INTERPRETER.fullmatch(os.path.basename(program)) is not None
 
 

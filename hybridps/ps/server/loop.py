@@ -223,6 +223,9 @@ class Loop:
             if member is not None:
                 log.warning("%s left %d answers unread: lost", member, MOST_UNREAD)
                 self._remove(member, lost=True)
+        for member in self.members.take_ended() if emptied and self.members.ended else ():
+            log.warning("%s has ended: lost", member)
+            self._remove(member, lost=True)
         now = time.monotonic()
         if now < self.judged_seconds + self.members.lost_seconds / _JUDGED_PER_LOST:
             return

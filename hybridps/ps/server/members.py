@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -57,6 +58,8 @@ class Members:
         """Each by the address of its socket, and by its session."""
         self._came: set[tuple[str, int]] = set()
         self._began_seconds: dict[str, float] = {}
+        self.ended: deque[tuple[str, int]] = deque()
+        """Job and group of those whose processes have ended. Any thread adds to it."""
         self._lost: dict[bytes | int, None] = {}
         self._lost_groups: dict[str, dict[int, float]] = {}
         """Of each job, groups that were lost and are not back, and when each gave its last sign of life."""
@@ -161,6 +164,18 @@ class Members:
             elif emptied or reads - member.overdue[1] > FAIR_READS:
                 silent.append(member)
         return silent
+
+    def take_ended(self) -> list[Member]:
+        """The clients whose processes have ended without leaving, all of whose messages are served."""
+        found = []
+        for _ in range(len(self.ended)):
+            job, group = self.ended.popleft()
+            for member in [member for member in self.there(job) if member.group == group]:
+                if any(identity == member.identity for (identity, _), _ in member.account.waiting):
+                    self.ended.append((job, group))  # its tenant rests: maybe it has said goodbye
+                else:
+                    found.append(member)
+        return found
 
     def begin_without_absent(self, now: float) -> list[Outcome]:
         """Let jobs begin whose first group has waited long enough for the others."""

@@ -111,6 +111,14 @@ class Server:
             self._loop.stopping = True
             self._loop.workers.wake()
 
+    def end_group(self, job: str, group: int) -> None:
+        """Take a group as lost as soon as its messages are read: its processes have ended. From any thread.
+
+        `job` is as it is called here, with its tenant if there are keys. A group that is not there is left alone.
+        """
+        self._loop.members.ended.append((job, group))
+        self._loop.workers.wake()
+
     def close(self) -> None:
         """Release the address. Only when `run` does not run; a second time does nothing."""
         with self._closing:

@@ -10,7 +10,7 @@ import numpy as np
 
 from hybridps.codecs import CODECS, Codec
 from hybridps.errors import DeadlineError
-from hybridps.mpi_groups.group import Group, Transfer
+from hybridps.mpi_groups.group import LOOK_SECONDS, Group, Transfer
 from hybridps.tensor_collectives import kernels
 from hybridps.tensor_collectives.between_nodes.halving_doubling import halving_doubling
 from hybridps.tensor_collectives.between_nodes.talk import Steps, Talk
@@ -111,7 +111,8 @@ class Lane:
 
         waiting = [conversation(talk) for talk, _ in zip(talks, chunks, strict=False)]
         active: list[tuple[Steps, tuple[Transfer, ...]]] = []
-        last = time.monotonic()
+        last = looked = time.monotonic()
+        self.group.begin()
         while active or waiting:
             going, progress = [], bool(waiting)
             for steps, transfers in active:
@@ -129,6 +130,9 @@ class Lane:
                 self._moved()
             elif (waited := time.monotonic() - last) > self.deadline_seconds:
                 raise self._late()
+            elif last + waited > looked + LOOK_SECONDS:
+                looked = last + waited
+                self.group.check_left("a collective between nodes")
             elif asleep and waited > SPIN_SECONDS:
                 time.sleep(min(waited / 10, 0.001))
             else:

@@ -12,7 +12,7 @@ import numpy as np
 
 from hybridps.errors import DeadlineError, GroupError, LayoutError
 from hybridps.memory import ALIGNMENT, private_memory
-from hybridps.mpi_groups.group import Group
+from hybridps.mpi_groups.group import Group, rank_ended
 from hybridps.shared_memory import attach_shared, create_shared, shared_memory, shared_name
 from hybridps.tensor_collectives.node import barrier
 from hybridps.tensor_collectives.node.barrier import LINE, NOT_FINITE_WORD, TRIES, cast_vote, count_votes, wait_for
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from hybridps.tensor_collectives.tensor import Rows
 
 GIVEN_UP = -1
+LEFT = -1
+"""Progress of a rank that takes part in nothing more."""
 
 SLEEP_SECONDS = 0.05
 """How long a rank sleeps between two looks at the clock."""
@@ -161,6 +163,11 @@ class Node:
         self._counters[self.rank * LINE] = GIVEN_UP
         self._wake()
 
+    def leave(self) -> None:
+        """This rank is done. Ranks that wait for it in an operation that it has not come to fail at once."""
+        self._counters[self.rank * LINE + 1] = LEFT
+        self._wake()
+
     def _wake(self) -> None:
         """Wake the ranks that sleep until this rank's counter changes."""
         wake(self._address + self.rank * ALIGNMENT)
@@ -177,6 +184,9 @@ class Node:
             now = time.monotonic()
             if self._counters[missing * LINE] == GIVEN_UP:
                 raise GroupError(f"rank {self.names[missing]} gave up {what} that rank {self.names[self.rank]} is in")
+            # It may have come and left since the look above, so its counter is read again.
+            if self._counters[missing * LINE + 1] == LEFT and self._counters[missing * LINE] < met:
+                raise rank_ended(self.names[missing], self.names[self.rank], what)
             if self._counters[missing * LINE + 1] != seen:
                 seen, end = self._counters[missing * LINE + 1], now + self.deadline_seconds + patience_seconds
             if now > end:

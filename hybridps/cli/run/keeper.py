@@ -1,0 +1,58 @@
+"""Ends what a killed launcher would leave behind: processes and folders.
+
+A program of its own, run as a file so that it loads nothing else: it waits on a pipe from the launcher. Its end without
+the word `DONE` means that the launcher was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+DONE = "done"
+FOLDER = "folder "
+"""What stands before the path of a folder that is to be removed."""
+
+GRACE_SECONDS = 5.0
+"""How long processes may take to end by themselves: the kernel has told the launcher's children of its death."""
+
+
+def main(mark: str) -> None:
+    """Wait for the end of the launcher. `mark` begins a `NAME=VALUE` in the environment of all that it has started."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    folders = []
+    for line in sys.stdin:
+        if line.rstrip("\n") == DONE:
+            return
+        folders.append(line.rstrip("\n").removeprefix(FOLDER))
+    end = time.monotonic() + GRACE_SECONDS
+    while (left := marked(mark)) and time.monotonic() < end:
+        time.sleep(0.1)
+    for pid in left:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def marked(mark: str) -> list[int]:
+    """The other processes with a variable in their environment that begins with `mark`."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if int(folder.name) != os.getpid() and any(each.startswith(mark.encode()) for each in variables):
+            found.append(int(folder.name))
+    return found
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,67 @@
+"""How the ranks of an MPI world learn that one of them has ended its part of the job before the others."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import msgspec
+import numpy as np
+from mpi4py import MPI
+
+from hybridps.mpi_groups.group import rank_ended
+
+_TAG = 1
+
+
+class Ledger:
+    """What this rank has begun, and what each rank of the world had begun when it left. It owns its communicator.
+
+    A conversation is a communicator, by a name that is the same on all of its ranks. They all begin the same operations
+    there, so a rank that has left will never come to one that it had not begun. Any thread may use a ledger.
+    """
+
+    def __init__(self, communicator: MPI.Comm) -> None:
+        self._communicator = communicator
+        self._others = [rank for rank in range(communicator.Get_size()) if rank != communicator.Get_rank()]
+        self._begun: dict[str, int] = {}
+        self._left: dict[int, dict[str, int]] = {}
+        self._sent: list[tuple[Any, np.ndarray]] = []
+        self._lock = threading.Lock()
+
+    def join(self, conversation: str) -> None:
+        """This rank takes part in a conversation."""
+        self._begun[conversation] = 0
+
+    def begin(self, conversation: str) -> None:
+        """This rank begins an operation."""
+        self._begun[conversation] += 1
+
+    def check(self, conversation: str, what: str) -> None:
+        """Raise GroupError if a rank that is to take part in the current operation, called `what`, has left."""
+        with self._lock:
+            self._receive()
+            left = [*self._left.items()]
+        for rank, begun in left:
+            if begun.get(conversation, self._begun[conversation]) < self._begun[conversation]:
+                raise rank_ended(rank, self._communicator.Get_rank(), what)
+
+    def leave(self) -> None:
+        """Tell the others that this rank begins nothing more."""
+        data = np.frombuffer(msgspec.json.encode(self._begun), np.uint8)
+        with self._lock:
+            self._sent = [(self._communicator.Isend([data, MPI.BYTE], rank, _TAG), data) for rank in self._others]
+
+    def close(self) -> None:
+        """Release the communicator, when all ranks have left. Nothing may be checked any more."""
+        with self._lock:
+            while len(self._left) < len(self._others):
+                self._receive()
+            MPI.Request.Waitall([request for request, _ in self._sent])
+        self._communicator.Free()
+
+    def _receive(self) -> None:
+        while (message := self._communicator.Improbe(MPI.ANY_SOURCE, _TAG, status := MPI.Status())) is not None:
+            data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            message.Recv([data, MPI.BYTE])
+            self._left[status.Get_source()] = msgspec.json.decode(data.tobytes(), type=dict[str, int])

@@ -1,0 +1,45 @@
+"""Groups whose processes have ended, as a launcher tells its servers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from in_thread import in_thread
+
+from hybridps.config import Settings
+from hybridps.errors import ServerError
+from hybridps.memory import Layout
+from hybridps.ps.client import Client
+from hybridps.ps.rules import Sum
+from hybridps.ps.server import Server
+
+pytestmark = pytest.mark.timeout(30)
+
+LAYOUT = Layout.of("float32", {"w": (16,)})
+SETTINGS = Settings(lost_seconds=600.0, deadline_seconds=600.0)
+"""A group that is not told of waits for longer than the test may take."""
+
+
+def test_others_go_on_without_a_group_that_has_ended() -> None:
+    with in_thread(Server.of(SETTINGS, "tcp://127.0.0.1:*")) as server:
+        clients = [
+            Client([server.address], job=job, group=group, groups=2, settings=SETTINGS)
+            for job in ("job", "other")
+            for group in (0, 1)
+        ]
+        for client in clients:
+            client.register("w", LAYOUT, np.zeros(16, np.float32), Sum())
+        answer = np.zeros(16, np.float32)
+        waiting = clients[0].exchange("w", np.ones(16, np.float32), answer, 0, 16)
+        for job, group in (("nobody", 1), ("job", 7), ("job", 1)):
+            server.end_group(job, group)
+        waiting.wait()
+        assert answer.tolist() == [1.0] * 16
+        with pytest.raises(ServerError, match="register again"):
+            clients[1].exchange("w", answer, answer, 0, 16).wait()
+        pending = [client.exchange("w", np.ones(16, np.float32), answer, 0, 16) for client in clients[2:]]
+        for each in pending:
+            each.wait()
+        assert answer.tolist() == [2.0] * 16, "the other job still has both groups"
+        for client in clients:
+            client.close(lost=True) if client is clients[1] else client.close()
