@@ -67,14 +67,16 @@ class AverageWeights(Algorithm):
         return late
 
     def averages(self, step: int) -> bool:
-        return self.has_centre and (self.decides_ahead or self.row.trigger.may_be_due(step))
+        return self.has_centre and step > 0 and (self.decides_ahead or self.row.trigger.may_be_due(step))
 
     @property
     def decides_ahead(self) -> bool:
         return self.has_centre and self.row.trigger.decides_ahead and not self.is_synchronous
 
     def next_tau(self, tables: Iterable[str]) -> int:
-        self._tau[0] = max(self._triggers[table].next_tau() for table in tables)
+        # Each counts its own cost alone.
+        tau = sum(self._triggers[table].next_tau() for table in tables)
+        self._tau[0] = max(1, min(tau, getattr(self.row.trigger, "silence", None) or tau))
         self.levels.group.broadcast_(self._tau)
         return int(self._tau[0])
 

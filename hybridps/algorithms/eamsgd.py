@@ -2,7 +2,7 @@
 
 | trigger | tier | sends | clock | rule | codec |
 |---|---|---|---|---|---|
-| every tau steps, or as given | servers | weights | free-running | Elastic | exact |
+| as often as is cheap, or as given | servers | weights | free-running | Elastic | exact |
 
 Each worker looks ahead, takes the gradient there and corrects, with momentum mu:
 

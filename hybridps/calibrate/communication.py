@@ -75,7 +75,7 @@ def _average(job: Job) -> Operation:
 
 def read_settings() -> Settings:
     """Those of the job, but every averaging happens: a trigger might leave out some, or all."""
-    return replace(load_settings(), trigger="always", tau=None)
+    return replace(load_settings(), trigger=None, tau=1)
 
 
 def _layout(size: int) -> Layout:

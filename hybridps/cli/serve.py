@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import sys
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -75,9 +74,11 @@ def serve(
 
 def _hear_ends(server: Server) -> None:
     """Read lines of a job, as the server calls it, and a group. Only the launcher can write to this pipe."""
-    for line in sys.stdin:
-        job, _, group = line.rstrip().rpartition(" ")
-        server.end_group(job, int(group))
+    # Not by sys.stdin: a thread that waits in it when the interpreter ends aborts the process.
+    with open(0, "rb", buffering=0, closefd=False) as told:
+        for line in told:
+            job, _, group = line.decode().rstrip().rpartition(" ")
+            server.end_group(job, int(group))
 
 
 def world_size(environ: Mapping[str, str]) -> int:

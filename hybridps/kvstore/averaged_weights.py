@@ -83,14 +83,14 @@ class AveragedWeights:
 class Averaging:
     """Which `keys` of a store are averaged across groups, and when.
 
-    `make_weights` registers weights of these specs under a prefix; `like` as in `Updates`; `trained` gives the arrays
-    that are trained of a key; `updates` says whether the store updates.
+    `make_weights` registers weights of these specs under a prefix, and whether that is a key alone; `like` as in
+    `Updates`; `trained` gives the arrays that are trained of a key; `updates` says whether the store updates.
     """
 
     def __init__(
         self,
         algorithm: Algorithm,
-        make_weights: Callable[[Mapping[str, KeySpec], str], Weights],
+        make_weights: Callable[[Mapping[str, KeySpec], str, bool], Weights],
         keys: Mapping[str, Key],
         like: Callable[[str], list[NDArray]],
         trained: Callable[[str], Sequence[NDArray]],
@@ -175,4 +175,4 @@ class Averaging:
     def _together(self, prefix: str, names: Sequence[str], may_move: bool) -> AveragedWeights:
         weights = {name: self._like(name)[0] for name in names}
         specs = {name: KeySpec(dtype_of(array), array.shape) for name, array in weights.items()}
-        return AveragedWeights(self._trained, self._make_weights(specs, prefix), may_move)
+        return AveragedWeights(self._trained, self._make_weights(specs, prefix, not may_move), may_move)

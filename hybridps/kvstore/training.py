@@ -45,8 +45,8 @@ class Training:
         of_keys = (self.keys, self.stored, self._like)
         self.updates = Updates(job, algorithm, schedule, self._initial, is_asynchronous, *of_keys)
 
-        def make_weights(specs: Mapping[str, KeySpec], prefix: str) -> Weights:
-            return Weights(specs, *given, prefix)
+        def make_weights(specs: Mapping[str, KeySpec], prefix: str, alone: bool) -> Weights:
+            return Weights(specs, *given, prefix, alone)
 
         self._averaging = Averaging(algorithm, make_weights, self.keys, self._like, self._trained, self._store_updates)
         self._compresses = False

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from hybridps.algorithms import Algorithm
+from hybridps.algorithms import USUAL, Algorithm
 from hybridps.events import Changed, Exchanged, Registered
 from hybridps.memory import Arena, Layout
 from hybridps.shared_memory import shared_memory
@@ -35,13 +35,18 @@ class Weights:
         context: JobContext,
         initial: InitialValues,
         prefix: str,
+        alone: bool = False,
     ) -> None:
-        """Raises LayoutError for a dtype that cannot be laid out."""
+        """`alone`: a key among many that each are averaged by themselves, so that their costs are not seen together.
+
+        Raises LayoutError for a dtype that cannot be laid out.
+        """
         self._schedule = schedule
         self._algorithm = algorithm
         self._context = context
         self._initial = initial
         self._timetable = Timetable(schedule)
+        self._alone = alone
         laid_out = lay_out(prefix, {name: spec._replace(vectors=1) for name, spec in keys.items()})
         self._layouts = {table: layout for table, (layout, _) in laid_out.items()}
         self._arenas = {table: _shared(layout) for table, layout in self._layouts.items()}
@@ -56,7 +61,7 @@ class Weights:
         """Whether to `average` in this step (0, 1, ...). Asked once a step; the same on all ranks of the group."""
         if not self._algorithm.decides_ahead:
             return self._algorithm.averages(step)
-        return step > 0 and self._timetable.is_due(step)
+        return USUAL.may_be_due(step) if self._alone else step > 0 and self._timetable.is_due(step)
 
     def average(self, step: int) -> Item:
         """Average the weights with others, if the algorithm's trigger says so."""
@@ -98,7 +103,7 @@ class Weights:
                 self._context.events.emit(Changed(table, step, change, arena.layout.nbytes, nbytes))
             if nbytes:
                 self._context.events.emit(Exchanged(table, step, took, nbytes, self._algorithm.distance))
-        if self._algorithm.decides_ahead:
+        if self._algorithm.decides_ahead and not self._alone:
             self._timetable.tell(self._algorithm.next_tau(self._arenas))
 
 

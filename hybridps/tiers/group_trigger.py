@@ -59,7 +59,7 @@ class GroupTrigger:
         if self._decides_ahead:
             if self.state is not None:
                 self.state.measure(step, weights)
-            return [(0, int(self._edges[-1]))]
+            return runs(np.ones(self._told.size, bool), self._edges)
         if not self._trigger.may_be_due(step):
             return []
         if self.state is not None:

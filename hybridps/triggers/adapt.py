@@ -51,12 +51,13 @@ class AdaptState(WatchingState):
         self._watched = ChangeState(trigger, edges, weights) if trigger.theta else None
         """How far the weights have moved, if that counts."""
         self._speed = self._cost = self._step = math.nan
+        self._has_exchanged = False
         self._ended = now()
         """When the last exchange ended."""
 
     def measure(self, step: int, weights: np.ndarray) -> None:
         if self._watched is not None:
-            self._watched.measure(step, weights)
+            self._watched._look(step, weights)
             self.change = self._watched.change
         self.fired[:] = True
 
@@ -72,7 +73,8 @@ class AdaptState(WatchingState):
     ) -> None:
         age = max(1, step - int(self._sent_at[0]))
         ended = self._now()
-        if began_here and (self._watched is None or math.isfinite(self.change)):
+        came_late, self._has_exchanged = age > self.tau and not self._has_exchanged, True
+        if began_here and not came_late and (self._watched is None or math.isfinite(self.change)):
             self._speed = _averaged(self._speed, self.change / age)
             self._cost = _averaged(self._cost, seconds)
             self._step = _averaged(self._step, max(0.0, ended - self._ended - seconds) / age)

@@ -11,5 +11,5 @@ def test_every_averaging_happens_whatever_the_trigger(monkeypatch: pytest.Monkey
     monkeypatch.setenv("HYBRIDPS_TRIGGER", "change:inf")
     monkeypatch.setenv("HYBRIDPS_CHUNK_BYTES", "65536")
     settings = read_settings()
-    assert (settings.trigger, settings.tau) == ("always", None)
+    assert (settings.trigger, settings.tau) == (None, 1)
     assert settings.chunk_bytes == 65536

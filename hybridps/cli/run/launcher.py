@@ -21,13 +21,16 @@ from hybridps.cli.run.processes import Child, Processes
 from hybridps.cli.run.run_log import RunLog
 from hybridps.cli.run.starting import Starting, announced
 from hybridps.config import PREFIX, SECRETS
-from hybridps.errors import FAILED, MISUSED, ServerError
+from hybridps.errors import FAILED, MISUSED, HybridPSError, ServerError
 from hybridps.events import check_run_folder
 from hybridps.processes import SAYS, START_SECONDS, child_environment, without_rank_marks
 from hybridps.ps.keys import Credentials, make_tenant
 from hybridps.racks import place_in_rack
 
 _SHARED_MEMORY = "/dev/shm"
+_ALLOCATIONS = {"SLURM_JOB_ID", "PBS_NODEFILE", "PBS_JOBID", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "JOB_ID"}
+"""Variables of a batch system that mpirun asks for its hosts."""
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -55,6 +58,8 @@ class Launcher:
         self._log = RunLog(launch.settings)
         self._starting: Starting | None = None
         """From the start of the groups on, if their ranks can tell that they run."""
+        self._was_late = False
+        """Whether a group was found not to have started in time."""
         self._servers: list[list[Child]] = []
         """The parents, if there are racks, and last the servers that the groups meet at."""
         self._groups: list[Child] = []
@@ -104,6 +109,9 @@ class Launcher:
         late = self._starting.late() if self._starting is not None else []
         missing = [group for group in late if self._groups[group].status is None]
         if self._starting is None or not missing:
+            return False
+        if not self._was_late:  # what the ranks have printed is read first: this process may have been stopped
+            self._was_late = True
             return False
         self._failed = self._failed or FAILED
         self._screen.message(self._starting.describe(missing[0]))
@@ -167,8 +175,9 @@ class Launcher:
         the stack."""
         folder = self._folder(stack)
         hosts = [host for group in self._launch.groups for host in group.hosts]
-        # Other hosts would not have this folder.
-        shares = os.path.isdir(_SHARED_MEMORY) and all(is_here(host.name) for host in hosts)
+        # Other hosts would not have this folder, also those that mpirun finds by itself.
+        here = all(is_here(host.name) for host in hosts) if hosts else _ALLOCATIONS.isdisjoint(os.environ)
+        shares = here and os.access(_SHARED_MEMORY, os.W_OK)
         shared = {**without_rank_marks(os.environ), **self._launch.environment.workers}
         shared.pop("DMLC_ROLE", None)  # with a role of MXNet's own servers, `import mxnet` would never return
         if self._launch.launcher == SLURM:
@@ -247,7 +256,10 @@ class Launcher:
         if not servers:
             return
         place = place_in_rack(group, len(launch.groups), launch.settings.racks, [server.name for server in servers])
-        credentials = Credentials.of(launch.group_settings(launch.groups[group], (), self._credentials))
+        try:
+            credentials = Credentials.of(launch.group_settings(launch.groups[group], (), self._credentials))
+        except HybridPSError:  # the folder of the keys is gone: the servers find out by themselves
+            return
         job = launch.settings.job if credentials is None else f"{credentials.tenant}/{launch.settings.job}"
         for child in self._servers[-1]:
             if child.name in place.servers:

@@ -82,7 +82,8 @@ class Processes:
         self._mark = f"{_MARK}={os.getpid()}-{secrets.token_hex(4)}-"
         self._keeper = subprocess.Popen(
             [sys.executable, "-I", "-S", keeper.__file__, self._mark],
-            env={},  # without the mark of a launcher that this one runs in
+            # Without the mark of a launcher that this one runs in.
+            env={name: value for name, value in os.environ.items() if name != _MARK},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -88,6 +88,8 @@ def _blocks_(sources, targets, centre, state, numbers, check_finite, keeps):  # 
         total = buffer[: block.size]
         add_up_(total, sources, start)
         if check_finite and not _is_finite(total):
+            if keeps == 2:
+                fence()
             return start
         states = state[0][start : start + BLOCK], state[1][start : start + BLOCK]
         answer = update_(total, block, states, numbers)  # type: ignore[name-defined]  # noqa: F821

@@ -175,7 +175,7 @@ class Members:
                     self.ended.append((job, group))  # its tenant rests: maybe it has said goodbye
                 else:
                     found.append(member)
-        return found
+        return [*dict.fromkeys(found)]
 
     def begin_without_absent(self, now: float) -> list[Outcome]:
         """Let jobs begin whose first group has waited long enough for the others."""
