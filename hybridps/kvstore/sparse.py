@@ -131,7 +131,9 @@ class SparseArrays:
 
 
 def _rows_of(array: NDArray) -> SparseRows:
-    return SparseRows(array.indices.asnumpy(), array.data.asnumpy())
+    """On the communication thread, whose operations MXNet shall not gather into one: that was seen to crash."""
+    with mx.engine.bulk(0):
+        return SparseRows(array.indices.asnumpy(), array.data.asnumpy())
 
 
 def _add_up(parts: Sequence[SparseRows], name: str, count: int) -> SparseRows:
