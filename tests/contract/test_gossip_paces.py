@@ -196,10 +196,12 @@ def test_a_push_that_was_given_up_long_ago_is_still_paid_when_it_turns_out_to_be
             let_letters_come(groups, 0.004)
             exchanges[0].take_in(weights[0])
         assert exchanges[0].shares.own == pytest.approx(1 / 2)
-        settle(exchanges, weights)
-        let_letters_come(groups, 0.1)
-        settle(exchanges, weights)
-        whole = sum(exchange.shares.own - exchange.shares.owed for exchange in exchanges)
+        for _ in range(50):  # letters are late on a busy machine
+            settle(exchanges, weights)
+            let_letters_come(groups, 0.1)
+            whole = sum(exchange.shares.own - exchange.shares.owed for exchange in exchanges)
+            if whole == pytest.approx(1, abs=1e-9):
+                break
         assert whole == pytest.approx(1, abs=1e-9)
 
 
