@@ -80,7 +80,7 @@ class GroupTrigger:
 
     def next_tau(self) -> int:
         """Where exchanges decide: the steps between two later ones. On the leader; 0 on other ranks."""
-        return int(getattr(self.state, "tau", 0))
+        return 0 if self.state is None else self.state.tau
 
     def _vote(self, tier: Tier) -> None:
         votes = self._votes.flat

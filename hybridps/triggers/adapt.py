@@ -45,7 +45,6 @@ class AdaptState(WatchingState):
     def __init__(self, trigger: Adapt, edges: np.ndarray, weights: np.ndarray, now: Callable[[], float]) -> None:
         super().__init__(trigger, edges)
         self.tau = 1
-        """Steps from the last exchange to the next one."""
         self._threshold, self._share, self._now = trigger.theta, trigger.share, now
         self._longest = trigger.silence or math.inf
         self._watched = ChangeState(trigger, edges, weights) if trigger.theta else None

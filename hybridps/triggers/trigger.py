@@ -24,6 +24,8 @@ class State(ABC):
     def __init__(self, edges: np.ndarray) -> None:
         self.edges = edges
         """Part k is elements `edges[k]:edges[k + 1]` of the flat weights."""
+        self.tau = 0
+        """Where the trigger decides ahead: steps from the last exchange to the next one."""
         self.fired = np.zeros(edges.size - 1, bool)
         """Which parts the last `due` found due. `sent` is about these; the caller may change them in between."""
         self.change = float("nan")

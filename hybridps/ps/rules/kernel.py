@@ -76,11 +76,11 @@ def sum_(total, sources):  # type: ignore[no-untyped-def]
         add_up_(total[start : start + BLOCK], sources, start)
 
 
-def _blocks_(sources, targets, centre, state, numbers, check_finite, keeps):  # type: ignore[no-untyped-def]
+def _blocks_(sources, targets, centre, state, numbers, check_finite, streams):  # type: ignore[no-untyped-def]
     """Sum the sources, update and write the answer, block by block. Returns as `apply_` does.
 
-    `state` has two arrays. `keeps`: whether the centre becomes the answer (1), and is too large for the caches (2), so
-    that it is not read before it is written. `update_` is a global name that `block_loop` binds.
+    `state` has two arrays. With `streams` the answer becomes the centre too, which is not read before it is written.
+    `update_` is a global name that `block_loop` binds.
     """
     buffer = np.empty(BLOCK, centre.dtype)
     for start in range(0, centre.size, BLOCK):
@@ -88,7 +88,7 @@ def _blocks_(sources, targets, centre, state, numbers, check_finite, keeps):  # 
         total = buffer[: block.size]
         add_up_(total, sources, start)
         if check_finite and not _is_finite(total):
-            if keeps == 2:
+            if streams:
                 fence()
             return start
         states = state[0][start : start + BLOCK], state[1][start : start + BLOCK]
@@ -97,12 +97,9 @@ def _blocks_(sources, targets, centre, state, numbers, check_finite, keeps):  # 
             target = at(address, start, answer)
             for i in range(answer.size):
                 target[i] = answer[i]
-        if keeps == 2:
+        if streams:
             stream_(block.view(np.uint8), answer.ctypes.data)
-        elif keeps:
-            for i in range(answer.size):
-                block[i] = answer[i]
-    if keeps == 2:
+    if streams:
         fence()
     return centre.size
 

@@ -103,17 +103,19 @@ def apply_(
     """
     dtype = np.result_type(centre.dtype, np.float32)
     numbers = tuple(map(dtype.type, rule.numbers(step, contributions)))
+    kept = [centre] if rule.centre_is_answer else []
     if centre.dtype in COMPILED:
         loop = block_loop(rule.update_)
         states = (*state, centre, centre)[:2]  # always two: a rule that keeps less does not look at the others
-        keeps = rule.centre_is_answer + (rule.centre_is_answer and whole_bytes >= LEAST_BYTES)
-        return loop(described(sources), addresses(targets), centre, states, numbers, check_finite, keeps)
+        streams = rule.centre_is_answer and whole_bytes >= LEAST_BYTES
+        into = targets if streams else [*targets, *kept]
+        return loop(described(sources), addresses(into), centre, states, numbers, check_finite, streams)
     total = np.empty_like(centre)
     add_up_(total, sources)
     done = find_not_finite(total) // BLOCK * BLOCK if check_finite and not is_finite(total) else centre.size
     blocks = [array[None, :done] for array in (total, centre, *state)]
     answer = rule.update_.py_func(*blocks[:2], blocks[2:], [*map(np.atleast_1d, numbers)])
-    for target in [centre, *targets] if rule.centre_is_answer else targets:
+    for target in [*targets, *kept]:
         np.copyto(target[:done], answer[0])
     return done
 
