@@ -57,6 +57,7 @@ def run_command(
     groups: options.GroupsOption = None,
     group_sizes: options.GroupSizesOption = None,
     server_count: options.ServersOption = None,
+    server_restarts: options.ServerRestartsOption = None,
     backend: options.BackendOption = None,
     racks: options.RacksOption = None,
     algorithm: options.AlgorithmOption = None,
@@ -89,6 +90,7 @@ def run_command(
         read_settings(context.params | {"trigger": options.trigger_of(trigger, budget)}, pairs or []),
         workers=workers,
         servers=server_count,
+        server_restarts=server_restarts,
         hosts=find_hosts(launcher, hosts, hostfile),
         insecure=insecure,
         environment=read_environment(os.environ, exports, env, env_worker, env_server),
@@ -163,6 +165,9 @@ def serve_command(
         typer.Option("--groups", min=1, help="Groups of the job, for MXNet's servers (HYBRIDPS_BACKEND=mxnet)."),
     ] = None,
     mxnet_servers: Annotated[int, typer.Option("-s", "--servers", min=1, help="Number of MXNet servers.")] = 1,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="Start the server again with its tables, up to so many times, if it dies.")
+    ] = 0,
     quiet: Annotated[bool | None, typer.Option("--quiet", help="Print only the address.")] = None,
     told_ends: Annotated[bool, typer.Option("--told-ends", hidden=True)] = False,
 ) -> None:
@@ -170,7 +175,17 @@ def serve_command(
     from hybridps.cli.serve import serve
 
     settings = read_settings(context.params)
-    serve(bind, settings, insecure, stop_after_groups, mxnet_groups, mxnet_servers, told_ends=told_ends)
+    status = serve(
+        bind,
+        settings,
+        insecure,
+        stop_after_groups,
+        mxnet_groups,
+        mxnet_servers,
+        told_ends=told_ends,
+        restarts=restarts,
+    )
+    sys.exit(status)
 
 
 @app.command(name="top")

@@ -26,6 +26,14 @@ ServersOption = Annotated[
         help="Number of servers to start. Default: 1 for several groups, else 0.",
     ),
 ]
+ServerRestartsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--server-restarts",
+        min=0,
+        help="Start a server that dies again with its tables, up to so many times. Default: 0.",
+    ),
+]
 BackendOption = Annotated[
     str | None, typer.Option(help="Parameter servers to use: hybridps, or mxnet for MXNet's own.")
 ]

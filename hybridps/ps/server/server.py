@@ -24,6 +24,7 @@ from hybridps.ps.server.upstream import Parents
 from hybridps.ps.server.workers import Workers
 
 if TYPE_CHECKING:
+    from hybridps.ps.server.kept import KeptMemory
     from hybridps.ps.server.metrics import Observer
 
 _MOST_THREADS = 4
@@ -38,7 +39,8 @@ class Server:
     so many groups came and none is there any more. `memory_bytes` bounds all tables (default: what this host has).
     `check_finite`: sums of gradients with NaN or Inf are refused too; what groups share is never poisoned. `allowed`:
     only these tenants may connect, with their keys. `parents`: where this server's groups, a rack, meet other racks;
-    the server closes them. `context`: of ZeroMQ, for addresses of inproc://; it stays open.
+    the server closes them. `context`: of ZeroMQ, for addresses of inproc://; it stays open. `kept`: memory that
+    outlives this process, with what an earlier life of the server has left there.
     Raises ServerError if the address cannot be used, or is beyond this host without keys and not `insecure`.
     """
 
@@ -56,6 +58,7 @@ class Server:
         allowed: AllowList | None = None,
         parents: Parents | None = None,
         context: Any = None,
+        kept: KeptMemory | None = None,
     ) -> None:
         threads = threads or min(os.cpu_count() or 1, _MOST_THREADS)
         with ExitStack() as resources:
@@ -75,12 +78,23 @@ class Server:
         accounts, members = Accounts(allowed, jobs.budget), Members(lost_seconds, jobs)
         self._loop = Loop(Transport(door), jobs, members, accounts, workers, parents, stop_after_groups)
         self._closing = threading.RLock()
+        self._kept = kept
 
     @classmethod
     def of(
-        cls, settings: Settings, address: str, *, insecure: bool = False, stop_after_groups: int | None = None
+        cls,
+        settings: Settings,
+        address: str,
+        *,
+        insecure: bool = False,
+        stop_after_groups: int | None = None,
+        allowed: AllowList | None = None,
+        kept: KeptMemory | None = None,
     ) -> Server:
-        """A server as the settings say. Raises ConfigError for keys that cannot be read, and as the constructor."""
+        """A server as the settings say. Raises ConfigError for keys that cannot be read, and as the constructor.
+
+        `allowed`: the keys that the settings name, if they were read before.
+        """
         return cls(
             address,
             lost_seconds=settings.lost_seconds,
@@ -89,8 +103,9 @@ class Server:
             threads=settings.server_threads,
             cores=settings.server_cores,
             check_finite=settings.check_finite == "refuse",
-            allowed=AllowList.of(settings),
+            allowed=allowed or AllowList.of(settings),
             parents=Parents.of(settings),
+            kept=kept,
         )
 
     def run(self) -> None:
