@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from hybridps.ps.server.admission import Accounts
 from hybridps.ps.server.door import Gatekeeper
 from hybridps.ps.server.loop import Loop
 from hybridps.ps.server.members import Members
+from hybridps.ps.server.tables.images import KeptJobs
 from hybridps.ps.server.tables.jobs import Jobs
 from hybridps.ps.server.tables.rack import RackTable
 from hybridps.ps.server.tables.table import Table
@@ -40,7 +42,7 @@ class Server:
     `check_finite`: sums of gradients with NaN or Inf are refused too; what groups share is never poisoned. `allowed`:
     only these tenants may connect, with their keys. `parents`: where this server's groups, a rack, meet other racks;
     the server closes them. `context`: of ZeroMQ, for addresses of inproc://; it stays open. `kept`: memory that
-    outlives this process, with what an earlier life of the server has left there.
+    outlives this process; a server that finds there what an earlier one has left goes on where that was killed.
     Raises ServerError if the address cannot be used, or is beyond this host without keys and not `insecure`.
     """
 
@@ -74,11 +76,13 @@ class Server:
         """Where clients find it, with the actual port."""
         if memory_bytes is None:
             memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        jobs = Jobs(memory_bytes, threads, check_finite, Table if parents is None else RackTable)
-        accounts, members = Accounts(allowed, jobs.budget), Members(lost_seconds, jobs)
+        kept_jobs = None if kept is None else KeptJobs(kept)
+        jobs = Jobs(memory_bytes, threads, check_finite, Table if parents is None else RackTable, kept_jobs)
+        accounts, members = Accounts(allowed, jobs.budget), Members(lost_seconds, jobs, kept)
+        members.restore(accounts.of_job, time.monotonic())
         self._loop = Loop(Transport(door), jobs, members, accounts, workers, parents, stop_after_groups)
+        self._loop.life = 0 if kept is None else kept.life
         self._closing = threading.RLock()
-        self._kept = kept
 
     @classmethod
     def of(
