@@ -15,8 +15,8 @@ from hybridps.errors import FAILED, MISUSED, HybridPSError
 from hybridps.processes import die_with_parent
 from hybridps.ps.server.kept.memory import KeptMemory
 
-_QUICK_SECONDS = 1.0
-_QUICK_DEATHS = 3
+_QUICK_SECONDS = 0.1
+_QUICK_DEATHS = 10
 """A server that dies so many times in a row, each time so soon after its start, would do so for ever."""
 
 
@@ -25,7 +25,7 @@ def supervise(serve_life: Callable[[KeptMemory], int], restarts: int, say: Calla
 
     Each child opens the same kept memory, and ends with what `serve_life` returns, or with `MISUSED` and a line where
     it raises HybridPSError. One that is killed by a signal, or ends with another status than 0 and `MISUSED`, is
-    followed by a new one, up to `restarts` times, unless three in a row died within a second. `say` is called with a
+    followed by a new one, up to `restarts` times, unless ten in a row died within a second each. `say` is called with a
     line each time.
 
     SIGTERM, SIGINT and SIGHUP (unless it is ignored, as under `nohup`) are passed on to the child, and nothing is
