@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from in_thread import in_thread
@@ -43,3 +45,22 @@ def test_others_go_on_without_a_group_that_has_ended() -> None:
         assert answer.tolist() == [2.0] * 16, "the other job still has both groups"
         for client in clients:
             client.close(lost=True) if client is clients[1] else client.close()
+
+
+def test_an_end_that_is_told_while_the_server_closes_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    for _ in range(20):
+        server, closed = Server(threads=1), threading.Event()
+
+        def tell(server: Server = server, closed: threading.Event = closed) -> None:
+            while not closed.is_set():
+                server.end_group("job", 1)
+
+        tells = threading.Thread(target=tell)
+        tells.start()
+        with in_thread(server):
+            pass
+        closed.set()
+        tells.join()
+    assert failures == []

@@ -135,8 +135,9 @@ class Server:
 
         `job` is as it is called here, with its tenant if there are keys. A group that is not there is left alone.
         """
-        self._loop.members.ended.append((job, group))
-        self._loop.workers.wake()
+        with self._closing:
+            self._loop.members.ended.append((job, group))
+            self._loop.workers.wake()
 
     def close(self) -> None:
         """Release the address. Only when `run` does not run; a second time does nothing."""

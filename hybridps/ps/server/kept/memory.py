@@ -98,7 +98,8 @@ class KeptMemory:
 
     def close(self) -> None:
         """Let go of the memory, but for the arrays that are still used, and of no descriptor. The last call."""
-        self._head = self._words = self._log = np.zeros(0, np.uint8)
+        self._head = self._words = np.zeros(0, np.int64)
+        self._log = np.zeros(0, np.uint8)
 
     def _new_array(self, name: str, nbytes: int) -> np.ndarray:
         offset = self._pages.take(nbytes)
@@ -137,7 +138,7 @@ class KeptMemory:
         self._open_log(offset, length)
         at, end = _WORDS_BYTES, int(self._words[_END])
         while at < end:
-            kind, key_bytes, value_bytes = _RECORD.unpack_from(self._log, at)
+            kind, key_bytes, value_bytes = _RECORD.unpack_from(self._log.data, at)
             key_at = at + _RECORD.size
             value_at = key_at + key_bytes
             at = value_at + value_bytes

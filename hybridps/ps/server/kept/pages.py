@@ -91,7 +91,7 @@ class Pages:
             _libc.madvise(address, nbytes, mmap.MADV_HUGEPAGE)
         memory = (ctypes.c_uint8 * nbytes).from_address(address)
         weakref.finalize(memory, _libc.munmap, address, nbytes).atexit = False  # other threads may still use it then
-        return np.frombuffer(memory, np.uint8)
+        return np.frombuffer(memoryview(memory), np.uint8)
 
     def _grow(self, size: int) -> None:
         """Have the file be at least so long."""

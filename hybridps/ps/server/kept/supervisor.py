@@ -52,9 +52,10 @@ def supervise(serve_life: Callable[[KeptMemory], int], restarts: int, say: Calla
                 return status
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
             if quick == _QUICK_DEATHS:
-                how += f", and {quick} times in a row within {_QUICK_SECONDS:g} s of its start"
-            if quick == _QUICK_DEATHS or lives == restarts:
-                say(f"the server {how}; it is not started again")
+                say(f"the server {how}; it died {quick} times in a row within {_QUICK_SECONDS:g} s: not started again")
+                return status
+            if lives == restarts:
+                say(f"the server {how}; no restarts are left")
                 return status
             lives += 1
             say(f"the server {how}; restarted, {lives} of {restarts}; its tables are kept")
