@@ -79,6 +79,8 @@ def _serve_life(asked: _Asked, kept: KeptMemory | None) -> int:
         _say_where(server.address, metrics, kept)
         if asked.told_ends:
             threading.Thread(target=_hear_ends, args=(server,), name="hybridps-ends", daemon=True).start()
+        if kept is not None:
+            kept.mark_serving()
         gc.freeze()  # what is there now stays until the end, and collections would stop the loop to look at it
         server.run()
     return 0

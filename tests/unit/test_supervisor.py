@@ -51,13 +51,24 @@ def die(how: str) -> int:
             ],
         ),
         (
+            ["bug", "bug", "serves", "bug", "bug", "0"],
+            9,
+            0,
+            [
+                f"the server {how}; restarted, {number} of 9; its tables are kept"
+                for number, how in enumerate(
+                    [*2 * ["ended with exit status 1"], "was killed by signal 9", *2 * ["ended with exit status 1"]], 1
+                )
+            ],
+        ),
+        (
             ["bug", "bug", "signal 9", "0"],
             5,
             137,
             [
                 "the server ended with exit status 1; restarted, 1 of 5; its tables are kept",
                 "the server ended with exit status 1; restarted, 2 of 5; its tables are kept",
-                "the server was killed by signal 9; it died 3 times in a row within 1 s: not started again",
+                "the server was killed by signal 9; 3 processes in a row ended before they served: not started again",
             ],
         ),
     ],
@@ -69,6 +80,9 @@ def test_what_follows_a_death(lives: list[str], restarts: int, status: int, said
         before = kept.keys("")
         assert before == [f"life {number}" for number in range(kept.life)]
         kept.put(f"life {kept.life}", b"")
+        if lives[kept.life] == "serves":
+            kept.mark_serving()
+            return die("signal 9")
         return die(lives[kept.life])
 
     assert supervise(live, restarts, heard.append) == status

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 
 import numpy as np
 
 from hybridps.errors import ServerError
 from hybridps.ps.server.kept.pages import PAGE, Pages
 
-_LIVES, _LOG = range(2)
-"""Words of the first page: how many processes have opened the memory, and the offset of the log, or 0."""
+_LIVES, _LOG, _SERVED = range(3)
+"""Words of the first page: how many processes have opened the memory, the offset of the log, or 0, and 1 + the number
+of the last process that served, or 0."""
 
 _LENGTH, _END = range(2)
 """The first words of a log, in bytes: how long it may become, and how long it is."""
@@ -61,6 +63,16 @@ class KeptMemory:
     def create(cls) -> int:
         """A descriptor of new memory, which children inherit. The memory is gone with the last process that has it."""
         return os.memfd_create("hybridps-kept", 0)
+
+    @staticmethod
+    def last_serving_life(descriptor: int) -> int:
+        """The number of the last process that has called `mark_serving`, or -1. For one that does not open the
+        memory."""
+        return int.from_bytes(os.pread(descriptor, 8, 8 * _SERVED), sys.byteorder) - 1
+
+    def mark_serving(self) -> None:
+        """This process has begun to serve."""
+        self._head[_SERVED] = self.life + 1
 
     def array(self, name: str, nbytes: int) -> np.ndarray:
         """The array of this name (uint8, its start aligned to a page): zeros if it is new, else with its content.

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterable
 from typing import NoReturn
@@ -15,18 +14,17 @@ from hybridps.errors import FAILED, MISUSED, HybridPSError
 from hybridps.processes import die_with_parent
 from hybridps.ps.server.kept.memory import KeptMemory
 
-_QUICK_SECONDS = 0.1
-_QUICK_DEATHS = 10
-"""A server that dies so many times in a row, each time so soon after its start, would do so for ever."""
+_FAILED_STARTS = 3
+"""A server that dies so many times in a row before it serves would do so for ever."""
 
 
 def supervise(serve_life: Callable[[KeptMemory], int], restarts: int, say: Callable[[str], None]) -> int:
     """Run `serve_life` in a child process, and again in a new one when that dies; returns the exit status of the last.
 
-    Each child opens the same kept memory, and ends with what `serve_life` returns, or with `MISUSED` and a line where
-    it raises HybridPSError. One that is killed by a signal, or ends with another status than 0 and `MISUSED`, is
-    followed by a new one, up to `restarts` times, unless ten in a row died within a second each. `say` is called with a
-    line each time.
+    Each child opens the same kept memory, tells it when it serves, and ends with what `serve_life` returns, or with
+    `MISUSED` and a line where it raises HybridPSError. One that is killed by a signal, or ends with another status than
+    0 and `MISUSED`, is followed by a new one, up to `restarts` times, unless three in a row died before they served.
+    `say` is called with a line each time.
 
     SIGTERM, SIGINT and SIGHUP (unless it is ignored, as under `nohup`) are passed on to the child, and nothing is
     started again then. The child ends when this process ends. A status is as a shell counts it: 128 + n for signal n.
@@ -40,19 +38,18 @@ def supervise(serve_life: Callable[[KeptMemory], int], restarts: int, say: Calla
     # Signals are waited for, not handled: so none is lost between two children.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*stops, signal.SIGCHLD})
     memory = KeptMemory.create()
-    quick = lives = 0
+    failed_starts = lives = 0
     try:
         while True:
-            began = time.monotonic()
             child = _fork(serve_life, memory, before, say)
             code, stopped = _wait(child, stops)
-            quick = quick + 1 if time.monotonic() < began + _QUICK_SECONDS else 0
+            failed_starts = 0 if KeptMemory.last_serving_life(memory) == lives else failed_starts + 1
             status = 128 - code if code < 0 else code
             if stopped or status in (0, MISUSED):
                 return status
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
-            if quick == _QUICK_DEATHS:
-                say(f"the server {how}; it died {quick} times in a row within {_QUICK_SECONDS:g} s: not started again")
+            if failed_starts == _FAILED_STARTS:
+                say(f"the server {how}; {failed_starts} processes in a row ended before they served: not started again")
                 return status
             if lives == restarts:
                 say(f"the server {how}; no restarts are left")
