@@ -64,7 +64,7 @@ def serve_alone(
     keep_freed_memory()
     asked = _Asked(bind, settings, insecure, stop_after_groups, told_ends, AllowList.of(settings))
     if restarts:
-        # The first rule that a process loads takes a third of a second, and others some milliseconds: spare all lives that.
+        # The first rule that a process loads takes a third of a second, the others some milliseconds each.
         warm_up(Sum(), "float32")
         return supervise(lambda kept: _serve_life(asked, kept), restarts, _say)
     return _serve_life(asked, None)
