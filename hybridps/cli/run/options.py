@@ -31,7 +31,7 @@ ServerRestartsOption = Annotated[
     typer.Option(
         "--server-restarts",
         min=0,
-        help="Start a server that dies again with its tables, up to so many times. Default: 0.",
+        help="Start a server that dies again with its tables, up to so many times. Default: 3.",
     ),
 ]
 BackendOption = Annotated[

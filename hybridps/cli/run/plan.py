@@ -17,13 +17,12 @@ from hybridps.cli.run.hosts import Host, address_seen_by, is_here, split_hosts, 
 from hybridps.config import PREFIX, Settings
 from hybridps.errors import ConfigError
 from hybridps.mpi_groups.plan import WORKER, make_plan
+from hybridps.processes import SERVER_RESTARTS
 from hybridps.racks import check_racks, place_in_rack
 
 _LOOPBACK = "127.0.0.1"
 _FIRST_PORT, _PORTS = 12000, 16000
 """Where groups on several hosts listen to each other: ports that systems do not give away by themselves."""
-_SERVER_RESTARTS = 0
-"""Unless asked for: how often a server that dies is started again, where that can be."""
 _OF_SOME = (
     *("groups", "workers_per_group", "group_sizes", "group_index", "servers", "racks", "rack_index", "parents"),
     *("peers", "keys", "credentials", "server_keys"),
@@ -261,7 +260,7 @@ def _server_restarts(asked: int | None, servers: int, settings: Settings) -> int
     if asked and problem:
         raise ConfigError(f"--server-restarts {asked} cannot be used: {problem}; omit it")
     if asked is None:
-        return 0 if problem else _SERVER_RESTARTS
+        return 0 if problem else SERVER_RESTARTS
     return asked
 
 
