@@ -30,15 +30,17 @@ main()
 
 @contextmanager
 def serving(
-    name: str, transport: str, count: int, folder: str, settings: Settings, fused: bool = True
+    name: str, transport: str, count: int, folder: str, settings: Settings, fused: bool = True, restarts: int = 0
 ) -> Iterator[Way]:
-    """So many servers of hybridps. `transport`: shm, ipc or tcp. Not `fused`: rules are computed by NumPy."""
+    """So many servers of hybridps. `transport`: shm, ipc or tcp. Not `fused`: rules are computed by NumPy.
+    With `restarts` their tables outlive them.
+    """
     with ExitStack() as stack:
         processes = []
         for number in range(count):
             bind = f"ipc://{folder}/{number}" if transport == "ipc" else "tcp://127.0.0.1:*"
             program = ["-m", "hybridps"] if fused else ["-c", _NOT_FUSED]
-            command = [sys.executable, *program, "serve", "--bind", bind]
+            command = [sys.executable, *program, "serve", "--bind", bind, "--restarts", str(restarts)]
             processes.append(stack.enter_context(ServerProcess(settings, command=command)))
         yield Way(
             name,

@@ -41,6 +41,7 @@ def push_pull(
     chunk: Annotated[str, typer.Option(help="Bytes of a chunk. Default: that of hybridps.")] = "",
     bucket: Annotated[str, typer.Option(help="Bytes exchanged at a time, as by the KVStore. Default: all.")] = "",
     threads: Annotated[int, typer.Option(help="Threads of a server. Default: that of hybridps.")] = 0,
+    restarts: Annotated[int, typer.Option(min=0, help="As of `hybridps serve`: with it tables outlive a server.")] = 0,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the result is their median.")] = 9,
     json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
 ) -> None:
@@ -59,7 +60,7 @@ def push_pull(
         ours = one_of(contenders, OURS)
         theirs = (PEERS if rule == "momentum" else PEERS[:1]) if one_of(peer, ("mxnet",)) else ()
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-            ways = [serving(name, name[-3:], servers, folder, given) for name in ours]
+            ways = [serving(name, name[-3:], servers, folder, given, restarts=restarts) for name in ours]
             ways += [mxnet_serving(name, case.name, servers, workers) for name in theirs for case in chosen]
             running = tuple(stack.enter_context(way) for way in ways)
             task = Exchanges(folder, chosen, workers, groups or workers, running, rule, rounds, bucket_bytes)

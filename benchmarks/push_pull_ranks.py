@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 
 from mpi4py import MPI
@@ -96,7 +97,9 @@ def _time(pusher: Pusher, repeats: int, world: MPI.Comm) -> float:
 
 
 def _cpu_seconds(pids: Sequence[int]) -> float:
-    """CPU time of all threads of these processes."""
+    """CPU time of all threads of these processes, and of their children."""
+    children = [Path(f"/proc/{pid}/task/{pid}/children").read_text().split() for pid in pids]
+    pids = [*pids, *map(int, chain.from_iterable(children))]
     tasks = [path for pid in pids for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
     return sum(int(path.read_text().split()[0]) for path in tasks) / 1e9
 

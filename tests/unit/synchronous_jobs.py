@@ -89,7 +89,7 @@ class SynchronousJobs(Jobs):
     def pull(self, who, table, chunk):
         there = self.table(who, table)
         there.registrations.check_usable(who)
-        return ran([there.chunk(chunk).pull(who)])
+        return ran([there.chunk(chunk).arrays.pull(who)])
 
 
 def values(number, length=16, dtype=np.float32):

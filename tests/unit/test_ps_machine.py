@@ -276,7 +276,7 @@ class Machine(RuleBasedStateMachine):
         if member is None:
             return
         for span in self.table().chunk_map.spans(0, 0, ELEMENTS):
-            task = self.table().chunk(span.chunk).pull(Origin("job", member, 0, 1 << 40))
+            task = self.table().chunk(span.chunk).arrays.pull(Origin("job", member, 0, 1 << 40))
             (answer,) = do(task)
             np.testing.assert_array_equal(answer.values, self.reference.centre[span.start : span.stop])
 

@@ -18,7 +18,7 @@ from hybridps.codecs.loops import take_
 from hybridps.compiled import at, compiled
 from hybridps.compiled.ordered import store
 from hybridps.compiled.streaming_copy import fence, stream_
-from hybridps.ps.rules.progress import LENGTH, WORD
+from hybridps.ps.rules.progress import KEEPS_SUM, LENGTH, WORD
 
 BLOCK = 4096
 """Elements."""
@@ -79,9 +79,9 @@ def sum_(total, sources):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def save_(saved, arrays):  # type: ignore[no-untyped-def]
-    """Copy blocks of as many arrays as there are rows to the rows."""
-    for r in range(len(saved)):
+def _save_(saved, arrays, first):  # type: ignore[no-untyped-def]
+    """Copy blocks of as many arrays as there are rows to the rows, from the first one on."""
+    for r in range(first, len(saved)):
         row, array = saved[r], arrays[r]
         for i in range(array.size):
             row[i] = array[i]
@@ -110,7 +110,7 @@ def _blocks_(  # type: ignore[no-untyped-def]
             return start
         states = state[0][start : start + BLOCK], state[1][start : start + BLOCK]
         if words.size:
-            save_(saved, (total, block, states[0], states[1]))
+            _save_(saved, (total, block, states[0], states[1]), 0 if words[KEEPS_SUM] else 1)
             words[LENGTH] = block.size
             store(words, WORD, 2 * (first + start + 1) + 1)
         answer = update_(total, block, states, numbers)  # type: ignore[name-defined]  # noqa: F821

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-WORD, LENGTH = 0, 1
-"""Of `Progress.words`: how far the round is, and how many elements the block has that is changed.
+WORD, LENGTH, KEEPS_SUM = range(3)
+"""Of `Progress.words`: how far the round is, how many elements the block has that is changed, and whether the sum of
+that block is saved: where answers may overwrite contributions.
 
 `WORD` is 0 while no round is under way. Else it is 2 (n + 1) if elements before n of the flat buffer are done, plus 1
 while the block that begins with n is changed.
@@ -23,7 +24,7 @@ class Progress(NamedTuple):
     """
 
     words: np.ndarray
-    """int64. See `WORD` and `LENGTH`."""
+    """int64. See `WORD`, `LENGTH` and `KEEPS_SUM`."""
     saved: np.ndarray
     """Of the block that is changed: the sum of the contributions, and then the centre and the states as they were, if
     they are needed. A row each, as long as the largest block."""

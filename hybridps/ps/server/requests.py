@@ -11,8 +11,9 @@ from hybridps.errors import ProtocolError
 from hybridps.ps import wire
 from hybridps.ps.chunk_map import Span
 from hybridps.ps.model import Contribution, Origin, Outcome, rules_of_span
+from hybridps.ps.server.tables.exchange import ANSWER_BYTES
 from hybridps.ps.server.tables.jobs import Jobs
-from hybridps.ps.server.tables.rounds import ANSWER_BYTES, CONTRIBUTION_BYTES, RULE_MOVES
+from hybridps.ps.server.tables.rounds import CONTRIBUTION_BYTES, RULE_MOVES
 from hybridps.ps.server.tables.table import Table
 from hybridps.shared_memory import attach_offered
 
@@ -79,13 +80,13 @@ def carry_out(
         jobs.check_room(origin, nbytes + len(spans) * ANSWER_BYTES, f"the answer to a pull of table {table.name!r}")
         table.registrations.check_usable(origin)
         table.check_array(message.array)
-        return cost, (table.chunk(span.chunk).pull(origin, message.array) for span in spans)
+        return cost, (table.chunk(span.chunk).arrays.pull(origin, message.array) for span in spans)
     if isinstance(message, wire.Put):
         table.registrations.check_usable(origin)
         table.check_array(message.array)
         _check_sizes(table, spans, payloads, CODECS["exact"])
         each = zip(spans, _arrays(table, payloads), strict=True)
-        return cost, (table.chunk(span.chunk).put(origin, message.array, array) for span, array in each)
+        return cost, (table.chunk(span.chunk).arrays.put(origin, message.array, array) for span, array in each)
     initial: Sequence[np.ndarray | None] = [None] * len(spans)
     if payloads:
         _check_sizes(table, spans, payloads, CODECS["exact"])

@@ -16,7 +16,7 @@ from hybridps.ps.rules.finite import NotFiniteError, check_finite, not_finite
 from hybridps.ps.rules.kernel import BLOCK
 from hybridps.ps.rules.progress import Progress
 from hybridps.ps.server.tables.journal import ChunkJournal
-from hybridps.ps.server.tables.round import Refused, Round, cut, not_finite_of, note_not_finite, rows_of
+from hybridps.ps.server.tables.round import Refused, Round, cut, mark_not_finite, not_finite_of, rows_of
 
 
 class ChunkMemory:
@@ -114,7 +114,7 @@ class ChunkMemory:
         else:
             out[:] = 0
         if not self._refuses and not is_finite(out):
-            note_not_finite(complete.contributions, start, stop)
+            mark_not_finite(complete.contributions, start, stop)
         return early.groups + sum(each.groups for each in taken), refused
 
     def apply_(self, complete: Round) -> Refused:
@@ -216,9 +216,9 @@ class ChunkMemory:
 
     def _note_not_finite(self, complete: Round, contributions: Iterable[Contribution], begin: int) -> None:
         """Note whose values have NaN or Inf from element `begin` on."""
-        note_not_finite(contributions, begin, complete.stop)
+        mark_not_finite(contributions, begin, complete.stop)
         if self.journal is not None:
-            self.journal.note_not_finite(complete.counted)
+            self.journal.mark_not_finite(complete.counted)
 
     def _end(self, refused: Refused) -> Refused:
         """A round is over."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
-from hybridps.errors import HybridPSError
+from hybridps.errors import HybridPSError, ServerError
 from hybridps.ps.clocks import Part
-from hybridps.ps.model import Contribution
+from hybridps.ps.model import Answer, Contribution, Origin
+
+ANSWER_BYTES = 1024
+"""What the record of an answer takes beside its values, about."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,3 +37,21 @@ class Exchange:
     reply: np.ndarray | None = None
     """The answer that is sent; remembered where it could not be made again."""
     error: HybridPSError | None = None
+
+
+def error_answer(answer: Answer, result: Any) -> Answer:
+    """The answer, or the error if the task has failed."""
+    return replace(answer, values=None, error=result) if isinstance(result, HybridPSError) else answer
+
+
+def error_of_part(chunk: str, origin: Origin) -> ServerError:
+    """The error for a contribution of which a part, not known which, had counted when the server was killed."""
+    return ServerError(
+        f"{chunk}: the server was started again after a part of request {origin.request} of group {origin.group} had "
+        "counted, and cannot tell the rest: start the job again from its last checkpoint"
+    )
+
+
+def bytes_of(contribution: Contribution) -> int:
+    """Of its values, as they came."""
+    return sum(row.nbytes for row in contribution.rows)

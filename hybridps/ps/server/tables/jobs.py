@@ -5,7 +5,6 @@ Driven by calls, one at a time, of the loop. Groups of different jobs never meet
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from zlib import crc32
@@ -13,17 +12,16 @@ from zlib import crc32
 import msgspec
 
 from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
-from hybridps.memory import DTYPES
 from hybridps.ps.clocks import MOST_CELLS, BoundedStale
 from hybridps.ps.model import Admitted, Answer, GroupTakenError, Origin, Outcome, TableSpec, Task
 from hybridps.ps.rules import warm_up
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.tables.images import JobImage, KeptJobs
-from hybridps.ps.server.tables.table import Table
+from hybridps.ps.server.tables.table import Table, check_spec
 from hybridps.ps.server.workers import as_refusal
 
-MOST_JOBS, MOST_TABLES, MOST_ELEMENTS = 4096, 4096, 1 << 48
-"""Of a server, of a job, and of a table."""
+MOST_JOBS, MOST_TABLES = 4096, 4096
+"""Of a server, and of a job."""
 
 CHUNK_BYTES, GROUP_BYTES, KEY_BYTES, TABLE_BYTES, MEMBER_BYTES = 3072, 64, 512, 8192, 256
 CELL_BYTES, COUNT_BYTES = 192, 64
@@ -304,21 +302,3 @@ class Jobs:
 
 def _digest(spec: TableSpec) -> int:
     return crc32(msgspec.msgpack.encode(spec))
-
-
-def check_spec(spec: TableSpec) -> None:
-    """Raise LayoutError, ProtocolError or ServerError unless a spec that came from outside can be used as it is."""
-    layout = spec.layout
-    if layout.dtype not in DTYPES:
-        raise LayoutError(f"dtype {layout.dtype[:32]!r} cannot be used: use one of {', '.join(DTYPES)}")
-    if spec.server >= spec.servers:
-        raise ProtocolError(f"server {spec.server} is none of {spec.servers} servers: they count from 0")
-    for slot in layout.slots:
-        if len(slot.shape) > 32 or any(not 0 <= extent <= MOST_ELEMENTS for extent in slot.shape):
-            raise LayoutError(f"key {slot.key[:64]!r} has an unusable shape: at most 32 dimensions, 0 or more")
-    elements = sum(math.prod(slot.shape) for slot in layout.slots)
-    if elements > MOST_ELEMENTS:
-        raise LayoutError(f"the layout has {elements} elements: {MOST_ELEMENTS} at most")
-    layout.check()
-    spec.check()
-    spec.chunk_map()

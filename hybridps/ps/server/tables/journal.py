@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 
 from hybridps.ps.model import Contribution, TableSpec
 from hybridps.ps.rules.kernel import BLOCK, COMPILED
-from hybridps.ps.rules.progress import LENGTH, WORD, Progress
+from hybridps.ps.rules.progress import KEEPS_SUM, LENGTH, WORD, Progress
 from hybridps.ps.rules.rule import Rule
 
 log = logging.getLogger("hybridps.ps")
@@ -26,13 +27,13 @@ RANGES = 512
 CUTS = 64
 """Rounds of a table that wait to be gone on with, at most: one for each worker and death."""
 
-_PLACE, _RANGE, _START, _STOP, _STEP, _GROUPS, _COUNT, _SUMMED, _WORDS = *range(2, 10), 16
-"""After `WORD` and `LENGTH`: the chunk's place, the round's place among its ranges, its elements, its number for the
-rule, how many groups' values it has, its contributions, and 1 + the element whose block's sum is kept though nothing is
-changed."""
+_PLACE, _RANGE, _START, _STOP, _STEP, _GROUPS, _COUNT, _SUMMED, _WORDS = *range(3, 11), 16
+"""After the words of `Progress`: the chunk's place, the round's place among its ranges, its elements, its number for
+the rule, how many groups' values it has, its contributions, and 1 + the element whose block's sum is kept though
+nothing is changed."""
 
-_MARK = np.dtype([(name, "i8") for name in ("epoch", "request", "start", "stop", "step", "row", "element")])
-_ENTRY = np.dtype([("group", "i8"), ("mark", _MARK)])
+_STOP_OF, _STEP_OF, _ROW = 3, 4, 5
+"""Of the fields of a `Mark`, which is a row of int64. An entry is such a row after the number of its group."""
 
 
 class Mark(NamedTuple):
@@ -70,7 +71,8 @@ class Area(NamedTuple):
     @property
     def is_summed(self) -> bool:
         """Whether the sum of the block there is kept."""
-        return self.is_changed or self.words[_SUMMED] == self.next + 1
+        kept = self.is_changed and self.words[KEEPS_SUM]
+        return bool(kept or self.words[_SUMMED] == self.next + 1)
 
     @property
     def groups(self) -> int:
@@ -88,10 +90,9 @@ class Area(NamedTuple):
         return int(self.words[_START]), int(self.words[_STOP])
 
     @property
-    def ids(self) -> list[tuple[int, int, int]]:
+    def ids(self) -> list[tuple[int, ...]]:
         """Group, epoch and request of each contribution."""
-        entries = self.entries[: self.words[_COUNT]]
-        return [(int(each["group"]), int(each["mark"]["epoch"]), int(each["mark"]["request"])) for each in entries]
+        return [tuple(each) for each in self.entries[: self.words[_COUNT], :3].tolist()]
 
     def move_to(self, other: Area) -> None:
         """The round is noted elsewhere, with the sum of its next block if that is kept."""
@@ -132,13 +133,14 @@ class TableJournal:
         """Of each chunk, whether its initial values are there."""
         self._puts = array("puts", "i8", chunks, groups, 2)
         """Epoch of each group of a chunk, and 1 + the last request that replaced one of its arrays."""
-        self._marks = array("marks", _MARK, RANGES, chunks, groups)
+        self._marks = array("marks", "i8", RANGES, chunks, groups, len(Mark._fields))
         self._used = array("used", "i8", chunks)
         """How many of its ranges each chunk has used."""
         blocks = dtype in COMPILED and type(rule).load is Rule.load
         rows = 1 if rule.centre_is_answer else 2 + rule.states
         areas = workers + CUTS
-        words, entries = array("words", "i8", areas, _WORDS), array("entries", _ENTRY, areas, groups)
+        words = array("words", "i8", areas, _WORDS)
+        entries = array("entries", "i8", areas, groups, 1 + len(Mark._fields))
         saved = array("saved", dtype, areas, rows, min(BLOCK, step) if blocks else step)
         self._areas = [Area(words[i], entries[i], saved[i]) for i in range(areas)]
         self._workers = workers
@@ -165,7 +167,7 @@ class TableJournal:
                 continue
             place, (_, stop) = int(area.words[_PLACE]), area.range
             if area.next == stop:
-                write_marks(area, self._marks[:, place])
+                _write_marks(area, self._marks[:, place])
                 area.words[WORD] = 0
                 continue
             if area.is_changed:
@@ -206,17 +208,17 @@ class ChunkJournal:
         self._puts = puts
         self._area = area
         self._cuts = cuts
-        latest = [max((mark for mark in row), key=lambda mark: int(mark["step"])) for row in marks[: used[0]]]
-        ranges = sorted((int(mark["step"]), index, mark) for index, mark in enumerate(latest))
-        self._ranges = {(int(mark["start"]), int(mark["stop"])): index for _, index, mark in ranges}
+        latest = [max(row.tolist(), key=itemgetter(_STEP_OF)) for row in marks[: used[0]]]
+        ranges = sorted((mark[_STEP_OF], index) for index, mark in enumerate(latest))
+        self._ranges = {Mark(*latest[index])[2:4]: index for _, index in ranges}
         """Where each range is, the one of the oldest round first."""
 
     def counted(self) -> dict[int, list[Mark]]:
         """The contributions of each group that count."""
         found: dict[int, list[Mark]] = {}
         for row in self._marks[: self._used[0]]:
-            for group in np.flatnonzero(row["stop"]):
-                found.setdefault(int(group), []).append(Mark(*map(int, row[group])))
+            for group in np.flatnonzero(row[:, _STOP_OF]):
+                found.setdefault(int(group), []).append(Mark(*row[group].tolist()))
         return found
 
     def cut(self, contributions: Iterable[Contribution], start: int, stop: int) -> Area | None:
@@ -238,7 +240,7 @@ class ChunkJournal:
         """A round begins, with the values of so many groups."""
         area, marks = self._area, []
         for each in contributions:
-            marks.append((each.origin.group, (each.origin.epoch, each.origin.request, start, stop, step, -1, 0)))
+            marks.append((*each.origin[1:], start, stop, step, -1, 0))
         area.words[WORD] = 0
         index = self._ranges.pop((start, stop), None)
         if index is None:
@@ -249,6 +251,7 @@ class ChunkJournal:
                 index = self._ranges.pop(next(iter(self._ranges)))
         self._ranges[start, stop] = index
         area.entries[: len(marks)] = marks
+        area.words[KEEPS_SUM] = any(_overlap(each) for each in contributions)
         area.words[_PLACE : _SUMMED + 1] = self._place, index, start, stop, step, groups, len(marks), 0
         area.words[WORD] = 2 * (start + 1)
 
@@ -278,27 +281,39 @@ class ChunkJournal:
 
     def last_step(self) -> tuple[int, set[tuple[int, int]]]:
         """The number of the last round for the rule, and the elements that were in it."""
-        marks = self._marks[: self._used[0]]
-        steps = [(int(mark["step"]), int(mark["start"]), int(mark["stop"])) for mark in marks[marks["stop"] > 0]]
+        marks = [mark for marks in self.counted().values() for mark in marks]
+        steps = [(mark.step, mark.start, mark.stop) for mark in marks]
         steps += [(cut.step, *cut.range) for cut in self._cuts]
         last = max((step for step, *_ in steps), default=0)
         return last, {(start, stop) for step, start, stop in steps if step == last}
 
-    def note_not_finite(self, contributions: Iterable[Contribution]) -> None:
+    def mark_not_finite(self, contributions: Iterable[Contribution]) -> None:
         """Note whose values have NaN or Inf."""
         for entry, each in zip(self._area.entries, contributions, strict=False):
-            for row, element in each.not_finite[:1]:
-                entry["mark"]["row"], entry["mark"]["element"] = row, element
+            for found in each.not_finite[:1]:
+                entry[1 + _ROW :] = found
 
     def end(self, refused: Mapping[int, object]) -> None:
         """The round is over, and the contributions count, but for those of groups that were refused."""
-        write_marks(self._area, self._marks, refused)
+        _write_marks(self._area, self._marks, refused)
         self._area.words[WORD] = 0
 
 
-def write_marks(area: Area, marks: np.ndarray, refused: Mapping[int, object] = {}) -> None:  # noqa: B006
+def _overlap(contribution: Contribution) -> bool:
+    """Whether the answer may be written where the values lie."""
+    places = [_place(array) for array in contribution.targets or ()]
+    rows = [_place(row) for row in contribution.rows if isinstance(row, np.ndarray)] if places else []
+    return any(row.start < place.stop and place.start < row.stop for row in rows for place in places)
+
+
+def _place(array: np.ndarray) -> range:
+    begin = array.__array_interface__["data"][0]
+    return range(begin, begin + array.nbytes)
+
+
+def _write_marks(area: Area, marks: np.ndarray, refused: Mapping[int, object] = {}) -> None:  # noqa: B006
     """The contributions of a round count."""
     row = marks[area.words[_RANGE]]
     for entry in area.entries[: area.words[_COUNT]]:
-        if int(entry["group"]) not in refused:
-            row[entry["group"]] = entry["mark"]
+        if not refused or int(entry[0]) not in refused:
+            row[entry[0]] = entry[1:]

@@ -69,7 +69,7 @@ def not_finite_of(
                 break
 
 
-def note_not_finite(contributions: Iterable[Contribution], start: int, stop: int) -> None:
+def mark_not_finite(contributions: Iterable[Contribution], start: int, stop: int) -> None:
     """Note in those contributions where it is, once: a hostile group shall not fill memory with that."""
     for each, number, row in not_finite_of(contributions, start, stop):
         if not each.not_finite:

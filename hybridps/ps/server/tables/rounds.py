@@ -13,10 +13,11 @@ from hybridps.codecs import Codec, decoded
 from hybridps.errors import HybridPSError, ProtocolError, ServerError
 from hybridps.ps.chunk_map import Span
 from hybridps.ps.clocks import Part, Verdict
-from hybridps.ps.model import Answer, Contribution, Origin, Outcome, Task, rules_of_span
+from hybridps.ps.model import Answer, Contribution, Outcome, Task, rules_of_span
 from hybridps.ps.server.admission import Budget
+from hybridps.ps.server.tables.arrays import ChunkArrays
 from hybridps.ps.server.tables.chunk_memory import ChunkMemory
-from hybridps.ps.server.tables.exchange import Exchange
+from hybridps.ps.server.tables.exchange import ANSWER_BYTES, Exchange, bytes_of, error_answer, error_of_part
 from hybridps.ps.server.tables.journal import Mark
 from hybridps.ps.server.tables.registrations import Registrations
 from hybridps.ps.server.tables.round import SENT, EarlySum, Round, cut, error_of_rules
@@ -27,7 +28,7 @@ STREAMED = 4
 MOST_PARTS = 256
 """Parts of a chunk that a group may have under way, or that its answers are remembered for."""
 
-CONTRIBUTION_BYTES, ANSWER_BYTES, RULE_BYTES = 1024, 1024, 384
+CONTRIBUTION_BYTES, RULE_BYTES = 1024, 384
 """What the records of one take beside its values, about."""
 
 RULE_MOVES = 1 << 16
@@ -60,8 +61,7 @@ class Chunk:
         self._exchanges: dict[int, dict[Part, Exchange]] = {}
         """Of each group, the oldest first: those under way, and those whose answers are remembered."""
         self._early: EarlySum | None = None
-        self._puts: dict[tuple[int, int], int] = {}
-        """Of each group and its epoch, the last request that replaced a state."""
+        self.arrays = ChunkArrays(memory, span, owner, budget)
         self._reply_of = reply_of
         self._earlier: dict[int, list[Mark]] = {}
         """The contributions of each group that counted before this process began."""
@@ -69,9 +69,9 @@ class Chunk:
     def restore(self) -> None:
         """Go on where the process before was killed. Raises ServerError if the rule cannot be loaded."""
         self.memory.restore()
-        if self.memory.journal is not None:
-            self._earlier = self.memory.journal.counted()
-            self._puts = dict(self.memory.journal.puts_of())
+        if (journal := self.memory.journal) is not None:
+            self._earlier = journal.counted()
+            self.arrays.restore(journal)
 
     def contribute(self, contribution: Contribution) -> list[Outcome]:
         """A contribution came: what is to be done, and who is answered. One that came before counts once."""
@@ -93,7 +93,7 @@ class Chunk:
         mine[part] = known = Exchange(part, contribution)
         # What lies in memory of the group is not counted.
         rules = len(contribution.rules) * RULE_BYTES
-        self._hold(known, CONTRIBUTION_BYTES + rules + (0 if contribution.targets else _nbytes(contribution)))
+        self._hold(known, CONTRIBUTION_BYTES + rules + (0 if contribution.targets else bytes_of(contribution)))
         outcomes = [outcome for verdict in verdicts for outcome in self.carry_out(verdict)]
         if not verdicts and contribution.targets is None:
             outcomes = self._add_early()
@@ -129,28 +129,6 @@ class Chunk:
             self._release(self._exchanges[each.part.group].pop(each.part))
         return self._compute(complete) if differ is None else finish(differ)
 
-    def pull(self, origin: Origin, array: int = 0) -> Task:
-        """Answer with the centre, as it is now, or with a state of the rule."""
-        values = self._reply(self.span.length)
-        done = Answer(origin, self.span.chunk, values)
-        memory = self.memory.arrays[array]
-        return Task(self.owner, lambda: np.copyto(values, memory), lambda result: [_failed(done, result)])
-
-    def put(self, origin: Origin, array: int, values: np.ndarray) -> Task:
-        """Replace the centre or a state of the rule, but once: a copy of the message may come after later ones."""
-        done, life = Answer(origin, self.span.chunk), (origin.group, origin.epoch)
-        if origin.request <= self._puts.get(life, -1):
-            return Task(self.owner, lambda: None, lambda result: [done])
-        self._puts = {other: request for other, request in self._puts.items() if other[0] != origin.group}
-        self._puts[life] = origin.request
-
-        def then(result: Any) -> list[Outcome]:
-            if self.memory.journal is not None:
-                self.memory.journal.put(*life, origin.request)
-            return [_failed(done, result)]
-
-        return Task(self.owner, lambda: self.memory.put_(array, values), then)
-
     def leave(self, group: int) -> None:
         """What the group contributed to a round stays in it; its memory is its own again."""
         mine = self._exchanges.get(group, {})
@@ -161,7 +139,7 @@ class Chunk:
             elif not known.is_over:
                 rows = left.rows if is_sent else [decoded(row).copy() for row in left.rows]
                 known.contribution, known.is_over, known.reply = replace(left, rows=rows, targets=()), True, None
-                self._hold(known, 0 if is_sent else _nbytes(left))
+                self._hold(known, 0 if is_sent else bytes_of(left))
 
     def forget(self) -> None:
         """There is no round under way any more: nobody is left to be answered."""
@@ -223,15 +201,10 @@ class Chunk:
         marks = [mark for mark in self._earlier.get(part.group, ()) if mark.epoch == origin.epoch]
         marks = [mark for mark in marks if mark.start < part.stop and part.start < mark.stop]
         counted = [mark for mark in marks if mark.request == origin.request]
-        done = sum(min(mark.stop, part.stop) - max(mark.start, part.start) for mark in counted)
         if not counted and not any(mark.request > origin.request for mark in marks):
             return None
-        if done < part.stop - part.start:
-            error = ServerError(
-                f"{self.memory.name}: the server was started again after a part of request {origin.request} of group "
-                f"{part.group} had counted, and cannot tell the rest: start the job again from its last checkpoint"
-            )
-            return [Answer(origin, self.span.chunk, error=error)]
+        if sum(min(mark.stop, part.stop) - max(mark.start, part.start) for mark in counted) < part.stop - part.start:
+            return [Answer(origin, self.span.chunk, error=error_of_part(self.memory.name, origin))]
         not_finite = [(mark.row, mark.element) for mark in counted if mark.row >= 0]
         contribution = replace(contribution, not_finite=not_finite)
         if not self.memory.rule.separate:
@@ -258,7 +231,7 @@ class Chunk:
         self._early = early = self._early or EarlySum()
         finish = partial(self._finish, run, ())
         added = Round(self.span.start, self.span.stop, early, [known.contribution for known in run], {}, finish)
-        nbytes = sum(map(_nbytes, added.contributions))
+        nbytes = sum(map(bytes_of, added.contributions))
         for known in run:
             known.contribution = replace(known.contribution, rows=())
             known.held_bytes = CONTRIBUTION_BYTES
@@ -324,7 +297,7 @@ class Chunk:
         out = np.empty(codec.nbytes(values.size, values.dtype.name), np.uint8)
         self._budget.lend(out, ANSWER_BYTES)
         done = replace(answer, values=out)
-        return [Task(self.owner, lambda: codec.encode(values, out), lambda result: [_failed(done, result)])]
+        return [Task(self.owner, lambda: codec.encode(values, out), lambda result: [error_answer(done, result)])]
 
     def _release(self, known: Exchange) -> None:
         """A contribution is over."""
@@ -343,12 +316,3 @@ class Chunk:
         reply = np.empty(length, self.memory.centre.dtype)
         self._budget.lend(reply, ANSWER_BYTES)
         return reply
-
-
-def _failed(answer: Answer, result: Any) -> Answer:
-    """The answer, or the error if the task has failed."""
-    return replace(answer, values=None, error=result) if isinstance(result, HybridPSError) else answer
-
-
-def _nbytes(contribution: Contribution) -> int:
-    return sum(row.nbytes for row in contribution.rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from hybridps.codecs import codec_of
-from hybridps.errors import HybridPSError, ProtocolError, ServerError
-from hybridps.memory import private_memory
+from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
+from hybridps.memory import DTYPES, private_memory
 from hybridps.ps.chunk_map import Span
 from hybridps.ps.model import Answer, ChunkPlace, Origin, Outcome, Rules, TableSpec, Task
 from hybridps.ps.server.admission import Budget
@@ -19,6 +20,9 @@ from hybridps.ps.server.tables.images import TableImage
 from hybridps.ps.server.tables.journal import TableJournal
 from hybridps.ps.server.tables.registrations import Registrations
 from hybridps.ps.server.tables.rounds import Chunk
+
+MOST_ELEMENTS = 1 << 48
+"""Of a table."""
 
 
 class Table:
@@ -202,3 +206,21 @@ class Table:
         """The initial values of one chunk are there; when all are the table is ready."""
         self.registrations.set_ready(self.registrations.has_initial)
         return [Answer(origin, chunk), *self.registrations.release()]
+
+
+def check_spec(spec: TableSpec) -> None:
+    """Raise LayoutError, ProtocolError or ServerError unless a spec that came from outside can be used as it is."""
+    layout = spec.layout
+    if layout.dtype not in DTYPES:
+        raise LayoutError(f"dtype {layout.dtype[:32]!r} cannot be used: use one of {', '.join(DTYPES)}")
+    if spec.server >= spec.servers:
+        raise ProtocolError(f"server {spec.server} is none of {spec.servers} servers: they count from 0")
+    for slot in layout.slots:
+        if len(slot.shape) > 32 or any(not 0 <= extent <= MOST_ELEMENTS for extent in slot.shape):
+            raise LayoutError(f"key {slot.key[:64]!r} has an unusable shape: at most 32 dimensions, 0 or more")
+    elements = sum(math.prod(slot.shape) for slot in layout.slots)
+    if elements > MOST_ELEMENTS:
+        raise LayoutError(f"the layout has {elements} elements: {MOST_ELEMENTS} at most")
+    layout.check()
+    spec.check()
+    spec.chunk_map()
