@@ -13,7 +13,7 @@ from hybridps.addresses import problem_of_server
 from hybridps.config import Settings, started_by_mpi
 from hybridps.errors import ConfigError
 from hybridps.memory import keep_freed_memory
-from hybridps.processes import SAYS
+from hybridps.processes import RETURNS, SAYS
 
 if TYPE_CHECKING:
     from hybridps.ps.server import Server
@@ -73,12 +73,13 @@ def serve(
 
 
 def _hear_ends(server: Server) -> None:
-    """Read lines of a job, as the server calls it, and a group. Only the launcher can write to this pipe."""
+    """Read lines of a job, as the server calls it, a group, and RETURNS if that is started again. Only the launcher can
+    write to this pipe."""
     # Not by sys.stdin: a thread that waits in it when the interpreter ends aborts the process.
     with open(0, "rb", buffering=0, closefd=False) as told:
         for line in told:
-            job, _, group = line.decode().rstrip().rpartition(" ")
-            server.end_group(job, int(group))
+            job, group, *more = line.decode().split()
+            server.end_group(job, int(group), returns=more == [RETURNS])
 
 
 def world_size(environ: Mapping[str, str]) -> int:

@@ -77,9 +77,9 @@ class Registrations:
         self.rounds.join(group)
         return [self._begin(group)] if initialise and not self._is_first_server else self.release()
 
-    def leave(self, group: int, drops: bool) -> None:
-        """A group has left the job, is lost, or `drops` the table."""
-        self._expected.discard(group)
+    def leave(self, group: int, drops: bool, returns: bool = False) -> None:
+        """A group has left the job, is lost, or `drops` the table. `returns` as in `expect`."""
+        self.expect(group, returns)
         self._dropped.discard(group)
         if drops:
             self._dropped.add(group)
@@ -88,6 +88,16 @@ class Registrations:
             self.initial = None
         self._admitted.pop(group, None)
         self.joined.pop(group, None)
+
+    def expect(self, group: int, returns: bool) -> None:
+        """A group that is not there any more is started again, or not. A table that it may use is kept for it.
+
+        Nobody waits for it to initialise one: then another group does.
+        """
+        if returns and self.ready:
+            self._expected.add(group)
+        else:
+            self._expected.discard(group)
 
     def begin_without_absent(self, there: Set[int]) -> list[Admitted]:
         """Let one of the groups that are `there` initialise the centre, if the one that should has not come."""
