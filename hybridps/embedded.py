@@ -11,7 +11,7 @@ from hybridps.errors import ConfigError, HybridPSError, PlanError, ServerError
 from hybridps.memory import keep_freed_memory
 from hybridps.mpi_groups.plan import SERVER
 from hybridps.mpi_groups.session import Session, agree, open_session
-from hybridps.processes import ServerProcess
+from hybridps.processes import SERVER_RESTARTS, ServerProcess
 from hybridps.ps.client import Client, silent_groups
 from hybridps.ps.server import Server
 from hybridps.ps.store import OpenStore, ParameterStore
@@ -35,8 +35,9 @@ def find_servers(session: Session, named: str | None = None) -> tuple[tuple[str,
     if of_one_world and not settings.servers and session.place.worker == 0:
         try:
             # of MXNet, its scheduler and one of its servers
-            groups = ("--groups", str(plan.groups)) if settings.backend == "mxnet" else ()
-            embedded = ServerProcess(settings, arguments=groups)
+            of_mxnet = settings.backend == "mxnet"
+            options = ("--groups", str(plan.groups)) if of_mxnet else ("--restarts", str(SERVER_RESTARTS))
+            embedded = ServerProcess(settings, arguments=options)
             address = embedded.address
         except ServerError as wrong:
             error = wrong

@@ -58,6 +58,7 @@ def run_command(
     group_sizes: options.GroupSizesOption = None,
     server_count: options.ServersOption = None,
     restarts: options.RestartsOption = 0,
+    server_restarts: options.ServerRestartsOption = None,
     backend: options.BackendOption = None,
     racks: options.RacksOption = None,
     algorithm: options.AlgorithmOption = None,
@@ -91,6 +92,7 @@ def run_command(
         workers=workers,
         servers=server_count,
         restarts=restarts,
+        server_restarts=server_restarts,
         hosts=find_hosts(launcher, hosts, hostfile),
         insecure=insecure,
         environment=read_environment(os.environ, exports, env, env_worker, env_server),
@@ -165,6 +167,9 @@ def serve_command(
         typer.Option("--groups", min=1, help="Groups of the job, for MXNet's servers (HYBRIDPS_BACKEND=mxnet)."),
     ] = None,
     mxnet_servers: Annotated[int, typer.Option("-s", "--servers", min=1, help="Number of MXNet servers.")] = 1,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="Start the server again with its tables, up to so many times, if it dies.")
+    ] = 0,
     quiet: Annotated[bool | None, typer.Option("--quiet", help="Print only the address.")] = None,
     told_ends: Annotated[bool, typer.Option("--told-ends", hidden=True)] = False,
 ) -> None:
@@ -172,7 +177,17 @@ def serve_command(
     from hybridps.cli.serve import serve
 
     settings = read_settings(context.params)
-    serve(bind, settings, insecure, stop_after_groups, mxnet_groups, mxnet_servers, told_ends=told_ends)
+    status = serve(
+        bind,
+        settings,
+        insecure,
+        stop_after_groups,
+        mxnet_groups,
+        mxnet_servers,
+        told_ends=told_ends,
+        restarts=restarts,
+    )
+    sys.exit(status)
 
 
 @app.command(name="top")

@@ -56,6 +56,16 @@ class Rounds(ABC):
         slowest = min(self.brought, key=lambda group: (self.brought[group], group), default=None)
         return slowest, 0 if slowest is None else max(self.brought.values()) - self.brought[slowest]
 
+    @property
+    def joining(self) -> set[int]:
+        """The groups that wait to take part."""
+        return set()
+
+    def restore(self, members: set[int], joining: set[int]) -> None:
+        """Begin with these groups. Nothing is under way, and all have brought as much."""
+        self.members = members
+        self.brought = dict.fromkeys(members | joining, 0)
+
     @abstractmethod
     def arrive(self, part: Part, chunk: int) -> list[Verdict]:
         """A part of `chunk` came. Raises ProtocolError, and changes nothing, if it may not come now."""
@@ -128,6 +138,14 @@ class _BulkSynchronousRounds(Rounds):
         if any(known.start < part.stop and part.start < known.stop for known in mine):
             raise _twice(part.group, chunk, self.members.difference(*(parts for _, _, parts in cells)))
         return self._complete(chunk, _changed(cells, part, lambda parts: parts | {part.group: part}))
+
+    @property
+    def joining(self) -> set[int]:
+        return self._joining
+
+    def restore(self, members: set[int], joining: set[int]) -> None:
+        super().restore(members, joining)
+        self._joining = joining
 
     def join(self, group: int) -> None:
         super().join(group)

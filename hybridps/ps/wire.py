@@ -20,7 +20,7 @@ from hybridps.ps.profile import PAGES, State
 from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.rules.rule import MOST_STATES
 
-VERSION = 12
+VERSION = 13
 """Of the protocol: both sides must have the same."""
 
 LARGEST_CONTROL_BYTES = 1 << 22
@@ -206,10 +206,15 @@ Request = (
 
 
 class Welcome(Message, frozen=True):
-    """The server takes the group in. With a parent its centre is not what the first group initialised it with."""
+    """The server takes the group in. With a parent its centre is not what the first group initialised it with.
+
+    `life`: how many processes have been this server before. With another one than before, the client attaches its
+    memory again; all else outlives them.
+    """
 
     version: int
     has_parent: bool = False
+    life: Number = 0
 
 
 class Registered(Message, frozen=True):

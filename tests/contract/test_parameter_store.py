@@ -7,9 +7,10 @@ MXNet's own servers do what is asked of `every_tier` and `flat`.
 from __future__ import annotations
 
 import importlib.util
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 
 import msgspec
@@ -32,6 +33,7 @@ from hybridps.ps.model import Joining
 from hybridps.ps.rules import SGD, Adam, Elastic, ElasticTogether, Mean, Momentum, Nesterov, Outer, Sum, apply_
 from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.server import Server
+from hybridps.ps.server.kept import KeptMemory
 from hybridps.shared_memory import shared_memory
 
 pytestmark = pytest.mark.timeout(30)
@@ -39,6 +41,8 @@ pytestmark = pytest.mark.timeout(30)
 KINDS = ("inproc-1", "inproc-2", "tcp-1", "tcp-2", "tcp-3", "ipc-1", "ipc-2", "shm-1", "shm-3", "rack-2")
 CHUNK_BYTES = 1024
 SETTINGS = Settings(chunk_bytes=CHUNK_BYTES, connect_seconds=5.0, deadline_seconds=10.0, lost_seconds=5.0)
+KEPT = ("inproc-2", "tcp-3", "ipc-2", "shm-1")
+"""Whose servers keep all in memory that outlives them."""
 DTYPES = ("float16", "float32", "float64")
 
 
@@ -63,6 +67,13 @@ class InPlacePending:
         np.copyto(self.target, self.source)
 
 
+@contextmanager
+def kept_memory():
+    descriptor = KeptMemory.create()
+    yield KeptMemory(descriptor)
+    os.close(descriptor)
+
+
 class Tier:
     """Servers of one kind, each with several threads, and the stores opened there; all are closed in the end."""
 
@@ -77,12 +88,14 @@ class Tier:
             self.addresses = [server.address for server in rack.servers]
         else:
             transport, count = kind.split("-")
-            self.addresses = [self._serve(transport, folder, number) for number in range(int(count))]
+            keeps = kind in KEPT
+            self.addresses = [self._serve(transport, folder, number, keeps) for number in range(int(count))]
 
-    def _serve(self, transport, folder, number):
+    def _serve(self, transport, folder, number, keeps):
         addresses = {"ipc": f"ipc://{folder}/{number}", "inproc": f"inproc://{number}"}
         address = addresses.get(transport, "tcp://127.0.0.1:*")
-        server = Server(address, threads=number + 1, context=self._context)
+        kept = self._stack.enter_context(kept_memory()) if keeps else None
+        server = Server(address, threads=number + 1, context=self._context, kept=kept)
         return self._stack.enter_context(in_thread(server)).address
 
     def open(self, group=0, groups=1, job="job", **changes):

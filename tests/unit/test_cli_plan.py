@@ -147,6 +147,32 @@ def test_mxnet_s_servers_are_one_process_and_never_get_keys() -> None:
         launch_of(make_settings({"groups": 2, "backend": "mxnet", "racks": 2}))
 
 
+def test_servers_are_started_again_as_often_as_asked() -> None:
+    two = make_settings({"groups": 2})
+    again = ServerLaunch("server 0", options=("--restarts", "3"))
+    assert launch_of(two, server_restarts=3).servers == (again,)
+    assert launch_of(two, server_restarts=0).servers == (ServerLaunch("server 0"),)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, "this launch starts no servers"),
+        ({"groups": 2, "algorithm": "gossip"}, "this launch starts no servers"),
+        ({"groups": 2, "racks": 2}, "the servers of racks lose their tables"),
+        ({"groups": 2, "backend": "mxnet"}, "MXNet's servers lose their tables"),
+    ],
+)
+def test_servers_that_cannot_go_on_are_not_started_again(options: dict[str, object], reason: str) -> None:
+    settings = make_settings(options)
+    with pytest.raises(ConfigError, match=f"--server-restarts 1 cannot be used: {reason}"):
+        launch_of(settings, server_restarts=1)
+    for unasked in (None, 0):
+        assert not any(
+            "--restarts" in server.options for server in launch_of(settings, server_restarts=unasked).servers
+        )
+
+
 def test_keys_go_to_those_alone_who_need_them() -> None:
     launch = launch_of(make_settings({"groups": 2, "keys": "for-me", "server_keys": "keys"}))
     group = launch.group_settings(launch.groups[0], ["tcp://127.0.0.1:5"], "word")

@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
+
+from hybridps.cli.top import read
+from hybridps.config import Settings
+from hybridps.errors import ServerError
+from hybridps.memory import Layout
+from hybridps.processes import SAYS
+from hybridps.ps.client import Client
+from hybridps.ps.keys import make_tenant
+from hybridps.ps.rules import Sum
+
+BACK_SECONDS = 2.0
+"""A server that was killed serves again within this time."""
+
+LAYOUT = Layout.of("float32", {"w": (16,)})
 
 
 def serve(*arguments: str, **more: str) -> subprocess.Popen[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HYBRIDPS_")} | more
     command = [sys.executable, "-m", "hybridps", "serve", *arguments]
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environ, text=True, **pipes)  # type: ignore[call-overload]
 
 
 @pytest.mark.timeout(60)
@@ -47,6 +67,10 @@ def test_an_address_that_cannot_be_used_is_one_line_and_status_2(address: str) -
         (["--metrics-port", "0", "--metrics-bind", "127.0.0.1:9"], {}, "HYBRIDPS_METRICS_BIND='127.0.0.1:9'"),
         ([], {"HYBRIDPS_PARENTS": "tcp://127.0.0.1:22x"}, "HYBRIDPS_PARENTS='tcp://127.0.0.1:22x' cannot be used"),
         (["--stop-after-groups", "2"], {"OMPI_COMM_WORLD_SIZE": "2"}, "--stop-after-groups"),
+        (["--restarts", "2"], {"OMPI_COMM_WORLD_SIZE": "2"}, "--restarts 2 cannot be used: a server that is a rank"),
+        (["--restarts", "2"], {"HYBRIDPS_BACKEND": "mxnet"}, "--restarts 2 cannot be used: MXNet's servers lose"),
+        (["--restarts", "2"], {"HYBRIDPS_PARENTS": "tcp://a:1"}, "--restarts 2 cannot be used: a server with parents"),
+        (["--restarts", "2", "--bind", "tcp://0.0.0.0:*"], {}, "tcp://0.0.0.0:* can be reached from other hosts"),
     ],
 )
 def test_what_has_no_meaning_is_refused(arguments: list[str], environ: dict[str, str], said: str) -> None:
@@ -54,3 +78,138 @@ def test_what_has_no_meaning_is_refused(arguments: list[str], environ: dict[str,
         out, error = server.communicate(timeout=30)
     assert (out, server.returncode) == ("", 2)
     assert said in error
+
+
+def line_of(server: subprocess.Popen[str], begin: str, errors: bool = False) -> str:
+    """The next line that a server prints, without how it must begin."""
+    pipe = server.stderr if errors else server.stdout
+    assert pipe is not None
+    line = pipe.readline()
+    assert line.startswith(begin), line
+    return line.removeprefix(begin).rstrip("\n")
+
+
+def life_of(server: subprocess.Popen[str]) -> psutil.Process:
+    """The process that serves, of one that is started again."""
+    (child,) = psutil.Process(server.pid).children()
+    return child
+
+
+def kill_life(server: subprocess.Popen[str], restart: str) -> None:
+    """Kill it, and wait until it is back."""
+    life_of(server).kill()
+    said = f"hybridps: the server was killed by signal 9; restarted, {restart}; its tables are kept"
+    assert line_of(server, said, errors=True) == ""
+    line_of(server, "hybridps: the server is back at ", errors=True)
+
+
+def client(address: str, group: int = 0, groups: int = 1, **more: object) -> Client:
+    settings = Settings(connect_seconds=BACK_SECONDS, deadline_seconds=600.0, lost_seconds=600.0, **more)  # type: ignore[arg-type]
+    return Client([address], job="job", group=group, groups=groups, settings=settings)
+
+
+def exchange_ones(store: Client) -> None:
+    store.register("w", LAYOUT, np.zeros(16, np.float32), Sum())
+    values = np.ones(16, np.float32)
+    store.exchange("w", values, values, 0, 16).wait()
+    assert values.tolist() == [1.0] * 16
+
+
+@pytest.mark.timeout(60)
+def test_a_server_that_is_killed_is_back_at_its_address() -> None:
+    with serve("--restarts", "2", "--bind", "tcp://127.0.0.1:*") as server:
+        address = line_of(server, SAYS)
+        for restart in ("1 of 2", "2 of 2"):
+            with client(address) as store:
+                exchange_ones(store)
+            began = time.monotonic()
+            kill_life(server, restart)
+            with client(address) as store:
+                assert time.monotonic() - began < BACK_SECONDS
+                exchange_ones(store)
+        life_of(server).kill()
+        out, error = server.communicate(timeout=10)
+    assert server.returncode == 137
+    assert out == "", "the address is printed once"
+    assert re.fullmatch("hybridps: the server was killed by signal 9; .*\n", error)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("lives", [1, 2])
+def test_a_server_with_restarts_ends_cleanly(number: signal.Signals, lives: int) -> None:
+    with serve("--restarts", "3") as server:
+        line_of(server, SAYS)
+        for _ in range(1, lives):
+            kill_life(server, "1 of 3")
+        life = life_of(server)
+        server.send_signal(number)
+        assert server.communicate(timeout=10) == ("", "")
+        assert server.returncode == 0
+    assert not life.is_running()
+
+
+@pytest.mark.timeout(60)
+def test_a_life_ends_with_its_supervisor() -> None:
+    with serve("--restarts", "3") as server:
+        line_of(server, SAYS)
+        life = life_of(server)
+        server.kill()
+    assert psutil.wait_procs([life], timeout=10)[1] == []
+
+
+@pytest.mark.timeout(60)
+def test_a_hangup_ends_it_unless_it_is_ignored() -> None:
+    with serve("--restarts", "3") as server:
+        line_of(server, SAYS)
+        server.send_signal(signal.SIGHUP)
+        assert server.wait(10) == 128 + signal.SIGHUP
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        server = serve("--restarts", "3")  # inherits it
+    finally:
+        signal.signal(signal.SIGHUP, ignored)
+    with server:
+        address = line_of(server, SAYS)
+        server.send_signal(signal.SIGHUP)
+        with client(address) as store:
+            exchange_ones(store)
+        server.terminate()
+        assert server.wait(10) == 0
+
+
+@pytest.mark.timeout(60)
+def test_a_later_life_is_told_of_groups_that_have_ended() -> None:
+    with serve("--restarts", "1", "--told-ends") as server:
+        address = line_of(server, SAYS)
+        kill_life(server, "1 of 1")
+        first, second = (client(address, group, 2) for group in (0, 1))
+        for store in (first, second):
+            store.register("w", LAYOUT, np.zeros(16, np.float32), Sum())
+        answer = np.zeros(16, np.float32)
+        waiting = first.exchange("w", np.ones(16, np.float32), answer, 0, 16)
+        assert server.stdin is not None
+        server.stdin.write("nobody 1\njob 1\n")
+        server.stdin.flush()
+        waiting.wait()
+        assert answer.tolist() == [1.0] * 16
+        with pytest.raises(ServerError, match="register again"):
+            second.exchange("w", answer, answer, 0, 16).wait()
+        first.close()
+        second.close(lost=True)
+        server.terminate()
+
+
+@pytest.mark.timeout(60)
+def test_a_later_life_has_the_keys_and_the_metrics_of_the_first_one(tmp_path: Path) -> None:
+    theirs = make_tenant(tmp_path / "keys", "alice")
+    mine = shutil.copytree(theirs, tmp_path / "mine")
+    with serve("--restarts", "1", "--metrics-port", "0", "--keys", str(tmp_path / "keys")) as server:
+        address, url = line_of(server, SAYS), line_of(server, "hybridps: metrics at ")
+        shutil.rmtree(tmp_path / "keys")  # as `hybridps run` does with keys that are made for a launch
+        kill_life(server, "1 of 1")
+        with client(address, keys=str(mine)) as store:
+            exchange_ones(store)
+        assert read(url)
+        server.terminate()
+        assert server.wait(10) == 0

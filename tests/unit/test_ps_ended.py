@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -68,3 +69,22 @@ def test_a_group_that_has_ended_is_silent_at_once_until_it_is_back() -> None:
         for client in (again, clients[1]):
             client.close()
         clients[0].close(lost=True)
+
+
+def test_an_end_that_is_told_while_the_server_closes_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    for _ in range(20):
+        server, closed = Server(threads=1), threading.Event()
+
+        def tell(server: Server = server, closed: threading.Event = closed) -> None:
+            while not closed.is_set():
+                server.end_group("job", 1)
+
+        tells = threading.Thread(target=tell)
+        tells.start()
+        with in_thread(server):
+            pass
+        closed.set()
+        tells.join()
+    assert failures == []

@@ -29,6 +29,14 @@ ServersOption = Annotated[
 RestartsOption = Annotated[
     int, typer.Option(metavar="N", help="Start a group that dies again, at most N times in all. Default: 0.")
 ]
+ServerRestartsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--server-restarts",
+        min=0,
+        help="Start a server that dies again with its tables, up to so many times. Default: 3.",
+    ),
+]
 BackendOption = Annotated[
     str | None, typer.Option(help="Parameter servers to use: hybridps, or mxnet for MXNet's own.")
 ]

@@ -18,6 +18,7 @@ from hybridps.cli.run.hosts import Host, address_seen_by, is_here, split_hosts, 
 from hybridps.config import PREFIX, Settings
 from hybridps.errors import ConfigError
 from hybridps.mpi_groups.plan import WORKER, make_plan
+from hybridps.processes import SERVER_RESTARTS
 from hybridps.racks import check_racks, place_in_rack
 from hybridps.resuming import Resume
 
@@ -158,6 +159,7 @@ def make_launch(
     workers: int | None = None,
     servers: int | None = None,
     restarts: int = 0,
+    server_restarts: int | None = None,
     hosts: tuple[Host, ...] = (),
     insecure: bool = False,
     environment: Environment | None = None,
@@ -179,7 +181,7 @@ def make_launch(
     parts: Sequence[tuple[Host, ...]] = split_hosts(hosts, sizes) if hosts else [()] * len(sizes)
     groups = tuple(GroupLaunch(index, size, part) for index, (size, part) in enumerate(zip(sizes, parts, strict=True)))
     needs_server = len(sizes) > 1 and not settings.servers and not gossips
-    launches = _server_launches(_servers(servers, needs_server, settings), len(sizes), settings)
+    launches = _server_launches(_servers(servers, needs_server, settings), len(sizes), server_restarts, settings)
     elsewhere = [host.name for host in hosts if not is_here(host.name)]
     # A script may name an algorithm that gossips; on one host that costs nothing to prepare.
     may_gossip = len(sizes) > 1 and (gossips or (settings.algorithm is None and not elsewhere))
@@ -268,19 +270,38 @@ def _servers(servers: int | None, needs_one: bool, settings: Settings) -> int:
     return servers
 
 
-def _server_launches(count: int, groups: int, settings: Settings) -> tuple[ServerLaunch, ...]:
+def _server_restarts(asked: int | None, servers: int, settings: Settings) -> int:
+    """How often a server that dies is started again. Raises ConfigError if it is `asked` for where that cannot be."""
+    problem = None
+    if not servers:
+        problem = "this launch starts no servers"
+    elif settings.backend == "mxnet":
+        problem = "MXNet's servers lose their tables when they die"
+    elif settings.racks > 1:
+        problem = "the servers of racks lose their tables when they die"
+    if asked and problem:
+        raise ConfigError(f"--server-restarts {asked} cannot be used: {problem}; omit it")
+    if asked is None:
+        return 0 if problem else SERVER_RESTARTS
+    return asked
+
+
+def _server_launches(count: int, groups: int, restarts: int | None, settings: Settings) -> tuple[ServerLaunch, ...]:
     """The servers to start: `count`, or with racks `count` for each rack and one parent, unless parents are given.
 
-    Raises PlanError. MXNet's servers are started by one process, and have no racks (ConfigError).
+    Raises PlanError. MXNet's servers are started by one process, and have no racks (ConfigError). `restarts`: how often
+    one that dies is started again, as given.
     """
     racks = settings.racks
     check_racks(groups, racks)
+    restarts = _server_restarts(restarts, count, settings)
     if settings.backend == "mxnet":
         if racks > 1:
             raise ConfigError(f"--racks {racks}: MXNet's servers have no parents; use the backend hybridps")
         return (ServerLaunch("servers", options=("--groups", str(groups), "--servers", str(count))),) if count else ()
     if racks == 1:
-        return tuple(ServerLaunch(f"server {index}") for index in range(count))
+        options = ("--restarts", str(restarts)) if restarts else ()
+        return tuple(ServerLaunch(f"server {index}", options=options) for index in range(count))
     of_racks = [ServerLaunch(f"rack {rack} server {index}", rack) for rack in range(racks) for index in range(count)]
     place_in_rack(0, groups, racks, [server.name for server in of_racks] or settings.servers)
     above = [] if settings.parents or not count else [ServerLaunch("parent")]

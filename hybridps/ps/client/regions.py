@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -18,6 +18,7 @@ class Regions:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        session.offers_of = self._offers_of
         self._offers: dict[tuple[int, int, str], Operation] = {}
         """By server, descriptor and secret. A region has the number of the request that offered it."""
 
@@ -33,6 +34,11 @@ class Regions:
                 regions = [(offer.request, place.offset) for offer, place in zip(offers, places, strict=True)]
                 found[server] = tuple(wire.RegionOffset(*each) for each in regions)
         return found
+
+    def _offers_of(self, server: int) -> Iterator[wire.Attach]:
+        """What a server was offered, and has taken."""
+        for offer in [offer for (of, *_), offer in self._offers.items() if of == server and offer.error is None]:
+            yield from (sent.message for sent in offer.sent if isinstance(sent.message, wire.Attach))
 
     def _offer(self, server: int, place: Place) -> Operation:
         """The offer of that memory, which is answered. Its error says why the server does not reach it."""

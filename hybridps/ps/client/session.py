@@ -46,6 +46,10 @@ class Session:
         self._welcomed: set[int] = set()
         self._greeting: set[int] = set()
         """Servers that were greeted again on a restored connection, and have not answered."""
+        self._lives: dict[int, int] = {}
+        """How many processes each server had been when it was last greeted."""
+        self.offers_of: Callable[[int], Iterable[wire.Attach]] = lambda server: ()
+        """The memory that a server has, which another process of it is to be offered again."""
         self._left: set[int] | None = None
         """Servers that have let this group go; None before it leaves."""
         self._failure: HybridPSError | None = None
@@ -208,9 +212,12 @@ class Session:
                 self.has_parent |= answer.has_parent
                 if server in self._greeting:
                     self._greeting.discard(server)
+                    for offer in self.offers_of(server) if answer.life != self._lives[server] else ():
+                        self.send(server, offer)
                     for sent in [sent for operation in self.under_way.values() for sent in operation.unanswered]:
                         if sent.server == server:
                             self.send(*sent[:3])
+                self._lives[server] = answer.life
             case wire.Alive():
                 if self._left is not None:
                     self._left.add(server)

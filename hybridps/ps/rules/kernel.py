@@ -16,7 +16,9 @@ import numpy as np
 
 from hybridps.codecs.loops import take_
 from hybridps.compiled import at, compiled
+from hybridps.compiled.ordered import store
 from hybridps.compiled.streaming_copy import fence, stream_
+from hybridps.ps.rules.progress import LENGTH, WORD
 
 BLOCK = 4096
 """Elements."""
@@ -76,22 +78,41 @@ def sum_(total, sources):  # type: ignore[no-untyped-def]
         add_up_(total[start : start + BLOCK], sources, start)
 
 
-def _blocks_(sources, targets, centre, state, numbers, check_finite, streams):  # type: ignore[no-untyped-def]
+@compiled
+def save_(saved, arrays):  # type: ignore[no-untyped-def]
+    """Copy blocks of as many arrays as there are rows to the rows."""
+    for r in range(len(saved)):
+        row, array = saved[r], arrays[r]
+        for i in range(array.size):
+            row[i] = array[i]
+
+
+def _blocks_(  # type: ignore[no-untyped-def]
+    sources, targets, centre, state, numbers, check_finite, streams, words, saved, first, is_summed
+):
     """Sum the sources, update and write the answer, block by block. Returns as `apply_` does.
 
     `state` has two arrays. With `streams` the answer becomes the centre too, which is not read before it is written.
+    `words`, `saved`, `first` and `is_summed`: the fields of `Progress`; without it there are no words.
     `update_` is a global name that `block_loop` binds.
     """
     buffer = np.empty(BLOCK, centre.dtype)
     for start in range(0, centre.size, BLOCK):
         block = centre[start : start + BLOCK]
         total = buffer[: block.size]
-        add_up_(total, sources, start)
+        if start or not is_summed:
+            add_up_(total, sources, start)
+        else:
+            total[:] = saved[0][: block.size]
         if check_finite and not _is_finite(total):
             if streams:
                 fence()
             return start
         states = state[0][start : start + BLOCK], state[1][start : start + BLOCK]
+        if words.size:
+            save_(saved, (total, block, states[0], states[1]))
+            words[LENGTH] = block.size
+            store(words, WORD, 2 * (first + start + 1) + 1)
         answer = update_(total, block, states, numbers)  # type: ignore[name-defined]  # noqa: F821
         for address in targets:
             target = at(address, start, answer)
@@ -99,6 +120,8 @@ def _blocks_(sources, targets, centre, state, numbers, check_finite, streams):  
                 target[i] = answer[i]
         if streams:
             stream_(block.view(np.uint8), answer.ctypes.data)
+        if words.size:
+            store(words, WORD, 2 * (first + start + block.size + 1))
     if streams:
         fence()
     return centre.size

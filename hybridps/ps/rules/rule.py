@@ -18,6 +18,7 @@ from hybridps.compiled.streaming_copy import LEAST_BYTES
 from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
 from hybridps.ps.rules.finite import find_not_finite
 from hybridps.ps.rules.kernel import BLOCK, COMPILED, block_loop, sum_
+from hybridps.ps.rules.progress import NONE, Progress
 
 MOST_STATES = 3
 """Of a rule."""
@@ -94,12 +95,13 @@ def apply_(
     contributions: int,
     check_finite: bool = False,
     whole_bytes: int = 0,
+    progress: Progress | None = None,
 ) -> int:
     """Run one round on a chunk: the answer to the sum of `sources`, so many `contributions`, goes to `targets`.
 
-    A target may be one of the sources. `whole_bytes`: size of the table, or what is known of it. Returns the number of
-    elements that are done: all of them, or with `check_finite` those before the first block of `BLOCK` elements whose
-    sum has NaN or Inf. Nothing changes from that block on.
+    A target may be one of the sources. `whole_bytes`: size of the table, or what is known of it. `progress`: where it
+    is noted how far the round is. Returns the number of elements that are done: all of them, or with `check_finite`
+    those before the first block of `BLOCK` elements whose sum has NaN or Inf. Nothing changes from that block on.
     """
     dtype = np.result_type(centre.dtype, np.float32)
     numbers = tuple(map(dtype.type, rule.numbers(step, contributions)))
@@ -109,14 +111,22 @@ def apply_(
         states = (*state, centre, centre)[:2]  # always two: a rule that keeps less does not look at the others
         streams = rule.centre_is_answer and whole_bytes >= LEAST_BYTES
         into = targets if streams else [*targets, *kept]
-        return loop(described(sources), addresses(into), centre, states, numbers, check_finite, streams)
+        options = check_finite, streams, *(progress or NONE[centre.dtype.type])
+        return loop(described(sources), addresses(into), centre, states, numbers, *options)
     total = np.empty_like(centre)
-    add_up_(total, sources)
+    if progress is not None and progress.is_summed:
+        np.copyto(total, progress.saved[0][: len(total)])
+    else:
+        add_up_(total, sources)
     done = find_not_finite(total) // BLOCK * BLOCK if check_finite and not is_finite(total) else centre.size
+    if progress is not None:
+        progress.begin((total, centre, *state), done)
     blocks = [array[None, :done] for array in (total, centre, *state)]
     answer = rule.update_.py_func(*blocks[:2], blocks[2:], [*map(np.atleast_1d, numbers)])
     for target in [*targets, *kept]:
         np.copyto(target[:done], answer[0])
+    if progress is not None:
+        progress.end(done)
     return done
 
 

@@ -164,6 +164,13 @@ class Accounts:
     def __iter__(self) -> Iterator[Account]:
         return iter(self._accounts.values())
 
+    def of_job(self, job: str) -> Account:
+        """The account of a job that was admitted by an earlier process, by what it is called here."""
+        if self._allowed is None:
+            return self._accounts.setdefault(job, Account(job, Budget(None, self._whole)))
+        tenant = job.partition("/")[0]
+        return self._accounts.get(tenant) or Account(tenant, Budget(0, self._whole, tenant))
+
     def admit(self, hello: wire.Hello, key: str) -> tuple[Account, str]:
         """The account of a client whose connection has that public key, and what its job is called here.
 

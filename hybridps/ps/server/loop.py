@@ -70,6 +70,8 @@ class Loop:
     profiles: Profiles = field(default_factory=Profiles)
     queue: FairQueue = field(default_factory=FairQueue)
     judged_seconds: float = -math.inf
+    life: int = 0
+    """How many processes have been this server before, and were killed."""
 
     def run(self) -> None:
         """Serve until `stopping`, or until so many groups came and none is there any more."""
@@ -204,7 +206,8 @@ class Loop:
             raise
         member = Member(identity, hello.session, job, hello.group, now, account, key)
         self.members.enter(member, hello.groups, hello.again)
-        self.transport.send(identity, wire.Welcome(wire.VERSION, has_parent=self.parents is not None))
+        self._keep()
+        self.transport.send(identity, wire.Welcome(wire.VERSION, self.parents is not None, self.life))
 
     def _remove(self, member: Member, lost: bool) -> None:
         # Their memory is their own again: no task may be left that uses it.
@@ -280,15 +283,21 @@ class Loop:
                     case Answer(origin=origin):
                         together.setdefault(origin, []).append(outcome)
                     case Admitted(origin=origin, initialise=initialise, dropped=dropped):
+                        self._keep()
                         self._answer(origin, wire.Registered(origin.request, initialise, dropped))
                     case ParentRequest(table=table) if self.parents is not None and self.members.there(table.job):
                         self.parents.send(outcome)
         finally:
+            self._keep()
             for origin, answers in together.items():
                 chunks = tuple(answer.chunk for answer in answers if answer.chunk is not None)
                 not_finite = tuple(place for answer in answers for place in answer.not_finite)
                 self._answer(origin, wire.Done(origin.request, chunks, not_finite), answers)
             self.workers.hand(tasks)
+
+    def _keep(self) -> None:
+        """Before anybody is told: what has changed outlives this process."""
+        self.jobs.keep(idle=not self.workers.backlog)
 
     def _answer(self, origin: Origin, message: wire.Message, answers: Sequence[Answer] = ()) -> None:
         """Answer the same life of the group, if it is there."""

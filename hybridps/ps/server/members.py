@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from hybridps.errors import ServerError
 from hybridps.ps.model import Outcome, UnknownClientError
 from hybridps.ps.server.admission import Account
 from hybridps.ps.server.requests import Regions
 from hybridps.ps.server.tables.jobs import Jobs
+
+if TYPE_CHECKING:
+    from hybridps.ps.server.kept import KeptMemory
 
 FAIR_READS = 4096
 """The socket takes the messages of its connections in turn: after so many, one of each was read."""
@@ -26,6 +31,19 @@ _ABSENT_LAPS = 3
 
 _REMEMBERED = 4096
 _MOST_CAME = 1 << 16
+
+
+_MEMBER = "member "
+"""What the names of the records of clients begin with."""
+
+
+class _Kept(msgspec.Struct, frozen=True, array_like=True):
+    """What outlives the process of a client."""
+
+    session: int
+    job: str
+    group: int
+    key: str
 
 
 @dataclass(eq=False)
@@ -64,10 +82,14 @@ class EndedGroup(NamedTuple):
 
 
 class Members:
-    """The clients that are there. `jobs`: what they take part in. Times are seconds of one monotonic clock."""
+    """The clients that are there. `jobs`: what they take part in. Times are seconds of one monotonic clock.
 
-    def __init__(self, lost_seconds: float, jobs: Jobs) -> None:
+    `kept`: memory that outlives the process, if there is some.
+    """
+
+    def __init__(self, lost_seconds: float, jobs: Jobs, kept: KeptMemory | None = None) -> None:
         self.lost_seconds = lost_seconds
+        self._kept = kept
         self._jobs = jobs
         self.by_name: dict[bytes | int, Member] = {}
         """Each by the address of its socket, and by its session."""
@@ -78,6 +100,17 @@ class Members:
         self._lost: dict[bytes | int, None] = {}
         self._lost_groups: dict[str, dict[int, float]] = {}
         """Of each job, groups that were lost and are not back, and when each gave its last sign of life."""
+
+    def restore(self, account_of: Callable[[str], Account], now: float) -> None:
+        """Expect the clients that were there when the process before was killed. `account_of` a job."""
+        memory = self._kept
+        for record in [memory.get(key) or b"" for key in memory.keys(_MEMBER)] if memory is not None else ():
+            kept = msgspec.msgpack.decode(record, type=_Kept)
+            member = Member(b"", kept.session, kept.job, kept.group, now, account_of(kept.job), kept.key)
+            self.by_name[kept.session] = member
+            self._came.add((kept.job, kept.group))
+            self._began_seconds.setdefault(kept.job, now)
+        self._jobs.restore(lambda job: account_of(job).budget, {(member.job, member.group) for member in self})
 
     def __iter__(self) -> Iterator[Member]:
         return iter(dict.fromkeys(self.by_name.values()))
@@ -99,12 +132,15 @@ class Members:
             if len(self._came) < _MOST_CAME:
                 self._came.add((new.job, new.group))
             self._began_seconds.setdefault(new.job, new.seen_seconds)
+            if self._kept is not None:
+                kept = _Kept(new.session, new.job, new.group, new.key)
+                self._kept.put(f"{_MEMBER}{new.session} ", msgspec.msgpack.encode(kept))
             return
         if known is None or (known.job, known.group) != (new.job, new.group):
             raise ServerError("this client has said hello already: open another one for another group")
         if self.by_name.get(new.identity, known) is not known:
             raise ServerError("another client has said hello here: open a connection for each")
-        del self.by_name[known.identity]
+        self.by_name.pop(known.identity, None)  # of a member that was there before this process began, it is not known
         known.identity, known.seen_seconds = new.identity, new.seen_seconds
         self.by_name[known.identity] = known
 
@@ -112,7 +148,9 @@ class Members:
         """A client goes: what follows for its job. `lost`: without a word."""
         names = member.identity, member.session
         for name in names:
-            del self.by_name[name]
+            self.by_name.pop(name, None)
+        if self._kept is not None:
+            self._kept.forget(f"{_MEMBER}{member.session} ")
         if lost:
             self._lost_groups.setdefault(member.job, {})[member.group] = member.seen_seconds
         if not self.there(member.job):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from hybridps.ps.server.admission import Accounts
 from hybridps.ps.server.door import Gatekeeper
 from hybridps.ps.server.loop import Loop
 from hybridps.ps.server.members import EndedGroup, Members
+from hybridps.ps.server.tables.images import KeptJobs
 from hybridps.ps.server.tables.jobs import Jobs
 from hybridps.ps.server.tables.rack import RackTable
 from hybridps.ps.server.tables.table import Table
@@ -24,6 +26,7 @@ from hybridps.ps.server.upstream import Parents
 from hybridps.ps.server.workers import Workers
 
 if TYPE_CHECKING:
+    from hybridps.ps.server.kept import KeptMemory
     from hybridps.ps.server.metrics import Observer
 
 _MOST_THREADS = 4
@@ -38,7 +41,8 @@ class Server:
     so many groups came and none is there any more. `memory_bytes` bounds all tables (default: what this host has).
     `check_finite`: sums of gradients with NaN or Inf are refused too; what groups share is never poisoned. `allowed`:
     only these tenants may connect, with their keys. `parents`: where this server's groups, a rack, meet other racks;
-    the server closes them. `context`: of ZeroMQ, for addresses of inproc://; it stays open.
+    the server closes them. `context`: of ZeroMQ, for addresses of inproc://; it stays open. `kept`: memory that
+    outlives this process; a server that finds there what an earlier one has left goes on where that was killed.
     Raises ServerError if the address cannot be used, or is beyond this host without keys and not `insecure`.
     """
 
@@ -56,6 +60,7 @@ class Server:
         allowed: AllowList | None = None,
         parents: Parents | None = None,
         context: Any = None,
+        kept: KeptMemory | None = None,
     ) -> None:
         threads = threads or min(os.cpu_count() or 1, _MOST_THREADS)
         with ExitStack() as resources:
@@ -71,16 +76,29 @@ class Server:
         """Where clients find it, with the actual port."""
         if memory_bytes is None:
             memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        jobs = Jobs(memory_bytes, threads, check_finite, Table if parents is None else RackTable)
-        accounts, members = Accounts(allowed, jobs.budget), Members(lost_seconds, jobs)
+        kept_jobs = None if kept is None else KeptJobs(kept)
+        jobs = Jobs(memory_bytes, threads, check_finite, Table if parents is None else RackTable, kept_jobs)
+        accounts, members = Accounts(allowed, jobs.budget), Members(lost_seconds, jobs, kept)
+        members.restore(accounts.of_job, time.monotonic())
         self._loop = Loop(Transport(door), jobs, members, accounts, workers, parents, stop_after_groups)
+        self._loop.life = 0 if kept is None else kept.life
         self._closing = threading.RLock()
 
     @classmethod
     def of(
-        cls, settings: Settings, address: str, *, insecure: bool = False, stop_after_groups: int | None = None
+        cls,
+        settings: Settings,
+        address: str,
+        *,
+        insecure: bool = False,
+        stop_after_groups: int | None = None,
+        allowed: AllowList | None = None,
+        kept: KeptMemory | None = None,
     ) -> Server:
-        """A server as the settings say. Raises ConfigError for keys that cannot be read, and as the constructor."""
+        """A server as the settings say. Raises ConfigError for keys that cannot be read, and as the constructor.
+
+        `allowed`: the keys that the settings name, if they were read before.
+        """
         return cls(
             address,
             lost_seconds=settings.lost_seconds,
@@ -89,8 +107,9 @@ class Server:
             threads=settings.server_threads,
             cores=settings.server_cores,
             check_finite=settings.check_finite == "refuse",
-            allowed=AllowList.of(settings),
+            allowed=allowed or AllowList.of(settings),
             parents=Parents.of(settings),
+            kept=kept,
         )
 
     def run(self) -> None:
@@ -117,8 +136,9 @@ class Server:
         `job` is as it is called here, with its tenant if there are keys. A group that is not there is left alone.
         `returns`: it is started again, so that its tables are kept even if all others leave meanwhile.
         """
-        self._loop.members.ended.append(EndedGroup(job, group, returns))
-        self._loop.workers.wake()
+        with self._closing:
+            self._loop.members.ended.append(EndedGroup(job, group, returns))
+            self._loop.workers.wake()
 
     def close(self) -> None:
         """Release the address. Only when `run` does not run; a second time does nothing."""

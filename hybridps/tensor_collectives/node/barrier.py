@@ -5,13 +5,11 @@ Each rank has a cache line of int64 words in shared memory, its own to write. Th
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import types
-from numba.extending import intrinsic
 
 from hybridps.compiled import compiled
+from hybridps.compiled.ordered import load, store
 from hybridps.memory import ALIGNMENT
 from hybridps.tensor_collectives.kernels import SUM, accumulate_, combine_, fold, spread
 
@@ -31,46 +29,18 @@ DONE, NOT_ALL_CAME, NOT_ALL_DONE = 0, 1, 2
 _yield = types.ExternalFunction("sched_yield", types.int32())
 
 
-@intrinsic  # type: ignore[misc]
-def _load(typing_context: Any, array: Any, index: Any) -> Any:
-    """`array[index]` of int64, read from memory now, and before anything that follows."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = _pointer(context, builder, signature, arguments)
-        return builder.load_atomic(pointer, "acquire", 8)
-
-    return types.int64(array, index), generate
-
-
-@intrinsic  # type: ignore[misc]
-def _store(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
-    """`array[index] = value` of int64, seen by others only after everything before it."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = _pointer(context, builder, signature, arguments)
-        builder.store_atomic(arguments[2], pointer, "release", 8)
-        return context.get_dummy_value()
-
-    return types.void(array, index, types.int64), generate
-
-
-def _pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    array = context.make_array(signature.args[0])(context, builder, arguments[0])
-    return builder.gep(array.data, [arguments[1]])
-
-
 @compiled
 def wait_for(counters, mine, target, tries, first, last):  # type: ignore[no-untyped-def]
     """Set the counter of rank `mine` to `target`, and wait until those of ranks `first:last` have reached it.
 
     `counters`: the lines of all ranks. Returns -1, or after `tries` looks the first missing rank.
     """
-    _store(counters, mine * LINE, target)
+    store(counters, mine * LINE, target)
     missing = -1
     for look in range(tries):
         missing = -1
         for rank in range(first, last):
-            if _load(counters, rank * LINE) < target:
+            if load(counters, rank * LINE) < target:
                 missing = rank
                 break
         if missing < 0:
@@ -91,7 +61,7 @@ def cast_vote(counters, mine, target, word, low, high):  # type: ignore[no-untyp
     """Write `low` and `high` to words `word` and `word + 1` of rank `mine`, then set its counter to `target`."""
     counters[mine * LINE + word] = low
     counters[mine * LINE + word + 1] = high
-    _store(counters, mine * LINE, target)
+    store(counters, mine * LINE, target)
 
 
 @compiled

@@ -3,56 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-import msgspec
 import numpy as np
 
-from hybridps.codecs import Values, decoded
+from hybridps.codecs import Values
 from hybridps.compiled.finite import is_finite
-from hybridps.errors import ServerError
-from hybridps.ps.model import ChunkPlace, Contribution, Outcome, Rules, rules_of_span
-from hybridps.ps.rules import AnyRule, add_up_, apply_
-from hybridps.ps.rules.finite import NotFiniteError, check_finite, find_not_finite, not_finite
+from hybridps.ps.model import ChunkPlace, Contribution
+from hybridps.ps.rules import AnyRule, Rule, add_up_, apply_
+from hybridps.ps.rules.finite import NotFiniteError, check_finite, not_finite
 from hybridps.ps.rules.kernel import BLOCK
-
-Cut = TypeVar("Cut", np.ndarray, Values)
-
-SENT = -1
-"""Stands for the groups that an answer is sent to."""
-
-Outlets = dict[int, list[np.ndarray]]
-"""Where answers are written, by group or `SENT`: arrays of the length of the round's elements."""
-
-Refused = dict[int, NotFiniteError]
-"""Groups whose values did not count, and why."""
-
-
-@dataclass
-class EarlySum:
-    """Contributions of a whole chunk that were added up before their round is complete: those of the first groups."""
-
-    rows: Sequence[np.ndarray] = ()
-    """The sum, if any counts."""
-    groups: int = 0
-
-
-class Round(msgspec.Struct, frozen=True, eq=False):
-    """Elements `start:stop` of a chunk whose round is complete, the sum of `early` and `contributions`.
-
-    The loop calls `finish` with the groups that were refused, or with the error that ended the round; it returns the
-    answers.
-    """
-
-    start: int
-    stop: int
-    early: EarlySum
-    contributions: Sequence[Contribution]
-    outlets: Outlets
-    finish: Callable[[Any], Iterable[Outcome]]
-    rules: Rules = ()
+from hybridps.ps.rules.progress import Progress
+from hybridps.ps.server.tables.journal import ChunkJournal
+from hybridps.ps.server.tables.round import Refused, Round, cut, not_finite_of, note_not_finite, rows_of
 
 
 class ChunkMemory:
@@ -84,6 +48,8 @@ class ChunkMemory:
         self._refuses = refuses
         self._shape = shape
         self._whole_bytes = whole_bytes
+        self.journal: ChunkJournal | None = None
+        """Of what outlives the process, if anything does."""
         self._steps = 0
         self._computed: list[tuple[int, int]] = []
         """Elements whose last round is number `_steps`, as runs."""
@@ -101,6 +67,19 @@ class ChunkMemory:
         self.centre[:] = 0 if initial is None else initial
         for array in self._state:
             array[:] = 0
+        self._load()
+
+    def restore(self) -> None:
+        """Go on with what the process before has left. Raises ServerError if the rule cannot be loaded."""
+        kept = [array.copy() for array in self.arrays] if type(self.rule).load is not Rule.load else []
+        self._load()
+        for array, before in zip(self.arrays, kept, strict=False):
+            np.copyto(array, before)
+        if self.journal is not None:
+            self._steps, ranges = self.journal.last_step()
+            self._computed = [*ranges]
+
+    def _load(self) -> None:
         size = math.prod(self._shape)
         self._loaded = self.rule.load(self._shaped(self.centre), [array[:size] for array in self._state])
 
@@ -129,13 +108,13 @@ class ChunkMemory:
         refused = self._refused(complete.contributions, start, stop) if self._refuses else {}
         taken = [each for each in complete.contributions if each.origin.group not in refused]
         rows: list[Values] = [cut(row, self._start, start, stop) for row in early.rows]
-        rows += [row for each in taken for row in _rows(each, start, stop)]
+        rows += [row for each in taken for row in rows_of(each, start, stop)]
         if rows:
             add_up_(out, rows)
         else:
             out[:] = 0
         if not self._refuses and not is_finite(out):
-            _note_not_finite(complete.contributions, start, stop)
+            note_not_finite(complete.contributions, start, stop)
         return early.groups + sum(each.groups for each in taken), refused
 
     def apply_(self, complete: Round) -> Refused:
@@ -149,33 +128,30 @@ class ChunkMemory:
         start, stop, early = complete.start, complete.stop, complete.early
         left = {each.origin.group: each for each in complete.contributions}
         refused: Refused = {}
-        begin, end, check, is_begun = start, stop, True, False
+        begin, end, check = self._begin_(complete), stop, True
         rules = [*complete.rules] or [(stop, self.rule)]
         while begin < stop:
             while rules[0][0] <= begin:
                 del rules[0]
             limit, rule = rules[0]
-            end = min(end, limit)
+            groups = early.groups + sum(each.groups for each in left.values())
+            progress, end, groups = self._progress(begin, min(end, limit), groups)
             outlets = {group: arrays for group, arrays in complete.outlets.items() if group not in refused}
             targets = [cut(array, start, begin, end) for arrays in outlets.values() for array in arrays]
-            groups = early.groups + sum(each.groups for each in left.values())
             if not (early.rows or left) or not (groups or self.rule.separate):  # no values, or values of no group
                 if not self.rule.separate:  # else nobody is left to be answered
                     self.give_(begin, end, targets)
                 begin, end = end, stop
                 continue
-            if not is_begun:
-                self._advance(start, stop)
-                is_begun = True
             rows: list[Values] = [cut(row, self._start, begin, end) for row in early.rows]
-            rows += [row for each in left.values() for row in _rows(each, begin, end)]
+            rows += [row for each in left.values() for row in rows_of(each, begin, end)]
             centre, *state = [cut(array, self._start, begin, end) for array in (self.centre, *self._state)]
-            options: dict[str, Any] = {"step": self._steps, "contributions": groups, "check_finite": check}
-            options["whole_bytes"] = self._whole_bytes
+            options: dict[str, Any] = {"step": self._step, "contributions": groups, "check_finite": check}
+            options |= {"whole_bytes": self._whole_bytes, "progress": progress}
             begin += apply_(rule, rows, targets, centre, state, **options)
             is_done, end, check = begin >= end, stop, check or self._refuses
             if not is_done and not self._refuses:
-                _note_not_finite(left.values(), begin, stop)
+                self._note_not_finite(complete, left.values(), begin)
                 check = False
             elif not is_done:
                 block_end = min(begin + BLOCK, stop)
@@ -185,18 +161,69 @@ class ChunkMemory:
                     del left[group]
                 if not bad:  # all are finite, but for their sum
                     end, check = block_end, False
-        return refused
+        return self._end(refused)
 
     def _apply_loaded_(self, complete: Round) -> Refused:
         """The same, of the whole chunk, by what the rule has loaded."""
-        total = np.empty_like(self.centre)
-        groups, refused = self.sum_(complete, total)
+        total, refused = np.empty_like(self.centre), Refused()
+        begin = self._begin_(complete)
+        progress, _, groups = self._progress(begin, complete.stop, 0)
+        if progress is not None and progress.is_summed:
+            np.copyto(total, progress.saved[0][: len(total)])
+        else:
+            groups, refused = self.sum_(complete, total)
         rules = [rule for _, rule in complete.rules] or [self.rule]
+        if progress is not None:
+            progress.begin((total, *self.arrays), len(total))
         if groups and self._loaded is not None:
             self._loaded(rules[0], self._shaped(total))
         for group, targets in complete.outlets.items():
             for target in targets if group not in refused else ():
                 np.copyto(target, self.centre)
+        return self._end(refused)
+
+    def _begin_(self, complete: Round) -> int:
+        """Begin a round, or go on with one. Returns its first element that an earlier process has not done."""
+        start, stop, early, journal = complete.start, complete.stop, complete.early, self.journal
+        known = None if journal is None else journal.cut(complete.counted, start, stop)
+        if journal is not None and known is not None:
+            begin = known.next
+            journal.go_on(known)
+            for targets in complete.outlets.values() if not self.rule.separate else ():  # else they were written
+                self.give_(start, begin, [cut(target, start, start, begin) for target in targets])
+            return begin
+        groups = early.groups + sum(each.groups for each in complete.contributions)
+        if (early.rows or complete.contributions) and (groups or self.rule.separate):
+            self._advance(start, stop)
+            if journal is not None:
+                journal.begin(complete.counted, start, stop, self._steps, groups)
+        return start
+
+    def _progress(self, begin: int, end: int, groups: int) -> tuple[Progress | None, int, int]:
+        """Where to note how far elements `begin:end` of a round are, and where to stop if only the sum of a block of so
+        many groups is known."""
+        if self.journal is None:
+            return None, end, groups
+        progress = self.journal.progress(begin)
+        if progress.is_summed:
+            return progress, min(end, begin + self.journal.length), self.journal.groups
+        return progress, end, groups
+
+    @property
+    def _step(self) -> int:
+        """The number of the round under way for the rule."""
+        return self._steps if self.journal is None else self.journal.step
+
+    def _note_not_finite(self, complete: Round, contributions: Iterable[Contribution], begin: int) -> None:
+        """Note whose values have NaN or Inf from element `begin` on."""
+        note_not_finite(contributions, begin, complete.stop)
+        if self.journal is not None:
+            self.journal.note_not_finite(complete.counted)
+
+    def _end(self, refused: Refused) -> Refused:
+        """A round is over."""
+        if self.journal is not None:
+            self.journal.end(refused)
         return refused
 
     def take_(
@@ -223,7 +250,7 @@ class ChunkMemory:
 
     def _refused(self, contributions: Iterable[Contribution], start: int, stop: int) -> Refused:
         """Who brought NaN or Inf among elements `start:stop`."""
-        begins, found = start - self._start, _not_finite(contributions, start, stop)
+        begins, found = start - self._start, not_finite_of(contributions, start, stop)
         return {each.origin.group: NotFiniteError(not_finite(row, self.name, begins)) for each, _, row in found}
 
     def _advance(self, start: int, stop: int) -> None:
@@ -235,46 +262,3 @@ class ChunkMemory:
             runs[-1] = (runs[-1][0], stop)
         else:
             runs.append((start, stop))
-
-
-def cut(array: Cut, begins: int, start: int, stop: int) -> Cut:
-    """Elements `start:stop` of an array whose first element is number `begins`."""
-    return array[start - begins : stop - begins]
-
-
-def _not_finite(
-    contributions: Iterable[Contribution], start: int, stop: int
-) -> Iterator[tuple[Contribution, int, np.ndarray]]:
-    """The contributions with NaN or Inf among elements `start:stop`, each with the first such row and its number."""
-    for each in contributions:
-        for number, row in enumerate(map(decoded, _rows(each, start, stop))):
-            if not is_finite(row):
-                yield each, number, row
-                break
-
-
-def _note_not_finite(contributions: Iterable[Contribution], start: int, stop: int) -> None:
-    """Note in those contributions where it is, once: a hostile group shall not fill memory with that."""
-    for each, number, row in _not_finite(contributions, start, stop):
-        if not each.not_finite:
-            each.not_finite.append((number, start + find_not_finite(row)))
-
-
-def _rows(contribution: Contribution, start: int, stop: int) -> list[Values]:
-    return [cut(row, contribution.span.start, start, stop) for row in contribution.rows]
-
-
-def error_of_rules(name: str, contributions: Sequence[Contribution], start: int, stop: int) -> ServerError | None:
-    """The error for groups that do not update these elements with the same rules."""
-    if not any(each.rules for each in contributions):
-        return None
-    first = contributions[0]
-    rules = rules_of_span(first.rules, start, stop)
-    other = next((each for each in contributions if rules_of_span(each.rules, start, stop) != rules), None)
-    if other is None:
-        return None
-    told = " and ".join(str([rule for _, rule in each.rules[:3]]) for each in (first, other))
-    return ServerError(
-        f"groups {first.origin.group} and {other.origin.group} do not update {name} with the same rules, but with "
-        f"{told}: give all workers the same optimizer, learning rate and batch size"
-    )

@@ -6,8 +6,11 @@ Driven by calls, one at a time, of the loop. Groups of different jobs never meet
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from zlib import crc32
+
+import msgspec
 
 from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
 from hybridps.memory import DTYPES
@@ -15,6 +18,7 @@ from hybridps.ps.clocks import MOST_CELLS, BoundedStale
 from hybridps.ps.model import Admitted, Answer, GroupTakenError, Origin, Outcome, TableSpec, Task
 from hybridps.ps.rules import warm_up
 from hybridps.ps.server.admission import Budget
+from hybridps.ps.server.tables.images import JobImage, KeptJobs
 from hybridps.ps.server.tables.table import Table
 from hybridps.ps.server.workers import as_refusal
 
@@ -37,7 +41,7 @@ class _Job:
     """Of the groups whose processes have ended, as far as that is known: whether they are started again."""
     tables: dict[str, Table] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
-    """Tables that all groups have dropped, and hashes of what they were."""
+    """Tables that all groups have dropped, and digests of what they were."""
     waits_for_absent: bool = True
     """Whether a table waits for a group that has not come yet, to initialise it."""
 
@@ -46,7 +50,7 @@ class Jobs:
     """What one server owns of every job, shared out over `threads`.
 
     `memory_bytes` bounds the memory of all jobs together. `check_finite`: sums refuse NaN and Inf too; other rules
-    always do. `make_table`: `Table`, or that of a rack server.
+    always do. `make_table`: `Table`, or that of a rack server. `kept`: what outlives the process, if anything does.
     """
 
     def __init__(
@@ -55,13 +59,49 @@ class Jobs:
         threads: int = 1,
         check_finite: bool = False,
         make_table: type[Table] = Table,
+        kept: KeptJobs | None = None,
     ) -> None:
         self.budget = Budget(memory_bytes)
         """Of all tenants."""
         self._threads = threads
         self._check_finite = check_finite
         self._make_table = make_table
+        self._kept = kept
         self._jobs: dict[str, _Job] = {}
+
+    def restore(self, budget_of: Callable[[str], Budget], present: Set[tuple[str, int]]) -> None:
+        """Go on where the process before was killed. `budget_of` a job; `present`: jobs and groups that were there.
+
+        Raises ServerError if a table's rule cannot be loaded.
+        """
+        for image in self._kept.jobs() if self._kept is not None else ():
+            job = self._jobs[image.name] = _Job(image.groups, budget_of(image.name), image.present, image.gone)
+            job.returns, job.dropped, job.waits_for_absent = image.returns, image.dropped, image.waits_for_absent
+        for made, state in self._kept.tables() if self._kept is not None else ():
+            warm_up(made.spec.rule, made.spec.layout.dtype, made.spec.codec)
+            job = self._jobs[made.job]
+            table = job.tables[made.name] = self._make(job, made.job, made.name, made.spec)
+            table.restore(state)
+        for name, job in [*self._jobs.items()]:
+            for group in [group for group in job.present if (name, group) not in present]:
+                self.leave(name, group, lost=True)
+        self.keep(idle=True)
+
+    def keep(self, idle: bool) -> None:
+        """What has changed outlives the process from now on. `idle`: no worker has anything to do."""
+        if self._kept is not None:
+            self._kept.keep(idle)
+
+    def _note(self, name: str) -> None:
+        """A job has changed."""
+        if self._kept is not None and name in self._jobs:
+            job = self._jobs[name]
+            self._kept.note_job(
+                name,
+                lambda: JobImage(
+                    name, job.groups, job.present, job.gone, job.returns, job.dropped, job.waits_for_absent
+                ),
+            )
 
     def enter(self, job: str, group: int, groups: int, budget: Budget | None = None) -> None:
         """Group `group` of `groups` takes part in `job`, which uses memory of a tenant's `budget`.
@@ -89,6 +129,7 @@ class Jobs:
         there.present.add(group)
         there.gone.discard(group)
         there.returns.pop(group, None)
+        self._note(job)
 
     def leave(self, job: str, group: int, lost: bool = False) -> list[Outcome]:
         """A group goes. The last one takes the tables with it, unless it, or another one, may come back.
@@ -104,6 +145,7 @@ class Jobs:
         returns = there.returns.get(group, False)
         outcomes = [outcome for table in there.tables.values() for outcome in table.leave(group, returns=returns)]
         outcomes += self._free_unwanted(there)
+        self._note(job)
         may_return = there.tables and lost and there.returns.get(group, True)
         if not (may_return and self._make_table is Table):
             self._forget_if_over(job)
@@ -118,11 +160,13 @@ class Jobs:
         if there is None or not 0 <= group < there.groups:
             return []
         there.returns[group] = returns and self._make_table is Table
+        self._note(job)
         if group in there.present:
             return []
         for table in there.tables.values():
             table.registrations.expect(group, there.returns[group])
         outcomes = self._free_unwanted(there)
+        self._note(job)
         self._forget_if_over(job)
         return outcomes
 
@@ -132,6 +176,7 @@ class Jobs:
         there = self._jobs.get(job)
         if there is not None:
             there.waits_for_absent = False
+            self._note(job)
             for table in there.tables.values():
                 outcomes += table.registrations.begin_without_absent(there.present)
             outcomes += self._free_unwanted(there)
@@ -145,7 +190,7 @@ class Jobs:
             self._free(job, name)
             there = None
         if there is None and name in job.dropped:
-            if job.dropped[name] != hash(spec):
+            if job.dropped[name] != _digest(spec):
                 raise LayoutError(
                     f"table {name!r} was registered with another layout, rule or clock, and dropped since"
                 )
@@ -161,6 +206,7 @@ class Jobs:
         if name in job.dropped:
             return [done]
         outcomes = self.table(origin, name).leave(origin.group, drops=True)
+        self._note(origin.job)
         return [*outcomes, *self._free_unwanted(job), done]
 
     def settle(self, job: str, group: int, request: int) -> None:
@@ -220,7 +266,11 @@ class Jobs:
         self.evict_for(job.budget, nbytes)
         job.budget.check(nbytes, f"table {name!r}")
         refuses, members = self._check_finite or not spec.rule.transparent, set(range(job.groups)) - job.gone
-        table = self._make_table(of_job, name, spec, members, self._threads, refuses, job.budget)
+        keep = None if self._kept is None else (self._kept.make_table(of_job, name, spec), job.groups)
+        table = self._make_table(of_job, name, spec, members, self._threads, refuses, job.budget, keep)
+        if (kept := self._kept) is not None:
+            joined = table.registrations
+            joined.on_change = lambda: kept.note_table(of_job, name, lambda: joined.image)
         if not job.waits_for_absent:
             table.registrations.begin_without_absent(job.present)
         job.budget.take(nbytes)
@@ -242,13 +292,15 @@ class Jobs:
     def _free(self, job: _Job, name: str) -> list[Outcome]:
         """Forget a table, and what was brought to its rounds."""
         table = job.tables.pop(name)
+        if self._kept is not None:
+            self._kept.forget_table(table.job, name)
         job.budget.take(-self._table_bytes(table.spec, job.groups))
         return table.free()
 
     def _free_unwanted(self, job: _Job) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for name in [name for name, table in job.tables.items() if table.registrations.unwanted]:
-            job.dropped[name] = hash(job.tables[name].spec)
+            job.dropped[name] = _digest(job.tables[name].spec)
             outcomes += self._free(job, name)
             if len(job.dropped) > MOST_TABLES:
                 del job.dropped[next(iter(job.dropped))]
@@ -278,6 +330,12 @@ class Jobs:
         if job is not None:
             for table in [*job.tables]:
                 self._free(job, table)
+            if self._kept is not None:
+                self._kept.forget_job(name)
+
+
+def _digest(spec: TableSpec) -> int:
+    return crc32(msgspec.msgpack.encode(spec))
 
 
 def check_spec(spec: TableSpec) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 from hybridps.errors import ProtocolError, ServerError
 from hybridps.ps.clocks import Rounds
 from hybridps.ps.model import Admitted, Origin
+from hybridps.ps.server.tables.images import TableImage
 
 
 class Registrations:
@@ -37,6 +38,30 @@ class Registrations:
         # Where there is nothing to initialise nobody waits; the first server still says who would do it.
         self.ready = not is_first_server and not chunks
         """Whether the centre is complete."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after each change."""
+
+    @property
+    def image(self) -> TableImage:
+        """What is known here, to be kept."""
+        return TableImage(
+            self.rounds.members,
+            self.rounds.joining,
+            self._expected,
+            self._dropped,
+            self.joined,
+            self._admitted,
+            self._initialiser,
+            self.initial,
+            self.ready,
+        )
+
+    def restore(self, image: TableImage) -> None:
+        """Know what was known when that was kept."""
+        self.rounds.restore(image.members, image.joining)
+        self._expected, self._dropped = image.expected, image.dropped
+        self.joined, self._admitted = image.joined, image.admitted
+        self._initialiser, self.initial, self.ready = image.initialiser, image.initial, image.ready
 
     @property
     def unwanted(self) -> bool:
@@ -75,6 +100,7 @@ class Registrations:
         self._expected.add(group)
         self.joined[group] = origin
         self.rounds.join(group)
+        self.on_change()
         return [self._begin(group)] if initialise and not self._is_first_server else self.release()
 
     def leave(self, group: int, drops: bool, returns: bool = False) -> None:
@@ -88,6 +114,7 @@ class Registrations:
             self.initial = None
         self._admitted.pop(group, None)
         self.joined.pop(group, None)
+        self.on_change()
 
     def expect(self, group: int, returns: bool) -> None:
         """A group that is not there any more is started again, or not. A table that it may use is kept for it.
@@ -98,10 +125,12 @@ class Registrations:
             self._expected.add(group)
         else:
             self._expected.discard(group)
+        self.on_change()
 
     def begin_without_absent(self, there: Set[int]) -> list[Admitted]:
         """Let one of the groups that are `there` initialise the centre, if the one that should has not come."""
         self._expected &= there
+        self.on_change()
         return self.release()
 
     def release(self) -> list[Admitted]:
@@ -124,6 +153,16 @@ class Registrations:
         if self.ready or origin.group != self._initialiser:
             raise ProtocolError(f"group {origin.group} is not the one to initialise table {self._name!r}")
 
+    def begin_initial(self, origin: Origin) -> None:
+        """A request brings the initial values."""
+        self.initial, self.initialised = origin, set()
+        self.on_change()
+
+    def set_ready(self, ready: bool) -> None:
+        """Whether the centre is complete now."""
+        self.ready = ready
+        self.on_change()
+
     def _check_follows(self, initialise: bool) -> None:
         """Whether this server's state fits what the first server told the group."""
         problem = ""
@@ -142,4 +181,5 @@ class Registrations:
 
     def _admit(self, group: int, initialise: bool = False) -> Admitted:
         self._admitted[group] = admitted = Admitted(self.joined[group], initialise)
+        self.on_change()
         return admitted

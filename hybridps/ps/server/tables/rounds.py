@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,8 +15,11 @@ from hybridps.ps.chunk_map import Span
 from hybridps.ps.clocks import Part, Verdict
 from hybridps.ps.model import Answer, Contribution, Origin, Outcome, Task, rules_of_span
 from hybridps.ps.server.admission import Budget
-from hybridps.ps.server.tables.chunk_memory import SENT, ChunkMemory, EarlySum, Round, cut, error_of_rules
+from hybridps.ps.server.tables.chunk_memory import ChunkMemory
+from hybridps.ps.server.tables.exchange import Exchange
+from hybridps.ps.server.tables.journal import Mark
 from hybridps.ps.server.tables.registrations import Registrations
+from hybridps.ps.server.tables.round import SENT, EarlySum, Round, cut, error_of_rules
 
 STREAMED = 4
 """Contributions that came over a network are added up as soon as so many follow each other: few are ever held."""
@@ -32,34 +34,21 @@ RULE_MOVES = 1 << 16
 """Bytes that could be moved in the time that a rule more of a round takes, about."""
 
 
-@dataclass(slots=True, eq=False)
-class _Exchange:
-    """A contribution and the answer to it, which is remembered in case that the contribution comes again."""
-
-    part: Part
-    contribution: Contribution
-    """Without values once it is over."""
-    held_bytes: int = 0
-    is_computing: bool = False
-    """Whether it is wholly in a round."""
-    rounds: int = 0
-    """How many rounds that it is in have not ended."""
-    is_due: bool = False
-    """Whether it is answered when they have."""
-    is_over: bool = False
-    """Whether it was answered, or will not be: its group has left, or the round is void."""
-    is_settled: bool = False
-    """Whether the group has the answer."""
-    reply: np.ndarray | None = None
-    """The answer that is sent; remembered where it could not be made again."""
-    error: HybridPSError | None = None
-
-
 class Chunk:
-    """The bookkeeping of one chunk, `span` of a table. `memory` belongs to the worker `owner`. A root's."""
+    """The bookkeeping of one chunk, `span` of a table. `memory` belongs to the worker `owner`. A root's.
+
+    `reply_of`: memory of the chunk for answers to a group, where those outlive the process.
+    """
 
     def __init__(
-        self, memory: ChunkMemory, span: Span, owner: int, registrations: Registrations, budget: Budget, codec: Codec
+        self,
+        memory: ChunkMemory,
+        span: Span,
+        owner: int,
+        registrations: Registrations,
+        budget: Budget,
+        codec: Codec,
+        reply_of: Callable[[int], np.ndarray] | None = None,
     ) -> None:
         self.memory = memory
         self.span = span
@@ -68,11 +57,21 @@ class Chunk:
         self._registrations = registrations
         self._budget = budget
         self._codec = codec
-        self._exchanges: dict[int, dict[Part, _Exchange]] = {}
+        self._exchanges: dict[int, dict[Part, Exchange]] = {}
         """Of each group, the oldest first: those under way, and those whose answers are remembered."""
         self._early: EarlySum | None = None
         self._puts: dict[tuple[int, int], int] = {}
         """Of each group and its epoch, the last request that replaced a state."""
+        self._reply_of = reply_of
+        self._earlier: dict[int, list[Mark]] = {}
+        """The contributions of each group that counted before this process began."""
+
+    def restore(self) -> None:
+        """Go on where the process before was killed. Raises ServerError if the rule cannot be loaded."""
+        self.memory.restore()
+        if self.memory.journal is not None:
+            self._earlier = self.memory.journal.counted()
+            self._puts = dict(self.memory.journal.puts_of())
 
     def contribute(self, contribution: Contribution) -> list[Outcome]:
         """A contribution came: what is to be done, and who is answered. One that came before counts once."""
@@ -80,6 +79,8 @@ class Chunk:
         part = Part(origin.group, span.start, span.stop)
         mine = self._exchanges.setdefault(origin.group, {})
         again = self._again(mine, part, contribution)
+        if again is None and self._earlier:
+            again = self._again_after_restart(part, contribution)
         if again is not None:
             return again
         verdicts = self.rounds.arrive(part, span.chunk)
@@ -89,7 +90,7 @@ class Chunk:
             covered = part.start <= other.start and other.stop <= part.stop
             if known.is_over and (covered or len(mine) > 2 * MOST_PARTS):
                 del mine[other]
-        mine[part] = known = _Exchange(part, contribution)
+        mine[part] = known = Exchange(part, contribution)
         # What lies in memory of the group is not counted.
         rules = len(contribution.rules) * RULE_BYTES
         self._hold(known, CONTRIBUTION_BYTES + rules + (0 if contribution.targets else _nbytes(contribution)))
@@ -118,8 +119,9 @@ class Chunk:
         late = [each.contribution for each in applied if each.contribution.rows]
         finish = partial(self._finish, applied, answered)
         rules = rules_of_span(applied[0].contribution.rules, start, stop)
-        complete = Round(start, stop, self._early or EarlySum(), late, outlets, finish, rules)
-        differ = error_of_rules(self.memory.name, [each.contribution for each in applied], start, stop)
+        counted = [each.contribution for each in applied]
+        complete = Round(start, stop, self._early or EarlySum(), late, outlets, finish, rules, counted)
+        differ = error_of_rules(self.memory.name, counted, start, stop)
         if any(not each.contribution.rows for each in answered):
             self._early = None
         for each in [each for each in answered if each.is_over]:
@@ -141,7 +143,13 @@ class Chunk:
             return Task(self.owner, lambda: None, lambda result: [done])
         self._puts = {other: request for other, request in self._puts.items() if other[0] != origin.group}
         self._puts[life] = origin.request
-        return Task(self.owner, lambda: self.memory.put_(array, values), lambda result: [_failed(done, result)])
+
+        def then(result: Any) -> list[Outcome]:
+            if self.memory.journal is not None:
+                self.memory.journal.put(*life, origin.request)
+            return [_failed(done, result)]
+
+        return Task(self.owner, lambda: self.memory.put_(array, values), then)
 
     def leave(self, group: int) -> None:
         """What the group contributed to a round stays in it; its memory is its own again."""
@@ -178,7 +186,7 @@ class Chunk:
         run, place = partial(self.memory.apply_, complete), self.memory.place
         return [Task(self.owner, run, complete.finish, nbytes, sends, place)]
 
-    def _again(self, mine: dict[Part, _Exchange], part: Part, contribution: Contribution) -> list[Outcome] | None:
+    def _again(self, mine: dict[Part, Exchange], part: Part, contribution: Contribution) -> list[Outcome] | None:
         """What follows from a contribution that has come before; None for a new one. Raises ProtocolError."""
         origin, known = contribution.origin, mine.get(part)
         if known is not None and known.contribution.origin != origin:
@@ -200,7 +208,7 @@ class Chunk:
             return self._encoded(Answer(origin, self.span.chunk, known.reply, known.error))
         if known is not None:
             contribution = replace(contribution, not_finite=known.contribution.not_finite)
-            return [self._give([_Exchange(part, contribution)])]
+            return [self._give([Exchange(part, contribution)])]
         if len(mine) >= MOST_PARTS and sum(not each.is_over for each in mine.values()) >= MOST_PARTS:
             raise ProtocolError(f"{self.memory.name} has {MOST_PARTS} parts of group {part.group} under way: wait")
         if is_computing:
@@ -209,9 +217,33 @@ class Chunk:
             )
         return None
 
+    def _again_after_restart(self, part: Part, contribution: Contribution) -> list[Outcome] | None:
+        """What follows from a contribution that has come to the process before; None for one that did not count."""
+        origin = contribution.origin
+        marks = [mark for mark in self._earlier.get(part.group, ()) if mark.epoch == origin.epoch]
+        marks = [mark for mark in marks if mark.start < part.stop and part.start < mark.stop]
+        counted = [mark for mark in marks if mark.request == origin.request]
+        done = sum(min(mark.stop, part.stop) - max(mark.start, part.start) for mark in counted)
+        if not counted and not any(mark.request > origin.request for mark in marks):
+            return None
+        if done < part.stop - part.start:
+            error = ServerError(
+                f"{self.memory.name}: the server was started again after a part of request {origin.request} of group "
+                f"{part.group} had counted, and cannot tell the rest: start the job again from its last checkpoint"
+            )
+            return [Answer(origin, self.span.chunk, error=error)]
+        not_finite = [(mark.row, mark.element) for mark in counted if mark.row >= 0]
+        contribution = replace(contribution, not_finite=not_finite)
+        if not self.memory.rule.separate:
+            return [self._give([Exchange(part, contribution)])]
+        values = None
+        if contribution.targets is None and self._reply_of is not None:
+            values = cut(self._reply_of(part.group), self.span.start, part.start, part.stop)
+        return self._encoded(Answer(origin, self.span.chunk, values, not_finite=not_finite))
+
     def _add_early(self) -> list[Outcome]:
         """Add up contributions that came over the network and whose turn it is, if they are enough to be worth it."""
-        run: list[_Exchange] = []
+        run: list[Exchange] = []
         for group in sorted(self.rounds.members | {group for group, mine in self._exchanges.items() if mine}):
             known = self._exchanges.get(group, {}).get(Part(group, self.span.start, self.span.stop))
             if known is None or known.is_computing:
@@ -238,7 +270,7 @@ class Chunk:
 
         return [Task(self.owner, lambda: self.memory.add_(added), then)]
 
-    def _outlets(self, exchanges: Sequence[_Exchange], start: int, stop: int) -> dict[int, list[np.ndarray]]:
+    def _outlets(self, exchanges: Sequence[Exchange], start: int, stop: int) -> dict[int, list[np.ndarray]]:
         """Where the answer of elements `start:stop` is written. What is sent is written once for all groups."""
         outlets: dict[int, list[np.ndarray]] = {}
         sent: dict[int | tuple[int, ...], np.ndarray] = {}
@@ -248,21 +280,23 @@ class Chunk:
                 outlets[each.part.group] = [cut(target, begin, start, stop) for target in targets]
                 continue
             # Groups that send the same part are in the same rounds.
-            if each.reply is None:
+            if each.reply is None and self._reply_of is not None:
+                each.reply = cut(self._reply_of(each.part.group), self.span.start, begin, each.part.stop)
+            elif each.reply is None:
                 each.reply = sent[each.part[1:]] if each.part[1:] in sent else self._reply(each.part.stop - begin)
             if each.part[1:] not in sent:
                 sent[each.part[1:]] = each.reply
                 outlets.setdefault(SENT, []).append(cut(each.reply, begin, start, stop))
         return outlets
 
-    def _give(self, exchanges: Sequence[_Exchange]) -> Task:
+    def _give(self, exchanges: Sequence[Exchange]) -> Task:
         """Answer with what was kept of the last round; all have the same part."""
         _, start, stop = exchanges[0].part
         targets = [array for arrays in self._outlets(exchanges, start, stop).values() for array in arrays]
         finish = partial(self._finish, (), exchanges)
         return Task(self.owner, partial(self.memory.give_, start, stop, targets), finish)
 
-    def _finish(self, applied: Sequence[_Exchange], answered: Sequence[_Exchange], result: Any) -> list[Outcome]:
+    def _finish(self, applied: Sequence[Exchange], answered: Sequence[Exchange], result: Any) -> list[Outcome]:
         """The round of some elements is over: `result` says who was refused, or what went wrong.
 
         A part may be in several rounds, which a rack ends in any order: it is answered when all have ended. A group may
@@ -292,7 +326,7 @@ class Chunk:
         done = replace(answer, values=out)
         return [Task(self.owner, lambda: codec.encode(values, out), lambda result: [_failed(done, result)])]
 
-    def _release(self, known: _Exchange) -> None:
+    def _release(self, known: Exchange) -> None:
         """A contribution is over."""
         known.is_over = True
         known.contribution = replace(known.contribution, rows=(), targets=None, rules=())
@@ -300,7 +334,7 @@ class Chunk:
             known.reply = None
         self._hold(known, -known.held_bytes)
 
-    def _hold(self, known: _Exchange, nbytes: int) -> None:
+    def _hold(self, known: Exchange, nbytes: int) -> None:
         """So much more memory is used for a contribution."""
         known.held_bytes += nbytes
         self._budget.take(nbytes)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from hybridps.ps.chunk_map import Span
 from hybridps.ps.model import Answer, ChunkPlace, Origin, Outcome, Rules, TableSpec, Task
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.tables.chunk_memory import ChunkMemory
+from hybridps.ps.server.tables.images import TableImage
+from hybridps.ps.server.tables.journal import TableJournal
 from hybridps.ps.server.tables.registrations import Registrations
 from hybridps.ps.server.tables.rounds import Chunk
 
@@ -22,7 +25,8 @@ class Table:
     """The chunks of one server, of a table of `job` that is to have `members`. `registrations`: who has joined.
 
     Calls return what is to be done and who is to be answered, in order. A request that comes again counts once.
-    `threads` share the chunks. `refuses`: values with NaN or Inf do not count.
+    `threads` share the chunks. `refuses`: values with NaN or Inf do not count. `keep`: gives memory that outlives the
+    process, by name and size, for a job of so many groups, if there is such memory.
     """
 
     more_arrays = 0
@@ -37,6 +41,7 @@ class Table:
         threads: int,
         refuses: bool,
         budget: Budget,
+        keep: tuple[Callable[[str, int], np.ndarray], int] | None = None,
     ) -> None:
         self.job = job
         self.name = name
@@ -50,12 +55,30 @@ class Table:
         self.elements = last + max(len(self._owned) - 1, 0) * self.chunk_map.step
         """Of this server."""
         nbytes = self.elements * spec.layout.itemsize
-        self._arrays = [private_memory(nbytes).view(spec.layout.dtype) for _ in range(1 + self._states())]
+        self._journal: TableJournal | None = None
+        if keep is None:
+            self._arrays = [private_memory(nbytes).view(spec.layout.dtype) for _ in range(1 + self._states())]
+        else:
+            self._journal = TableJournal(keep[0], spec, self.elements, len(self._owned), keep[1], threads)
+            self._arrays = self._journal.arrays
         """The centre and the states of the rule, of all chunks of this server in order."""
+        self._replies: dict[int, np.ndarray] = {}
+        """Of each group."""
         self._chunks: dict[int, Chunk] = {}
         """Those that were used."""
         self.rounds = spec.clock.start(members)
         self.registrations = Registrations(name, not spec.server, len(self._owned), self.rounds)
+
+    def restore(self, image: TableImage) -> None:
+        """Go on where the process before was killed. Raises ServerError if the rule cannot be loaded."""
+        self.registrations.restore(image)
+        if self._journal is not None:
+            chunks = self._owned
+            self._journal.restore(lambda place: self.chunk_map.whole(chunks[place]).start)
+            there = np.flatnonzero(self._journal.initialised) if image.initial is not None else ()
+            self.registrations.initialised = {chunks[place] for place in there}
+            for place in self._journal.used():
+                self.chunk(chunks[place]).restore()
 
     def owner_of(self, chunk: int) -> int:
         """The worker that owns a chunk."""
@@ -97,9 +120,20 @@ class Table:
         centre, *state = [array[first : first + span.length] for array in self._arrays]
         shape, nbytes = self.spec.shape_of(span), self._arrays[0].nbytes
         memory = ChunkMemory(place, span.start, self.spec.rule, centre, state, self._refuses, shape, nbytes)
-        options = self.owner_of(index), self.registrations, self._budget, codec_of(self.spec.codec).answers
+        options = [self.owner_of(index), self.registrations, self._budget, codec_of(self.spec.codec).answers]
+        if self._journal is not None:
+            memory.journal = self._journal.of_chunk(self._owned.index(index), self.owner_of(index))
+            replies = partial(self._reply, self._journal, slice(first, first + span.length))
+            options += [replies] if self.spec.rule.separate else []
         self._chunks[index] = chunk = self._make_chunk(memory, span, *options)
         return chunk
+
+    def _reply(self, journal: TableJournal, part: slice, group: int) -> np.ndarray:
+        """Where the answers to a group lie before they are sent: those of a part of this server's elements."""
+        if group not in self._replies:
+            self._replies[group] = journal.reply(group)
+            self._budget.take(self._replies[group].nbytes)
+        return self._replies[group][part]
 
     def initialise(self, origin: Origin, span: Span, initial: np.ndarray | None) -> Sequence[Outcome]:
         """The initial values of a chunk came; None is zeros."""
@@ -107,7 +141,11 @@ class Table:
         if origin == joined.initial and span.chunk in joined.initialised:
             return self._take_initial(origin, span.chunk)
         joined.check_initialiser(origin)
-        chunk, joined.initial = self.chunk(span.chunk), origin
+        if joined.initial != origin:
+            joined.begin_initial(origin)
+            if self._journal is not None:
+                self._journal.initialised[:] = 0
+        chunk = self.chunk(span.chunk)
 
         def then(result: Any) -> Sequence[Outcome]:
             if isinstance(result, HybridPSError):
@@ -115,6 +153,8 @@ class Table:
             if origin != joined.initial or span.chunk in joined.initialised:
                 return []
             joined.initialised.add(span.chunk)
+            if self._journal is not None:
+                self._journal.initialised[self._owned.index(span.chunk)] = 1
             return self._take_initial(origin, span.chunk)
 
         return [Task(chunk.owner, lambda: self._write_initial(chunk, initial), then)]
@@ -137,6 +177,8 @@ class Table:
         for chunk in self._chunks.values():
             chunk.forget()
         self._chunks.clear()
+        self._budget.take(-sum(reply.nbytes for reply in self._replies.values()))
+        self._replies.clear()
         return []
 
     def settle(self, group: int, request: int) -> None:
@@ -158,5 +200,5 @@ class Table:
 
     def _take_initial(self, origin: Origin, chunk: int) -> Sequence[Outcome]:
         """The initial values of one chunk are there; when all are the table is ready."""
-        self.registrations.ready = self.registrations.has_initial
+        self.registrations.set_ready(self.registrations.has_initial)
         return [Answer(origin, chunk), *self.registrations.release()]

@@ -1,0 +1,304 @@
+"""What of a table outlives its server: its values, which contributions count, and the round that each worker computes.
+
+A server may be killed at any instruction. The next one undoes the block of a round that was being changed, and goes on
+there when the contributions of that round come again. The loop makes journals and restores them; a chunk's worker
+writes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hybridps.ps.model import Contribution, TableSpec
+from hybridps.ps.rules.kernel import BLOCK, COMPILED
+from hybridps.ps.rules.progress import LENGTH, WORD, Progress
+from hybridps.ps.rules.rule import Rule
+
+log = logging.getLogger("hybridps.ps")
+
+RANGES = 512
+"""Ranges of a chunk whose last rounds are remembered: more than the parts that a group may have under way there."""
+
+CUTS = 64
+"""Rounds of a table that wait to be gone on with, at most: one for each worker and death."""
+
+_PLACE, _RANGE, _START, _STOP, _STEP, _GROUPS, _COUNT, _SUMMED, _WORDS = *range(2, 10), 16
+"""After `WORD` and `LENGTH`: the chunk's place, the round's place among its ranges, its elements, its number for the
+rule, how many groups' values it has, its contributions, and 1 + the element whose block's sum is kept though nothing is
+changed."""
+
+_MARK = np.dtype([(name, "i8") for name in ("epoch", "request", "start", "stop", "step", "row", "element")])
+_ENTRY = np.dtype([("group", "i8"), ("mark", _MARK)])
+
+
+class Mark(NamedTuple):
+    """A contribution that counts in a round of elements `start:stop`: whose it is, and the round's number for the rule.
+
+    It had NaN or Inf in `row` at `element`, unless `row` is negative.
+    """
+
+    epoch: int
+    request: int
+    start: int
+    stop: int
+    step: int
+    row: int
+    element: int
+
+
+class Area(NamedTuple):
+    """Where a round is noted that is not complete."""
+
+    words: np.ndarray
+    entries: np.ndarray
+    saved: np.ndarray
+
+    @property
+    def next(self) -> int:
+        """The first element that is not done."""
+        return int(self.words[WORD] >> 1) - 1
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the block there may be changed."""
+        return bool(self.words[WORD] & 1)
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether the sum of the block there is kept."""
+        return self.is_changed or self.words[_SUMMED] == self.next + 1
+
+    @property
+    def groups(self) -> int:
+        """How many groups' values the round has."""
+        return int(self.words[_GROUPS])
+
+    @property
+    def step(self) -> int:
+        """The number of the round for the rule."""
+        return int(self.words[_STEP])
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The elements of the round."""
+        return int(self.words[_START]), int(self.words[_STOP])
+
+    @property
+    def ids(self) -> list[tuple[int, int, int]]:
+        """Group, epoch and request of each contribution."""
+        entries = self.entries[: self.words[_COUNT]]
+        return [(int(each["group"]), int(each["mark"]["epoch"]), int(each["mark"]["request"])) for each in entries]
+
+    def move_to(self, other: Area) -> None:
+        """The round is noted elsewhere, with the sum of its next block if that is kept."""
+        other.words[WORD] = 0
+        if self.is_summed:
+            np.copyto(other.saved[0], self.saved[0])
+        np.copyto(other.entries, self.entries)
+        other.words[LENGTH:] = self.words[LENGTH:]
+        other.words[_SUMMED] = self.next + 1 if self.is_summed else 0
+        other.words[WORD] = self.words[WORD] & ~1
+        self.words[WORD] = 0
+
+
+class TableJournal:
+    """Of one table: `elements` of a server in `chunks`, for `groups`, computed by `workers`.
+
+    `make` gives memory (uint8) of a name and size, with what it had when the last process ended; else zeros.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[str, int], np.ndarray],
+        spec: TableSpec,
+        elements: int,
+        chunks: int,
+        groups: int,
+        workers: int,
+    ) -> None:
+        def array(name: str, kind: np.dtype | str, *shape: int) -> np.ndarray:
+            nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(kind).itemsize
+            return make(name, nbytes).view(kind).reshape(shape)
+
+        self._make_array = array
+        rule, dtype, step = spec.rule, np.dtype(spec.layout.dtype), spec.chunk_map().step
+        self.arrays = [array(f"array {number}", dtype, elements) for number in range(1 + rule.states)]
+        """The centre and the states of the rule."""
+        self.initialised = array("initialised", "i8", chunks)
+        """Of each chunk, whether its initial values are there."""
+        self._puts = array("puts", "i8", chunks, groups, 2)
+        """Epoch of each group of a chunk, and 1 + the last request that replaced one of its arrays."""
+        self._marks = array("marks", _MARK, RANGES, chunks, groups)
+        self._used = array("used", "i8", chunks)
+        """How many of its ranges each chunk has used."""
+        blocks = dtype in COMPILED and type(rule).load is Rule.load
+        rows = 1 if rule.centre_is_answer else 2 + rule.states
+        areas = workers + CUTS
+        words, entries = array("words", "i8", areas, _WORDS), array("entries", _ENTRY, areas, groups)
+        saved = array("saved", dtype, areas, rows, min(BLOCK, step) if blocks else step)
+        self._areas = [Area(words[i], entries[i], saved[i]) for i in range(areas)]
+        self._workers = workers
+        self._step = step
+        self._elements, self._dtype = elements, dtype
+
+    def reply(self, group: int) -> np.ndarray:
+        """Where answers to a group are written before they are sent, if they cannot be made again: as long as the
+        table."""
+        return self._make_array(f"reply {group}", self._dtype, self._elements)  # type: ignore[no-any-return]
+
+    def used(self) -> list[int]:
+        """The places of chunks that have had a round or a put, or have initial values."""
+        busy = (self._used > 0) | (self.initialised > 0) | self._puts[..., 1].any(axis=1)
+        return [int(place) for place in np.flatnonzero(busy)]
+
+    def restore(self, first_of: Callable[[int], int]) -> None:
+        """Undo the blocks that were being changed. `first_of`: the first element of the chunk in a place.
+
+        To be called before anything is computed.
+        """
+        for area in self._areas[: self._workers]:
+            if not area.words[WORD]:
+                continue
+            place, (_, stop) = int(area.words[_PLACE]), area.range
+            if area.next == stop:
+                write_marks(area, self._marks[:, place])
+                area.words[WORD] = 0
+                continue
+            if area.is_changed:
+                begin = place * self._step + area.next - first_of(place)
+                length = int(area.words[LENGTH])
+                for array, row in zip(self.arrays, area.saved[1:], strict=False):
+                    np.copyto(array[begin : begin + length], row[:length])
+            free = self._free(area)
+            if free is None:
+                log.error("a round of elements %d:%d is lost: %d others wait", *area.range, CUTS)
+                area.words[WORD] = 0
+            else:
+                area.move_to(free)
+
+    def of_chunk(self, place: int, worker: int) -> ChunkJournal:
+        """The journal of the chunk in a place, which that worker computes."""
+        cuts = [area for area in self._areas[self._workers :] if area.words[WORD] and area.words[_PLACE] == place]
+        used, puts = self._used[place : place + 1], self._puts[place]
+        return ChunkJournal(place, self._marks[:, place], used, puts, self._areas[worker], cuts)
+
+    def _free(self, area: Area) -> Area | None:
+        """Where a cut round can wait: where it waits already, or anywhere."""
+        cuts = self._areas[self._workers :]
+        same = [cut for cut in cuts if cut.words[WORD] and cut.range == area.range and cut.ids == area.ids]
+        return next(iter([*same, *(cut for cut in cuts if not cut.words[WORD])]), None)
+
+
+class ChunkJournal:
+    """Of one chunk, in a `place` of its table. `marks`: of each range and group, of `used[0]` ranges so far. `cuts`:
+    rounds to be gone on with. `puts`: epoch of each group, and 1 + its last request that replaced an array."""
+
+    def __init__(
+        self, place: int, marks: np.ndarray, used: np.ndarray, puts: np.ndarray, area: Area, cuts: list[Area]
+    ) -> None:
+        self._place = place
+        self._marks = marks
+        self._used = used
+        self._puts = puts
+        self._area = area
+        self._cuts = cuts
+        latest = [max((mark for mark in row), key=lambda mark: int(mark["step"])) for row in marks[: used[0]]]
+        ranges = sorted((int(mark["step"]), index, mark) for index, mark in enumerate(latest))
+        self._ranges = {(int(mark["start"]), int(mark["stop"])): index for _, index, mark in ranges}
+        """Where each range is, the one of the oldest round first."""
+
+    def counted(self) -> dict[int, list[Mark]]:
+        """The contributions of each group that count."""
+        found: dict[int, list[Mark]] = {}
+        for row in self._marks[: self._used[0]]:
+            for group in np.flatnonzero(row["stop"]):
+                found.setdefault(int(group), []).append(Mark(*map(int, row[group])))
+        return found
+
+    def cut(self, contributions: Iterable[Contribution], start: int, stop: int) -> Area | None:
+        """The round of these contributions that an earlier process has begun, if one has."""
+        ids = {each.origin[1:] for each in contributions}
+        return next((cut for cut in self._cuts if cut.range == (start, stop) and not ids.isdisjoint(cut.ids)), None)
+
+    def put(self, group: int, epoch: int, request: int) -> None:
+        """A request of a group has replaced an array."""
+        self._puts[group, 1] = 0
+        self._puts[group, 0] = epoch
+        self._puts[group, 1] = request + 1
+
+    def puts_of(self) -> list[tuple[tuple[int, int], int]]:
+        """Group and epoch of those that have replaced an array, each with the last request that did."""
+        return [((group, int(epoch)), int(last) - 1) for group, (epoch, last) in enumerate(self._puts) if last]
+
+    def begin(self, contributions: Sequence[Contribution], start: int, stop: int, step: int, groups: int) -> None:
+        """A round begins, with the values of so many groups."""
+        area, marks = self._area, []
+        for each in contributions:
+            marks.append((each.origin.group, (each.origin.epoch, each.origin.request, start, stop, step, -1, 0)))
+        area.words[WORD] = 0
+        index = self._ranges.pop((start, stop), None)
+        if index is None:
+            index = int(self._used[0])
+            if index < RANGES:
+                self._used[0] = index + 1
+            else:
+                index = self._ranges.pop(next(iter(self._ranges)))
+        self._ranges[start, stop] = index
+        area.entries[: len(marks)] = marks
+        area.words[_PLACE : _SUMMED + 1] = self._place, index, start, stop, step, groups, len(marks), 0
+        area.words[WORD] = 2 * (start + 1)
+
+    def go_on(self, cut: Area) -> None:
+        """A round goes on that an earlier process has begun."""
+        cut.move_to(self._area)
+        self._cuts.remove(cut)
+
+    @property
+    def length(self) -> int:
+        """How many elements the block has whose sum is kept."""
+        return int(self._area.words[LENGTH])
+
+    @property
+    def groups(self) -> int:
+        """How many groups' values the round has."""
+        return self._area.groups
+
+    @property
+    def step(self) -> int:
+        """The number of the round for the rule."""
+        return self._area.step
+
+    def progress(self, start: int) -> Progress:
+        """Where to note how far the round is, from element `start` on."""
+        return Progress(self._area.words, self._area.saved, start, bool(self._area.words[_SUMMED] == start + 1))
+
+    def last_step(self) -> tuple[int, set[tuple[int, int]]]:
+        """The number of the last round for the rule, and the elements that were in it."""
+        marks = self._marks[: self._used[0]]
+        steps = [(int(mark["step"]), int(mark["start"]), int(mark["stop"])) for mark in marks[marks["stop"] > 0]]
+        steps += [(cut.step, *cut.range) for cut in self._cuts]
+        last = max((step for step, *_ in steps), default=0)
+        return last, {(start, stop) for step, start, stop in steps if step == last}
+
+    def note_not_finite(self, contributions: Iterable[Contribution]) -> None:
+        """Note whose values have NaN or Inf."""
+        for entry, each in zip(self._area.entries, contributions, strict=False):
+            for row, element in each.not_finite[:1]:
+                entry["mark"]["row"], entry["mark"]["element"] = row, element
+
+    def end(self, refused: Mapping[int, object]) -> None:
+        """The round is over, and the contributions count, but for those of groups that were refused."""
+        write_marks(self._area, self._marks, refused)
+        self._area.words[WORD] = 0
+
+
+def write_marks(area: Area, marks: np.ndarray, refused: Mapping[int, object] = {}) -> None:  # noqa: B006
+    """The contributions of a round count."""
+    row = marks[area.words[_RANGE]]
+    for entry in area.entries[: area.words[_COUNT]]:
+        if int(entry["group"]) not in refused:
+            row[entry["group"]] = entry["mark"]

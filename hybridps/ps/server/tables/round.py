@@ -1,0 +1,96 @@
+"""A round of a chunk as the loop hands it to a worker: its contributions, and where its answers are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from hybridps.codecs import Values, decoded
+from hybridps.compiled.finite import is_finite
+from hybridps.errors import ServerError
+from hybridps.ps.model import Contribution, Outcome, Rules, rules_of_span
+from hybridps.ps.rules.finite import NotFiniteError, find_not_finite
+
+Cut = TypeVar("Cut", np.ndarray, Values)
+
+SENT = -1
+"""Stands for the groups that an answer is sent to."""
+
+Outlets = dict[int, list[np.ndarray]]
+"""Where answers are written, by group or `SENT`: arrays of the length of the round's elements."""
+
+Refused = dict[int, NotFiniteError]
+"""Groups whose values did not count, and why."""
+
+
+@dataclass
+class EarlySum:
+    """Contributions of a whole chunk that were added up before their round is complete: those of the first groups."""
+
+    rows: Sequence[np.ndarray] = ()
+    """The sum, if any counts."""
+    groups: int = 0
+
+
+class Round(msgspec.Struct, frozen=True, eq=False):
+    """Elements `start:stop` of a chunk whose round is complete, the sum of `early` and `contributions`.
+
+    The loop calls `finish` with the groups that were refused, or with the error that ended the round; it returns the
+    answers. `counted`: all contributions, also those that were added early.
+    """
+
+    start: int
+    stop: int
+    early: EarlySum
+    contributions: Sequence[Contribution]
+    outlets: Outlets
+    finish: Callable[[Any], Iterable[Outcome]]
+    rules: Rules = ()
+    counted: Sequence[Contribution] = ()
+
+
+def cut(array: Cut, begins: int, start: int, stop: int) -> Cut:
+    """Elements `start:stop` of an array whose first element is number `begins`."""
+    return array[start - begins : stop - begins]
+
+
+def not_finite_of(
+    contributions: Iterable[Contribution], start: int, stop: int
+) -> Iterator[tuple[Contribution, int, np.ndarray]]:
+    """The contributions with NaN or Inf among elements `start:stop`, each with the first such row and its number."""
+    for each in contributions:
+        for number, row in enumerate(map(decoded, rows_of(each, start, stop))):
+            if not is_finite(row):
+                yield each, number, row
+                break
+
+
+def note_not_finite(contributions: Iterable[Contribution], start: int, stop: int) -> None:
+    """Note in those contributions where it is, once: a hostile group shall not fill memory with that."""
+    for each, number, row in not_finite_of(contributions, start, stop):
+        if not each.not_finite:
+            each.not_finite.append((number, start + find_not_finite(row)))
+
+
+def rows_of(contribution: Contribution, start: int, stop: int) -> list[Values]:
+    return [cut(row, contribution.span.start, start, stop) for row in contribution.rows]
+
+
+def error_of_rules(name: str, contributions: Sequence[Contribution], start: int, stop: int) -> ServerError | None:
+    """The error for groups that do not update these elements with the same rules."""
+    if not any(each.rules for each in contributions):
+        return None
+    first = contributions[0]
+    rules = rules_of_span(first.rules, start, stop)
+    other = next((each for each in contributions if rules_of_span(each.rules, start, stop) != rules), None)
+    if other is None:
+        return None
+    told = " and ".join(str([rule for _, rule in each.rules[:3]]) for each in (first, other))
+    return ServerError(
+        f"groups {first.origin.group} and {other.origin.group} do not update {name} with the same rules, but with "
+        f"{told}: give all workers the same optimizer, learning rate and batch size"
+    )
