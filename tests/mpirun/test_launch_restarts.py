@@ -57,6 +57,16 @@ def checkpoints(folder: Path) -> list[int]:
 ELASTIC = ("--algorithm", "elastic", "--alpha", "0.4")
 
 
+@pytest.mark.parametrize("options", [("--algorithm", "local", "--tau", "5"), ("--algorithm", "gossip", "--tau", "5")])
+def test_a_group_comes_back_where_groups_average_together_or_with_each_other(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    done = train(tmp_path, "back", *options, "--restarts", "1")
+    assert done.returncode == 0, done.stderr
+    assert lives(tmp_path)[1, 1][:3] == [2, 144, 2]
+    assert summary(tmp_path)["accuracy"] > 0.93
+
+
 @pytest.mark.parametrize("what", ["back", "alone"])
 def test_a_group_comes_back_to_the_centre(tmp_path: Path, what: str) -> None:
     """Also where the others have come to their end meanwhile: the centre is kept for it."""
