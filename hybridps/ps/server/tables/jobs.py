@@ -35,6 +35,8 @@ class _Job:
     budget: Budget
     present: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
+    returns: dict[int, bool] = field(default_factory=dict)
+    """Of the groups whose processes have ended, as far as that is known: whether they are started again."""
     tables: dict[str, Table] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     """Tables that all groups have dropped, and digests of what they were."""
@@ -72,7 +74,7 @@ class Jobs:
         """
         for image in self._kept.jobs() if self._kept is not None else ():
             job = self._jobs[image.name] = _Job(image.groups, budget_of(image.name), image.present, image.gone)
-            job.dropped, job.waits_for_absent = image.dropped, image.waits_for_absent
+            job.returns, job.dropped, job.waits_for_absent = image.returns, image.dropped, image.waits_for_absent
         for made, state in self._kept.tables() if self._kept is not None else ():
             warm_up(made.spec.rule, made.spec.layout.dtype, made.spec.codec)
             job = self._jobs[made.job]
@@ -94,7 +96,9 @@ class Jobs:
             job = self._jobs[name]
             self._kept.note_job(
                 name,
-                lambda: JobImage(name, job.groups, job.present, job.gone, job.dropped, job.waits_for_absent),
+                lambda: JobImage(
+                    name, job.groups, job.present, job.gone, job.returns, job.dropped, job.waits_for_absent
+                ),
             )
 
     def enter(self, job: str, group: int, groups: int, budget: Budget | None = None) -> None:
@@ -122,23 +126,44 @@ class Jobs:
             )
         there.present.add(group)
         there.gone.discard(group)
+        there.returns.pop(group, None)
         self._note(job)
 
     def leave(self, job: str, group: int, lost: bool = False) -> list[Outcome]:
-        """A group goes. The last one takes the tables with it, unless it was `lost` and may come back.
+        """A group goes. The last one takes the tables with it, unless it, or another one, may come back.
 
-        In a rack it takes them in any case: the parents have them.
+        It may if it was `lost`, unless all groups have ended for good. In a rack it takes them in any case: the parents
+        have them.
         """
         there = self._jobs.get(job)
         if there is None or group not in there.present:
             return []
         there.present.discard(group)
         there.gone.add(group)
-        outcomes = [outcome for table in there.tables.values() for outcome in table.leave(group)]
+        returns = there.returns.get(group, False)
+        outcomes = [outcome for table in there.tables.values() for outcome in table.leave(group, returns=returns)]
         outcomes += self._free_unwanted(there)
         self._note(job)
-        if not there.present and (not lost or not there.tables or self._make_table is not Table):
-            self._forget(job)
+        self._forget_if_over(job, may_return=lost and bool(there.tables) and self._make_table is Table)
+        return outcomes
+
+    def end(self, job: str, group: int, returns: bool) -> list[Outcome]:
+        """The processes of a group have ended; it is started again (`returns`), or not. If it is there, it goes next.
+
+        What it needs is kept for it, also when all other groups have left; not in a rack, as the parents have it.
+        """
+        there = self._jobs.get(job)
+        if there is None or not 0 <= group < there.groups:
+            return []
+        there.returns[group] = returns and self._make_table is Table
+        self._note(job)
+        if group in there.present:
+            return []
+        for table in there.tables.values():
+            table.registrations.expect(group, there.returns[group])
+        outcomes = self._free_unwanted(there)
+        self._note(job)
+        self._forget_if_over(job, may_return=True)
         return outcomes
 
     def begin_without_absent(self, job: str) -> list[Outcome]:
@@ -290,6 +315,13 @@ class Jobs:
                 self._forget(name)
                 return True
         return False
+
+    def _forget_if_over(self, name: str, may_return: bool) -> None:
+        """Forget a job that no group is in, unless one is started again; or may return, as not all are known to end."""
+        job = self._jobs[name]
+        have_ended = len(job.returns) == job.groups
+        if not job.present and not any(job.returns.values()) and (have_ended or not may_return):
+            self._forget(name)
 
     def _forget(self, name: str) -> None:
         job = self._jobs.pop(name, None)
