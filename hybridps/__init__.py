@@ -4,6 +4,7 @@ Importing this package starts nothing and needs neither MPI nor MXNet.
 """
 
 from hybridps.progress import report_progress
+from hybridps.resuming import Resume, resume
 
-__all__ = ["report_progress"]
+__all__ = ["Resume", "report_progress", "resume"]
 __version__ = "0.1.0"

@@ -178,6 +178,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     launch: Name | None = None
     """Identifies the launch that a process belongs to. Set by the launcher."""
 
+    life: NotNegative = 0
+    """How often the group of this process was started again. Set by the launcher."""
+
+    resume_epoch: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    """Epochs that the job had done when this group was started again. Set by the launcher."""
+
+    resume_step: NotNegative = 0
+    """Steps that the job had done when this group was started again. Set by the launcher."""
+
     run_folder: str | None = None
     """Folder for the events of a run. Default: events are not written."""
 

@@ -8,6 +8,9 @@ FAILED = 1
 MISUSED = 2
 """Exit status of a process that was asked for what cannot be: no part of the job can go on."""
 
+LATE = 75
+"""Exit status of a group that comes when the others have trained, and can only begin together with them."""
+
 
 class HybridPSError(Exception):
     """Base class. The message has the value, what was expected, and what to do.
@@ -56,6 +59,12 @@ class GroupError(HybridPSError):
 
 class ServerError(HybridPSError):
     """A parameter server refused a request, or is gone."""
+
+
+class LateError(ServerError):
+    """This group comes when others have trained, and nobody can give it what it needs to train with them."""
+
+    status = LATE
 
 
 class ProtocolError(ServerError):

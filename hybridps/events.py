@@ -82,7 +82,7 @@ class Launched(Event, frozen=True):
 class Evaluated(Event, frozen=True):
     """What the script says of its model after so many epochs: see `hybridps.progress`.
 
-    `accuracy` and `centre_accuracy`: shares of `images` validation images. None: not said.
+    `accuracy` and `centre_accuracy`: shares of `images` validation images. `step`: steps that are done. None: not said.
     """
 
     epoch: Annotated[float, Meta(ge=0)]
@@ -92,6 +92,15 @@ class Evaluated(Event, frozen=True):
     images: Annotated[int, Meta(ge=1)] | None = None
     worker: Annotated[int, Meta(ge=0)] | None = None
     group: int | None = None
+    step: Whole | None = None
+
+
+class Restarted(Event, frozen=True):
+    """A group is started again, for its life `life`, after the earlier one has ended with this exit status."""
+
+    group: Count
+    life: Count
+    status: int
 
 
 class Ended(Event, frozen=True):

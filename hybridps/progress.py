@@ -33,16 +33,18 @@ def report_progress(
     centre_accuracy: float | None = None,
     images: int | None = None,
     worker: int | None = None,
+    step: int | None = None,
 ) -> None:
     """Say how good the model is after so many epochs; `epoch` 0 says that training begins.
 
     `accuracy`, and `centre_accuracy` of the centre of Elastic SGD, are shares from 0 to 1. Where several workers
     report, each gives its number as `worker`; the mean counts, weighted by `images`, the number that each has looked
-    at. A value that is not finite is left out. Prints one line, which `hybridps run` reads. Without that launcher,
+    at. `step`: how many steps are done, for groups that are started again (`hybridps.resume`). A value that is not
+    finite is left out. Prints one line, which `hybridps run` reads. Without that launcher,
     writes the event into the run folder (`HYBRIDPS_RUN_FOLDER`), if there is one. Raises ConfigError for an impossible
     value.
     """
-    values = (epoch, accuracy, loss, centre_accuracy, images, worker)
+    values = (epoch, accuracy, loss, centre_accuracy, images, worker, step)
     words = [f"{name}={value}" for name, value in zip(_FIELDS, values, strict=True) if value is not None]
     line = SAYS + " ".join(words)
     event = parse_progress(line)
@@ -60,8 +62,9 @@ def report_progress(
 def parse_progress(line: str) -> Evaluated | None:
     """What a line of a script's output says; None if it is another line. Raises ConfigError for an impossible value.
 
-    >>> parse_progress("hybridps: epoch=3 accuracy=0.712 loss=nan")
-    Evaluated(epoch=3.0, accuracy=0.712, loss=None, centre_accuracy=None, images=None, worker=None, group=None)
+    >>> found = parse_progress("hybridps: epoch=3 accuracy=0.712 loss=nan step=900")
+    >>> found.epoch, found.accuracy, found.loss, found.step
+    (3.0, 0.712, None, 900)
     >>> parse_progress("epoch 3: 71.2 %")
     """
     if not line.startswith(_BEGINS):

@@ -20,7 +20,7 @@ import numpy as np
 
 
 class Journal:
-    """What happened, as JSON lines in `<run>/train-<worker>.jsonl`; the first worker prints its own of each epoch.
+    """What happened, as JSON lines in `<run>/train-<worker>.jsonl`; the first worker that lives prints its own.
 
     A line that cannot be written, say because the disk is full, is dropped; the first one is reported.
     """
@@ -28,7 +28,8 @@ class Journal:
     def __init__(self, args: Namespace, kv: mx.kv.KVStore | None, images: data.Data, first_epoch: int) -> None:
         self._worker, workers, kind = (kv.rank, kv.num_workers, kv.type) if kv else (0, 1, "none")
         self._epochs, self._began = args.epochs, time.perf_counter()
-        self._whose = f", first of {workers} workers" if workers > 1 else ""
+        who = f"worker {self._worker}" if self._worker else "first"
+        self._whose = f", {who} of {workers} workers" if workers > 1 else ""
         self._is_failing = False
         self._path = args.run / f"train-{self._worker}.jsonl"
         found = {"classes": images.classes, "image_size": images.image_size}
@@ -44,9 +45,12 @@ class Journal:
         if self._worker == 0:
             with self._dropping():
                 (args.run / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
-        print(f"hybridps: epoch={first_epoch} worker={self._worker}", flush=True)  # the first epoch begins
+        if not os.environ.get("HYBRIDPS_LIFE"):  # else the job has begun before
+            print(f"hybridps: epoch={first_epoch} worker={self._worker}", flush=True)
 
-    def epoch(self, epoch: int, loss: float, timing: dict[str, float], lr: float, scores: dict[str, float]) -> None:
+    def epoch(
+        self, epoch: int, loss: float, timing: dict[str, float], lr: float, scores: dict[str, float], prints: bool
+    ) -> None:
         rate = timing["train_images"] / timing["train_seconds"]
         self._write("epoch", epoch=epoch, loss=loss, **timing, images_per_second=rate, lr=lr, **scores)
         if timing["corrupt_images"]:
@@ -54,7 +58,7 @@ class Journal:
                 f"worker {self._worker} skipped {timing['corrupt_images']} corrupt images in epoch {epoch}", flush=True
             )
         print(progress_line(self._worker, epoch, loss, scores), flush=True)
-        if self._worker == 0:
+        if prints:
             words = [
                 f"epoch {epoch}/{self._epochs}{self._whose}",
                 f"loss {loss:.4f}",

@@ -101,6 +101,14 @@ def run_folder(args: Namespace, workers: int) -> Path:
     return Path("runs", f"{Path(args.data).name}-{args.network}")
 
 
+def reached(args: Namespace) -> int:
+    """Whole epochs that the job had done when `hybridps run` started the group of this worker again; else 0.
+
+    The last epoch is never among them: a group that trains in it leaves a checkpoint of it.
+    """
+    return min(int(float(os.environ.get("HYBRIDPS_RESUME_EPOCH", "0"))), args.epochs - 1)
+
+
 def make_folder(folder: Path) -> None:
     """Make the run folder. Raises UsageError."""
     try:

@@ -15,6 +15,7 @@ from typing import Any
 
 import checkpoint
 import data
+import duties
 import models
 import mxnet as mx
 import numpy as np
@@ -42,7 +43,7 @@ def train(args: Namespace, kv: mx.kv.KVStore | None, images: data.Data) -> None:
     # With Elastic SGD the servers have weights of their own, the centre. This network is to hold them.
     centre = build(args, images, devices) if kv and "elastic" in kv.type else None
     mx.random.seed(args.seed + 1 + worker)  # dropout differs between the workers
-    first = resumed.epoch if resumed else 0
+    first = max(resumed.epoch if resumed else 0, options.reached(args))
     journal = Journal(args, kv, images, first)
     skipped = data.Skipped() if args.skip_corrupt else None
 
@@ -52,7 +53,7 @@ def train(args: Namespace, kv: mx.kv.KVStore | None, images: data.Data) -> None:
         steps = len(shard) // args.batch_size
         loader = data.batches(images.train, shard, args.batch_size, args.seed + epoch, args.loader_threads, skipped)
         reading, losses, began = Reading(loader), RunningLoss(), time.perf_counter()
-        for step, (x, y) in enumerate(bar(args, epoch, reading, losses, worker)):
+        for step, (x, y) in enumerate(bar(args, epoch, reading, losses, duties.are_mine(kv))):
             trainer.set_learning_rate(learning_rate(args, epoch + step / steps, 1 / steps))
             parts = compute_gradients(args, images, net, on_devices(x, y, devices))
             trainer.step(args.batch_size * workers)  # the store adds up the gradients of all workers
@@ -68,8 +69,9 @@ def train(args: Namespace, kv: mx.kv.KVStore | None, images: data.Data) -> None:
             scores = evaluate(args, images, seen, {"val": net, "centre": centre}, devices, skipped)
         timing = {"train_images": len(shard), "train_seconds": seconds, "loader_seconds": reading.seconds}
         timing["corrupt_images"] = skipped.take() if skipped else 0
-        journal.epoch(epoch + 1, losses.mean(), timing, trainer.learning_rate, scores)
-        if worker == 0:
+        mine = duties.are_mine(kv)
+        journal.epoch(epoch + 1, losses.mean(), timing, trainer.learning_rate, scores, mine)
+        if mine:
             save(args, epoch + 1, centre or net, trainer if update_here else None)
     journal.end()
 
@@ -154,10 +156,10 @@ class Reading:
             yield batch
 
 
-def bar(args: Namespace, epoch: int, loader: Reading, losses: RunningLoss, worker: int) -> Iterator:
-    """The batches; the first worker shows a progress bar unless its output goes to a file."""
+def bar(args: Namespace, epoch: int, loader: Reading, losses: RunningLoss, mine: bool) -> Iterator:
+    """The batches; the worker that it is the duty of shows a progress bar unless its output goes to a file."""
     label = f"epoch {epoch + 1}/{args.epochs}"
-    with tqdm(loader, label, file=sys.stdout, leave=False, disable=True if worker else None) as progress:
+    with tqdm(loader, label, file=sys.stdout, leave=False, disable=None if mine else True) as progress:
         for batch in progress:
             yield batch
             progress.set_postfix(loss=f"{losses.latest():.3f}", refresh=False)

@@ -21,7 +21,7 @@ from hybridps.algorithms import server_sgd
 from hybridps.algorithms.algorithm import Algorithm
 from hybridps.algorithms.row import Asked, Definition, Row
 from hybridps.algorithms.server_sgd import ServerSGD
-from hybridps.errors import ServerError
+from hybridps.errors import LateError
 from hybridps.memory import Layout
 from hybridps.ps.clocks import BulkSynchronous
 from hybridps.ps.rules import AnyRule, Sum
@@ -70,7 +70,7 @@ class MpiSGD(Algorithm):
 
     def _refuse_if_late(self, table: str) -> None:
         if self.tier.begun(table):
-            raise ServerError(
+            raise LateError(
                 f"other groups of this job had trained before this one came to {table!r}. With the algorithm sync the "
                 "servers hold gradients, not weights: start all groups together, with another name of the job "
                 "(HYBRIDPS_JOB), or use elastic, where a group that comes late takes the centre"

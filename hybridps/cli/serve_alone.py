@@ -19,7 +19,7 @@ import msgspec
 from hybridps.config import Settings
 from hybridps.errors import ServerError
 from hybridps.memory import keep_freed_memory
-from hybridps.processes import SAYS
+from hybridps.processes import RETURNS, SAYS
 from hybridps.ps.keys import AllowList
 from hybridps.ps.rules import Sum, warm_up
 from hybridps.ps.server import Server
@@ -146,10 +146,11 @@ def _say(text: str) -> None:
 
 
 def _hear_ends(server: Server) -> None:
-    """Read lines of a job, as the server calls it, and a group. Only the launcher can write to this pipe."""
+    """Read lines of a job, as the server calls it, a group, and RETURNS if that is started again. Only the launcher can
+    write to this pipe."""
     # Not by sys.stdin: a thread that waits in it when the interpreter ends aborts the process. And all that waits at
     # once: the launcher writes whole lines, and a later life of the server must not begin within one.
     while told := os.read(0, 1 << 16):
         for line in told.decode().splitlines():
-            job, _, group = line.rpartition(" ")
-            server.end_group(job, int(group))
+            job, group, *more = line.split()
+            server.end_group(job, int(group), returns=more == [RETURNS])

@@ -49,6 +49,8 @@ class Training:
             return Weights(specs, *given, prefix, alone)
 
         self._averaging = Averaging(algorithm, make_weights, self.keys, self._like, self._trained, self._store_updates)
+        self._came_back = job.session.settings.life > 0
+        """Whether this group may take over weights of the job in its first step, after its first gradients."""
         self._compresses = False
         """Whether gradients are compressed."""
         self._step = -1
@@ -113,6 +115,7 @@ class Training:
             self._begin(may_move)
         self._pushed[name] = values
         self._averaging.announce(name)  # one that the store trains may have been initialised, not broadcast
+        values = self._of_these_weights(name, values, is_first=not self._step)
         summed = self._sum(name, values, priority, in_step=True)
         if not self._store_updates() and not self._averaging.averages(name):
             self.keys[name].stored = _kept(summed[0])
@@ -124,6 +127,7 @@ class Training:
         self._averaging.push_alone(name)
         if name in self._leading and self._step >= 2 and self._before.keys() <= self._pushed.keys():
             self._begin(may_move=False)
+        values = self._of_these_weights(name, values, is_first=not key.pushes)
         key.pushes += 1
         summed = self._sum(name, values, priority, in_step=False)[0]
         if not self._store_updates():
@@ -212,6 +216,16 @@ class Training:
         if may_move:
             self._gradients.move_in(weights, {name: came[name] for name in came if name in self._sums})
         self._before, self._pushed = self._pushed, {}
+
+    def _of_these_weights(self, name: str, values: Sequence[NDArray], is_first: bool) -> Sequence[NDArray]:
+        """The gradients of a key; zeros for the first ones of a group that came back.
+
+        They are of the weights that its script began with, and those of the job have replaced these by now.
+        """
+        if not (self._came_back and is_first):
+            return values
+        takes_over = self._averaging.averages(name) or (self._store_updates() and self._algorithm.tier.has_servers)
+        return [mx.nd.zeros_like(value.as_nd_ndarray()) for value in values] if takes_over else values
 
     def _sum(self, name: str, values: Sequence[NDArray], priority: int, in_step: bool) -> Sequence[NDArray]:
         """The first key without memory brings all the others memory too, but for those that have no gradient.

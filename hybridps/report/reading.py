@@ -27,10 +27,11 @@ from hybridps.events import (
     Exchanged,
     Launched,
     Planned,
+    Restarted,
 )
 
-Known = Configured | Planned | Communicated | Exchanged | Closed | Launched | Evaluated | Ended
-KnownT = TypeVar("KnownT", Configured, Planned, Communicated, Exchanged, Closed, Launched, Evaluated, Ended)
+Known = Configured | Planned | Communicated | Exchanged | Closed | Launched | Restarted | Evaluated | Ended
+KnownT = TypeVar("KnownT", Configured, Planned, Communicated, Exchanged, Closed, Launched, Restarted, Evaluated, Ended)
 Line = dict[str, Any]
 
 _DIGITS = 6

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hybridps.events import Closed, Ended, Launched, Planned
+from hybridps.events import Closed, Ended, Launched, Planned, Restarted
 from hybridps.report.plots import plot
 from hybridps.report.points import points_of, started, traffic_of
 from hybridps.report.reading import Run, fraction, mean_loss, read_run
@@ -55,6 +55,9 @@ def summarise(run: Run) -> dict[str, Any]:
     }
     summary |= figures(traffic_of(run)) | (_of_training(run) if run.workers else {})
     summary |= {"finished": run.finished(), "lost": run.lost()}
+    restarts = [event for event in run.launch.events if isinstance(event, Restarted)] if run.launch else []
+    if restarts:
+        summary["restarts"] = [{"group": each.group, "life": each.life, "status": each.status} for each in restarts]
     return summary | ({"status": ended.status} if ended else {})
 
 

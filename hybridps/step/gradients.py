@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from hybridps.algorithms import Algorithm, AnyRule
-from hybridps.errors import GroupError, ServerError
+from hybridps.errors import GroupError, LateError
 from hybridps.events import Registered
 from hybridps.memory import Arena, Layout
 from hybridps.step.initial import InitialValues
@@ -184,7 +184,7 @@ class Gradients:
                 before = weights.copy()
                 late = self._algorithm.join_weights(table.name, table.layout, tensor, tensor is table.weights)
             if late and self._algorithm.is_synchronous and not np.array_equal(before, weights):
-                raise ServerError(
+                raise LateError(
                     f"other groups of this job had trained before this one came to {table.name!r}: start all groups "
                     "together, with another name of the job (HYBRIDPS_JOB), or use elastic or async, where a group "
                     "that comes late goes on from the centre"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridps.errors import ServerError
+from hybridps.errors import LateError
 from hybridps.memory import Arena, Layout
 from hybridps.mpi_groups.group import Group
 from hybridps.ps.clocks import BulkSynchronous
@@ -36,7 +36,7 @@ class GroupTrigger:
     ) -> None:
         """`weights`: flat, the same in all groups.
 
-        Raises what `Tier.register` raises, and ServerError for a group that comes to `together` after others have
+        Raises what `Tier.register` raises, and LateError for a group that comes to `together` after others have
         voted: they would wait for its vote where it waits for their weights.
         """
         self._trigger = trigger
@@ -92,7 +92,7 @@ class GroupTrigger:
 
     def _refuse_if_late(self, tier: Tier, table: str) -> None:
         if tier.begun(self._votes_table):
-            raise ServerError(
+            raise LateError(
                 f"other groups of this job had trained before this one came to {table!r}, and the trigger "
                 f"{self._trigger} is decided by all groups in each step: start all groups together, with another name "
                 "of the job (HYBRIDPS_JOB), or use the trigger every:TAU or the algorithm elastic, where a group may "

@@ -316,6 +316,20 @@ def test_groups_leave_a_rack_and_a_rack_is_left():
         np.testing.assert_array_equal(centre(again), numbers(9))
 
 
+def test_a_rack_that_comes_back_keeps_its_own_values_of_a_table_that_the_others_have_dropped():
+    """As with initial values, when the only group of a rack is started again."""
+    with hierarchy(racks=2) as tree:
+        stores = joined(tree, 2, Sum(), numbers(5))
+        for store in stores:
+            store.drop("w")
+        stores[1].close()
+        again = tree.open(1, 2)
+        values = numbers(6)
+        assert again.register("w", LAYOUT, values, Sum()) is Joining.LATE
+        np.testing.assert_array_equal(centre(again), values)
+        again.drop("w")
+
+
 def test_the_centre_outlives_the_loss_of_all_groups():
     settings = msgspec.structs.replace(SETTINGS, lost_seconds=0.6)
     with hierarchy(racks=2, settings=settings) as tree:

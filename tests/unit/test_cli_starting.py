@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
+from hybridps.cli.run.groups.starting import RUNS, Starting, announced
 from hybridps.cli.run.hosts import parse_hosts
 from hybridps.cli.run.plan import GroupLaunch
-from hybridps.cli.run.starting import RUNS, Starting, announced
 
 GROUPS = (GroupLaunch(0, 2, ()), GroupLaunch(1, 1, parse_hosts("node1:1")))
 

@@ -14,13 +14,13 @@ import hybridps
 
 PACKAGE = Path(hybridps.__file__).parent
 BASE = {"errors", "addresses", "config", "memory", "shared_memory", "codecs", "events", "processes", "racks"}
-BASE |= {"progress", "links"}
+BASE |= {"progress", "resuming", "links"}
 PURE_PS = {"ps.store", "ps.model", "ps.clocks", "ps.chunk_map", "ps.rules"}
 """The parameter service without sockets and threads."""
 
 CORE = BASE | {"mpi_groups", "tensor_collectives"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "__init__": {"progress"},
+    "__init__": {"progress", "resuming"},
     "errors": set(),
     "addresses": {"errors"},
     "compiled": set(),
@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "processes": BASE,
     "racks": BASE,
     "progress": BASE,
+    "resuming": BASE,
     "links": BASE,
     "mpi_groups": BASE,
     "tensor_collectives": CORE | {"compiled"},

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from in_thread import in_thread
 from hybridps.config import Settings
 from hybridps.errors import ServerError
 from hybridps.memory import Layout
-from hybridps.ps.client import Client
+from hybridps.ps.client import Client, silent_groups
 from hybridps.ps.rules import Sum
 from hybridps.ps.server import Server
 
@@ -20,6 +22,14 @@ pytestmark = pytest.mark.timeout(30)
 LAYOUT = Layout.of("float32", {"w": (16,)})
 SETTINGS = Settings(lost_seconds=600.0, deadline_seconds=600.0)
 """A group that is not told of waits for longer than the test may take."""
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Looks again and again: the server's own thread makes it true."""
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_others_go_on_without_a_group_that_has_ended() -> None:
@@ -45,6 +55,20 @@ def test_others_go_on_without_a_group_that_has_ended() -> None:
         assert answer.tolist() == [2.0] * 16, "the other job still has both groups"
         for client in clients:
             client.close(lost=True) if client is clients[1] else client.close()
+
+
+def test_a_group_that_has_ended_is_silent_at_once_until_it_is_back() -> None:
+    with in_thread(Server.of(SETTINGS, "tcp://127.0.0.1:*")) as server:
+        clients = [Client([server.address], job="job", group=group, groups=2, settings=SETTINGS) for group in (0, 1)]
+        asked = [server.address], clients[1].session.number, 600.0, SETTINGS
+        assert silent_groups(*asked) == ()
+        server.end_group("job", 0, returns=True)
+        until(lambda: silent_groups(*asked) == (0,))
+        again = Client([server.address], job="job", group=0, groups=2, settings=SETTINGS)
+        assert silent_groups(*asked) == ()
+        for client in (again, clients[1]):
+            client.close()
+        clients[0].close(lost=True)
 
 
 def test_an_end_that_is_told_while_the_server_closes_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,6 +267,65 @@ def test_the_centre_outlives_the_loss_of_all_groups():
     assert told(jobs.pull(origin(0), "w", 0)) == [(0, 0, 3)]
 
 
+def ends(jobs, group, returns, is_there=True):
+    """The processes of a group end."""
+    jobs.end("job", group, returns)
+    if is_there:
+        jobs.leave("job", group, lost=True)
+
+
+@pytest.mark.parametrize("others", ["drop", "leave"])
+def test_the_centre_is_kept_for_a_group_that_is_started_again(others):
+    jobs = jobs_with(3, initial=3)
+    ends(jobs, 2, returns=True)
+    for group in (0, 1):
+        if others == "drop":
+            jobs.drop(origin(group, 5), "w")
+        jobs.leave("job", group)
+    jobs.enter("job", 2, 3)
+    assert admitted(jobs.register(origin(2, 9), "w", SPEC)) == [(2, False)]
+    assert told(jobs.pull(origin(2, 9), "w", 0)) == [(2, 9, 3)]
+    jobs.drop(origin(2, 9), "w")
+    jobs.leave("job", 2)
+    assert not [*jobs.tables()]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_nothing_is_kept_for_a_group_that_is_not_started_again(is_there):
+    """Whether the server knew before, by its silence, that it was lost, or not."""
+    jobs = jobs_with(2, initial=3)
+    jobs.leave("job", 0)
+    if not is_there:
+        jobs.leave("job", 1, lost=True)
+        assert [*jobs.tables()]
+    ends(jobs, 1, False, is_there)
+    assert not [*jobs.tables()]
+
+
+def test_a_group_that_was_to_be_started_again_and_is_not_is_no_longer_awaited():
+    jobs = jobs_with(2, initial=3)
+    jobs.leave("job", 1, lost=True)
+    jobs.end("job", 1, returns=True)
+    jobs.leave("job", 0)
+    assert [*jobs.tables()]
+    jobs.end("job", 1, returns=False)
+    assert not [*jobs.tables()]
+
+
+def test_another_group_initialises_a_table_though_the_first_one_is_started_again():
+    jobs = SynchronousJobs()
+    for group in range(2):
+        jobs.enter("job", group, 2)
+        jobs.register(origin(group), "w", SPEC)
+    jobs.end("job", 0, returns=True)
+    assert admitted(jobs.leave("job", 0, lost=True)) == [(1, True)]
+    for chunk in range(CHUNKS):
+        jobs.initialise(origin(1), "w", chunk, values(4))
+    jobs.drop(origin(1, 5), "w")
+    jobs.enter("job", 0, 2)
+    assert jobs.register(origin(0, 9), "w", SPEC) == [Admitted(origin(0, 9), initialise=False, dropped=True)]
+
+
 def test_other_terms_replace_an_abandoned_table():
     jobs = jobs_with(1)
     jobs.leave("job", 0, lost=True)

@@ -12,24 +12,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 
-from hybridps.cli.run.hosts import is_here
-from hybridps.cli.run.mpirun import Mpirun, find_mpirun, rank_environment, root_environment, session_environment
+from hybridps.cli.run.groups.ending import how_ended, tell_servers
+from hybridps.cli.run.groups.environment import environment_of_groups
+from hybridps.cli.run.groups.lives import Lives
+from hybridps.cli.run.groups.starting import Starting, announced
+from hybridps.cli.run.mpirun import Mpirun, find_mpirun
 from hybridps.cli.run.output import Screen
-from hybridps.cli.run.places import SLURM, SSH
+from hybridps.cli.run.places import SSH
 from hybridps.cli.run.plan import GroupLaunch, Launch, ServerLaunch
 from hybridps.cli.run.processes import Child, Processes
 from hybridps.cli.run.run_log import RunLog
-from hybridps.cli.run.starting import Starting, announced
 from hybridps.config import PREFIX, SECRETS
-from hybridps.errors import FAILED, MISUSED, HybridPSError, ServerError
+from hybridps.errors import FAILED, MISUSED, ServerError
 from hybridps.events import check_run_folder
 from hybridps.processes import SAYS, START_SECONDS, child_environment, without_rank_marks
 from hybridps.ps.keys import Credentials, make_tenant
-from hybridps.racks import place_in_rack
-
-_SHARED_MEMORY = "/dev/shm"
-_ALLOCATIONS = {"SLURM_JOB_ID", "PBS_NODEFILE", "PBS_JOBID", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "JOB_ID"}
-"""Variables of a batch system that mpirun asks for its hosts."""
+from hybridps.resuming import Resume
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -56,6 +54,7 @@ class Launcher:
         self._screen = Screen(sys.stdout, sys.stderr, names)
         self._processes = Processes(self._screen, self._ended)
         self._log = RunLog(launch.settings)
+        self._lives = Lives(len(launch.groups), launch.restarts, launch.begins_together)
         self._starting: Starting | None = None
         """From the start of the groups on, if their ranks can tell that they run."""
         self._was_late = False
@@ -63,6 +62,11 @@ class Launcher:
         self._servers: list[list[Child]] = []
         """The parents, if there are racks, and last the servers that the groups meet at."""
         self._groups: list[Child] = []
+        """The latest life of each."""
+        self._shared: dict[str, str] = {}
+        """The environment of all groups."""
+        self._meeting_folder = ""
+        """Where groups of this host that gossip find each other."""
         self._addresses: dict[str, str] = {}
         """Of the servers that have said theirs, by their names."""
         self._keys: str | None = None
@@ -85,7 +89,7 @@ class Launcher:
                 self._start_servers()
             if not self._signals:
                 self._start_groups(stay)
-            self._processes.until(self._is_over)
+            self._watch_groups()
         finally:
             self._stop()
             stay.close()
@@ -102,9 +106,19 @@ class Launcher:
         self._processes.keep(found)
         return found
 
+    def _watch_groups(self) -> None:
+        """Until all groups have ended for good: those that died are started again, if they may be."""
+        self._processes.until(self._is_over)
+        while self._lives.due and not (self._signals or self._ends_all):
+            self._start_again()
+            self._processes.until(self._is_over)
+
     def _is_over(self) -> bool:
-        """Whether nothing is left to wait for. A group that has not started in time ends the launch."""
-        if self._signals or self._ends_all or not _running(self._groups):
+        """Whether there is nothing to wait for, but perhaps something to do.
+
+        A group that has not started in time ends the launch; one that was started again only itself.
+        """
+        if self._signals or self._ends_all or self._lives.due or not _running(self._groups):
             return True
         late = self._starting.late() if self._starting is not None else []
         missing = [group for group in late if self._groups[group].status is None]
@@ -113,8 +127,12 @@ class Launcher:
         if not self._was_late:  # what the ranks have printed is read first: this process may have been stopped
             self._was_late = True
             return False
-        self._failed = self._failed or FAILED
         self._screen.message(self._starting.describe(missing[0]))
+        if self._lives.of[missing[0]]:
+            self._was_late = False
+            self._processes.stop([self._groups[missing[0]]], lambda: bool(self._signals))
+            return False
+        self._failed = self._failed or FAILED
         return True
 
     def _make_keys(self, folder: Path) -> None:
@@ -167,36 +185,52 @@ class Launcher:
             return
         self._stopping = True
         first = silent()[0]
-        what = f"ended with {_status(first)}" if in_time else f"printed no address within {START_SECONDS:g} seconds"
+        what = f"ended with {how_ended(first)}" if in_time else f"printed no address within {START_SECONDS:g} seconds"
         raise ServerError(f"{first.name} {what}, so no group was started; see its output above")
 
     def _start_groups(self, stack: ExitStack) -> None:
         """Start one mpirun for each group. Folders in which mpirun keeps its files, and gossiping groups meet, go with
         the stack."""
-        folder = self._folder(stack)
-        hosts = [host for group in self._launch.groups for host in group.hosts]
-        # Other hosts would not have this folder, also those that mpirun finds by itself.
-        here = all(is_here(host.name) for host in hosts) if hosts else _ALLOCATIONS.isdisjoint(os.environ)
-        shares = here and os.access(_SHARED_MEMORY, os.W_OK)
-        shared = {**without_rank_marks(os.environ), **self._launch.environment.workers}
-        shared.pop("DMLC_ROLE", None)  # with a role of MXNet's own servers, `import mxnet` would never return
-        if self._launch.launcher == SLURM:
-            shared.setdefault("SLURM_OVERLAP", "1")  # each mpirun starts a step, several of them on a shared node
-        workers = self._launch.workers_on_a_host
-        cores = len(os.sched_getaffinity(0))
-        shared |= rank_environment(shared, cores, workers, workers + len(self._launch.servers)) | root_environment()
-        shared |= session_environment(shared, folder, self._folder(stack, _SHARED_MEMORY) if shares else None)
+        self._meeting_folder = folder = self._folder(stack)
+        self._shared = environment_of_groups(self._launch, folder, lambda place: self._folder(stack, place))
         launch = self._launch
         count = sum(group.size for group in launch.groups)
         self._log.launched(count, len(launch.groups), len(launch.servers), launch.command)
         if announced(launch.command):
             self._starting = Starting(launch.groups, launch.settings.start_seconds)
         for group in self._launch.groups:
-            self._groups.append(self._start_group(group, shared, folder))
+            self._groups.append(self._start_group(group))
 
-    def _start_group(self, group: GroupLaunch, shared: dict[str, str], folder: str) -> Child:
-        settings = self._launch.group_settings(group, self._last_addresses(), self._credentials, folder)
-        environ = child_environment(shared, settings)
+    def _start_again(self) -> None:
+        """Start the groups that are due, where the job is by now; if no weights are left there, at its beginning."""
+        if self._lives.together:
+            self._stop_groups()
+        if self._lives.together or not self._has_weights(self._groups):
+            self._log.begin_anew()
+        for group in self._lives.begin():
+            if self._signals:
+                return
+            self._log.restarted(group, self._lives.of[group], self._groups[group].status or 0)
+            self._groups[group] = self._start_group(self._launch.groups[group])
+            if self._starting is not None:
+                self._starting.begin(group)
+
+    def _stop_groups(self) -> None:
+        """Stop all groups, so that they begin together, in a job that the servers do not know."""
+        self._stopping = True
+        self._processes.stop(_running(self._groups), lambda: bool(self._signals))
+        self._stopping = False
+        for group in self._launch.groups:
+            self._tell_servers(group.index)
+        self._launch = self._launch.as_another_job(max(self._lives.of) + 1)
+
+    def _start_group(self, group: GroupLaunch) -> Child:
+        life = self._lives.of[group.index]
+        resume = Resume(life, self._log.epoch, self._log.step) if life else Resume()
+        settings = self._launch.group_settings(
+            group, self._last_addresses(), self._credentials, self._meeting_folder, resume
+        )
+        environ = child_environment(self._shared, settings)
         given = self._launch.environment.workers
         exported = {
             name: value
@@ -236,34 +270,37 @@ class Launcher:
         """A child has ended: report it if it failed, and tell the servers if it is a group."""
         if self._stopping or self._signals:
             return
-        if child in self._groups:
-            self._tell_servers(self._groups.index(child))
         if child not in self._groups:
-            self._screen.message(f"{child.name} ended with {_status(child)}; groups that need it end at their deadline")
-        elif child.status:
-            self._failed = self._failed or child.status
-            # at MXNet's servers the others could not go on
-            self._ends_all = child.status == MISUSED or self._launch.settings.backend == "mxnet"
-            others = ""
-            if any(other is not child for other in _running(self._groups)):
-                others = "; stopping the others" if self._ends_all else "; the other groups go on"
-            self._screen.message(f"{child.name} ended with {_status(child)}{others}")
+            self._screen.message(
+                f"{child.name} ended with {how_ended(child)}; groups that need it end at their deadline"
+            )
+            return
+        group, restart = self._groups.index(child), ""
+        others = [other for other in self._groups if other is not child]
+        # A group that gossips would find nobody where the others have come to their ends.
+        if child.status and (self._has_weights(others) or all(other.status for other in others)):
+            restart = self._lives.failed(group, child.status)
+        if child.status:
+            self._screen.message(f"{child.name} ended with {how_ended(child)}{self._what_follows(child, restart)}")
+        self._tell_servers(group, returns=bool(restart) and not self._lives.together)
 
-    def _tell_servers(self, group: int) -> None:
-        """Tell the servers that a group has ended: if it has not left, they need not wait for its sign of life."""
-        launch = self._launch
-        servers = [server for server in launch.servers if launch.settings.racks == 1 or server.rack is not None]
-        if not servers:
-            return
-        place = place_in_rack(group, len(launch.groups), launch.settings.racks, [server.name for server in servers])
-        try:
-            credentials = Credentials.of(launch.group_settings(launch.groups[group], (), self._credentials))
-        except HybridPSError:  # the folder of the keys is gone: the servers find out by themselves
-            return
-        job = launch.settings.job if credentials is None else f"{credentials.tenant}/{launch.settings.job}"
-        for child in self._servers[-1]:
-            if child.name in place.servers:
-                child.tell(f"{job} {place.group}")
+    def _has_weights(self, others: list[Child]) -> bool:
+        """Whether somebody has the weights of the job for a group that is started again: servers, or other groups."""
+        return bool(self._servers or self._launch.settings.servers or _running(others))
+
+    def _what_follows(self, child: Child, restart: str) -> str:
+        """What the launcher says of a group that has failed."""
+        if restart:
+            return f"; {restart}"
+        self._failed = self._failed or child.status or 0
+        # at MXNet's servers the others could not go on
+        self._ends_all = child.status == MISUSED or self._launch.settings.backend == "mxnet"
+        if not any(other is not child for other in _running(self._groups)):
+            return ""
+        return "; stopping the others" if self._ends_all else "; the other groups go on"
+
+    def _tell_servers(self, group: int, returns: bool = False) -> None:
+        tell_servers(self._launch, self._servers, self._credentials, group, returns)
 
     def _stop(self) -> None:
         if self._signals:
@@ -281,15 +318,3 @@ def _name(group: GroupLaunch) -> str:
 
 def _running(children: list[Child]) -> list[Child]:
     return [child for child in children if child.status is None]
-
-
-def _status(child: Child) -> str:
-    """The exit status in words, with the rank that ended first if mpirun named it."""
-    status = child.status or 0
-    text = f"exit status {status}"
-    rank = child.first_rank
-    who = "" if rank is None else f"rank {rank} "
-    if status > 128 and status - 128 in signal.valid_signals():
-        return f"{text} ({who}killed by signal {status - 128})"
-    how = "exited before its part of the job was done" if child.vanished else "ended first"
-    return f"{text} ({who}{how})" if rank is not None else text

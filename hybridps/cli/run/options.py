@@ -26,6 +26,9 @@ ServersOption = Annotated[
         help="Number of servers to start. Default: 1 for several groups, else 0.",
     ),
 ]
+RestartsOption = Annotated[
+    int, typer.Option(metavar="N", help="Start a group that dies again, at most N times in all. Default: 0.")
+]
 ServerRestartsOption = Annotated[
     int | None,
     typer.Option(

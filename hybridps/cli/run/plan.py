@@ -6,26 +6,28 @@ import secrets
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from hybridps.addresses import is_local
 from hybridps.cli.run import user_command
 from hybridps.cli.run.environment import Environment
+from hybridps.cli.run.groups.lives import check_restarts
 from hybridps.cli.run.hosts import Host, address_seen_by, is_here, split_hosts, spread_workers
 from hybridps.config import PREFIX, Settings
 from hybridps.errors import ConfigError
 from hybridps.mpi_groups.plan import WORKER, make_plan
 from hybridps.processes import SERVER_RESTARTS
 from hybridps.racks import check_racks, place_in_rack
+from hybridps.resuming import Resume
 
 _LOOPBACK = "127.0.0.1"
 _FIRST_PORT, _PORTS = 12000, 16000
 """Where groups on several hosts listen to each other: ports that systems do not give away by themselves."""
 _OF_SOME = (
     *("groups", "workers_per_group", "group_sizes", "group_index", "servers", "racks", "rack_index", "parents"),
-    *("peers", "keys", "credentials", "server_keys"),
+    *("peers", "keys", "credentials", "server_keys", "life", "resume_epoch", "resume_step"),
 )
 """Settings that differ between the processes of a launch."""
 
@@ -77,6 +79,10 @@ class Launch:
     """Whether the groups are told each other's addresses."""
     peers: tuple[str, ...] = ()
     """These addresses, if they are given, or groups are on other hosts."""
+    restarts: int = 0
+    """How often groups that die may be started again, in all."""
+    begins_together: bool = False
+    """Whether a group that was started again could not join the others."""
 
     @property
     def workers_on_a_host(self) -> int:
@@ -87,13 +93,23 @@ class Launch:
                 slots[host.name] += host.slots
         return max(slots.values(), default=sum(group.size for group in self.groups))
 
+    def as_another_job(self, number: int) -> Launch:
+        """The same, with a job that the servers do not know yet, the `number`-th of this launch."""
+        job = f"{self.settings.job[:56]}.{number}"
+        return replace(self, settings=msgspec.structs.replace(self.settings, job=job))
+
     def group_settings(
-        self, group: GroupLaunch, servers: Sequence[str], credentials: str | None = None, folder: str = ""
+        self,
+        group: GroupLaunch,
+        servers: Sequence[str],
+        credentials: str | None = None,
+        folder: str = "",
+        resume: Resume = Resume(),  # noqa: B008 (a NamedTuple)
     ) -> Settings:
         """Settings of the ranks of a group, given the addresses and the credentials of the servers.
 
         Servers of this launch use the keys that were made for it, the keys of their folder, or none. `folder`: of this
-        user alone, in which groups of this host that gossip find each other.
+        user alone, in which groups of this host that gossip find each other. `resume`: where its scripts go on.
         """
         here = tuple(f"ipc://{folder}/group-{other.index}" for other in self.groups if folder)
         unsecured = bool(self.servers) and not self.makes_keys and self.settings.server_keys is None
@@ -106,6 +122,9 @@ class Launch:
             peers=(self.peers or here) if self.may_gossip else (),
             keys=None if unsecured else self.settings.keys,
             credentials=None if unsecured else credentials or self.settings.credentials,
+            life=resume.life,
+            resume_epoch=resume.epoch,
+            resume_step=resume.step,
         )
 
     def server_settings(
@@ -139,6 +158,7 @@ def make_launch(
     *,
     workers: int | None = None,
     servers: int | None = None,
+    restarts: int = 0,
     server_restarts: int | None = None,
     hosts: tuple[Host, ...] = (),
     insecure: bool = False,
@@ -181,6 +201,8 @@ def make_launch(
         launcher=launcher,
         may_gossip=may_gossip,
         peers=peers,
+        restarts=check_restarts(restarts, len(sizes), settings),
+        begins_together=len(sizes) > 1 and seen.algorithm == "sync",
     )
 
 

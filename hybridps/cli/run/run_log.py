@@ -11,7 +11,7 @@ import msgspec
 
 from hybridps.config import Settings, without_secrets
 from hybridps.errors import ConfigError
-from hybridps.events import Configured, Ended, Evaluated, EventLog, Launched
+from hybridps.events import Configured, Ended, Evaluated, EventLog, Launched, Restarted
 from hybridps.progress import mean_of, parse_progress
 
 if TYPE_CHECKING:
@@ -40,9 +40,20 @@ class RunLog:
         """What single workers have reported, by epoch."""
         self._reporters: set[tuple[int, int]] = set()
         """Group and number of each worker that has reported."""
+        self.epoch, self.step = 0.0, 0
+        """How many epochs and steps are done, by the furthest worker that has reported."""
 
     def launched(self, workers: int, groups: int, servers: int, command: Sequence[str]) -> None:
         self._events.emit(Launched(workers, groups, servers, list(command)))
+
+    def restarted(self, group: int, life: int, status: int) -> None:
+        """A group is started again, after its earlier life has ended with this status."""
+        self._events.emit(Restarted(group, life, status))
+
+    def begin_anew(self) -> None:
+        """What was reported is lost: all groups begin anew."""
+        self._parts.clear()
+        self.epoch, self.step = 0.0, 0
 
     def hear(self, group: int, line: str, running: int) -> Heard:
         """Note what a line of a group reports, if it reports anything. `running`: workers that still run."""
@@ -53,6 +64,7 @@ class RunLog:
         if event is None:
             return Heard()
         self._events.emit(msgspec.structs.replace(event, group=group))
+        self.epoch, self.step = max(self.epoch, event.epoch), max(self.step, event.step or 0)
         if event.worker is None:
             return Heard()
         self._reporters.add((group, event.worker))

@@ -226,15 +226,17 @@ class Loop:
             if member is not None:
                 log.warning("%s left %d answers unread: lost", member, MOST_UNREAD)
                 self._remove(member, lost=True)
-        for member in self.members.take_ended() if emptied and self.members.ended else ():
-            log.warning("%s has ended: lost", member)
-            self._remove(member, lost=True)
+        for ended, member in self.members.take_ended() if emptied and self.members.ended else ():
+            self._carry_on(self.jobs.end(*ended))
+            if member is not None:
+                log.warning("%s has ended: lost", member)
+                self._remove(member, lost=True)
         now = time.monotonic()
         if now < self.judged_seconds + self.members.lost_seconds / _JUDGED_PER_LOST:
             return
         self.judged_seconds = now
         for member in self.members.silent(now, emptied, self.transport.reads):
-            if any(identity == member.identity for (identity, _), _ in member.account.waiting):
+            if member.has_unserved:
                 continue  # its tenant rests: maybe it has said goodbye
             log.warning("%s gave no sign of life for %g s: lost", member, self.members.lost_seconds)
             self._remove(member, lost=True)

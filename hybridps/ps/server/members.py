@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -66,6 +66,20 @@ class Member:
     def __str__(self) -> str:
         return f"group {self.group} of job {self.job!r}"
 
+    @property
+    def has_unserved(self) -> bool:
+        """Whether messages that it has sent wait for the turn of its tenant."""
+        return any(identity == self.identity for (identity, _), _ in self.account.waiting)
+
+
+class EndedGroup(NamedTuple):
+    """A group whose processes have ended."""
+
+    job: str
+    group: int
+    returns: bool
+    """Whether it is started again."""
+
 
 class Members:
     """The clients that are there. `jobs`: what they take part in. Times are seconds of one monotonic clock.
@@ -81,8 +95,8 @@ class Members:
         """Each by the address of its socket, and by its session."""
         self._came: set[tuple[str, int]] = set()
         self._began_seconds: dict[str, float] = {}
-        self.ended: deque[tuple[str, int]] = deque()
-        """Job and group of those whose processes have ended. Any thread adds to it."""
+        self.ended: deque[EndedGroup] = deque()
+        """Any thread adds to it."""
         self._lost: dict[bytes | int, None] = {}
         self._lost_groups: dict[str, dict[int, float]] = {}
         """Of each job, groups that were lost and are not back, and when each gave its last sign of life."""
@@ -131,7 +145,7 @@ class Members:
         self.by_name[known.identity] = known
 
     def leave(self, member: Member, lost: bool) -> list[Outcome]:
-        """A client goes: what follows for its job."""
+        """A client goes: what follows for its job. `lost`: without a word."""
         names = member.identity, member.session
         for name in names:
             self.by_name.pop(name, None)
@@ -204,17 +218,21 @@ class Members:
                 silent.append(member)
         return silent
 
-    def take_ended(self) -> list[Member]:
-        """The clients whose processes have ended without leaving, all of whose messages are served."""
-        found = []
+    def take_ended(self) -> list[tuple[EndedGroup, Member | None]]:
+        """The groups whose processes have ended, all of whose messages are served; each with its client, if it is there
+        still, as it did not leave. From now on that one is silent, however short the time is that is asked for.
+        """
+        found: dict[tuple[str, int], tuple[EndedGroup, Member | None]] = {}
         for _ in range(len(self.ended)):
-            job, group = self.ended.popleft()
-            for member in [member for member in self.there(job) if member.group == group]:
-                if any(identity == member.identity for (identity, _), _ in member.account.waiting):
-                    self.ended.append((job, group))  # its tenant rests: maybe it has said goodbye
-                else:
-                    found.append(member)
-        return [*dict.fromkeys(found)]
+            ended = self.ended.popleft()
+            member = next((each for each in self.there(ended.job) if each.group == ended.group), None)
+            if member is not None and member.has_unserved:
+                self.ended.append(ended)  # its tenant rests: maybe it has said goodbye
+                continue
+            if member is not None:
+                member.seen_seconds = -math.inf
+            found[ended.job, ended.group] = ended, member
+        return [*found.values()]
 
     def begin_without_absent(self, now: float) -> list[Outcome]:
         """Let jobs begin whose first group has waited long enough for the others."""

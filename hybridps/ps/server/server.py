@@ -16,7 +16,7 @@ from hybridps.ps.keys import AllowList
 from hybridps.ps.server.admission import Accounts
 from hybridps.ps.server.door import Gatekeeper
 from hybridps.ps.server.loop import Loop
-from hybridps.ps.server.members import Members
+from hybridps.ps.server.members import EndedGroup, Members
 from hybridps.ps.server.tables.images import KeptJobs
 from hybridps.ps.server.tables.jobs import Jobs
 from hybridps.ps.server.tables.rack import RackTable
@@ -130,13 +130,14 @@ class Server:
             self._loop.stopping = True
             self._loop.workers.wake()
 
-    def end_group(self, job: str, group: int) -> None:
+    def end_group(self, job: str, group: int, returns: bool = False) -> None:
         """Take a group as lost as soon as its messages are read: its processes have ended. From any thread.
 
         `job` is as it is called here, with its tenant if there are keys. A group that is not there is left alone.
+        `returns`: it is started again, so that its tables are kept even if all others leave meanwhile.
         """
         with self._closing:
-            self._loop.members.ended.append((job, group))
+            self._loop.members.ended.append(EndedGroup(job, group, returns))
             self._loop.workers.wake()
 
     def close(self) -> None:

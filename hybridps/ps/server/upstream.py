@@ -160,14 +160,15 @@ class _Link:
 
 
 def _register(client: Client, up: ParentRequest) -> Generator[Operation, None, None]:
-    """Register the table; the parents' centre comes back."""
+    """Register the table; the parents' centre comes back, unless all racks have dropped it: then these values stay."""
     table = up.table
     codec = "exact" if isinstance(table.spec.codec, Quantised) else table.spec.codec  # sums of several groups
     spec = msgspec.structs.replace(
         table.spec, layout=table.parent_layout, server=0, servers=len(client.servers), codec=codec
     )
     joining = yield from client.begin_register(table.name, spec, table.values)
-    if joining is not Joining.NEW:
+    table.is_at_parents = joining is not Joining.DROPPED
+    if joining is Joining.LATE:
         yield client.pull(table.name, table.values)
 
 
@@ -181,7 +182,8 @@ def _exchange(client: Client, up: ParentRequest) -> Generator[Operation, None, N
 
 
 def _drop(client: Client, up: ParentRequest) -> Generator[Operation, None, None]:
-    client.drop(up.table.name)
+    if up.table.is_at_parents:
+        client.drop(up.table.name)
     yield from ()
 
 

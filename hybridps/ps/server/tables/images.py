@@ -21,12 +21,14 @@ token: no name of one begins with that of another."""
 
 
 class JobImage(msgspec.Struct, frozen=True, array_like=True):
-    """A job: its number of groups, those that are there and those that have gone, and the tables that were dropped."""
+    """A job: its number of groups, those that are there, those that have gone and whether they return, and the tables
+    that were dropped."""
 
     name: str
     groups: int
     present: set[int]
     gone: set[int]
+    returns: dict[int, bool]
     dropped: dict[str, int]
     waits_for_absent: bool
 

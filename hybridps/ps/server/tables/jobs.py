@@ -37,6 +37,8 @@ class _Job:
     budget: Budget
     present: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
+    returns: dict[int, bool] = field(default_factory=dict)
+    """Of the groups whose processes have ended, as far as that is known: whether they are started again."""
     tables: dict[str, Table] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     """Tables that all groups have dropped, and digests of what they were."""
@@ -74,7 +76,7 @@ class Jobs:
         """
         for image in self._kept.jobs() if self._kept is not None else ():
             job = self._jobs[image.name] = _Job(image.groups, budget_of(image.name), image.present, image.gone)
-            job.dropped, job.waits_for_absent = image.dropped, image.waits_for_absent
+            job.returns, job.dropped, job.waits_for_absent = image.returns, image.dropped, image.waits_for_absent
         for made, state in self._kept.tables() if self._kept is not None else ():
             warm_up(made.spec.rule, made.spec.layout.dtype, made.spec.codec)
             job = self._jobs[made.job]
@@ -96,7 +98,9 @@ class Jobs:
             job = self._jobs[name]
             self._kept.note_job(
                 name,
-                lambda: JobImage(name, job.groups, job.present, job.gone, job.dropped, job.waits_for_absent),
+                lambda: JobImage(
+                    name, job.groups, job.present, job.gone, job.returns, job.dropped, job.waits_for_absent
+                ),
             )
 
     def enter(self, job: str, group: int, groups: int, budget: Budget | None = None) -> None:
@@ -124,23 +128,46 @@ class Jobs:
             )
         there.present.add(group)
         there.gone.discard(group)
+        there.returns.pop(group, None)
         self._note(job)
 
     def leave(self, job: str, group: int, lost: bool = False) -> list[Outcome]:
-        """A group goes. The last one takes the tables with it, unless it was `lost` and may come back.
+        """A group goes. The last one takes the tables with it, unless it, or another one, may come back.
 
-        In a rack it takes them in any case: the parents have them.
+        It may if it was `lost`, unless its `end` says otherwise. In a rack it takes them in any case: the parents have
+        them.
         """
         there = self._jobs.get(job)
         if there is None or group not in there.present:
             return []
         there.present.discard(group)
         there.gone.add(group)
-        outcomes = [outcome for table in there.tables.values() for outcome in table.leave(group)]
+        returns = there.returns.get(group, False)
+        outcomes = [outcome for table in there.tables.values() for outcome in table.leave(group, returns=returns)]
         outcomes += self._free_unwanted(there)
         self._note(job)
-        if not there.present and (not lost or not there.tables or self._make_table is not Table):
-            self._forget(job)
+        may_return = there.tables and lost and there.returns.get(group, True)
+        if not (may_return and self._make_table is Table):
+            self._forget_if_over(job)
+        return outcomes
+
+    def end(self, job: str, group: int, returns: bool) -> list[Outcome]:
+        """The processes of a group have ended; it is started again (`returns`), or not. If it is there, it goes next.
+
+        What it needs is kept for it, also when all other groups have left; not in a rack, as the parents have it.
+        """
+        there = self._jobs.get(job)
+        if there is None or not 0 <= group < there.groups:
+            return []
+        there.returns[group] = returns and self._make_table is Table
+        self._note(job)
+        if group in there.present:
+            return []
+        for table in there.tables.values():
+            table.registrations.expect(group, there.returns[group])
+        outcomes = self._free_unwanted(there)
+        self._note(job)
+        self._forget_if_over(job)
         return outcomes
 
     def begin_without_absent(self, job: str) -> list[Outcome]:
@@ -292,6 +319,11 @@ class Jobs:
                 self._forget(name)
                 return True
         return False
+
+    def _forget_if_over(self, name: str) -> None:
+        """Forget a job where no group is, and none is known to be started again."""
+        if not self._jobs[name].present and not any(self._jobs[name].returns.values()):
+            self._forget(name)
 
     def _forget(self, name: str) -> None:
         job = self._jobs.pop(name, None)

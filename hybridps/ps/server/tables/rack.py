@@ -54,6 +54,8 @@ class RackTable(Table):
         self.parent_layout = Layout.of(spec.layout.dtype, {key: (self.elements,)})
         arrays = [shared_memory(self.parent_layout.nbytes).view(spec.layout.dtype) for _ in range(1 + self._states())]
         self.values, self.parent_centre = arrays[0], arrays[1] if self._states() else None
+        self.is_at_parents = True
+        """Whether the parents have it; only the link to them uses this."""
         self._asked = False
         self._answered = False
 

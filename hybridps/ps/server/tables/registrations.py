@@ -103,9 +103,9 @@ class Registrations:
         self.on_change()
         return [self._begin(group)] if initialise and not self._is_first_server else self.release()
 
-    def leave(self, group: int, drops: bool) -> None:
-        """A group has left the job, is lost, or `drops` the table."""
-        self._expected.discard(group)
+    def leave(self, group: int, drops: bool, returns: bool = False) -> None:
+        """A group has left the job, is lost, or `drops` the table. `returns` as in `expect`."""
+        self.expect(group, returns)
         self._dropped.discard(group)
         if drops:
             self._dropped.add(group)
@@ -114,6 +114,17 @@ class Registrations:
             self.initial = None
         self._admitted.pop(group, None)
         self.joined.pop(group, None)
+        self.on_change()
+
+    def expect(self, group: int, returns: bool) -> None:
+        """A group that is not there any more is started again, or not. A table that it may use is kept for it.
+
+        Nobody waits for it to initialise one: then another group does.
+        """
+        if returns and self.ready:
+            self._expected.add(group)
+        else:
+            self._expected.discard(group)
         self.on_change()
 
     def begin_without_absent(self, there: Set[int]) -> list[Admitted]:

@@ -159,10 +159,10 @@ class Table:
 
         return [Task(chunk.owner, lambda: self._write_initial(chunk, initial), then)]
 
-    def leave(self, group: int, drops: bool = False) -> list[Outcome]:
-        """A group has left the job, is lost, or `drops` the table: the others go on without it."""
+    def leave(self, group: int, drops: bool = False, returns: bool = False) -> list[Outcome]:
+        """A group has left the job, is lost, or `drops` the table: the others go on without it, until it `returns`."""
         void = self.rounds.members <= {group}  # before it goes: those who wait take part as soon as it has gone
-        self.registrations.leave(group, drops)
+        self.registrations.leave(group, drops, returns)
         for chunk in self._chunks.values():
             chunk.leave(group)
         outcomes: list[Outcome] = []

@@ -44,7 +44,11 @@ class Starting:
         self._groups = groups
         self._seconds = seconds
         self._running = [0 for _ in groups]
-        self._end = time.monotonic() + seconds
+        self._ends = [time.monotonic() + seconds for _ in groups]
+
+    def begin(self, group: int) -> None:
+        """A group is started again."""
+        self._running[group], self._ends[group] = 0, time.monotonic() + self._seconds
 
     def hear(self, group: int, line: str) -> str | None:
         """Note the line of a rank that runs. Returns what stands before it, by another rank; None for other lines."""
@@ -55,9 +59,9 @@ class Starting:
 
     def late(self) -> list[int]:
         """The groups that should have started by now, and have not."""
-        if time.monotonic() < self._end:
-            return []
-        return [group.index for group in self._groups if self._running[group.index] < group.size]
+        now = time.monotonic()
+        late = [group for group in self._groups if now >= self._ends[group.index]]
+        return [group.index for group in late if self._running[group.index] < group.size]
 
     def describe(self, group: int) -> str:
         """What is wrong with a group that is late, and what to try."""

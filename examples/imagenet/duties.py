@@ -1,0 +1,20 @@
+"""Which worker does what one of them does for all: checkpoints, and the lines and the bar that people look at."""
+
+from __future__ import annotations
+
+import mxnet as mx
+
+SILENT_SECONDS = 30
+"""After so long without a sign of life a worker counts as dead; at once where it is known that it has ended."""
+
+
+def are_mine(kv: mx.kv.KVStore | None) -> bool:
+    """Whether this worker is the first that lives. Stores that do not know who lives leave it to the first of all."""
+    if kv is None or kv.rank == 0:
+        return True
+    if not hasattr(kv, "num_dead_node"):
+        return False
+    try:
+        return all(kv.num_dead_node(9 + 2 * worker, SILENT_SECONDS) for worker in range(kv.rank))
+    except mx.MXNetError:
+        return False

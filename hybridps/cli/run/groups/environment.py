@@ -1,0 +1,35 @@
+"""The environment that the groups of a launch share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from hybridps.cli.run.hosts import is_here
+from hybridps.cli.run.mpirun import rank_environment, root_environment, session_environment
+from hybridps.cli.run.places import SLURM
+from hybridps.cli.run.plan import Launch
+from hybridps.processes import without_rank_marks
+
+_SHARED_MEMORY = "/dev/shm"
+_ALLOCATIONS = {"SLURM_JOB_ID", "PBS_NODEFILE", "PBS_JOBID", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "JOB_ID"}
+"""Variables of a batch system that mpirun asks for its hosts."""
+
+
+def environment_of_groups(launch: Launch, folder: str, make_folder: Callable[[str], str]) -> dict[str, str]:
+    """The variables of all mpiruns, without settings. `folder`: where mpirun keeps its files.
+
+    `make_folder` makes a new folder in another one, for the shared memory of the ranks.
+    """
+    hosts = [host for group in launch.groups for host in group.hosts]
+    # Other hosts would not have this folder, also those that mpirun finds by itself.
+    here = all(is_here(host.name) for host in hosts) if hosts else _ALLOCATIONS.isdisjoint(os.environ)
+    shares = here and os.access(_SHARED_MEMORY, os.W_OK)
+    shared = {**without_rank_marks(os.environ), **launch.environment.workers}
+    shared.pop("DMLC_ROLE", None)  # with a role of MXNet's own servers, `import mxnet` would never return
+    if launch.launcher == SLURM:
+        shared.setdefault("SLURM_OVERLAP", "1")  # each mpirun starts a step, several of them on a shared node
+    workers = launch.workers_on_a_host
+    cores = len(os.sched_getaffinity(0))
+    shared |= rank_environment(shared, cores, workers, workers + len(launch.servers)) | root_environment()
+    return shared | session_environment(shared, folder, make_folder(_SHARED_MEMORY) if shares else None)
