@@ -23,7 +23,7 @@ class Fault(NamedTuple):
     lasts: float = 0.0
 
 
-LASTS = {"stop": (1.0, 5.0), "pause": (0.0, 1.0), "vanish": (0.0, 0.5)}
+LASTS = {"stop": (1.0, 5.0), "freeze": (12.0, 15.0), "pause": (0.0, 1.0), "vanish": (0.0, 0.5)}
 """Kinds that end by themselves: the least and the most seconds."""
 
 

@@ -1,0 +1,199 @@
+"""Many light groups in one process, each a client of one server that is killed under them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from benchmarks.chaos.light_jobs import JOBS, TABLE, LightJob
+from benchmarks.chaos.outcomes import Outcome, by_kind
+from benchmarks.chaos.schedule import Fault, Victim, make_schedule
+from benchmarks.chaos.servers import RestartedServer
+from hybridps.config import Settings
+from hybridps.ps.client import Client
+
+KINDS = ("kill-server", "vanish", "pause")
+"""The server is killed; a group ends without leaving and comes back; a group does nothing for a while."""
+
+LOST_SECONDS = 2.0
+END_SECONDS = 120.0
+"""How long groups may take to come to their ends."""
+SETTINGS = Settings(
+    chunk_bytes=1 << 14, lost_seconds=LOST_SECONDS, heartbeat_seconds=0.5, deadline_seconds=60.0, connect_seconds=30.0
+)
+
+
+class LightError(Exception):
+    """A group has failed, or did not come to its end."""
+
+
+class LightGroup(threading.Thread):
+    """A group of one worker, in a thread, that exchanges until it is told to end."""
+
+    def __init__(self, address: str, job: LightJob, group: int, run: LightRun, meeting: threading.Barrier) -> None:
+        super().__init__(name=f"{job.name} {group}", daemon=True)
+        self.exchanges = 0
+        self.error: BaseException | None = None
+        self.centre: np.ndarray | None = None
+        """What the server holds, when all groups of the job have ended their exchanges."""
+        self._address, self._job, self._group, self._run = address, job, group, run
+        self._meeting = meeting
+        self._share = job.shares[group]
+        self._orders: queue.SimpleQueue[Fault] = queue.SimpleQueue()
+
+    def hit(self, fault: Fault) -> None:
+        """Have a fault happen to this group, after its exchange. Any thread may call this."""
+        self._orders.put(fault)
+
+    def run(self) -> None:
+        try:
+            client = self._open()
+            while not self._run.end.is_set() or not self._orders.empty():
+                client = self._suffer(client)
+                self._exchange(client)
+            self._meeting.wait(END_SECONDS)
+            self.centre = np.zeros(self._job.layout.length, np.float32)
+            client.pull(TABLE, self.centre).wait()
+            self._meeting.wait(END_SECONDS)
+            client.close()
+        except BaseException as error:
+            self.error = error
+            self._meeting.abort()
+            self._run.end.set()
+
+    def _open(self) -> Client:
+        client = Client(
+            [self._address], job=self._job.name, group=self._group, groups=self._job.groups, settings=SETTINGS
+        )
+        client.register(TABLE, self._job.layout, None, self._job.rule, self._job.clock)
+        return client
+
+    def _exchange(self, client: Client) -> None:
+        self._share.exchange(client)
+        self.exchanges += 1
+        self._run.progress += 1  # a count that only has to change
+
+    def _suffer(self, client: Client) -> Client:
+        """Let the next fault happen, if there is one. Returns the client to go on with."""
+        try:
+            fault = self._orders.get_nowait()
+        except queue.Empty:
+            return client
+        injected = time.monotonic()
+        if fault.kind == "vanish":
+            client = self._vanish(client, fault)
+        else:
+            time.sleep(fault.lasts)
+            self._exchange(client)
+        self._run.outcomes.append(Outcome(fault, injected, time.monotonic()))
+        return client
+
+    def _vanish(self, client: Client, fault: Fault) -> Client:
+        """Die, in an exchange or between two, and come back. One group of the job at least stays."""
+        with self._run.may_vanish[self._job.name]:
+            if self._group % 3:
+                self._share.leave_under_way(client)
+            client.close(lost=True)
+            time.sleep(fault.lasts)
+            self._share.come_back()
+            client = self._open()
+            self._exchange(client)
+        return client
+
+
+class LightRun:
+    """What the groups of a run share."""
+
+    def __init__(self, jobs: Sequence[LightJob]) -> None:
+        self.end = threading.Event()
+        self.progress = 0
+        self.outcomes: list[Outcome] = []
+        self.may_vanish = {job.name: threading.Semaphore(job.groups - 1) for job in jobs}
+
+
+def run_light(groups: int, seconds: float, count: int, seed: int, kinds: Sequence[str]) -> dict[str, Any]:
+    """Let so many groups of four jobs exchange under so many faults; returns what was found.
+
+    Raises LightError, DivergedError or servers.ServerError when something did not survive.
+    """
+    jobs = [kind(groups // len(JOBS) + (number < groups % len(JOBS))) for number, kind in enumerate(JOBS)]
+    run = LightRun(jobs)
+    victims = {
+        kind: [Victim(0)] if kind == "kill-server" else [Victim(place) for place in range(groups)] for kind in kinds
+    }
+    schedule = make_schedule(seed, victims, count, seconds)
+    with ExitStack() as stack:
+        server = stack.enter_context(RestartedServer(SETTINGS))
+        members = []
+        for job in jobs:
+            meeting = threading.Barrier(job.groups)
+            members += [LightGroup(server.address, job, group, run, meeting) for group in range(job.groups)]
+        for member in members:
+            member.start()
+        try:
+            began = _inject(schedule, run, server, members)
+        finally:
+            run.end.set()
+        _await(members)
+        took = time.monotonic() - began
+    checks = {}
+    for job in jobs:
+        mine = next(member for member in members if member.name == f"{job.name} 0")
+        assert mine.centre is not None
+        checks[job.name] = job.check(mine.centre)
+    return {
+        "form": "light",
+        "groups": groups,
+        "seconds": took,
+        "exchanges": sum(member.exchanges for member in members),
+        "injected": len(schedule),
+        "survived": len(run.outcomes),
+        "kinds": by_kind(run.outcomes),
+        "checks": checks,
+    }
+
+
+def _inject(schedule: Sequence[Fault], run: LightRun, server: RestartedServer, members: list[LightGroup]) -> float:
+    """Let the faults happen, each at its time or soon after it. Returns when the first was due to count from."""
+    while run.progress < len(members):  # all have begun, or nearly
+        _check(members)
+        time.sleep(0.01)
+    began = time.monotonic()
+    for fault in schedule:
+        run.end.wait(max(0.0, began + fault.seconds - time.monotonic()))
+        _check(members)
+        if fault.kind == "kill-server":
+            injected = time.monotonic()
+            server.kill()
+            before = run.progress
+            while run.progress == before and not run.end.is_set():
+                time.sleep(0.001)
+            run.outcomes.append(Outcome(fault, injected, time.monotonic()))
+        else:
+            members[fault.victim.place].hit(fault)
+    return began
+
+
+def _check(members: Sequence[LightGroup]) -> None:
+    """Raise LightError if a group has failed."""
+    failed = [member for member in members if member.error is not None]
+    causes = [member for member in failed if not isinstance(member.error, threading.BrokenBarrierError)]
+    for member in causes or failed:
+        raise LightError(f"group {member.name}: {type(member.error).__name__}: {member.error}")
+
+
+def _await(members: Sequence[LightGroup]) -> None:
+    """Wait until all groups have ended. Raises LightError for one that has failed, or does not end."""
+    end = time.monotonic() + END_SECONDS
+    for member in members:
+        member.join(max(0.0, end - time.monotonic()))
+    _check(members)
+    left = [member.name for member in members if member.is_alive()]
+    if left:
+        raise LightError(f"groups did not end within {END_SECONDS:g} s: {', '.join(left)}")
