@@ -124,6 +124,7 @@ def main(folder: Path, name: str) -> None:
                 job.session.group.broadcast_(goes_on)
             if step % EPOCH == 0 and place.rank == 0:
                 report_progress(step // EPOCH, worker=job.worker, step=step)
+        writer.close()
         finish(folder, digits, algorithm, flat, place)
 
 

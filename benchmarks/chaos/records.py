@@ -34,6 +34,10 @@ class Writer:
         self._step[0] = seconds, digest
         os.write(self._file, self._step.tobytes())
 
+    def close(self) -> None:
+        """No step is written any more."""
+        os.close(self._file)
+
 
 def places(folder: Path) -> list[Place]:
     """All lives that there are files of, ascending."""
