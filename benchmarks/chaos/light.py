@@ -40,8 +40,8 @@ class LightGroup(threading.Thread):
         super().__init__(name=f"{job.name} {group}", daemon=True)
         self.exchanges = 0
         self.error: BaseException | None = None
-        self.centre: np.ndarray | None = None
-        """What the server holds, when all groups of the job have ended their exchanges."""
+        self.centre = np.zeros(job.layout.length, np.float32)
+        """What the server holds when all groups of the job have ended their exchanges, unless it is synchronous."""
         self._address, self._job, self._group, self._run = address, job, group, run
         self._meeting = meeting
         self._share = job.shares[group]
@@ -57,10 +57,10 @@ class LightGroup(threading.Thread):
             while not self._run.end.is_set() or not self._orders.empty():
                 client = self._suffer(client)
                 self._exchange(client)
-            self._meeting.wait(END_SECONDS)
-            self.centre = np.zeros(self._job.layout.length, np.float32)
-            client.pull(TABLE, self.centre).wait()
-            self._meeting.wait(END_SECONDS)
+            if not self._job.is_synchronous:  # else others may still wait for this group, until it leaves
+                self._meeting.wait(END_SECONDS)
+                client.pull(TABLE, self.centre).wait()
+                self._meeting.wait(END_SECONDS)
             client.close()
         except BaseException as error:
             self.error = error
@@ -138,6 +138,7 @@ def run_light(groups: int, seconds: float, count: int, seed: int, kinds: Sequenc
             member.start()
         try:
             began = _inject(schedule, run, server, members)
+            _await_outcomes(run, len(schedule), members)
         finally:
             run.end.set()
         _await(members)
@@ -145,7 +146,6 @@ def run_light(groups: int, seconds: float, count: int, seed: int, kinds: Sequenc
     checks = {}
     for job in jobs:
         mine = next(member for member in members if member.name == f"{job.name} 0")
-        assert mine.centre is not None
         checks[job.name] = job.check(mine.centre)
     return {
         "form": "light",
@@ -178,6 +178,16 @@ def _inject(schedule: Sequence[Fault], run: LightRun, server: RestartedServer, m
         else:
             members[fault.victim.place].hit(fault)
     return began
+
+
+def _await_outcomes(run: LightRun, count: int, members: Sequence[LightGroup]) -> None:
+    """Wait until so many faults are recovered from: a group must not come back when all others have left."""
+    end = time.monotonic() + END_SECONDS
+    while len(run.outcomes) < count:
+        _check(members)
+        if time.monotonic() > end:
+            raise LightError(f"{count - len(run.outcomes)} faults were not recovered from within {END_SECONDS:g} s")
+        time.sleep(0.01)
 
 
 def _check(members: Sequence[LightGroup]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.chaos.chains import DivergedError, check_chain, digest
 from hybridps.memory import Arena, Layout
 from hybridps.ps.client import Client
-from hybridps.ps.clocks import Clock, FreeRunning
+from hybridps.ps.clocks import BulkSynchronous, Clock, FreeRunning
 from hybridps.ps.rules import SGD, Elastic, Momentum, Rule, Sum
 from hybridps.shared_memory import shared_memory
 
@@ -44,7 +44,13 @@ class LightJob:
         self.shares = [self.make_share(group) for group in range(groups)]
 
     @property
+    def is_synchronous(self) -> bool:
+        """Whether groups wait for each other in every round."""
+        return isinstance(self.clock or self.rule.clocks[0](), BulkSynchronous)
+
+    @property
     def layout(self) -> Layout:
+        """Of the table of the job."""
         return Layout.of("float32", {TABLE: (self.groups, WIDTH), "rest": (77,)})
 
     def make_share(self, group: int) -> Share:
