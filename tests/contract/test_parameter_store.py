@@ -370,6 +370,19 @@ def test_a_group_whose_values_were_refused_goes_on_at_once(tier):
     np.testing.assert_array_equal(first, second)
 
 
+def test_an_elastic_exchange_moves_everything_or_nothing(flat_of_ours):
+    """NaN in the last chunk: the centre has not moved in the first one either."""
+    layout = layout_of(20_000)
+    (store,) = joined(flat_of_ours, 1, layout, Elastic(0.5), np.ones(layout.length, np.float32))
+    bad = np.full(layout.length, 3, np.float32)
+    bad[-300] = np.inf
+    with pytest.raises(NotFiniteError, match=f"table 'w' were refused: element {layout.length - 300} is inf"):
+        swap(store, bad)
+    assert (centre(store, layout) == 1).all()
+    swap(store, np.full(layout.length, 3, np.float32))
+    assert (centre(store, layout) == 2).all()
+
+
 @pytest.mark.parametrize("rule", SYNCHRONOUS, ids=lambda rule: type(rule).__name__)
 def test_rules_have_the_bits_of_their_kernels(every_tier, rule):
     layout = layout_of(700)

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from hybridps.codecs import CodecSpec
+from hybridps.compiled.finite import is_finite
 from hybridps.compiled.streaming_copy import prepare
 from hybridps.config import Settings
 from hybridps.errors import ProtocolError, ServerError
@@ -22,6 +23,7 @@ from hybridps.ps.clocks import Clock
 from hybridps.ps.model import Joining, Rules, TableSpec, rules_of_span
 from hybridps.ps.profile import MOST_RECORDS, PAGE_RECORDS, PAGES, RECORD, State
 from hybridps.ps.rules import Rule
+from hybridps.ps.rules.finite import NotFiniteError, not_finite
 from hybridps.ps.store import check_new, registered
 
 
@@ -84,6 +86,8 @@ class Client:
         if initial is not None:
             joined.chunk_map.check_array(initial)
         prepare(spec.layout.nbytes)
+        if joined.separate:
+            is_finite(np.zeros(1, spec.layout.dtype))  # compiled, or loaded, before the first exchange
         if not joined.codec.exact:
             joined.codec.prepare()
         told = yield from self._join(table, spec, self.servers[:1], False)
@@ -112,9 +116,14 @@ class Client:
         """As `ParameterStore.exchange`. Several may be under way.
 
         A server that reaches the memory of both arrays works there; else `values` are sent. They may be the sum of
-        the contributions of so many `groups`.
+        the contributions of so many `groups`. Where each exchange changes the centre by itself (`Elastic`), values with
+        NaN or Inf change nothing.
         """
         known = self._table(table, values, answer)
+        if known.separate and not is_finite(values[start:stop]):
+            # All of it is refused here: a server would have taken the chunks before the one in which it finds that.
+            error = NotFiniteError(not_finite(values[start:stop], f"table {table!r}", start))
+            return self.session.refused(f"exchange of table {table!r}", error)
         found = self._regions.offsets(self.servers, [values, answer]) if known.codec.shares else {}
         places = {server: (at[:1], at[1:]) for server, at in found.items()}
         return self._transfer(wire.Exchange, known, start, stop, values, answer, places, rules=rules, groups=groups)

@@ -34,6 +34,8 @@ class Table:
         self.name = name
         self.chunk_map = spec.chunk_map()
         self.codec = codec_of(spec.codec)
+        self.separate = spec.rule.separate
+        """Whether every exchange changes the centre by itself."""
         self._dtype = spec.layout.dtype
         self._most_chunks = min(wire.MOST_CHUNKS, max(1, _MESSAGE_BYTES // spec.chunk_bytes))
         length = 0 if self.codec.exact else spec.layout.length

@@ -83,6 +83,12 @@ class Session:
             self.under_way[operation.request] = operation
         return operation
 
+    def refused(self, what: str, error: HybridPSError) -> Operation:
+        """An operation that was refused before anything was sent."""
+        operation = Operation(what, next(self._numbers), self.finish)
+        operation.error = error
+        return operation
+
     def ask(self, what: str, servers: Iterable[int], message: Callable[[int, int], wire.Request]) -> Operation:
         """Send some servers a request without payload: `message(request, server)`."""
         return self.begin(
