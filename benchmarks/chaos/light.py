@@ -85,9 +85,13 @@ class LightGroup(threading.Thread):
             fault = self._orders.get_nowait()
         except queue.Empty:
             return client
-        injected = time.monotonic()
+        may_vanish, injected = self._run.may_vanish[self._job.name], time.monotonic()
         if fault.kind == "vanish":
+            if not may_vanish.acquire(blocking=False):
+                self._orders.put(fault)  # later: one group of the job at least stays, and must not be waited for
+                return client
             client = self._vanish(client, fault)
+            may_vanish.release()
         else:
             time.sleep(fault.lasts)
             self._exchange(client)
@@ -95,15 +99,14 @@ class LightGroup(threading.Thread):
         return client
 
     def _vanish(self, client: Client, fault: Fault) -> Client:
-        """Die, in an exchange or between two, and come back. One group of the job at least stays."""
-        with self._run.may_vanish[self._job.name]:
-            if self._group % 3:
-                self._share.leave_under_way(client)
-            client.close(lost=True)
-            time.sleep(fault.lasts)
-            self._share.come_back()
-            client = self._open()
-            self._exchange(client)
+        """Die, in an exchange or between two, and come back."""
+        if self._group % 3:
+            self._share.leave_under_way(client)
+        client.close(lost=True)
+        time.sleep(fault.lasts)
+        self._share.come_back()
+        client = self._open()
+        self._exchange(client)
         return client
 
 
