@@ -46,6 +46,8 @@ class Launched:
         """Its last lines."""
         self.backs = 0
         """How often a server was said to be back."""
+        self.restarts = 0
+        """How often groups were said to be started again."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "hybridps", *words, *train],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HYBRIDPS_JOB": f"chaos-{os.getpid()}"},
@@ -107,6 +109,7 @@ class Launched:
         for line in self._process.stdout:  # type: ignore[union-attr]
             self.said.append(line)
             self.backs += BACK in line
+            self.restarts += "started again, " in line
 
 
 def descendants(pid: int) -> Iterator[int]:

@@ -138,6 +138,8 @@ class Run:
         self.folder, self._groups, self._algorithm = folder, groups, algorithm
         self.outcomes: list[Outcome] = []
         self.began = self.ended = 0.0
+        self.restarts = 0
+        """How often groups were started again."""
         self.ends: list[dict[str, float]] = []
         """What each group had in the end."""
 
@@ -152,7 +154,7 @@ class Run:
                 time.sleep(LOOK_SECONDS)
             disturbing = Disturbing(self.folder, launched, self._groups, schedule)
             self.began, self.ended = disturbing.run(seconds)
-            self.outcomes = disturbing.outcomes
+            self.outcomes, self.restarts = disturbing.outcomes, launched.restarts
             (self.folder / "end").touch()
             status = launched.wait(END_SECONDS)
             if status != 0:
@@ -200,6 +202,7 @@ def run_training(
             "outside_seconds": sum(stop - start for start, stop in quiet),
             "injected": count,
             "survived": len(run.outcomes),
+            "restarts": run.restarts,
             "kinds": by_kind(run.outcomes),
             "ends": {"chaos": run.ends, "undisturbed": before.ends},
             "checks": check(algorithm, kinds, run, before),
