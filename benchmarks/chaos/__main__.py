@@ -28,11 +28,12 @@ def chaos(
     light_groups: Annotated[
         int | None, typer.Option("--light", min=8, metavar="N", help="Instead, so many groups in one process.")
     ] = None,
-    minutes: Annotated[float, typer.Option(min=0.05, help="Under faults; undisturbed as long.")] = 10.0,
+    minutes: Annotated[float, typer.Option(min=0.05, help="Under faults.")] = 10.0,
     faults_per_hour: Annotated[float, typer.Option(min=0.0, help="On average.")] = 125.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the times, kinds and victims.")] = 0,
     kinds: Annotated[str | None, typer.Option(help="Kinds of faults, with commas. Default: all.")] = None,
     algorithm: Annotated[str, typer.Option(help=f"One of {', '.join(launched.ALGORITHMS)}.")] = "elastic",
+    compare: Annotated[bool, typer.Option(help="Train undisturbed too, as long.")] = True,
     json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
 ) -> None:
     """Train under faults, and without them; or, with --light, exchange with many light groups."""
@@ -44,7 +45,7 @@ def chaos(
     asked = (60 * minutes, round(faults_per_hour * minutes / 60), seed, chosen)
     try:
         if light_groups is None:
-            found = training.run_training(groups, *asked, algorithm)
+            found = training.run_training(groups, *asked, algorithm, compare)
         else:
             found = light.run_light(light_groups, *asked)
     except (training.JobEndedError, light.LightError, ServerError, DivergedError) as error:
@@ -67,9 +68,9 @@ def show(found: dict[str, Any]) -> None:
             f"throughput {100 * found['throughput']:.1f} % of the undisturbed one, "
             f"{100 * found['throughput_outside']:.1f} % outside of the restarts"
         )
-    else:
+    elif "exchanges" in found:
         print(f"{found['exchanges']} exchanges of {found['groups']} groups")
-    for name, text in found["checks"].items():
+    for name, text in (found["checks"] | found.get("compared", {})).items():
         print(f"{name}: {text}")
 
 

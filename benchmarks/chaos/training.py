@@ -175,38 +175,49 @@ class Run:
 
 
 def run_training(
-    groups: int, seconds: float, count: int, seed: int, kinds: Sequence[str], algorithm: str
+    groups: int, seconds: float, count: int, seed: int, kinds: Sequence[str], algorithm: str, compare: bool = True
 ) -> dict[str, Any]:
     """Train undisturbed for half as long, under so many faults, and undisturbed again; returns what was found.
 
-    Raises JobEndedError, or DivergedError where weights are not what they must be.
+    Without `compare` only under faults. Raises JobEndedError, or DivergedError where weights are not what they must be.
     """
     schedule = make_schedule(seed, victims_of(kinds, groups), count, seconds)
     with tempfile.TemporaryDirectory(prefix="hybridps-chaos-") as folder:
         before, run, after = (Run(Path(folder, name), groups, algorithm) for name in ("before", "chaos", "after"))
-        before.train(seconds / 2)
+        if compare:
+            before.train(seconds / 2)
         run.train(seconds, schedule)
-        after.train(seconds / 2)
-        calm = median([before.images_per_second(), after.images_per_second()])
-        quiet = quiet_spans(run.outcomes, run.began, run.ended)
-        return {
+        if compare:
+            after.train(seconds / 2)
+        found = {
             "form": "training",
             "groups": groups,
             "workers": WORKERS * groups,
             "algorithm": algorithm,
             "seconds": run.ended - run.began,
-            "images_per_second": run.images_per_second(),
-            "undisturbed_images_per_second": [before.images_per_second(), after.images_per_second()],
-            "throughput": run.images_per_second() / calm,
-            "throughput_outside": run.images_per_second(quiet) / calm,
-            "outside_seconds": sum(stop - start for start, stop in quiet),
             "injected": count,
             "survived": len(run.outcomes),
             "restarts": run.restarts,
             "kinds": by_kind(run.outcomes),
-            "ends": {"chaos": run.ends, "undisturbed": before.ends},
-            "checks": check(algorithm, kinds, run, before),
+            "images_per_second": run.images_per_second(),
+            "ends": run.ends,
+            "checks": check_run(algorithm, run),
         }
+        return found | (compared(algorithm, kinds, run, before, after) if compare else {})
+
+
+def compared(algorithm: str, kinds: Sequence[str], run: Run, before: Run, after: Run) -> dict[str, Any]:
+    """How a run under faults compares with undisturbed ones. Raises DivergedError."""
+    rates = [before.images_per_second(), after.images_per_second()]
+    quiet = quiet_spans(run.outcomes, run.began, run.ended)
+    return {
+        "undisturbed_images_per_second": rates,
+        "throughput": run.images_per_second() / median(rates),
+        "throughput_outside": run.images_per_second(quiet) / median(rates),
+        "outside_seconds": sum(stop - start for start, stop in quiet),
+        "undisturbed_ends": before.ends,
+        "compared": check_beside(algorithm, kinds, run, before),
+    }
 
 
 def victims_of(kinds: Sequence[str], groups: int) -> dict[str, list[Victim]]:
@@ -222,21 +233,25 @@ def victims_of(kinds: Sequence[str], groups: int) -> dict[str, list[Victim]]:
     }
 
 
-def check(algorithm: str, kinds: Sequence[str], run: Run, calm: Run) -> dict[str, str]:
+def check_run(algorithm: str, run: Run) -> dict[str, str]:
     """What was found to hold of the weights. Raises DivergedError for what does not."""
-    least = min(end["centre_accuracy"] for end in calm.ends) - ACCURACY_LOST
-    for number, end in enumerate(run.ends):
-        if end["centre_accuracy"] < least or not end["distance"] < FARTHEST:
-            raise DivergedError(f"group {number} ended with {end}, undisturbed training with {calm.ends}")
-    accuracies = [f"{100 * min(end['centre_accuracy'] for end in each.ends):.1f} %" for each in (run, calm)]
-    found = {
-        "accuracy": f"{accuracies[0]} held-out, undisturbed {accuracies[1]}",
-        "distance": f"at most {max(end['distance'] for end in run.ends):.2g} of the centre",
-    }
+    farthest = max(end["distance"] for end in run.ends)
+    if not farthest < FARTHEST:
+        raise DivergedError(f"the weights of a group are far from the centre in the end: {run.ends}")
+    found = {"distance": f"at most {farthest:.2g} of the centre"}
     if algorithm == "sync-server":
         found["digests"] = f"{check_chain(run.digests())} steps, the same bits on all workers"
-        if HARMLESS.issuperset(kinds):
-            found["undisturbed"] = f"{same_steps(run, calm)} steps with the bits of undisturbed training"
+    return found
+
+
+def check_beside(algorithm: str, kinds: Sequence[str], run: Run, calm: Run) -> dict[str, str]:
+    """What was found to hold of the weights beside those of undisturbed training. Raises DivergedError."""
+    mine, theirs = (min(end["centre_accuracy"] for end in each.ends) for each in (run, calm))
+    if mine < theirs - ACCURACY_LOST:
+        raise DivergedError(f"the centre's accuracy is {mine:.3f}, that of undisturbed training {theirs:.3f}")
+    found = {"accuracy": f"{100 * mine:.1f} % held-out, undisturbed {100 * theirs:.1f} %"}
+    if algorithm == "sync-server" and HARMLESS.issuperset(kinds):
+        found["bits"] = f"{same_steps(run, calm)} steps with the bits of undisturbed training"
     return found
 
 
