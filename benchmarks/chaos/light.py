@@ -22,6 +22,8 @@ KINDS = ("kill-server", "vanish", "pause")
 """The server is killed; a group ends without leaving and comes back; a group does nothing for a while."""
 
 LOST_SECONDS = 2.0
+TOLD_SECONDS = 0.4
+"""The server is told of groups that vanish from synchronous jobs for less; of others it finds out."""
 END_SECONDS = 120.0
 """How long groups may take to come to their ends."""
 SETTINGS = Settings(
@@ -36,13 +38,15 @@ class LightError(Exception):
 class LightGroup(threading.Thread):
     """A group of one worker, in a thread, that exchanges until it is told to end."""
 
-    def __init__(self, address: str, job: LightJob, group: int, run: LightRun, meeting: threading.Barrier) -> None:
+    def __init__(
+        self, server: RestartedServer, job: LightJob, group: int, run: LightRun, meeting: threading.Barrier
+    ) -> None:
         super().__init__(name=f"{job.name} {group}", daemon=True)
         self.exchanges = 0
         self.error: BaseException | None = None
         self.centre = np.zeros(job.layout.length, np.float32)
         """What the server holds when all groups of the job have ended their exchanges, unless it is synchronous."""
-        self._address, self._job, self._group, self._run = address, job, group, run
+        self._server, self._job, self._group, self._run = server, job, group, run
         self._meeting = meeting
         self._share = job.shares[group]
         self._orders: queue.SimpleQueue[Fault] = queue.SimpleQueue()
@@ -69,7 +73,7 @@ class LightGroup(threading.Thread):
 
     def _open(self) -> Client:
         client = Client(
-            [self._address], job=self._job.name, group=self._group, groups=self._job.groups, settings=SETTINGS
+            [self._server.address], job=self._job.name, group=self._group, groups=self._job.groups, settings=SETTINGS
         )
         client.register(TABLE, self._job.layout, None, self._job.rule, self._job.clock)
         return client
@@ -104,10 +108,26 @@ class LightGroup(threading.Thread):
             self._share.leave_under_way(client)
         client.close(lost=True)
         time.sleep(fault.lasts)
+        if self._job.is_synchronous and fault.lasts < TOLD_SECONDS:
+            self._tell_end()
         self._share.come_back()
         client = self._open()
         self._exchange(client)
         return client
+
+    def _tell_end(self) -> None:
+        """Tell the server that this group has ended; return when others have gone on without it.
+
+        They may end the round that it was in, and not the next one, before the server knows.
+        """
+        others = [member for member in self._run.members[self._job.name] if member is not self]
+        before = [member.exchanges for member in others]
+        end = time.monotonic() + 2 * LOST_SECONDS
+        self._server.tell_end(self._job.name, self._group)
+        while all(member.exchanges < was + 2 for member, was in zip(others, before, strict=True)):
+            if time.monotonic() > end:  # the server that was told was killed: the group is lost by now
+                return
+            time.sleep(0.005)
 
 
 class LightRun:
@@ -117,6 +137,7 @@ class LightRun:
         self.end = threading.Event()
         self.progress = 0
         self.outcomes: list[Outcome] = []
+        self.members: dict[str, list[LightGroup]] = {job.name: [] for job in jobs}
         self.may_vanish = {job.name: threading.Semaphore(job.groups - 1) for job in jobs}
 
 
@@ -133,10 +154,11 @@ def run_light(groups: int, seconds: float, count: int, seed: int, kinds: Sequenc
     schedule = make_schedule(seed, victims, count, seconds)
     with ExitStack() as stack:
         server = stack.enter_context(RestartedServer(SETTINGS))
-        members = []
+        members: list[LightGroup] = []
         for job in jobs:
             meeting = threading.Barrier(job.groups)
-            members += [LightGroup(server.address, job, group, run, meeting) for group in range(job.groups)]
+            run.members[job.name] = [LightGroup(server, job, group, run, meeting) for group in range(job.groups)]
+            members += run.members[job.name]
         for member in members:
             member.start()
         try:
@@ -148,8 +170,7 @@ def run_light(groups: int, seconds: float, count: int, seed: int, kinds: Sequenc
         took = time.monotonic() - began
     checks = {}
     for job in jobs:
-        mine = next(member for member in members if member.name == f"{job.name} 0")
-        checks[job.name] = job.check(mine.centre)
+        checks[job.name] = job.check(run.members[job.name][0].centre)
     return {
         "form": "light",
         "groups": groups,

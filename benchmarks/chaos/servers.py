@@ -39,9 +39,9 @@ class RestartedServer:
     def __init__(self, settings: Settings) -> None:
         command = [sys.executable, "-m", "hybridps", "serve", "--bind", "tcp://127.0.0.1:*"]
         self._process = subprocess.Popen(
-            [*command, "--restarts", str(RESTARTS)],
+            [*command, "--restarts", str(RESTARTS), "--told-ends"],
             env=child_environment(os.environ, settings),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -57,6 +57,11 @@ class RestartedServer:
         if not self.address:
             self.close()
             raise ServerError(f"the server did not start: {''.join(self.said)}")
+
+    def tell_end(self, job: str, group: int) -> None:
+        """Say that a group has ended, as `hybridps run` does. Any thread may call this."""
+        self._process.stdin.write(f"{job} {group}\n")  # type: ignore[union-attr]
+        self._process.stdin.flush()  # type: ignore[union-attr]
 
     def kill(self) -> float:
         """Kill the process that serves; returns the moment (of the monotonic clock) when the next one serves.
