@@ -29,6 +29,7 @@ HARMLESS = {"kill-server", "stop"}
 START_SECONDS = 120.0
 RECOVER_SECONDS = 120.0
 END_SECONDS = 60.0
+SETTLE_SECONDS = 2.0
 LOOK_SECONDS = 0.01
 ACCURACY_LOST = 0.03
 """So much less accurate may the centre be than that of undisturbed training."""
@@ -64,8 +65,13 @@ class _Open:
         if self.fault.kind == "kill-server":
             found = [records.first_step_after(folder, group, self.back) for group in range(groups)]
             return min((when for when in found if when is not None), default=None)
-        since = self.injected + self.fault.lasts
-        return records.first_step_after(folder, self.fault.victim.place, since, self.life)
+        since, group = self.injected + self.fault.lasts, self.fault.victim.place
+        first = records.first_step_after(folder, group, since, self.life)
+        if self.fault.kind != "freeze" or first is None:
+            return first
+        # A group that was taken as lost may do one more step before it hears of that, and ends.
+        later = records.first_step_after(folder, group, first + SETTLE_SECONDS)
+        return first if later is not None and later < first + 2 * SETTLE_SECONDS else later
 
 
 class Disturbing:
