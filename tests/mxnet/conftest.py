@@ -12,7 +12,7 @@ import pytest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "imagenet"
 NAMES = ("train", "data", "models", "checkpoint", "make_recordio", "options", "journal", "losses", "records", "sources")
-NAMES += ("transforms", "trainer_states")
+NAMES += ("transforms", "trainer_states", "duties")
 
 
 @pytest.fixture(scope="module")

@@ -294,6 +294,7 @@ def test_the_centre_is_kept_for_a_group_that_is_started_again(others):
 def test_nothing_is_kept_for_a_group_that_is_not_started_again(is_there):
     """Whether the server knew before, by its silence, that it was lost, or not."""
     jobs = jobs_with(2, initial=3)
+    jobs.end("job", 0, returns=False)
     jobs.leave("job", 0)
     if not is_there:
         jobs.leave("job", 1, lost=True)
@@ -307,9 +308,19 @@ def test_a_group_that_was_to_be_started_again_and_is_not_is_no_longer_awaited():
     jobs.leave("job", 1, lost=True)
     jobs.end("job", 1, returns=True)
     jobs.leave("job", 0)
+    jobs.end("job", 0, returns=False)
     assert [*jobs.tables()]
     jobs.end("job", 1, returns=False)
     assert not [*jobs.tables()]
+
+
+def test_a_group_that_comes_after_the_others_have_died_does_not_wait_for_them():
+    jobs = SynchronousJobs()
+    jobs.enter("job", 0, 2)
+    jobs.register(origin(0), "w", SPEC)
+    ends(jobs, 0, returns=False)
+    jobs.enter("job", 1, 2)
+    assert admitted(jobs.register(origin(1), "w", SPEC)) == [(1, True)]
 
 
 def test_another_group_initialises_a_table_though_the_first_one_is_started_again():

@@ -134,8 +134,8 @@ class Jobs:
     def leave(self, job: str, group: int, lost: bool = False) -> list[Outcome]:
         """A group goes. The last one takes the tables with it, unless it, or another one, may come back.
 
-        It may if it was `lost`, unless its `end` says otherwise. In a rack it takes them in any case: the parents have
-        them.
+        It may if it was `lost`, unless all groups have ended for good. In a rack it takes them in any case: the parents
+        have them.
         """
         there = self._jobs.get(job)
         if there is None or group not in there.present:
@@ -146,9 +146,7 @@ class Jobs:
         outcomes = [outcome for table in there.tables.values() for outcome in table.leave(group, returns=returns)]
         outcomes += self._free_unwanted(there)
         self._note(job)
-        may_return = there.tables and lost and there.returns.get(group, True)
-        if not (may_return and self._make_table is Table):
-            self._forget_if_over(job)
+        self._forget_if_over(job, may_return=lost and bool(there.tables) and self._make_table is Table)
         return outcomes
 
     def end(self, job: str, group: int, returns: bool) -> list[Outcome]:
@@ -167,7 +165,7 @@ class Jobs:
             table.registrations.expect(group, there.returns[group])
         outcomes = self._free_unwanted(there)
         self._note(job)
-        self._forget_if_over(job)
+        self._forget_if_over(job, may_return=True)
         return outcomes
 
     def begin_without_absent(self, job: str) -> list[Outcome]:
@@ -320,9 +318,11 @@ class Jobs:
                 return True
         return False
 
-    def _forget_if_over(self, name: str) -> None:
-        """Forget a job where no group is, and none is known to be started again."""
-        if not self._jobs[name].present and not any(self._jobs[name].returns.values()):
+    def _forget_if_over(self, name: str, may_return: bool) -> None:
+        """Forget a job that no group is in, unless one is started again; or may return, as not all are known to end."""
+        job = self._jobs[name]
+        have_ended = len(job.returns) == job.groups
+        if not job.present and not any(job.returns.values()) and (have_ended or not may_return):
             self._forget(name)
 
     def _forget(self, name: str) -> None:
