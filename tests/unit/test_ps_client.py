@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hybridps.config import Settings
 from hybridps.errors import LayoutError, ProtocolError, ServerError
 from hybridps.memory import Layout
 from hybridps.ps import wire
+from hybridps.ps.client import Client
 from hybridps.ps.client.heartbeat import Heartbeat
 from hybridps.ps.client.operations import Operation, OperationSequence, Pace, Sent, Table
 from hybridps.ps.client.sockets import Sockets
@@ -282,3 +284,46 @@ def test_a_refused_heartbeat_says_why():
     refused = wire.Refused("unknown", "not known here")
     with heartbeat_of(refused) as (heartbeat, _):
         assert "not known here" in failure_of(heartbeat)
+
+
+@contextmanager
+def greeted_again():
+    """A client that introduces itself, and whose connection breaks before it is answered; the second server socket.
+
+    The client is a future. Yields it, the socket, and the name of the client there.
+    """
+    context, settings = zmq.Context(), Settings(connect_seconds=20.0, heartbeat_seconds=0.2)
+    first = context.socket(zmq.ROUTER)
+    address = f"tcp://127.0.0.1:{first.bind_to_random_port('tcp://127.0.0.1')}"
+    with ThreadPoolExecutor(1) as pool:
+        client = pool.submit(Client, [address], job="job", group=0, groups=1, settings=settings)
+        assert first.poll(10_000)
+        with closing(context.socket(zmq.ROUTER)) as second:
+            second.linger = 0
+            first.close(linger=0)
+            for _ in range(200):
+                try:
+                    second.bind(address)
+                    break
+                except zmq.ZMQError:  # the first one lets its address go in a thread of its own
+                    threading.Event().wait(0.02)
+            assert second.poll(10_000)
+            yield client, second, second.recv_multipart()[0]
+    context.term()
+
+
+def test_a_connection_that_breaks_before_its_welcome_is_restored():
+    with greeted_again() as (client, server, name):
+        server.send_multipart([name, wire.encode(wire.Welcome(wire.VERSION, life=1))])
+        client.result(10).close(lost=True)
+
+
+def test_a_refusal_of_an_earlier_introduction_does_not_end_a_client_that_is_welcome():
+    """The last process of the group was there at first; the answers to both introductions come together."""
+    taken = wire.encode(wire.Refused("taken", "group 0 is there already"))
+    with greeted_again() as (client, server, name):
+        for answer in (taken, taken, wire.encode(wire.Welcome(wire.VERSION))):
+            server.send_multipart([name, answer])
+        store = client.result(10)
+        store.session.check()
+        store.close(lost=True)

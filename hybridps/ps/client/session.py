@@ -216,9 +216,13 @@ class Session:
             case wire.Welcome():
                 self._welcomed.add(server)
                 self.has_parent |= answer.has_parent
+                if isinstance(self._failure, GroupTakenError):
+                    self._failure = None  # of an introduction before this one, which a restored connection repeated
                 if server in self._greeting:
                     self._greeting.discard(server)
-                    for offer in self.offers_of(server) if answer.life != self._lives[server] else ():
+                    # A connection may also break before its first answer.
+                    known = self._lives.get(server, answer.life)
+                    for offer in self.offers_of(server) if answer.life != known else ():
                         self.send(server, offer)
                     for sent in [sent for operation in self.under_way.values() for sent in operation.unanswered]:
                         if sent.server == server:

@@ -1,0 +1,146 @@
+"""A worker of the chaos benchmark: trains a small network on the digits until the file `end` is in its folder.
+
+    hybridps run ... -- python -m benchmarks.chaos.digits_worker FOLDER ALGORITHM
+
+It writes each step to the folder (`records`), and the leader of a group what it has in the end (`end-GROUP.json`). A
+group that is started again takes the weights of the servers, and goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+from benchmarks.chaos.chains import digest
+from benchmarks.chaos.records import Place, Writer
+from hybridps import report_progress, resume
+from hybridps.algorithms import Algorithm
+from hybridps.job import Job, open_job
+from hybridps.memory import Arena, Layout
+from hybridps.ps.rules import SGD, Momentum, Rule
+from hybridps.tensor_collectives import Tensor
+
+HIDDEN, BATCH, TRAINED = 256, 32, 1440
+RATE, MOMENTUM, DECAY = 0.02, 0.9, 1e-3
+"""The decay keeps gradients from becoming zero, however long the training takes."""
+EPOCH = TRAINED // BATCH
+STEPS_BETWEEN_LOOKS = 10
+LAYOUT = Layout.of("float32", {"first": (65, HIDDEN), "second": (HIDDEN + 1, 10)})
+TABLE = "model"
+
+
+class Digits:
+    """The images, and a network of two layers with its gradient."""
+
+    def __init__(self) -> None:
+        digits = load_digits()
+        order = np.random.default_rng(0).permutation(len(digits.target))
+        images = digits.data[order] / 16
+        self.images = np.hstack([images, np.ones((len(order), 1))]).astype("float32")
+        self.labels = np.eye(10, dtype="float32")[digits.target[order]]
+
+    def initial(self, flat: np.ndarray) -> None:
+        """Write the initial weights."""
+        weights, chance = Arena(LAYOUT, flat), np.random.default_rng(1)
+        for name in ("first", "second"):
+            view = weights.view(name)
+            view[:] = chance.standard_normal(view.shape) / np.sqrt(len(view))
+
+    def forward(self, flat: np.ndarray, chosen: Any) -> tuple[np.ndarray, np.ndarray]:
+        """What the hidden layer and the output are for these images."""
+        weights = Arena(LAYOUT, flat)
+        hidden = np.tanh(self.images[chosen] @ weights.view("first"))
+        hidden = np.hstack([hidden, np.ones((len(hidden), 1), "float32")])
+        powers = hidden @ weights.view("second")
+        powers = np.exp(powers - powers.max(axis=1, keepdims=True))
+        return hidden, powers / powers.sum(axis=1, keepdims=True)
+
+    def gradient(self, flat: np.ndarray, chosen: np.ndarray, out: np.ndarray) -> None:
+        """Write the mean gradient of these images to `out`."""
+        hidden, found = self.forward(flat, chosen)
+        weights, gradients = Arena(LAYOUT, flat), Arena(LAYOUT, out)
+        error = (found - self.labels[chosen]) / len(chosen)
+        gradients.view("second")[:] = hidden.T @ error
+        inner = (error @ weights.view("second")[:-1].T) * (1 - hidden[:, :-1] ** 2)
+        gradients.view("first")[:] = self.images[chosen].T @ inner
+        out += np.float32(DECAY) * flat
+
+    def accuracy(self, flat: np.ndarray) -> float:
+        """On the images that are held out."""
+        held_out = slice(TRAINED, None)
+        right = self.forward(flat, held_out)[1].argmax(axis=1) == self.labels[held_out].argmax(axis=1)
+        return float(right.mean())
+
+
+def rule_of(name: str, job: Job) -> Rule | None:
+    """The rule of the servers; None where workers update."""
+    if name == "sync-server":
+        return Momentum(rate=RATE / job.workers, momentum=MOMENTUM)
+    return SGD(rate=RATE / job.session.group.size) if name == "async" else None
+
+
+def step_(algorithm: Algorithm, weights: Tensor, gradients: Tensor, velocity: np.ndarray, workers: int) -> None:
+    """Sum the gradients, and update the weights by them, here or at the servers."""
+    flat = weights.vectors[0]
+    algorithm.reduce_(TABLE, gradients, 0, LAYOUT.length)
+    algorithm.finish_()
+    if not algorithm.updates:
+        velocity *= np.float32(MOMENTUM)
+        velocity -= np.float32(RATE / workers) * gradients.vectors[0]
+        flat += velocity
+    elif not algorithm.keeps_gradients:
+        np.copyto(flat, gradients.vectors[0])
+
+
+def main(folder: Path, name: str) -> None:
+    """Train until the end is told."""
+    digits, back = Digits(), resume()
+    with open_job() as job:
+        algorithm = job.algorithm(rule=rule_of(name, job))
+        weights, gradients = (algorithm.levels.tensor(LAYOUT.length, "float32") for _ in range(2))
+        flat, velocity = weights.vectors[0], np.zeros(LAYOUT.length, "float32")
+        digits.initial(flat)
+        algorithm.initialise(TABLE, LAYOUT, weights)
+        algorithm.join_gradients(TABLE, LAYOUT)
+        algorithm.join_weights(TABLE, LAYOUT, weights, receives=algorithm.updates and algorithm.keeps_gradients)
+        place = Place(job.session.place.group, job.session.place.group_rank, back.life)
+        writer, step, goes_on = Writer(folder, place), back.step, np.ones(1, np.int64)
+        while goes_on[0]:
+            if algorithm.averages(step):
+                algorithm.average_(TABLE, weights, step)
+            chance = np.random.default_rng((job.worker, step))
+            digits.gradient(flat, chance.integers(0, TRAINED, BATCH), gradients.vectors[0])
+            step_(algorithm, weights, gradients, velocity, job.workers)
+            step += 1
+            writer.write(time.monotonic(), digest(flat) if name == "sync-server" else 0)
+            if step % STEPS_BETWEEN_LOOKS == 0:
+                goes_on[0] = not (folder / "end").exists()
+                job.session.group.broadcast_(goes_on)
+            if step % EPOCH == 0 and place.rank == 0:
+                report_progress(step // EPOCH, worker=job.worker, step=step)
+        writer.close()
+        finish(folder, digits, algorithm, flat, place)
+
+
+def finish(folder: Path, digits: Digits, algorithm: Algorithm, flat: np.ndarray, place: Place) -> None:
+    """Write what a group has in the end."""
+    centre = algorithm.levels.tensor(LAYOUT.length, "float32")
+    algorithm.read_centre(TABLE, centre)
+    there = centre.vectors[0]
+    if place.rank == 0:
+        found = {
+            "accuracy": digits.accuracy(flat),
+            "centre_accuracy": digits.accuracy(there),
+            "distance": float(np.linalg.norm(flat - there) / np.linalg.norm(there)),
+        }
+        (folder / f"end-{place.group}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,271 @@
+"""A training of real images under faults, and the same one without: what it lost, and whether its weights are right."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.chaos import digits_worker, records
+from benchmarks.chaos.chains import DivergedError, check_chain
+from benchmarks.chaos.launched import WORKERS, Launched
+from benchmarks.chaos.outcomes import Outcome, by_kind, quiet_spans
+from benchmarks.chaos.schedule import Fault, Victim, make_schedule
+
+KINDS = ("kill-worker", "kill-leader", "kill-server", "stop", "freeze")
+"""What `schedule.Fault` may name: a follower, a leader, or the server is killed; a worker is stopped by SIGSTOP for a
+while, or for longer than `lost_seconds`, so that the servers take its group as lost."""
+
+HARMLESS = {"kill-server", "stop"}
+"""Kinds after which synchronous training has the same bits as without them."""
+
+START_SECONDS = 120.0
+RECOVER_SECONDS = 120.0
+END_SECONDS = 60.0
+SETTLE_SECONDS = 2.0
+LOOK_SECONDS = 0.01
+ACCURACY_LOST = 0.03
+"""So much less accurate may the centre be than that of undisturbed training."""
+FARTHEST = 0.5
+"""Of the weights of a group from the centre, as a part of the centre's norm."""
+
+
+class JobEndedError(Exception):
+    """The job, or what a fault has hit, did not survive."""
+
+
+class _Open:
+    """A fault that has happened to a victim that has not made progress since."""
+
+    def __init__(self, fault: Fault, pid: int, life: int, backs: int) -> None:
+        self.fault, self.pid, self.life, self.backs = fault, pid, life, backs
+        self.injected = time.monotonic()
+        self.back: float | None = None if fault.kind == "kill-server" else self.injected
+        """When the server was said to be back."""
+        self.stopped = fault.lasts > 0
+        os.kill(pid, signal.SIGSTOP if self.stopped else signal.SIGKILL)
+
+    def recovered(self, folder: Path, launched: Launched, groups: int) -> float | None:
+        """When its victim made progress again; None if it has not."""
+        if self.stopped and time.monotonic() < self.injected + self.fault.lasts:
+            return None
+        if self.stopped:
+            self.stopped = False
+            os.kill(self.pid, signal.SIGCONT)
+        if self.back is None:
+            self.back = time.monotonic() if launched.backs > self.backs else None
+            return None
+        if self.fault.kind == "kill-server":
+            found = [records.first_step_after(folder, group, self.back) for group in range(groups)]
+            return min((when for when in found if when is not None), default=None)
+        since, group = self.injected + self.fault.lasts, self.fault.victim.place
+        first = records.first_step_after(folder, group, since, self.life)
+        if self.fault.kind != "freeze" or first is None:
+            return first
+        # A group that was taken as lost may do one more step before it hears of that, and ends.
+        later = records.first_step_after(folder, group, first + SETTLE_SECONDS)
+        return first if later is not None and later < first + 2 * SETTLE_SECONDS else later
+
+
+class Disturbing:
+    """Lets the faults of a schedule happen to a launch, and sees how each is recovered from.
+
+    A fault waits until its victim has recovered from the one before.
+    """
+
+    def __init__(self, folder: Path, launched: Launched, groups: int, schedule: Sequence[Fault]) -> None:
+        self.outcomes: list[Outcome] = []
+        self._folder, self._launched, self._groups = folder, launched, groups
+        self._due = deque(schedule)
+        self._open: list[_Open] = []
+
+    def run(self, seconds: float) -> tuple[float, float]:
+        """Disturb for so long, until all is recovered; returns the beginning and the end. Raises JobEndedError."""
+        began = time.monotonic()
+        while time.monotonic() < began + seconds or self._due or self._open:
+            check_runs(self._launched)
+            self._look()
+            if self._due and time.monotonic() >= began + self._due[0].seconds:
+                self._inject(self._due[0])
+            time.sleep(LOOK_SECONDS)
+        return began, time.monotonic()
+
+    def _look(self) -> None:
+        """Note the faults that are recovered from. Raises JobEndedError for one that is not in time."""
+        for each in [*self._open]:
+            recovered = each.recovered(self._folder, self._launched, self._groups)
+            if recovered is not None:
+                self._open.remove(each)
+                self.outcomes.append(Outcome(each.fault, each.injected, recovered))
+            elif time.monotonic() > each.injected + each.fault.lasts + RECOVER_SECONDS:
+                raise JobEndedError(
+                    f"no progress within {RECOVER_SECONDS:g} s of {each.fault.kind} of {_who(each.fault)}: "
+                    + "".join(self._launched.said)[-2000:]
+                )
+
+    def _inject(self, fault: Fault) -> None:
+        """Let a fault happen, if its victim is there."""
+        of_server = fault.kind == "kill-server"
+        hit = [each.fault for each in self._open if (each.fault.kind == "kill-server") == of_server]
+        if any(of_server or other.victim.place == fault.victim.place for other in hit):
+            return
+        pid = self._launched.server() if of_server else self._launched.rank(*fault.victim)
+        if pid is None:
+            return
+        self._due.popleft()
+        life = 0
+        if fault.lasts == 0 and not of_server:
+            life = 1 + records.leaders(self._folder, fault.victim.place)[-1].life
+        self._open.append(_Open(fault, pid, life, self._launched.backs))
+
+
+def _who(fault: Fault) -> str:
+    return "the server" if fault.kind == "kill-server" else f"rank {fault.victim.rank} of group {fault.victim.place}"
+
+
+def check_runs(launched: Launched) -> None:
+    """Raise JobEndedError if the launch has ended."""
+    if launched.status is not None:
+        raise JobEndedError(f"the job has ended with status {launched.status}: " + "".join(launched.said)[-3000:])
+
+
+class Run:
+    """A training of one launch in a folder of its own, with faults or without."""
+
+    def __init__(self, folder: Path, groups: int, algorithm: str) -> None:
+        folder.mkdir()
+        self.folder, self._groups, self._algorithm = folder, groups, algorithm
+        self.outcomes: list[Outcome] = []
+        self.began = self.ended = 0.0
+        self.restarts = 0
+        """How often groups were started again."""
+        self.ends: list[dict[str, float]] = []
+        """What each group had in the end."""
+
+    def train(self, seconds: float, schedule: Sequence[Fault] = ()) -> None:
+        """Train so long. Raises JobEndedError if the job does not come to its end with status 0."""
+        with Launched(self.folder, self._groups, self._algorithm) as launched:
+            end = time.monotonic() + START_SECONDS
+            while any(records.first_step_after(self.folder, group, 0.0) is None for group in range(self._groups)):
+                check_runs(launched)
+                if time.monotonic() > end:
+                    raise JobEndedError(f"no training within {START_SECONDS:g} s: " + "".join(launched.said)[-3000:])
+                time.sleep(LOOK_SECONDS)
+            disturbing = Disturbing(self.folder, launched, self._groups, schedule)
+            self.began, self.ended = disturbing.run(seconds)
+            self.outcomes, self.restarts = disturbing.outcomes, launched.restarts
+            (self.folder / "end").touch()
+            status = launched.wait(END_SECONDS)
+            if status != 0:
+                how = f"with status {status}" if status is not None else f"not within {END_SECONDS:g} s"
+                raise JobEndedError(f"the job should have ended, and did {how}: " + "".join(launched.said)[-3000:])
+        self.ends = [json.loads((self.folder / f"end-{group}.json").read_text()) for group in range(self._groups)]
+
+    def images_per_second(self, spans: Sequence[tuple[float, float]] | None = None) -> float:
+        """In these spans of time, or in all of the training."""
+        spans = [(self.began, self.ended)] if spans is None else spans
+        seconds = sum(stop - start for start, stop in spans)
+        steps = records.count_steps(self.folder, spans)
+        return steps * WORKERS * digits_worker.BATCH / seconds if seconds else float("nan")
+
+    def digests(self) -> list[list[int]]:
+        """What the weights were after each step, of each life of each worker."""
+        return [records.read(self.folder, place)["digest"].tolist() for place in records.places(self.folder)]
+
+
+def run_training(
+    groups: int, seconds: float, count: int, seed: int, kinds: Sequence[str], algorithm: str, compare: bool = True
+) -> dict[str, Any]:
+    """Train undisturbed for half as long, under so many faults, and undisturbed again; returns what was found.
+
+    Without `compare` only under faults. Raises JobEndedError, or DivergedError where weights are not what they must be.
+    """
+    schedule = make_schedule(seed, victims_of(kinds, groups), count, seconds)
+    with tempfile.TemporaryDirectory(prefix="hybridps-chaos-") as folder:
+        before, run, after = (Run(Path(folder, name), groups, algorithm) for name in ("before", "chaos", "after"))
+        if compare:
+            before.train(seconds / 2)
+        run.train(seconds, schedule)
+        if compare:
+            after.train(seconds / 2)
+        found = {
+            "form": "training",
+            "groups": groups,
+            "workers": WORKERS * groups,
+            "algorithm": algorithm,
+            "seconds": run.ended - run.began,
+            "injected": count,
+            "survived": len(run.outcomes),
+            "restarts": run.restarts,
+            "kinds": by_kind(run.outcomes),
+            "images_per_second": run.images_per_second(),
+            "ends": run.ends,
+            "checks": check_run(algorithm, run),
+        }
+        return found | (compared(algorithm, kinds, run, before, after) if compare else {})
+
+
+def compared(algorithm: str, kinds: Sequence[str], run: Run, before: Run, after: Run) -> dict[str, Any]:
+    """How a run under faults compares with undisturbed ones. Raises DivergedError."""
+    rates = [before.images_per_second(), after.images_per_second()]
+    quiet = quiet_spans(run.outcomes, run.began, run.ended)
+    return {
+        "undisturbed_images_per_second": rates,
+        "throughput": run.images_per_second() / median(rates),
+        "throughput_outside": run.images_per_second(quiet) / median(rates),
+        "outside_seconds": sum(stop - start for start, stop in quiet),
+        "undisturbed_ends": before.ends,
+        "compared": check_beside(algorithm, kinds, run, before),
+    }
+
+
+def victims_of(kinds: Sequence[str], groups: int) -> dict[str, list[Victim]]:
+    """Whom each kind of fault may hit."""
+    ranks = {"kill-worker": range(1, WORKERS), "kill-leader": range(1), "kill-server": range(1)}
+    return {
+        kind: [
+            Victim(group, rank)
+            for group in range(1 if kind == "kill-server" else groups)
+            for rank in ranks.get(kind, range(WORKERS))
+        ]
+        for kind in kinds
+    }
+
+
+def check_run(algorithm: str, run: Run) -> dict[str, str]:
+    """What was found to hold of the weights. Raises DivergedError for what does not."""
+    farthest = max(end["distance"] for end in run.ends)
+    if not farthest < FARTHEST:
+        raise DivergedError(f"the weights of a group are far from the centre in the end: {run.ends}")
+    found = {"distance": f"at most {farthest:.2g} of the centre"}
+    if algorithm == "sync-server":
+        found["digests"] = f"{check_chain(run.digests())} steps, the same bits on all workers"
+    return found
+
+
+def check_beside(algorithm: str, kinds: Sequence[str], run: Run, calm: Run) -> dict[str, str]:
+    """What was found to hold of the weights beside those of undisturbed training. Raises DivergedError."""
+    mine, theirs = (min(end["centre_accuracy"] for end in each.ends) for each in (run, calm))
+    if mine < theirs - ACCURACY_LOST:
+        raise DivergedError(f"the centre's accuracy is {mine:.3f}, that of undisturbed training {theirs:.3f}")
+    found = {"accuracy": f"{100 * mine:.1f} % held-out, undisturbed {100 * theirs:.1f} %"}
+    if algorithm == "sync-server" and HARMLESS.issuperset(kinds):
+        found["bits"] = f"{same_steps(run, calm)} steps with the bits of undisturbed training"
+    return found
+
+
+def same_steps(run: Run, calm: Run) -> int:
+    """Compare the weights of two runs step by step, until the first worker ends; returns how many steps those are."""
+    sequences = [*run.digests(), *calm.digests()]
+    steps = min(map(len, sequences))
+    for step in range(steps):
+        if len({sequence[step] for sequence in sequences}) > 1:
+            raise DivergedError(f"the weights of step {step} differ from those of undisturbed training")
+    return steps
