@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from hybridps.ps.model import Admitted, Origin, TableSpec
+from hybridps.ps.model import Admitted, Origin, SnapshotStart, TableSpec
 
 if TYPE_CHECKING:
     from hybridps.ps.server.kept import KeptMemory
@@ -43,6 +43,7 @@ class TableImage(msgspec.Struct, frozen=True, array_like=True):
     initialiser: int | None
     initial: Origin | None
     ready: bool
+    start: SnapshotStart | None = None
 
 
 class TableName(msgspec.Struct, frozen=True, array_like=True):
