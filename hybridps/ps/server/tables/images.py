@@ -114,6 +114,15 @@ class KeptJobs:
         for key in self._memory.keys(_JOB):
             yield msgspec.msgpack.decode(self._memory.get(key) or b"", type=JobImage)
 
+    def begun_tables(self) -> Iterator[tuple[TableName, TableImage]]:
+        """All tables, as they were kept, but for those that were just being read from a snapshot: these are forgotten,
+        as their groups ask again."""
+        for name, state in self.tables():
+            if state.start is not None and not state.ready:
+                self.forget_table(name.job, name.name)
+            else:
+                yield name, state
+
     def tables(self) -> Iterator[tuple[TableName, TableImage]]:
         """All tables, as they were kept; what was not wholly made is forgotten."""
         used = set()

@@ -85,11 +85,7 @@ class Jobs:
         for image in self._kept.jobs() if self._kept is not None else ():
             job = self._jobs[image.name] = _Job(image.groups, budget_of(image.name), image.present, image.gone)
             job.dropped, job.waits_for_absent = image.dropped, image.waits_for_absent
-        for made, state in self._kept.tables() if self._kept is not None else ():
-            assert self._kept is not None
-            if state.start is not None and not state.ready:  # its groups ask again
-                self._kept.forget_table(made.job, made.name)
-                continue
+        for made, state in self._kept.begun_tables() if self._kept is not None else ():
             warm_up(made.spec.rule, made.spec.layout.dtype, made.spec.codec)
             job = self._jobs[made.job]
             table = job.tables[made.name] = self._make(job, made.job, made.name, made.spec)
@@ -180,10 +176,7 @@ class Jobs:
         """Join a table, and make it if it is new. `initialise` and `start` as in `Registrations.register`."""
         job = self._job(origin)
         there = job.tables.get(name)
-        others = there is not None and (
-            there.spec != spec or (start is not None and there.registrations.start != start)
-        )
-        if there is not None and there.registrations.forsaken and others:
+        if there is not None and there.registrations.forsaken and (there.spec != spec or there.begins_anew(start)):
             self._free(job, name)
             there = None
         if there is None and name in job.dropped:

@@ -298,7 +298,7 @@ class ChunkJournal:
         return Progress(self._area.words, self._area.saved, start, bool(self._area.words[_SUMMED] == start + 1))
 
     def last_step(self) -> tuple[int, set[tuple[int, int]]]:
-        """The number of the last round for the rule, and the elements that were in it: all of them if there are none."""
+        """The number of the last round for the rule, and the elements that were in it; none before the first round."""
         marks = self._marks[: self._used[0]]
         steps = [(int(mark["step"]), int(mark["start"]), int(mark["stop"])) for mark in marks[marks["stop"] > 0]]
         steps += [(cut.step, *cut.range) for cut in self._cuts]

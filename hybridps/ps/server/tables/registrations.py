@@ -98,8 +98,8 @@ class Registrations:
     def register(self, origin: Origin, initialise: bool, start: SnapshotStart | None = None) -> list[Admitted]:
         """A group joins; it is answered when the centre is complete, or when it is the one to initialise it.
 
-        `initialise`: the first server has made this group the initialiser. `start`: it starts from a snapshot. The same request may come again: it is told
-        the same, at once or when it is its turn.
+        `initialise`: the first server has made this group the initialiser. `start`: it starts the table from that
+        snapshot. The same request may come again: it is told the same, at once or when it is its turn.
         """
         group = origin.group
         if group in self.joined:
@@ -171,9 +171,7 @@ class Registrations:
         if initialise and any(self.rounds.brought.values()):
             problem = "is in use here, but unknown to the first server: was that one restarted?"
         elif start is not None and start != self.start:
-            problem = (
-                "is in use here, but the first server has just started it from a snapshot: was that one restarted?"
-            )
+            problem = "is in use here, and the first server starts it from a snapshot: was that one restarted?"
         elif not initialise and not self.ready and self.start is None:
             problem = "has no centre here, but on the first server: was this one restarted?"
         if problem:

@@ -112,6 +112,10 @@ class Table:
 
         return [begin(place) for place in islice(places, _READ_TOGETHER)] if left else ready()
 
+    def begins_anew(self, start: SnapshotStart | None) -> bool:
+        """Whether the first server starts the table from a snapshot, and this one has not followed yet."""
+        return start is not None and start != self.registrations.start
+
     def restore(self, image: TableImage) -> None:
         """Go on where the process before was killed. Raises ServerError if the rule cannot be loaded."""
         self.registrations.restore(image)
