@@ -70,7 +70,7 @@ def check_after_a_kill(folder, done):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [61, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_kill_at_any_line_leaves_complete_snapshots(every, tmp_path):
     for kill_at in range(0, 1 << 30, every):
         path = tmp_path / str(kill_at)
