@@ -87,6 +87,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     metrics_bind: str = "127.0.0.1"
     """Host on which metrics are exposed. Anyone who can connect reads the names of tenants, jobs and tables."""
 
+    snapshots: str | None = None
+    """Folder in which servers keep snapshots of their tables, and from which jobs start. Default: none are taken."""
+
+    snapshot_seconds: Seconds = 60.0
+    """Time between two snapshots of a server."""
+
     server_keys: str | None = None
     """Folder made by `hybridps keys`: a server accepts only the tenants that are listed there."""
 

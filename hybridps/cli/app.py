@@ -59,6 +59,8 @@ def run_command(
     server_count: options.ServersOption = None,
     restarts: options.RestartsOption = 0,
     server_restarts: options.ServerRestartsOption = None,
+    snapshots: options.SnapshotsOption = None,
+    snapshot_seconds: options.SnapshotSecondsOption = None,
     backend: options.BackendOption = None,
     racks: options.RacksOption = None,
     algorithm: options.AlgorithmOption = None,
@@ -167,6 +169,8 @@ def serve_command(
         typer.Option("--groups", min=1, help="Groups of the job, for MXNet's servers (HYBRIDPS_BACKEND=mxnet)."),
     ] = None,
     mxnet_servers: Annotated[int, typer.Option("-s", "--servers", min=1, help="Number of MXNet servers.")] = 1,
+    snapshots: options.SnapshotsOption = None,
+    snapshot_seconds: options.SnapshotSecondsOption = None,
     restarts: Annotated[
         int, typer.Option(min=0, help="Start the server again with its tables, up to so many times, if it dies.")
     ] = 0,
@@ -265,6 +269,7 @@ def read_settings(options: Mapping[str, Any], pairs: Iterable[str] = ()) -> Sett
         if not equals:
             raise ConfigError(f"--set {pair!r} has no value: write --set NAME=VALUE, e.g. --set tau=5")
         values[name.strip().removeprefix(PREFIX).lower()] = value
-    if values.get("run_folder"):
-        values["run_folder"] = os.path.abspath(values["run_folder"])
+    for folder in ("run_folder", "snapshots"):
+        if values.get(folder):
+            values[folder] = os.path.abspath(values[folder])
     return make_settings(values)

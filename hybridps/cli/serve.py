@@ -36,6 +36,8 @@ def serve(
     in_world = world_size(os.environ) > 1
     if restarts:
         _check_can_restart(restarts, settings, in_world)
+    if settings.snapshots is not None:
+        check_can_snapshot(settings)
     if in_world:
         if stop_after_groups is not None:
             raise ConfigError(
@@ -75,6 +77,17 @@ def _check_can_restart(restarts: int, settings: Settings, in_world: bool) -> Non
         problem = f"a server with parents ({','.join(settings.parents)}) loses its tables when it dies"
     if problem is not None:
         raise ConfigError(f"--restarts {restarts} cannot be used: {problem}; omit the option")
+
+
+def check_can_snapshot(settings: Settings) -> None:
+    """Raise ConfigError for settings of servers that have no tables of their own to take snapshots of."""
+    problem = None
+    if settings.backend == "mxnet":
+        problem = "MXNet's servers take no snapshots"
+    elif settings.parents or settings.racks > 1:
+        problem = "the servers of racks take no snapshots"
+    if problem is not None:
+        raise ConfigError(f"--snapshots {settings.snapshots} cannot be used: {problem}; omit the option")
 
 
 def world_size(environ: Mapping[str, str]) -> int:

@@ -66,6 +66,11 @@ class ChunkMap:
         """All elements of a chunk."""
         return Span(chunk, chunk * self.step, min((chunk + 1) * self.step, self.layout.length))
 
+    def length_of(self, server: int) -> int:
+        """Number of elements that a server owns."""
+        owned = self.owned_between(server, 0, self.layout.length)
+        return sum(self.whole(chunk).length for chunk in owned[-1:]) + max(len(owned) - 1, 0) * self.step
+
     def thread_of(self, chunk: int, threads: int) -> int:
         """The thread of its server that owns a chunk."""
         return (chunk + self.first) // self.servers % threads

@@ -157,12 +157,23 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     not_finite: Sequence[tuple[int, int]] = ()
 
 
+class SnapshotStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table starts from snapshot `number`. The first server draws `token`: it starts from there once."""
+
+    number: Annotated[int, Meta(ge=0, le=1 << 62)]
+    token: Annotated[int, Meta(ge=0, le=1 << 62)]
+
+
 class Admitted(msgspec.Struct, frozen=True):
-    """A group has joined a table. With `initialise` it is to send the initial values; `dropped` as in `Joining`."""
+    """A group has joined a table. With `initialise` it is to send the initial values; `dropped` as in `Joining`.
+
+    `start`: the first server has the centre from a snapshot, and the others are to take theirs from it.
+    """
 
     origin: Origin
     initialise: bool
     dropped: bool = False
+    start: SnapshotStart | None = None
 
 
 class ChunkPlace(NamedTuple):

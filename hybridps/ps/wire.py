@@ -15,12 +15,12 @@ from msgspec import Meta
 
 from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
 from hybridps.ps.chunk_map import LARGEST_CHUNK_BYTES as LARGEST_CHUNK_BYTES
-from hybridps.ps.model import GroupTakenError, Rules, TableSpec, UnknownClientError
+from hybridps.ps.model import GroupTakenError, Rules, SnapshotStart, TableSpec, UnknownClientError
 from hybridps.ps.profile import PAGES, State
 from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.rules.rule import MOST_STATES
 
-VERSION = 13
+VERSION = 14
 """Of the protocol: both sides must have the same."""
 
 LARGEST_CONTROL_BYTES = 1 << 22
@@ -77,10 +77,12 @@ class OfTable(Message, frozen=True):
 
 
 class Register(OfTable, frozen=True):
-    """Join a table. Answer: Registered, when it is this group's turn. `initialise` as in `Registrations.register`."""
+    """Join a table. Answer: Registered, when it is this group's turn. `initialise` and `start` as in
+    `Registrations.register`."""
 
     spec: TableSpec
     initialise: bool
+    start: SnapshotStart | None = None
 
 
 class OfSpan(OfTable, frozen=True):
@@ -218,11 +220,15 @@ class Welcome(Message, frozen=True):
 
 
 class Registered(Message, frozen=True):
-    """The table is joined. With `initialise` the group is to send the initial values; `dropped` as in `Joining`."""
+    """The table is joined. With `initialise` the group is to send the initial values; `dropped` as in `Joining`.
+
+    `start`: the group tells it to the other servers.
+    """
 
     request: Number
     initialise: bool
     dropped: bool = False
+    start: SnapshotStart | None = None
 
 
 class Done(Message, frozen=True, omit_defaults=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hybridps.cli.app import read_settings
@@ -13,6 +15,7 @@ from hybridps.cli.run.plan import ServerLaunch, make_launch
 from hybridps.config import Settings, load_settings, make_settings
 from hybridps.errors import ConfigError, PlanError
 from hybridps.processes import child_environment, without_rank_marks
+from hybridps.ps.server.snapshots import SnapshotFolder
 
 PYTHON = "/venv/bin/python"
 
@@ -364,3 +367,30 @@ def test_ranks_share_the_cores() -> None:
 def test_children_are_not_taken_for_ranks_of_the_launchers_world() -> None:
     environ = {"PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "PRTE_MCA_x": "1", "OMPI_MCA_y": "2", "PATH": "/bin"}
     assert without_rank_marks(environ) == {"PRTE_MCA_x": "1", "OMPI_MCA_y": "2", "PATH": "/bin"}
+
+
+def test_a_launch_without_a_name_goes_on_with_the_only_job_that_has_snapshots(tmp_path: Path) -> None:
+    settings = make_settings({"groups": 2, "snapshots": str(tmp_path)})
+    new = launch_of(settings)
+    assert new.settings.job.startswith("run-")
+    assert new.server_settings(new.servers[0]).snapshots == str(tmp_path)
+    place = SnapshotFolder(str(tmp_path)).of(new.settings.job, 0, 1)
+    place.path(7).mkdir(parents=True)
+    assert launch_of(settings).settings.job == new.settings.job
+    assert launch_of(make_settings({"groups": 2, "snapshots": str(tmp_path), "job": "mine"})).settings.job == "mine"
+    assert launch_of(make_settings({"groups": 2})).settings.job not in ("job", new.settings.job)
+
+
+@pytest.mark.parametrize(
+    ("settings", "servers", "reason"),
+    [
+        ({}, None, "this launch starts no servers"),
+        ({"groups": 2, "backend": "mxnet"}, None, "MXNet's servers take no snapshots"),
+        ({"groups": 2, "racks": 2}, 1, "the servers of racks take no snapshots"),
+    ],
+)
+def test_snapshots_that_cannot_be_taken_are_refused(
+    settings: dict[str, object], servers: int | None, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"--snapshots {tmp_path} cannot be used: {reason}; omit"):
+        launch_of(make_settings(settings | {"snapshots": str(tmp_path)}), servers=servers)

@@ -70,6 +70,10 @@ def test_an_address_that_cannot_be_used_is_one_line_and_status_2(address: str) -
         (["--restarts", "2"], {"OMPI_COMM_WORLD_SIZE": "2"}, "--restarts 2 cannot be used: a server that is a rank"),
         (["--restarts", "2"], {"HYBRIDPS_BACKEND": "mxnet"}, "--restarts 2 cannot be used: MXNet's servers lose"),
         (["--restarts", "2"], {"HYBRIDPS_PARENTS": "tcp://a:1"}, "--restarts 2 cannot be used: a server with parents"),
+        (["--snapshots", "s"], {"HYBRIDPS_BACKEND": "mxnet"}, "s cannot be used: MXNet's servers take no snapshots"),
+        (["--snapshots", "s"], {"HYBRIDPS_PARENTS": "tcp://a:1"}, "s cannot be used: the servers of racks take no"),
+        (["--snapshots", "/dev/null/x"], {}, "the folder of snapshots /dev/null/x cannot be used: Not a directory"),
+        (["--snapshot-seconds", "0"], {}, "HYBRIDPS_SNAPSHOT_SECONDS='0.0' cannot be used"),
         (["--restarts", "2", "--bind", "tcp://0.0.0.0:*"], {}, "tcp://0.0.0.0:* can be reached from other hosts"),
     ],
 )

@@ -116,7 +116,7 @@ def dying_at(count, work):
 
 
 def state_of(life):
-    return [*(array.copy() for array in life.memory.arrays), np.array([life.memory._steps])]
+    return [*(array.copy() for array in life.memory.arrays), np.array([life.memory.steps])]
 
 
 def check_same(here, there):

@@ -37,6 +37,11 @@ ServerRestartsOption = Annotated[
         help="Start a server that dies again with its tables, up to so many times. Default: 3.",
     ),
 ]
+SnapshotsOption = Annotated[
+    str | None,
+    typer.Option(metavar="FOLDER", help="Folder for snapshots of the servers' tables, from which a job starts again."),
+]
+SnapshotSecondsOption = Annotated[float | None, typer.Option(help="Seconds between two snapshots. Default: 60.")]
 BackendOption = Annotated[
     str | None, typer.Option(help="Parameter servers to use: hybridps, or mxnet for MXNet's own.")
 ]

@@ -15,6 +15,7 @@ from hybridps.cli.run import user_command
 from hybridps.cli.run.environment import Environment
 from hybridps.cli.run.groups.lives import check_restarts
 from hybridps.cli.run.hosts import Host, address_seen_by, is_here, split_hosts, spread_workers
+from hybridps.cli.serve import check_can_snapshot
 from hybridps.config import PREFIX, Settings
 from hybridps.errors import ConfigError
 from hybridps.mpi_groups.plan import WORKER, make_plan
@@ -172,7 +173,7 @@ def make_launch(
     user_command.check(command)
     settings = msgspec.structs.replace(settings, group_index=None, launch=uuid.uuid4().hex)
     if settings.job == Settings().job:
-        settings = msgspec.structs.replace(settings, job=f"run-{uuid.uuid4().hex[:12]}")
+        settings = msgspec.structs.replace(settings, job=_job(settings))
     count = _workers(workers, hosts, settings)
     hosts = spread_workers(hosts, count)
     seen = _as_ranks_see(settings)
@@ -204,6 +205,16 @@ def make_launch(
         restarts=check_restarts(restarts, len(sizes), settings),
         begins_together=len(sizes) > 1 and seen.algorithm == "sync",
     )
+
+
+def _job(settings: Settings) -> str:
+    """The name of a job that was given none: of the one that has snapshots in the folder, else a new one."""
+    if settings.snapshots is not None:
+        from hybridps.ps.server.snapshots import only_job  # brings the compiler too
+
+        if name := only_job(settings.snapshots):
+            return name
+    return f"run-{uuid.uuid4().hex[:12]}"
 
 
 def _workers(workers: int | None, hosts: Sequence[Host], settings: Settings) -> int:
@@ -286,6 +297,16 @@ def _server_restarts(asked: int | None, servers: int, settings: Settings) -> int
     return asked
 
 
+def _check_snapshots(servers: int, settings: Settings) -> None:
+    """Raise ConfigError if snapshots are asked for where none can be taken."""
+    check_can_snapshot(settings)
+    if not servers:
+        raise ConfigError(
+            f"--snapshots {settings.snapshots} cannot be used: this launch starts no servers; omit it, or give "
+            "the option to the servers that run already"
+        )
+
+
 def _server_launches(count: int, groups: int, restarts: int | None, settings: Settings) -> tuple[ServerLaunch, ...]:
     """The servers to start: `count`, or with racks `count` for each rack and one parent, unless parents are given.
 
@@ -295,6 +316,8 @@ def _server_launches(count: int, groups: int, restarts: int | None, settings: Se
     racks = settings.racks
     check_racks(groups, racks)
     restarts = _server_restarts(restarts, count, settings)
+    if settings.snapshots is not None:
+        _check_snapshots(count, settings)
     if settings.backend == "mxnet":
         if racks > 1:
             raise ConfigError(f"--racks {racks}: MXNet's servers have no parents; use the backend hybridps")

@@ -20,7 +20,7 @@ from hybridps.ps.client.operations import EXACT, Operation, OperationSequence, S
 from hybridps.ps.client.regions import Regions
 from hybridps.ps.client.session import Session
 from hybridps.ps.clocks import Clock
-from hybridps.ps.model import Joining, Rules, TableSpec, rules_of_span
+from hybridps.ps.model import Joining, Rules, SnapshotStart, TableSpec, rules_of_span
 from hybridps.ps.profile import MOST_RECORDS, PAGE_RECORDS, PAGES, RECORD, State
 from hybridps.ps.rules import Rule
 from hybridps.ps.rules.finite import NotFiniteError, not_finite
@@ -68,7 +68,8 @@ class Client:
         clock: Clock | None = None,
         codec: CodecSpec = "exact",
     ) -> Joining:
-        """As `ParameterStore.register`: the first server says who initialises, the others are told.
+        """As `ParameterStore.register`: the first server says who initialises, or which snapshot the table starts from;
+        the others are told.
 
         Servers with parents have the parents' centre afterwards, whoever initialised it: the table is `LATE`.
         """
@@ -91,9 +92,9 @@ class Client:
         if not joined.codec.exact:
             joined.codec.prepare()
         told = yield from self._join(table, spec, self.servers[:1], False)
-        initialise = any(each.initialise for each in told)
+        initialise, start = any(each.initialise for each in told), next((each.start for each in told), None)
         if not any(each.dropped for each in told):
-            told += yield from self._join(table, spec, self.servers[1:], initialise)
+            told += yield from self._join(table, spec, self.servers[1:], initialise, start)
         if any(each.dropped for each in told):
             yield self._begin_drop(table, [server for server, each in enumerate(told) if not each.dropped])
             return Joining.DROPPED
@@ -205,10 +206,15 @@ class Client:
         self.close()
 
     def _join(
-        self, table: str, spec: TableSpec, servers: Sequence[int], initialise: bool
+        self,
+        table: str,
+        spec: TableSpec,
+        servers: Sequence[int],
+        initialise: bool,
+        start: SnapshotStart | None = None,
     ) -> Generator[Operation, None, list[wire.Registered]]:
         def message(request: int, server: int) -> wire.Register:
-            return wire.Register(request, table, msgspec.structs.replace(spec, server=server), initialise)
+            return wire.Register(request, table, msgspec.structs.replace(spec, server=server), initialise, start)
 
         joining = self.session.ask(f"registration of table {table!r}", servers, message)
         yield joining

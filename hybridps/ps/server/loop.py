@@ -20,6 +20,7 @@ from hybridps.ps.server.door import MOST_UNREAD
 from hybridps.ps.server.members import Member, Members
 from hybridps.ps.server.profiles import PAGE_BYTES, Profiles
 from hybridps.ps.server.requests import carry_out
+from hybridps.ps.server.snapshots import Snapshots
 from hybridps.ps.server.tables.jobs import Jobs
 from hybridps.ps.server.transport import Transport
 from hybridps.ps.server.upstream import Parents
@@ -66,12 +67,14 @@ class Loop:
     """Number of requests that were refused."""
     stopping: bool = False
     observer: Observer | None = None
-    """Makes snapshots, if there is one."""
+    """Reads the counters, if there is one."""
     profiles: Profiles = field(default_factory=Profiles)
     queue: FairQueue = field(default_factory=FairQueue)
     judged_seconds: float = -math.inf
     life: int = 0
     """How many processes have been this server before, and were killed."""
+    snapshots: Snapshots | None = None
+    """Takes snapshots of the tables, if they are wanted."""
 
     def run(self) -> None:
         """Serve until `stopping`, or until so many groups came and none is there any more."""
@@ -87,6 +90,8 @@ class Loop:
             self._hear_parents()
             if self.observer is not None:
                 self.observer.look(time.monotonic())
+            if self.snapshots is not None:
+                self.workers.hand(self.snapshots.look(self.jobs))
 
     def _idle_seconds(self) -> float:
         """How long there is nothing to do if nothing comes."""
@@ -282,9 +287,9 @@ class Loop:
                             self._refuse(member.identity, member.account, error, origin.request, chunk)
                     case Answer(origin=origin):
                         together.setdefault(origin, []).append(outcome)
-                    case Admitted(origin=origin, initialise=initialise, dropped=dropped):
+                    case Admitted(origin, initialise, dropped, start):
                         self._keep()
-                        self._answer(origin, wire.Registered(origin.request, initialise, dropped))
+                        self._answer(origin, wire.Registered(origin.request, initialise, dropped, start))
                     case ParentRequest(table=table) if self.parents is not None and self.members.there(table.job):
                         self.parents.send(outcome)
         finally:

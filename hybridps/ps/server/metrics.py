@@ -38,6 +38,7 @@ METRICS: dict[tuple[Any, Labels], dict[str, tuple[Callable[[Any], float | None],
         "uptime_seconds": (get("age_seconds"), "Age of the server when these figures were taken."),
         "threads": (get("loop.workers.count"), "Threads that share the chunks."),
         "backlog": (get("loop.workers.backlog"), "Tasks handed to the threads and not done."),
+        "snapshot_age_seconds": (get("snapshot_age_seconds"), "Seconds since a snapshot of tables was completed."),
     },
     (CounterMetricFamily, SERVER): {
         "refused_requests": (get("loop.refused"), "Requests refused, of all clients."),
@@ -96,6 +97,11 @@ class Observer(Collector):
         self.age_seconds = 0.0
         self._began_seconds = self._due_seconds = time.monotonic()
         self._tables: dict[Labels, _TableState] = {}
+
+    @property
+    def snapshot_age_seconds(self) -> float | None:
+        """The time since a snapshot of the tables was completed; None if none was."""
+        return None if self.loop.snapshots is None else self.loop.snapshots.age_seconds
 
     def look(self, now: float) -> None:
         """Make a snapshot if it is time for one."""

@@ -64,7 +64,7 @@ def carry_out(
     what came before counts.
     """
     if isinstance(message, wire.Register):
-        return None, jobs.register(origin, message.table, message.spec, message.initialise)
+        return None, jobs.register(origin, message.table, message.spec, message.initialise, message.start)
     if not isinstance(message, wire.OfSpan):
         return None, jobs.drop(origin, message.table)
     table = jobs.table(origin, message.table)

@@ -17,6 +17,7 @@ from hybridps.ps.server.admission import Accounts
 from hybridps.ps.server.door import Gatekeeper
 from hybridps.ps.server.loop import Loop
 from hybridps.ps.server.members import EndedGroup, Members
+from hybridps.ps.server.snapshots import SnapshotFolder, Snapshots
 from hybridps.ps.server.tables.images import KeptJobs
 from hybridps.ps.server.tables.jobs import Jobs
 from hybridps.ps.server.tables.rack import RackTable
@@ -43,6 +44,8 @@ class Server:
     only these tenants may connect, with their keys. `parents`: where this server's groups, a rack, meet other racks;
     the server closes them. `context`: of ZeroMQ, for addresses of inproc://; it stays open. `kept`: memory that
     outlives this process; a server that finds there what an earlier one has left goes on where that was killed.
+    `snapshots`: a folder for snapshots of the tables, one in `snapshot_seconds`, from which jobs start; not with
+    parents.
     Raises ServerError if the address cannot be used, or is beyond this host without keys and not `insecure`.
     """
 
@@ -61,6 +64,8 @@ class Server:
         parents: Parents | None = None,
         context: Any = None,
         kept: KeptMemory | None = None,
+        snapshots: str | None = None,
+        snapshot_seconds: float = 60.0,
     ) -> None:
         threads = threads or min(os.cpu_count() or 1, _MOST_THREADS)
         with ExitStack() as resources:
@@ -71,17 +76,22 @@ class Server:
             resources.callback(door.close)
             workers = Workers(threads, cores)
             resources.callback(workers.close)
+            taken = None
+            if snapshots is not None:
+                taken = Snapshots(SnapshotFolder(snapshots), snapshot_seconds, workers.wake)
+                resources.callback(taken.close)
             self._resources = resources.pop_all()
         self.address: str = door.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         """Where clients find it, with the actual port."""
         if memory_bytes is None:
             memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         kept_jobs = None if kept is None else KeptJobs(kept)
-        jobs = Jobs(memory_bytes, threads, check_finite, Table if parents is None else RackTable, kept_jobs)
+        make_table, folder = Table if parents is None else RackTable, None if taken is None else taken.folder
+        jobs = Jobs(memory_bytes, threads, check_finite, make_table, kept_jobs, folder)
         accounts, members = Accounts(allowed, jobs.budget), Members(lost_seconds, jobs, kept)
         members.restore(accounts.of_job, time.monotonic())
         self._loop = Loop(Transport(door), jobs, members, accounts, workers, parents, stop_after_groups)
-        self._loop.life = 0 if kept is None else kept.life
+        self._loop.life, self._loop.snapshots = 0 if kept is None else kept.life, taken
         self._closing = threading.RLock()
 
     @classmethod
@@ -110,6 +120,8 @@ class Server:
             allowed=allowed or AllowList.of(settings),
             parents=Parents.of(settings),
             kept=kept,
+            snapshots=settings.snapshots,
+            snapshot_seconds=settings.snapshot_seconds,
         )
 
     def run(self) -> None:
@@ -118,7 +130,7 @@ class Server:
             self._loop.run()
 
     def observe(self) -> Observer:
-        """Have snapshots made while it runs."""
+        """Have its counters read while it runs."""
         from hybridps.ps.server.metrics import Observer  # brings the library of Prometheus
 
         self._loop.observer = Observer(self._loop)

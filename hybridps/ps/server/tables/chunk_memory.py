@@ -50,9 +50,10 @@ class ChunkMemory:
         self._whole_bytes = whole_bytes
         self.journal: ChunkJournal | None = None
         """Of what outlives the process, if anything does."""
-        self._steps = 0
+        self.steps = 0
+        """The number of the last round for the rule; 0 before the first one."""
         self._computed: list[tuple[int, int]] = []
-        """Elements whose last round is number `_steps`, as runs."""
+        """Elements whose last round is number `steps`, as runs."""
         self._loaded: Callable[[Any, np.ndarray], None] | None = None
         """What updates the chunk, if it is not the compiled rule."""
 
@@ -63,7 +64,7 @@ class ChunkMemory:
         """
         if initial is not None and self._refuses:
             check_finite(initial, self.name)
-        self._steps, self._computed = 0, []
+        self.steps, self._computed = 0, []
         self.centre[:] = 0 if initial is None else initial
         for array in self._state:
             array[:] = 0
@@ -76,8 +77,26 @@ class ChunkMemory:
         for array, before in zip(self.arrays, kept, strict=False):
             np.copyto(array, before)
         if self.journal is not None:
-            self._steps, ranges = self.journal.last_step()
-            self._computed = [*ranges]
+            self.steps, ranges = self.journal.last_step()
+            self._computed = [*ranges] or [self._whole]
+
+    def begin_from(self, arrays: Sequence[np.ndarray], step: int) -> None:
+        """Take the centre and the states from a snapshot, after round number `step`. Raises as `reset_`."""
+        self.reset_(arrays[0])
+        for array, values in zip(self.arrays, arrays, strict=True):  # what a rule loads begins with states of its own
+            np.copyto(array, values)
+        self.steps, self._computed = step, [self._whole]
+        if self.journal is not None:
+            self.journal.begin_after(step)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a part of a round is in it that an earlier process has begun."""
+        return self.journal is not None and self.journal.is_cut
+
+    @property
+    def _whole(self) -> tuple[int, int]:
+        return self._start, self._start + len(self.centre)
 
     def _load(self) -> None:
         size = math.prod(self._shape)
@@ -196,7 +215,7 @@ class ChunkMemory:
         if (early.rows or complete.contributions) and (groups or self.rule.separate):
             self._advance(start, stop)
             if journal is not None:
-                journal.begin(complete.counted, start, stop, self._steps, groups)
+                journal.begin(complete.counted, start, stop, self.steps, groups)
         return start
 
     def _progress(self, begin: int, end: int, groups: int) -> tuple[Progress | None, int, int]:
@@ -212,7 +231,7 @@ class ChunkMemory:
     @property
     def _step(self) -> int:
         """The number of the round under way for the rule."""
-        return self._steps if self.journal is None else self.journal.step
+        return self.steps if self.journal is None else self.journal.step
 
     def _note_not_finite(self, complete: Round, contributions: Iterable[Contribution], begin: int) -> None:
         """Note whose values have NaN or Inf from element `begin` on."""
@@ -256,8 +275,8 @@ class ChunkMemory:
     def _advance(self, start: int, stop: int) -> None:
         """Count the rounds: elements that are in one for the second time begin the next step of the rule."""
         runs = self._computed
-        if not self._steps or any(a < stop and start < b for a, b in runs):
-            self._steps, self._computed = self._steps + 1, [(start, stop)]
+        if not self.steps or any(a < stop and start < b for a, b in runs):
+            self.steps, self._computed = self.steps + 1, [(start, stop)]
         elif runs[-1][1] == start:
             runs[-1] = (runs[-1][0], stop)
         else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from hybridps.ps.model import Admitted, Origin, TableSpec
+from hybridps.ps.model import Admitted, Origin, SnapshotStart, TableSpec
 
 if TYPE_CHECKING:
     from hybridps.ps.server.kept import KeptMemory
@@ -45,6 +45,7 @@ class TableImage(msgspec.Struct, frozen=True, array_like=True):
     initialiser: int | None
     initial: Origin | None
     ready: bool
+    start: SnapshotStart | None = None
 
 
 class TableName(msgspec.Struct, frozen=True, array_like=True):
@@ -114,6 +115,15 @@ class KeptJobs:
         """All jobs, as they were kept."""
         for key in self._memory.keys(_JOB):
             yield msgspec.msgpack.decode(self._memory.get(key) or b"", type=JobImage)
+
+    def begun_tables(self) -> Iterator[tuple[TableName, TableImage]]:
+        """All tables, as they were kept, but for those that were just being read from a snapshot: these are forgotten,
+        as their groups ask again."""
+        for name, state in self.tables():
+            if state.start is not None and not state.ready:
+                self.forget_table(name.job, name.name)
+            else:
+                yield name, state
 
     def tables(self) -> Iterator[tuple[TableName, TableImage]]:
         """All tables, as they were kept; what was not wholly made is forgotten."""

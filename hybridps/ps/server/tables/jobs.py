@@ -5,20 +5,27 @@ Driven by calls, one at a time, of the loop. Groups of different jobs never meet
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import msgspec
 
 from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
 from hybridps.ps.clocks import MOST_CELLS, BoundedStale
-from hybridps.ps.model import Admitted, Answer, GroupTakenError, Origin, Outcome, TableSpec, Task
+from hybridps.ps.model import Admitted, Answer, GroupTakenError, Origin, Outcome, SnapshotStart, TableSpec, Task
 from hybridps.ps.rules import warm_up
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.tables.images import JobImage, KeptJobs
 from hybridps.ps.server.tables.table import Table, check_spec
 from hybridps.ps.server.workers import as_refusal
+
+if TYPE_CHECKING:
+    from hybridps.ps.server.snapshots.files import FoundTable
+    from hybridps.ps.server.snapshots.folder import SnapshotFolder
 
 MOST_JOBS, MOST_TABLES = 4096, 4096
 """Of a server, and of a job."""
@@ -49,6 +56,7 @@ class Jobs:
 
     `memory_bytes` bounds the memory of all jobs together. `check_finite`: sums refuse NaN and Inf too; other rules
     always do. `make_table`: `Table`, or that of a rack server. `kept`: what outlives the process, if anything does.
+    `snapshots`: what new tables start from.
     """
 
     def __init__(
@@ -58,6 +66,7 @@ class Jobs:
         check_finite: bool = False,
         make_table: type[Table] = Table,
         kept: KeptJobs | None = None,
+        snapshots: SnapshotFolder | None = None,
     ) -> None:
         self.budget = Budget(memory_bytes)
         """Of all tenants."""
@@ -65,6 +74,7 @@ class Jobs:
         self._check_finite = check_finite
         self._make_table = make_table
         self._kept = kept
+        self._snapshots = snapshots
         self._jobs: dict[str, _Job] = {}
 
     def restore(self, budget_of: Callable[[str], Budget], present: Set[tuple[str, int]]) -> None:
@@ -75,7 +85,7 @@ class Jobs:
         for image in self._kept.jobs() if self._kept is not None else ():
             job = self._jobs[image.name] = _Job(image.groups, budget_of(image.name), image.present, image.gone)
             job.returns, job.dropped, job.waits_for_absent = image.returns, image.dropped, image.waits_for_absent
-        for made, state in self._kept.tables() if self._kept is not None else ():
+        for made, state in self._kept.begun_tables() if self._kept is not None else ():
             warm_up(made.spec.rule, made.spec.layout.dtype, made.spec.codec)
             job = self._jobs[made.job]
             table = job.tables[made.name] = self._make(job, made.job, made.name, made.spec)
@@ -178,11 +188,18 @@ class Jobs:
             outcomes += self._free_unwanted(there)
         return outcomes
 
-    def register(self, origin: Origin, name: str, spec: TableSpec, initialise: bool = False) -> Sequence[Outcome]:
-        """Join a table, and make it if it is new. `initialise` as in `Registrations.register`."""
+    def register(
+        self,
+        origin: Origin,
+        name: str,
+        spec: TableSpec,
+        initialise: bool = False,
+        start: SnapshotStart | None = None,
+    ) -> Sequence[Outcome]:
+        """Join a table, and make it if it is new. `initialise` and `start` as in `Registrations.register`."""
         job = self._job(origin)
         there = job.tables.get(name)
-        if there is not None and there.registrations.forsaken and there.spec != spec:
+        if there is not None and there.registrations.forsaken and (there.spec != spec or there.begins_anew(start)):
             self._free(job, name)
             there = None
         if there is None and name in job.dropped:
@@ -192,9 +209,9 @@ class Jobs:
                 )
             return [Admitted(origin, initialise=False, dropped=True)]
         if there is None:
-            return [self._begin(origin, name, spec, initialise)]
+            return [self._begin(origin, name, spec, initialise, start)]
         there.spec.check_same(spec, name)
-        return there.registrations.register(origin, initialise)
+        return there.registrations.register(origin, initialise, start)
 
     def drop(self, origin: Origin, name: str) -> list[Outcome]:
         """A group is done with a table; it is freed when all groups are."""
@@ -233,27 +250,54 @@ class Jobs:
         """All tables, each with its job."""
         return ((name, table) for name, job in self._jobs.items() for table in job.tables.values())
 
-    def _begin(self, origin: Origin, name: str, spec: TableSpec, initialise: bool) -> Task:
-        """A worker checks the layout, and compiles the rule: both may take long. Then the table is made."""
+    def names(self, job: str) -> set[str]:
+        """The tables that groups of a job have, or have dropped."""
+        there = self._jobs.get(job)
+        return {*there.tables, *there.dropped} if there is not None else set()
 
-        def run() -> None:
+    def _begin(self, origin: Origin, name: str, spec: TableSpec, initialise: bool, start: SnapshotStart | None) -> Task:
+        """A worker checks the layout, compiles the rule and looks for a snapshot: all may take long. Then the table is
+        made."""
+
+        def run() -> FoundTable | None:
             check_spec(spec)
             warm_up(spec.rule, spec.layout.dtype, spec.codec)
+            return self._find(origin.job, name, spec, start)
 
-        def then(error: HybridPSError | None) -> Sequence[Outcome]:
+        def then(found: FoundTable | HybridPSError | None) -> Sequence[Outcome]:
             job = self._jobs.get(origin.job)
             if job is None or origin.group not in job.present:
                 return []
             try:
-                if error is not None:
-                    raise error
+                if isinstance(found, HybridPSError):
+                    raise found
+                reads: Sequence[Outcome] = ()
                 if name not in job.tables and name not in job.dropped:  # another group may have been here meanwhile
-                    job.tables[name] = self._make(job, origin.job, name, spec)
-                return self.register(origin, name, spec, initialise)
+                    table = job.tables[name] = self._make(job, origin.job, name, spec)
+                    if found is not None:
+                        from_there = start or SnapshotStart(found.number, secrets.randbits(62))
+                        reads = table.begin_from(from_there, found.read, partial(self._give_up, job, table))
+                return [*reads, *self.register(origin, name, spec, initialise, start)]
             except Exception as refused:  # also where the system has no memory
                 return [Answer(origin, None, error=as_refusal(refused))]
 
         return Task(0, run, then)
+
+    def _find(self, job: str, name: str, spec: TableSpec, start: SnapshotStart | None) -> FoundTable | None:
+        """What a new table starts from. Raises ServerError if it cannot `start` from where the first server says."""
+        if start is None and (self._snapshots is None or spec.server or spec.rule.transparent):
+            return None
+        if self._snapshots is None:
+            raise ServerError(
+                f"the first server starts table {name!r} from a snapshot, and server {spec.server} has no folder of "
+                "snapshots: give all servers of the job the same --snapshots"
+            )
+        return self._snapshots.find(job, name, spec, None if start is None else start.number)
+
+    def _give_up(self, job: _Job, table: Table, error: HybridPSError) -> list[Outcome]:
+        """A table cannot start from its snapshot: the groups that wait for it are told."""
+        waiting = [*table.registrations.joined.values()]
+        return [*self._free(job, table.name), *(Answer(origin, None, error=error) for origin in waiting)]
 
     def _make(self, job: _Job, of_job: str, name: str, spec: TableSpec) -> Table:
         if len(job.tables) >= MOST_TABLES:

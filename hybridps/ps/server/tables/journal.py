@@ -136,6 +136,8 @@ class TableJournal:
         self._marks = array("marks", "i8", RANGES, chunks, groups, len(Mark._fields))
         self._used = array("used", "i8", chunks)
         """How many of its ranges each chunk has used."""
+        self._began_after = array("began after", "i8", chunks)
+        """Of each chunk, the number of its last round for the rule in the snapshot that it is from, or 0."""
         blocks = dtype in COMPILED and type(rule).load is Rule.load
         rows = 1 if rule.centre_is_answer else 2 + rule.states
         areas = workers + CUTS
@@ -186,7 +188,8 @@ class TableJournal:
         """The journal of the chunk in a place, which that worker computes."""
         cuts = [area for area in self._areas[self._workers :] if area.words[WORD] and area.words[_PLACE] == place]
         used, puts = self._used[place : place + 1], self._puts[place]
-        return ChunkJournal(place, self._marks[:, place], used, puts, self._areas[worker], cuts)
+        began_after = self._began_after[place : place + 1]
+        return ChunkJournal(place, self._marks[:, place], used, puts, self._areas[worker], cuts, began_after)
 
     def _free(self, area: Area) -> Area | None:
         """Where a cut round can wait: where it waits already, or anywhere."""
@@ -197,10 +200,18 @@ class TableJournal:
 
 class ChunkJournal:
     """Of one chunk, in a `place` of its table. `marks`: of each range and group, of `used[0]` ranges so far. `cuts`:
-    rounds to be gone on with. `puts`: epoch of each group, and 1 + its last request that replaced an array."""
+    rounds to be gone on with. `puts`: epoch of each group, and 1 + its last request that replaced an array.
+    `began_after[0]`: the number of the last round for the rule in the snapshot that it is from."""
 
     def __init__(
-        self, place: int, marks: np.ndarray, used: np.ndarray, puts: np.ndarray, area: Area, cuts: list[Area]
+        self,
+        place: int,
+        marks: np.ndarray,
+        used: np.ndarray,
+        puts: np.ndarray,
+        area: Area,
+        cuts: list[Area],
+        began_after: np.ndarray,
     ) -> None:
         self._place = place
         self._marks = marks
@@ -208,10 +219,20 @@ class ChunkJournal:
         self._puts = puts
         self._area = area
         self._cuts = cuts
+        self._began_after = began_after
         latest = [max(row.tolist(), key=itemgetter(_STEP_OF)) for row in marks[: used[0]]]
         ranges = sorted((mark[_STEP_OF], index) for index, mark in enumerate(latest))
         self._ranges = {Mark(*latest[index])[2:4]: index for _, index in ranges}
         """Where each range is, the one of the oldest round first."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether an earlier process has begun a round that is not complete."""
+        return bool(self._cuts)
+
+    def begin_after(self, step: int) -> None:
+        """The chunk is from a snapshot, after its round number `step` for the rule."""
+        self._began_after[0] = step
 
     def counted(self) -> dict[int, list[Mark]]:
         """The contributions of each group that count."""
@@ -280,11 +301,11 @@ class ChunkJournal:
         return Progress(self._area.words, self._area.saved, start, bool(self._area.words[_SUMMED] == start + 1))
 
     def last_step(self) -> tuple[int, set[tuple[int, int]]]:
-        """The number of the last round for the rule, and the elements that were in it."""
+        """The number of the last round for the rule, and the elements that were in it; none before the first round."""
         marks = [mark for marks in self.counted().values() for mark in marks]
         steps = [(mark.step, mark.start, mark.stop) for mark in marks]
         steps += [(cut.step, *cut.range) for cut in self._cuts]
-        last = max((step for step, *_ in steps), default=0)
+        last = max((step for step, *_ in steps), default=int(self._began_after[0]))
         return last, {(start, stop) for step, start, stop in steps if step == last}
 
     def mark_not_finite(self, contributions: Iterable[Contribution]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Set
 
 from hybridps.errors import ProtocolError, ServerError
 from hybridps.ps.clocks import Rounds
-from hybridps.ps.model import Admitted, Origin
+from hybridps.ps.model import Admitted, Origin, SnapshotStart
 from hybridps.ps.server.tables.images import TableImage
 
 
@@ -15,7 +15,8 @@ class Registrations:
 
     The first server decides who initialises the centre: the lowest group that is expected, so that it does not
     depend on who comes first, or the next one if that group goes before all values are there. The other servers are
-    told, so that one group initialises the table on all of them.
+    told, so that one group initialises the table on all of them. Where the first server has a snapshot nobody does, and
+    the others are told to start from the same one.
     """
 
     def __init__(self, name: str, is_first_server: bool, chunks: int, rounds: Rounds) -> None:
@@ -38,6 +39,10 @@ class Registrations:
         # Where there is nothing to initialise nobody waits; the first server still says who would do it.
         self.ready = not is_first_server and not chunks
         """Whether the centre is complete."""
+        self.start: SnapshotStart | None = None
+        """The snapshot that the centre is from, if it is from one."""
+        self._tells_start = True
+        """Whether the centre is certainly that of the snapshot as long as nothing was computed."""
         self.on_change: Callable[[], None] = lambda: None
         """Called after each change."""
 
@@ -54,6 +59,7 @@ class Registrations:
             self._initialiser,
             self.initial,
             self.ready,
+            self.start,
         )
 
     def restore(self, image: TableImage) -> None:
@@ -62,6 +68,7 @@ class Registrations:
         self._expected, self._dropped = image.expected, image.dropped
         self.joined, self._admitted = image.joined, image.admitted
         self._initialiser, self.initial, self.ready = image.initialiser, image.initial, image.ready
+        self.start, self._tells_start = image.start, False
 
     @property
     def unwanted(self) -> bool:
@@ -83,11 +90,16 @@ class Registrations:
         """Whether the initial values of all chunks are there."""
         return len(self.initialised) == self._chunks
 
-    def register(self, origin: Origin, initialise: bool) -> list[Admitted]:
+    def begin_from(self, start: SnapshotStart) -> None:
+        """The centre is taken from a snapshot: nobody initialises it."""
+        self.start, self.ready = start, False
+        self.on_change()
+
+    def register(self, origin: Origin, initialise: bool, start: SnapshotStart | None = None) -> list[Admitted]:
         """A group joins; it is answered when the centre is complete, or when it is the one to initialise it.
 
-        `initialise`: the first server has made this group the initialiser. The same request may come again: it is told
-        the same, at once or when it is its turn.
+        `initialise`: the first server has made this group the initialiser. `start`: it starts the table from that
+        snapshot. The same request may come again: it is told the same, at once or when it is its turn.
         """
         group = origin.group
         if group in self.joined:
@@ -95,7 +107,7 @@ class Registrations:
                 raise ProtocolError(f"group {group} registers table {self._name!r} twice")
             return [self._admitted[group]] if group in self._admitted else []
         if not self._is_first_server:
-            self._check_follows(initialise)
+            self._check_follows(initialise, start)
         self._dropped.discard(group)
         self._expected.add(group)
         self.joined[group] = origin
@@ -136,7 +148,8 @@ class Registrations:
     def release(self) -> list[Admitted]:
         """Answer registrations after a change: of an initialiser, and of those that waited for the centre or rounds."""
         first, admitted = min(self._expected, default=-1), []
-        if self._is_first_server and not self.ready and self._initialiser is None and first in self.joined:
+        begins = self._is_first_server and not self.ready and self.start is None
+        if begins and self._initialiser is None and first in self.joined:
             admitted.append(self._begin(first))
         if self.ready:
             waiting = self.joined.keys() - self._admitted.keys()
@@ -163,23 +176,27 @@ class Registrations:
         self.ready = ready
         self.on_change()
 
-    def _check_follows(self, initialise: bool) -> None:
+    def _check_follows(self, initialise: bool, start: SnapshotStart | None) -> None:
         """Whether this server's state fits what the first server told the group."""
         problem = ""
         if initialise and any(self.rounds.brought.values()):
             problem = "is in use here, but unknown to the first server: was that one restarted?"
-        elif not initialise and not self.ready:
+        elif start is not None and start != self.start:
+            problem = "is in use here, and the first server starts it from a snapshot: was that one restarted?"
+        elif not initialise and not self.ready and self.start is None:
             problem = "has no centre here, but on the first server: was this one restarted?"
         if problem:
             raise ServerError(f"table {self._name!r} {problem} Restart the job, or all servers")
 
     def _begin(self, group: int) -> Admitted:
         """A group becomes the initialiser."""
-        self._initialiser, self.initial, self.initialised = group, None, set()
+        self._initialiser, self.initial, self.initialised, self.start = group, None, set(), None
         self.ready = not self._chunks
         return self._admit(group, initialise=True)
 
     def _admit(self, group: int, initialise: bool = False) -> Admitted:
-        self._admitted[group] = admitted = Admitted(self.joined[group], initialise)
+        tells = self._is_first_server and self._tells_start and not self.rounds.computed
+        start = self.start if tells else None
+        self._admitted[group] = admitted = Admitted(self.joined[group], initialise, start=start)
         self.on_change()
         return admitted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence, Set
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hybridps.codecs import codec_of
 from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
 from hybridps.memory import DTYPES, private_memory
 from hybridps.ps.chunk_map import Span
-from hybridps.ps.model import Answer, ChunkPlace, Origin, Outcome, Rules, TableSpec, Task
+from hybridps.ps.model import Answer, ChunkPlace, Origin, Outcome, Rules, SnapshotStart, TableSpec, Task
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.tables.chunk_memory import ChunkMemory
 from hybridps.ps.server.tables.images import TableImage
@@ -23,6 +24,14 @@ from hybridps.ps.server.tables.rounds import Chunk
 
 MOST_ELEMENTS = 1 << 48
 """Of a table."""
+
+_READ_TOGETHER = 8
+"""Chunks that are read from a snapshot at a time: the workers have other tables too."""
+
+Read = Callable[[int, int], tuple[Sequence[np.ndarray], int]]
+"""Reads the centre and the states of the chunk in a place, of so many elements, and the number of its last round."""
+
+GiveUp = Callable[[HybridPSError], list[Outcome]]
 
 
 class Table:
@@ -55,9 +64,10 @@ class Table:
         self._threads = threads
         self._refuses = refuses
         self._budget = budget
-        last = sum(self.chunk_map.whole(chunk).length for chunk in self._owned[-1:])
-        self.elements = last + max(len(self._owned) - 1, 0) * self.chunk_map.step
+        self.elements, self.chunks = self.chunk_map.length_of(spec.server), len(self._owned)
         """Of this server."""
+        self.is_freed = False
+        """Whether its memory must not be used any more."""
         nbytes = self.elements * spec.layout.itemsize
         self._journal: TableJournal | None = None
         if keep is None:
@@ -73,6 +83,43 @@ class Table:
         self.rounds = spec.clock.start(members)
         self.registrations = Registrations(name, not spec.server, len(self._owned), self.rounds)
 
+    def begin_from(self, start: SnapshotStart, read: Read, give_up: GiveUp) -> list[Outcome]:
+        """Take the values of a snapshot: the workers `read` the chunks, a few at a time. Then the table is ready.
+
+        If some cannot be read, what follows is what `give_up` returns, which frees the table.
+        """
+        joined, left = self.registrations, self.chunks
+        joined.begin_from(start)
+        places = iter(range(self.chunks))
+
+        def take(chunk: Chunk, place: int) -> None:
+            chunk.memory.begin_from(*read(place, chunk.span.length))
+
+        def begin(place: int) -> Task:
+            chunk = self.chunk_in(place)
+            return Task(chunk.owner, partial(take, chunk, place), partial(then, place))
+
+        def then(place: int, result: Any) -> Sequence[Outcome]:
+            nonlocal left
+            if self.is_freed or joined.start != start:
+                return []
+            if isinstance(result, HybridPSError):
+                return give_up(result)
+            if self._journal is not None:
+                self._journal.initialised[place] = 1
+            left -= 1
+            return [begin(following) for following in islice(places, 1)] if left else ready()
+
+        def ready() -> list[Outcome]:
+            joined.set_ready(True)
+            return [*joined.release()]
+
+        return [begin(place) for place in islice(places, _READ_TOGETHER)] if left else ready()
+
+    def begins_anew(self, start: SnapshotStart | None) -> bool:
+        """Whether the first server starts the table from a snapshot, and this one has not followed yet."""
+        return start is not None and start != self.registrations.start
+
     def restore(self, image: TableImage) -> None:
         """Go on where the process before was killed. Raises ServerError if the rule cannot be loaded."""
         self.registrations.restore(image)
@@ -87,6 +134,14 @@ class Table:
     def owner_of(self, chunk: int) -> int:
         """The worker that owns a chunk."""
         return self.chunk_map.thread_of(chunk, self._threads)
+
+    def chunk_in(self, place: int) -> Chunk:
+        """The chunk in a place among those of this server."""
+        return self.chunk(self._owned[place])
+
+    def chunk_bytes(self, place: int) -> int:
+        """Bytes of the centre and the states of the chunk in a place."""
+        return self.chunk_map.whole(self._owned[place]).length * self.spec.layout.itemsize * len(self._arrays)
 
     @property
     def only_whole_chunks(self) -> bool:
@@ -181,6 +236,7 @@ class Table:
         for chunk in self._chunks.values():
             chunk.forget()
         self._chunks.clear()
+        self.is_freed = True
         self._budget.take(-sum(reply.nbytes for reply in self._replies.values()))
         self._replies.clear()
         return []
