@@ -19,6 +19,12 @@ from hybridps.errors import ServerError
 from hybridps.ps import wire
 from hybridps.ps.keys import AllowList
 
+CONTROL_WEIGHT = 16
+"""To read a byte of a control message takes as long as to add up so many of values."""
+
+FRAME_BYTES = 512
+"""What a frame takes beside its payload, about."""
+
 MESSAGE_BYTES = 4096
 """What a message takes and costs beside its payload, about."""
 

@@ -15,9 +15,9 @@ from hybridps.errors import HybridPSError, ProtocolError, ServerError
 from hybridps.ps import wire
 from hybridps.ps.model import Admitted, Answer, Origin, Outcome, ParentRequest, Task, UnknownClientError
 from hybridps.ps.rules.finite import NotFiniteError
-from hybridps.ps.server.admission import MESSAGE_BYTES, Account, Accounts, FairQueue
+from hybridps.ps.server.admission import CONTROL_WEIGHT, FRAME_BYTES, MESSAGE_BYTES, Account, Accounts, FairQueue
 from hybridps.ps.server.door import MOST_UNREAD
-from hybridps.ps.server.members import Member, Members
+from hybridps.ps.server.members import JUDGED_PER_LOST, Member, Members
 from hybridps.ps.server.profiles import PAGE_BYTES, Profiles
 from hybridps.ps.server.requests import carry_out
 from hybridps.ps.server.snapshots import Snapshots
@@ -41,15 +41,6 @@ _MOST_BACKLOG = 32
 
 _LARGEST_GREETING_BYTES = 4096
 """A client that is not known yet cannot say more."""
-
-_CONTROL_WEIGHT = 16
-"""To read a byte of a control message takes as long as to add up so many of values."""
-
-_FRAME_BYTES = 512
-"""What a frame takes beside its payload, about."""
-
-_JUDGED_PER_LOST = 64
-"""So many times in `lost_seconds` the clients are looked at."""
 
 
 @dataclass(eq=False)
@@ -124,7 +115,7 @@ class Loop:
         try:
             if len(frames) > wire.MOST_CHUNKS + 1:
                 raise ProtocolError(f"a message has {wire.MOST_CHUNKS} payload frames at most: send several")
-            nbytes = sum(len(frame) + _FRAME_BYTES for frame in frames)
+            nbytes = sum(len(frame) + FRAME_BYTES for frame in frames)
             self.jobs.evict_for(member.account.budget, nbytes + MESSAGE_BYTES)
             self.queue.put(member.account, (identity, frames), nbytes)
         except ServerError as refused:
@@ -179,7 +170,7 @@ class Loop:
                 payloads = [frame.buffer for frame in frames[1:]]
                 cost, outcomes = carry_out(self.jobs, origin, message, payloads, member.regions)
                 self._carry_on(outcomes)
-                return _CONTROL_WEIGHT * len(frames[0]) if cost is None else cost
+                return CONTROL_WEIGHT * len(frames[0]) if cost is None else cost
             case wire.Heartbeat(session=session, settled=settled):
                 self.members.beat(session, settled, now)
                 self.transport.send(identity, wire.Alive())
@@ -237,7 +228,7 @@ class Loop:
                 log.warning("%s has ended: lost", member)
                 self._remove(member, lost=True)
         now = time.monotonic()
-        if now < self.judged_seconds + self.members.lost_seconds / _JUDGED_PER_LOST:
+        if now < self.judged_seconds + self.members.lost_seconds / JUDGED_PER_LOST:
             return
         self.judged_seconds = now
         for member in self.members.silent(now, emptied, self.transport.reads):

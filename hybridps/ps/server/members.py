@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 FAIR_READS = 4096
 """The socket takes the messages of its connections in turn: after so many, one of each was read."""
 
+JUDGED_PER_LOST = 64
+"""So many times in `lost_seconds` the clients are looked at."""
+
 _SETTLED_PER_LOST = 8
 """So many times in `lost_seconds` a client may settle requests, as all chunks are looked at then."""
 

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
-from zlib import crc32
-
-import msgspec
 
 from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
-from hybridps.ps.clocks import MOST_CELLS, BoundedStale
 from hybridps.ps.model import Admitted, Answer, GroupTakenError, Origin, Outcome, SnapshotStart, TableSpec, Task
 from hybridps.ps.rules import warm_up
 from hybridps.ps.server.admission import Budget
-from hybridps.ps.server.tables.images import JobImage, KeptJobs
+from hybridps.ps.server.tables.images import KeptJobs
+from hybridps.ps.server.tables.job import Job, digest, find_start, table_bytes
 from hybridps.ps.server.tables.table import Table, check_spec
 from hybridps.ps.server.workers import as_refusal
 
@@ -30,33 +26,12 @@ if TYPE_CHECKING:
 MOST_JOBS, MOST_TABLES = 4096, 4096
 """Of a server, and of a job."""
 
-CHUNK_BYTES, GROUP_BYTES, KEY_BYTES, TABLE_BYTES, MEMBER_BYTES = 3072, 64, 512, 8192, 256
-CELL_BYTES, COUNT_BYTES = 192, 64
-"""What Python's objects take, about: for a chunk, a group in each chunk, a key, a table, and a group in it; for a range
-of a chunk that a bounded-stale clock counts, and a group there."""
-
-
-@dataclass
-class _Job:
-    groups: int
-    budget: Budget
-    present: set[int] = field(default_factory=set)
-    gone: set[int] = field(default_factory=set)
-    returns: dict[int, bool] = field(default_factory=dict)
-    """Of the groups whose processes have ended, as far as that is known: whether they are started again."""
-    tables: dict[str, Table] = field(default_factory=dict)
-    dropped: dict[str, int] = field(default_factory=dict)
-    """Tables that all groups have dropped, and digests of what they were."""
-    waits_for_absent: bool = True
-    """Whether a table waits for a group that has not come yet, to initialise it."""
-
 
 class Jobs:
     """What one server owns of every job, shared out over `threads`.
 
     `memory_bytes` bounds the memory of all jobs together. `check_finite`: sums refuse NaN and Inf too; other rules
-    always do. `make_table`: `Table`, or that of a rack server. `kept`: what outlives the process, if anything does.
-    `snapshots`: what new tables start from.
+    always do. `make_table`: `Table`, or that of a rack server. `kept`: outlives the process. `snapshots`: for new tables.
     """
 
     def __init__(
@@ -75,7 +50,7 @@ class Jobs:
         self._make_table = make_table
         self._kept = kept
         self._snapshots = snapshots
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, Job] = {}
 
     def restore(self, budget_of: Callable[[str], Budget], present: Set[tuple[str, int]]) -> None:
         """Go on where the process before was killed. `budget_of` a job; `present`: jobs and groups that were there.
@@ -83,7 +58,7 @@ class Jobs:
         Raises ServerError if a table's rule cannot be loaded.
         """
         for image in self._kept.jobs() if self._kept is not None else ():
-            job = self._jobs[image.name] = _Job(image.groups, budget_of(image.name), image.present, image.gone)
+            job = self._jobs[image.name] = Job(image.groups, budget_of(image.name), image.present, image.gone)
             job.returns, job.dropped, job.waits_for_absent = image.returns, image.dropped, image.waits_for_absent
         for made, state in self._kept.begun_tables() if self._kept is not None else ():
             warm_up(made.spec.rule, made.spec.layout.dtype, made.spec.codec)
@@ -104,12 +79,7 @@ class Jobs:
         """A job has changed."""
         if self._kept is not None and name in self._jobs:
             job = self._jobs[name]
-            self._kept.note_job(
-                name,
-                lambda: JobImage(
-                    name, job.groups, job.present, job.gone, job.returns, job.dropped, job.waits_for_absent
-                ),
-            )
+            self._kept.note_job(name, lambda: job.image(name))
 
     def enter(self, job: str, group: int, groups: int, budget: Budget | None = None) -> None:
         """Group `group` of `groups` takes part in `job`, which uses memory of a tenant's `budget`.
@@ -128,7 +98,7 @@ class Jobs:
             self._forget(job)
             if len(self._jobs) >= MOST_JOBS and not self._evict(self.budget):
                 raise ServerError(f"this server has {MOST_JOBS} jobs, and takes no more: use another one")
-            there = self._jobs[job] = _Job(groups, budget or self.budget)
+            there = self._jobs[job] = Job(groups, budget or self.budget)
         if group in there.present:
             raise GroupTakenError(
                 f"group {group} of job {job!r} is there already: "
@@ -203,7 +173,7 @@ class Jobs:
             self._free(job, name)
             there = None
         if there is None and name in job.dropped:
-            if job.dropped[name] != _digest(spec):
+            if job.dropped[name] != digest(spec):
                 raise LayoutError(
                     f"table {name!r} was registered with another layout, rule or clock, and dropped since"
                 )
@@ -262,7 +232,7 @@ class Jobs:
         def run() -> FoundTable | None:
             check_spec(spec)
             warm_up(spec.rule, spec.layout.dtype, spec.codec)
-            return self._find(origin.job, name, spec, start)
+            return find_start(self._snapshots, origin.job, name, spec, start)
 
         def then(found: FoundTable | HybridPSError | None) -> Sequence[Outcome]:
             job = self._jobs.get(origin.job)
@@ -283,26 +253,15 @@ class Jobs:
 
         return Task(0, run, then)
 
-    def _find(self, job: str, name: str, spec: TableSpec, start: SnapshotStart | None) -> FoundTable | None:
-        """What a new table starts from. Raises ServerError if it cannot `start` from where the first server says."""
-        if start is None and (self._snapshots is None or spec.server or spec.rule.transparent):
-            return None
-        if self._snapshots is None:
-            raise ServerError(
-                f"the first server starts table {name!r} from a snapshot, and server {spec.server} has no folder of "
-                "snapshots: give all servers of the job the same --snapshots"
-            )
-        return self._snapshots.find(job, name, spec, None if start is None else start.number)
-
-    def _give_up(self, job: _Job, table: Table, error: HybridPSError) -> list[Outcome]:
+    def _give_up(self, job: Job, table: Table, error: HybridPSError) -> list[Outcome]:
         """A table cannot start from its snapshot: the groups that wait for it are told."""
         waiting = [*table.registrations.joined.values()]
         return [*self._free(job, table.name), *(Answer(origin, None, error=error) for origin in waiting)]
 
-    def _make(self, job: _Job, of_job: str, name: str, spec: TableSpec) -> Table:
+    def _make(self, job: Job, of_job: str, name: str, spec: TableSpec) -> Table:
         if len(job.tables) >= MOST_TABLES:
             raise ServerError(f"job {of_job!r} has {MOST_TABLES} tables, and this server takes no more of it")
-        nbytes = self._table_bytes(spec, job.groups)
+        nbytes = table_bytes(spec, job.groups, self._make_table.more_arrays)
         self.evict_for(job.budget, nbytes)
         job.budget.check(nbytes, f"table {name!r}")
         refuses, members = self._check_finite or not spec.rule.transparent, set(range(job.groups)) - job.gone
@@ -316,37 +275,24 @@ class Jobs:
         job.budget.take(nbytes)
         return table
 
-    def _table_bytes(self, spec: TableSpec, groups: int) -> int:
-        """Memory that a table is charged with: its values, and its records."""
-        arrays = 1 + spec.rule.states + self._make_table.more_arrays
-        chunk_map = spec.chunk_map()
-        owned = len(chunk_map.owned_between(spec.server, 0, spec.layout.length))
-        values = arrays * min(owned * chunk_map.step, spec.layout.length) * spec.layout.itemsize
-        chunks = owned + 1
-        if isinstance(spec.clock, BoundedStale):
-            cells = min(MOST_CELLS, spec.chunk_bytes // spec.layout.itemsize)
-            values += chunks * cells * (CELL_BYTES + COUNT_BYTES * min(groups, 8))
-        keys = sum(KEY_BYTES + len(slot.key) for slot in spec.layout.slots)
-        return values + (CHUNK_BYTES + GROUP_BYTES * groups) * chunks + keys + TABLE_BYTES + MEMBER_BYTES * groups
-
-    def _free(self, job: _Job, name: str) -> list[Outcome]:
+    def _free(self, job: Job, name: str) -> list[Outcome]:
         """Forget a table, and what was brought to its rounds."""
         table = job.tables.pop(name)
         if self._kept is not None:
             self._kept.forget_table(table.job, name)
-        job.budget.take(-self._table_bytes(table.spec, job.groups))
+        job.budget.take(-table_bytes(table.spec, job.groups, self._make_table.more_arrays))
         return table.free()
 
-    def _free_unwanted(self, job: _Job) -> list[Outcome]:
+    def _free_unwanted(self, job: Job) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for name in [name for name, table in job.tables.items() if table.registrations.unwanted]:
-            job.dropped[name] = _digest(job.tables[name].spec)
+            job.dropped[name] = digest(job.tables[name].spec)
             outcomes += self._free(job, name)
             if len(job.dropped) > MOST_TABLES:
                 del job.dropped[next(iter(job.dropped))]
         return outcomes
 
-    def _job(self, origin: Origin) -> _Job:
+    def _job(self, origin: Origin) -> Job:
         job = self._jobs.get(origin.job)
         if job is None or origin.group not in job.present:
             raise ServerError(f"group {origin.group} of job {origin.job!r} is not there")
@@ -362,9 +308,7 @@ class Jobs:
 
     def _forget_if_over(self, name: str, may_return: bool) -> None:
         """Forget a job that no group is in, unless one is started again; or may return, as not all are known to end."""
-        job = self._jobs[name]
-        have_ended = len(job.returns) == job.groups
-        if not job.present and not any(job.returns.values()) and (have_ended or not may_return):
+        if self._jobs[name].is_over(may_return):
             self._forget(name)
 
     def _forget(self, name: str) -> None:
@@ -374,7 +318,3 @@ class Jobs:
                 self._free(job, table)
             if self._kept is not None:
                 self._kept.forget_job(name)
-
-
-def _digest(spec: TableSpec) -> int:
-    return crc32(msgspec.msgpack.encode(spec))

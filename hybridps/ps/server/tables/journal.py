@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +17,17 @@ from hybridps.ps.model import Contribution, TableSpec
 from hybridps.ps.rules.kernel import BLOCK, COMPILED
 from hybridps.ps.rules.progress import KEEPS_SUM, LENGTH, WORD, Progress
 from hybridps.ps.rules.rule import Rule
+from hybridps.ps.server.tables.area import (
+    PLACE,
+    ROW_FIELD,
+    STEP_FIELD,
+    STOP_FIELD,
+    SUMMED,
+    WORDS,
+    Area,
+    Mark,
+    write_marks,
+)
 
 log = logging.getLogger("hybridps.ps")
 
@@ -26,84 +36,6 @@ RANGES = 512
 
 CUTS = 64
 """Rounds of a table that wait to be gone on with, at most: one for each worker and death."""
-
-_PLACE, _RANGE, _START, _STOP, _STEP, _GROUPS, _COUNT, _SUMMED, _WORDS = *range(3, 11), 16
-"""After the words of `Progress`: the chunk's place, the round's place among its ranges, its elements, its number for
-the rule, how many groups' values it has, its contributions, and 1 + the element whose block's sum is kept though
-nothing is changed."""
-
-_STOP_OF, _STEP_OF, _ROW = 3, 4, 5
-"""Of the fields of a `Mark`, which is a row of int64. An entry is such a row after the number of its group."""
-
-
-class Mark(NamedTuple):
-    """A contribution that counts in a round of elements `start:stop`: whose it is, and the round's number for the rule.
-
-    It had NaN or Inf in `row` at `element`, unless `row` is negative.
-    """
-
-    epoch: int
-    request: int
-    start: int
-    stop: int
-    step: int
-    row: int
-    element: int
-
-
-class Area(NamedTuple):
-    """Where a round is noted that is not complete."""
-
-    words: np.ndarray
-    entries: np.ndarray
-    saved: np.ndarray
-
-    @property
-    def next(self) -> int:
-        """The first element that is not done."""
-        return int(self.words[WORD] >> 1) - 1
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether the block there may be changed."""
-        return bool(self.words[WORD] & 1)
-
-    @property
-    def is_summed(self) -> bool:
-        """Whether the sum of the block there is kept."""
-        kept = self.is_changed and self.words[KEEPS_SUM]
-        return bool(kept or self.words[_SUMMED] == self.next + 1)
-
-    @property
-    def groups(self) -> int:
-        """How many groups' values the round has."""
-        return int(self.words[_GROUPS])
-
-    @property
-    def step(self) -> int:
-        """The number of the round for the rule."""
-        return int(self.words[_STEP])
-
-    @property
-    def range(self) -> tuple[int, int]:
-        """The elements of the round."""
-        return int(self.words[_START]), int(self.words[_STOP])
-
-    @property
-    def ids(self) -> list[tuple[int, ...]]:
-        """Group, epoch and request of each contribution."""
-        return [tuple(each) for each in self.entries[: self.words[_COUNT], :3].tolist()]
-
-    def move_to(self, other: Area) -> None:
-        """The round is noted elsewhere, with the sum of its next block if that is kept."""
-        other.words[WORD] = 0
-        if self.is_summed:
-            np.copyto(other.saved[0], self.saved[0])
-        np.copyto(other.entries, self.entries)
-        other.words[LENGTH:] = self.words[LENGTH:]
-        other.words[_SUMMED] = self.next + 1 if self.is_summed else 0
-        other.words[WORD] = self.words[WORD] & ~1
-        self.words[WORD] = 0
 
 
 class TableJournal:
@@ -141,7 +73,7 @@ class TableJournal:
         blocks = dtype in COMPILED and type(rule).load is Rule.load
         rows = 1 if rule.centre_is_answer else 2 + rule.states
         areas = workers + CUTS
-        words = array("words", "i8", areas, _WORDS)
+        words = array("words", "i8", areas, WORDS)
         entries = array("entries", "i8", areas, groups, 1 + len(Mark._fields))
         saved = array("saved", dtype, areas, rows, min(BLOCK, step) if blocks else step)
         self._areas = [Area(words[i], entries[i], saved[i]) for i in range(areas)]
@@ -167,9 +99,9 @@ class TableJournal:
         for area in self._areas[: self._workers]:
             if not area.words[WORD]:
                 continue
-            place, (_, stop) = int(area.words[_PLACE]), area.range
+            place, (_, stop) = int(area.words[PLACE]), area.range
             if area.next == stop:
-                _write_marks(area, self._marks[:, place])
+                write_marks(area, self._marks[:, place])
                 area.words[WORD] = 0
                 continue
             if area.is_changed:
@@ -186,7 +118,7 @@ class TableJournal:
 
     def of_chunk(self, place: int, worker: int) -> ChunkJournal:
         """The journal of the chunk in a place, which that worker computes."""
-        cuts = [area for area in self._areas[self._workers :] if area.words[WORD] and area.words[_PLACE] == place]
+        cuts = [area for area in self._areas[self._workers :] if area.words[WORD] and area.words[PLACE] == place]
         used, puts = self._used[place : place + 1], self._puts[place]
         began_after = self._began_after[place : place + 1]
         return ChunkJournal(place, self._marks[:, place], used, puts, self._areas[worker], cuts, began_after)
@@ -220,8 +152,8 @@ class ChunkJournal:
         self._area = area
         self._cuts = cuts
         self._began_after = began_after
-        latest = [max(row.tolist(), key=itemgetter(_STEP_OF)) for row in marks[: used[0]]]
-        ranges = sorted((mark[_STEP_OF], index) for index, mark in enumerate(latest))
+        latest = [max(row.tolist(), key=itemgetter(STEP_FIELD)) for row in marks[: used[0]]]
+        ranges = sorted((mark[STEP_FIELD], index) for index, mark in enumerate(latest))
         self._ranges = {Mark(*latest[index])[2:4]: index for _, index in ranges}
         """Where each range is, the one of the oldest round first."""
 
@@ -238,7 +170,7 @@ class ChunkJournal:
         """The contributions of each group that count."""
         found: dict[int, list[Mark]] = {}
         for row in self._marks[: self._used[0]]:
-            for group in np.flatnonzero(row[:, _STOP_OF]):
+            for group in np.flatnonzero(row[:, STOP_FIELD]):
                 found.setdefault(int(group), []).append(Mark(*row[group].tolist()))
         return found
 
@@ -273,7 +205,7 @@ class ChunkJournal:
         self._ranges[start, stop] = index
         area.entries[: len(marks)] = marks
         area.words[KEEPS_SUM] = any(_overlap(each) for each in contributions)
-        area.words[_PLACE : _SUMMED + 1] = self._place, index, start, stop, step, groups, len(marks), 0
+        area.words[PLACE : SUMMED + 1] = self._place, index, start, stop, step, groups, len(marks), 0
         area.words[WORD] = 2 * (start + 1)
 
     def go_on(self, cut: Area) -> None:
@@ -298,7 +230,7 @@ class ChunkJournal:
 
     def progress(self, start: int) -> Progress:
         """Where to note how far the round is, from element `start` on."""
-        return Progress(self._area.words, self._area.saved, start, bool(self._area.words[_SUMMED] == start + 1))
+        return Progress(self._area.words, self._area.saved, start, bool(self._area.words[SUMMED] == start + 1))
 
     def last_step(self) -> tuple[int, set[tuple[int, int]]]:
         """The number of the last round for the rule, and the elements that were in it; none before the first round."""
@@ -312,11 +244,11 @@ class ChunkJournal:
         """Note whose values have NaN or Inf."""
         for entry, each in zip(self._area.entries, contributions, strict=False):
             for found in each.not_finite[:1]:
-                entry[1 + _ROW :] = found
+                entry[1 + ROW_FIELD :] = found
 
     def end(self, refused: Mapping[int, object]) -> None:
         """The round is over, and the contributions count, but for those of groups that were refused."""
-        _write_marks(self._area, self._marks, refused)
+        write_marks(self._area, self._marks, refused)
         self._area.words[WORD] = 0
 
 
@@ -330,11 +262,3 @@ def _overlap(contribution: Contribution) -> bool:
 def _place(array: np.ndarray) -> range:
     begin = array.__array_interface__["data"][0]
     return range(begin, begin + array.nbytes)
-
-
-def _write_marks(area: Area, marks: np.ndarray, refused: Mapping[int, object] = {}) -> None:  # noqa: B006
-    """The contributions of a round count."""
-    row = marks[area.words[_RANGE]]
-    for entry in area.entries[: area.words[_COUNT]]:
-        if not refused or int(entry[0]) not in refused:
-            row[entry[0]] = entry[1:]

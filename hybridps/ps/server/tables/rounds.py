@@ -15,10 +15,10 @@ from hybridps.ps.chunk_map import Span
 from hybridps.ps.clocks import Part, Verdict
 from hybridps.ps.model import Answer, Contribution, Outcome, Task, rules_of_span
 from hybridps.ps.server.admission import Budget
+from hybridps.ps.server.tables.area import Mark
 from hybridps.ps.server.tables.arrays import ChunkArrays
 from hybridps.ps.server.tables.chunk_memory import ChunkMemory
 from hybridps.ps.server.tables.exchange import ANSWER_BYTES, Exchange, bytes_of, error_answer, error_of_part
-from hybridps.ps.server.tables.journal import Mark
 from hybridps.ps.server.tables.registrations import Registrations
 from hybridps.ps.server.tables.round import SENT, EarlySum, Round, cut, error_of_rules
 

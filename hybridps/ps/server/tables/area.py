@@ -1,0 +1,96 @@
+"""Where a worker thread notes how far the round is that it computes, in memory that outlives the process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from hybridps.ps.rules.progress import KEEPS_SUM, LENGTH, WORD
+
+PLACE, RANGE, START, STOP, STEP, GROUPS, COUNT, SUMMED, WORDS = *range(3, 11), 16
+"""After the words of `Progress`: the chunk's place, the round's place among its ranges, its elements, its number for
+the rule, how many groups' values it has, its contributions, and 1 + the element whose block's sum is kept though
+nothing is changed."""
+
+STOP_FIELD, STEP_FIELD, ROW_FIELD = 3, 4, 5
+"""Of the fields of a `Mark`, which is a row of int64. An entry is such a row after the number of its group."""
+
+
+class Mark(NamedTuple):
+    """A contribution that counts in a round of elements `start:stop`: whose it is, and the round's number for the rule.
+
+    It had NaN or Inf in `row` at `element`, unless `row` is negative.
+    """
+
+    epoch: int
+    request: int
+    start: int
+    stop: int
+    step: int
+    row: int
+    element: int
+
+
+class Area(NamedTuple):
+    """Where a round is noted that is not complete."""
+
+    words: np.ndarray
+    entries: np.ndarray
+    saved: np.ndarray
+
+    @property
+    def next(self) -> int:
+        """The first element that is not done."""
+        return int(self.words[WORD] >> 1) - 1
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the block there may be changed."""
+        return bool(self.words[WORD] & 1)
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether the sum of the block there is kept."""
+        kept = self.is_changed and self.words[KEEPS_SUM]
+        return bool(kept or self.words[SUMMED] == self.next + 1)
+
+    @property
+    def groups(self) -> int:
+        """How many groups' values the round has."""
+        return int(self.words[GROUPS])
+
+    @property
+    def step(self) -> int:
+        """The number of the round for the rule."""
+        return int(self.words[STEP])
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The elements of the round."""
+        return int(self.words[START]), int(self.words[STOP])
+
+    @property
+    def ids(self) -> list[tuple[int, ...]]:
+        """Group, epoch and request of each contribution."""
+        return [tuple(each) for each in self.entries[: self.words[COUNT], :3].tolist()]
+
+    def move_to(self, other: Area) -> None:
+        """The round is noted elsewhere, with the sum of its next block if that is kept."""
+        other.words[WORD] = 0
+        if self.is_summed:
+            np.copyto(other.saved[0], self.saved[0])
+        np.copyto(other.entries, self.entries)
+        other.words[LENGTH:] = self.words[LENGTH:]
+        other.words[SUMMED] = self.next + 1 if self.is_summed else 0
+        other.words[WORD] = self.words[WORD] & ~1
+        self.words[WORD] = 0
+
+
+def write_marks(area: Area, marks: np.ndarray, refused: Mapping[int, object] = {}) -> None:  # noqa: B006
+    """The contributions of a round count."""
+    row = marks[area.words[RANGE]]
+    for entry in area.entries[: area.words[COUNT]]:
+        if not refused or int(entry[0]) not in refused:
+            row[entry[0]] = entry[1:]

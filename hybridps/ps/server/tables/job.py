@@ -1,0 +1,84 @@
+"""What a server knows of one job, and the memory that its tables are charged with. Only the loop uses it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+import msgspec
+
+from hybridps.errors import ServerError
+from hybridps.ps.clocks import MOST_CELLS, BoundedStale
+from hybridps.ps.model import SnapshotStart, TableSpec
+from hybridps.ps.server.admission import Budget
+from hybridps.ps.server.tables.images import JobImage
+from hybridps.ps.server.tables.table import Table
+
+if TYPE_CHECKING:
+    from hybridps.ps.server.snapshots.files import FoundTable
+    from hybridps.ps.server.snapshots.folder import SnapshotFolder
+
+CHUNK_BYTES, GROUP_BYTES, KEY_BYTES, TABLE_BYTES, MEMBER_BYTES = 3072, 64, 512, 8192, 256
+CELL_BYTES, COUNT_BYTES = 192, 64
+"""What Python's objects take, about: for a chunk, a group in each chunk, a key, a table, and a group in it; for a range
+of a chunk that a bounded-stale clock counts, and a group there."""
+
+
+@dataclass
+class Job:
+    """A job of so many groups: those that are there, those that have gone, and its tables."""
+
+    groups: int
+    budget: Budget
+    present: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
+    returns: dict[int, bool] = field(default_factory=dict)
+    """Of the groups whose processes have ended, as far as that is known: whether they are started again."""
+    tables: dict[str, Table] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Tables that all groups have dropped, and digests of what they were."""
+    waits_for_absent: bool = True
+    """Whether a table waits for a group that has not come yet, to initialise it."""
+
+    def is_over(self, may_return: bool) -> bool:
+        """Whether no group is there or comes back: they `may_return` unless all are known to have ended."""
+        have_ended = len(self.returns) == self.groups
+        return not self.present and not any(self.returns.values()) and (have_ended or not may_return)
+
+    def image(self, name: str) -> JobImage:
+        """What of it outlives the process; it is called `name`."""
+        return JobImage(name, self.groups, self.present, self.gone, self.returns, self.dropped, self.waits_for_absent)
+
+
+def table_bytes(spec: TableSpec, groups: int, more_arrays: int) -> int:
+    """Memory that a table is charged with: its values, `more_arrays` as long, and its records."""
+    arrays = 1 + spec.rule.states + more_arrays
+    chunk_map = spec.chunk_map()
+    owned = len(chunk_map.owned_between(spec.server, 0, spec.layout.length))
+    values = arrays * min(owned * chunk_map.step, spec.layout.length) * spec.layout.itemsize
+    chunks = owned + 1
+    if isinstance(spec.clock, BoundedStale):
+        cells = min(MOST_CELLS, spec.chunk_bytes // spec.layout.itemsize)
+        values += chunks * cells * (CELL_BYTES + COUNT_BYTES * min(groups, 8))
+    keys = sum(KEY_BYTES + len(slot.key) for slot in spec.layout.slots)
+    return values + (CHUNK_BYTES + GROUP_BYTES * groups) * chunks + keys + TABLE_BYTES + MEMBER_BYTES * groups
+
+
+def digest(spec: TableSpec) -> int:
+    """A number that differs, as good as always, where specs do; the same in all processes."""
+    return crc32(msgspec.msgpack.encode(spec))
+
+
+def find_start(
+    snapshots: SnapshotFolder | None, job: str, name: str, spec: TableSpec, start: SnapshotStart | None
+) -> FoundTable | None:
+    """What a new table starts from. Raises ServerError if it cannot `start` from where the first server says."""
+    if start is None and (snapshots is None or spec.server or spec.rule.transparent):
+        return None
+    if snapshots is None:
+        raise ServerError(
+            f"the first server starts table {name!r} from a snapshot, and server {spec.server} has no folder of "
+            "snapshots: give all servers of the job the same --snapshots"
+        )
+    return snapshots.find(job, name, spec, None if start is None else start.number)
