@@ -76,7 +76,7 @@ class OfTable(Message, frozen=True):
     table: TableName
 
 
-class Register(OfTable, frozen=True):
+class Register(OfTable, frozen=True, omit_defaults=True):
     """Join a table. Answer: Registered, when it is this group's turn. `initialise` and `start` as in
     `Registrations.register`."""
 
@@ -219,7 +219,7 @@ class Welcome(Message, frozen=True):
     life: Number = 0
 
 
-class Registered(Message, frozen=True):
+class Registered(Message, frozen=True, omit_defaults=True):
     """The table is joined. With `initialise` the group is to send the initial values; `dropped` as in `Joining`.
 
     `start`: the group tells it to the other servers.
