@@ -210,8 +210,7 @@ Request = (
 class Welcome(Message, frozen=True):
     """The server takes the group in. With a parent its centre is not what the first group initialised it with.
 
-    `life`: how many processes have been this server before. With another one than before, the client attaches its
-    memory again; all else outlives them.
+    `life`: how many processes have been this server before. In another one the client attaches its memory again.
     """
 
     version: int

@@ -31,7 +31,7 @@ class Jobs:
     """What one server owns of every job, shared out over `threads`.
 
     `memory_bytes` bounds the memory of all jobs together. `check_finite`: sums refuse NaN and Inf too; other rules
-    always do. `make_table`: `Table`, or that of a rack server. `kept`: outlives the process. `snapshots`: for new tables.
+    always do. `make_table`: `Table`, or that of a rack server. `kept`: what outlives it.
     """
 
     def __init__(
