@@ -13,6 +13,7 @@ from hybridps.ps.chunk_map import Span
 from hybridps.ps.model import ChunkPlace, Contribution, Origin, TableSpec
 from hybridps.ps.rules import SGD, Adam, Elastic, ElasticTogether, Mean, Momentum, Outer, Sum
 from hybridps.ps.rules.progress import WORD
+from hybridps.ps.server.tables.area import REFUSED
 from hybridps.ps.server.tables.chunk_memory import ChunkMemory
 from hybridps.ps.server.tables.journal import TableJournal
 from hybridps.ps.server.tables.round import EarlySum, Round
@@ -177,6 +178,38 @@ def test_a_round_that_is_cut_off_anywhere_goes_on(rule, dtype, aliased):
             break
     assert line > 30
     assert cuts > 5
+
+
+def test_who_was_refused_is_known_after_a_cut():
+    """NaN of one group in the second block: its values count before that block, and nowhere else."""
+    rule, dtype = Momentum(rate=0.25), "float32"
+
+    def prepare(arrays):
+        life = Life(arrays, rule, dtype)
+        life.begin()
+        rows = rows_of(dtype, 0)
+        rows[1][5000] = np.nan
+        return life, rows, [np.zeros_like(row) for row in rows]
+
+    life, rows, answers = prepare({})
+    life.compute(rows, answers, 10)
+    expected = [*state_of(life), answers[0]]
+    for line in itertools.count(1):
+        arrays = {}
+        life, rows, answers = prepare(arrays)
+
+        def die(life=life, rows=rows, answers=answers):
+            life.compute(rows, answers, 10)
+
+        died = dying_at(line, die)
+        life = Life(arrays, rule, dtype)
+        life.compute(rows, answers, 10)
+        check_same([*state_of(life), answers[0]], expected)
+        counted = life.memory.journal.counted()
+        assert [counted[group][0].row for group in range(2)] == [-1, REFUSED]
+        if not died:
+            break
+    assert line > 30
 
 
 def test_a_round_of_a_kernel_goes_on_at_each_block():

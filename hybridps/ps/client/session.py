@@ -78,7 +78,8 @@ class Session:
         operation = Operation(what, next(self._numbers), self.finish, table, codec)
         for sent in messages(operation.request):
             operation.add(sent)
-            self.send(*sent[:3])
+            if sent.server not in self._greeting:  # else it follows the Welcome, and what memory is offered again
+                self.send(*sent[:3])
         if not operation.done:
             self.under_way[operation.request] = operation
         return operation
@@ -218,10 +219,10 @@ class Session:
                 self.has_parent |= answer.has_parent
                 if isinstance(self._failure, GroupTakenError):
                     self._failure = None  # of an introduction before this one, which a restored connection repeated
-                if server in self._greeting:
+                # A connection may also break before its first answer.
+                known = self._lives.get(server, answer.life)
+                if server in self._greeting or answer.life != known:
                     self._greeting.discard(server)
-                    # A connection may also break before its first answer.
-                    known = self._lives.get(server, answer.life)
                     for offer in self.offers_of(server) if answer.life != known else ():
                         self.send(server, offer)
                     for sent in [sent for operation in self.under_way.values() for sent in operation.unanswered]:

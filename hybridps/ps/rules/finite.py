@@ -29,3 +29,8 @@ def not_finite(values: np.ndarray, what: str, begins: int = 0) -> str:
     return (
         f"the values brought to {what} were refused: element {begins + first} is {values[first]}; the loss may diverge"
     )
+
+
+def refused_error(what: str) -> NotFiniteError:
+    """The error for values that a server refused before it was killed, brought again."""
+    return NotFiniteError(f"the values brought to {what} were refused: some are NaN or Inf; the loss may diverge")

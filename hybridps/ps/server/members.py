@@ -36,8 +36,8 @@ _REMEMBERED = 4096
 _MOST_CAME = 1 << 16
 
 
-_MEMBER = "member "
-"""What the names of the records of clients begin with."""
+_MEMBER, _CAME = "member ", "came "
+"""What the names of the records of clients begin with, and of the groups that ever came."""
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):
@@ -107,11 +107,12 @@ class Members:
     def restore(self, account_of: Callable[[str], Account], now: float) -> None:
         """Expect the clients that were there when the process before was killed. `account_of` a job."""
         memory = self._kept
+        for record in [memory.get(key) or b"" for key in memory.keys(_CAME)] if memory is not None else ():
+            self._came.add(msgspec.msgpack.decode(record, type=tuple[str, int]))
         for record in [memory.get(key) or b"" for key in memory.keys(_MEMBER)] if memory is not None else ():
             kept = msgspec.msgpack.decode(record, type=_Kept)
             member = Member(b"", kept.session, kept.job, kept.group, now, account_of(kept.job), kept.key)
             self.by_name[kept.session] = member
-            self._came.add((kept.job, kept.group))
             self._began_seconds.setdefault(kept.job, now)
         self._jobs.restore(lambda job: account_of(job).budget, {(member.job, member.group) for member in self})
 
@@ -136,6 +137,9 @@ class Members:
                 self._came.add((new.job, new.group))
             self._began_seconds.setdefault(new.job, new.seen_seconds)
             if self._kept is not None:
+                self._jobs.keep(idle=False)  # the job first: a group that is there without a client is lost
+                if (new.job, new.group) in self._came:
+                    self._kept.put(f"{_CAME}{new.job} {new.group} ", msgspec.msgpack.encode((new.job, new.group)))
                 kept = _Kept(new.session, new.job, new.group, new.key)
                 self._kept.put(f"{_MEMBER}{new.session} ", msgspec.msgpack.encode(kept))
             return

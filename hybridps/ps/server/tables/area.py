@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +17,14 @@ STOP_FIELD, STEP_FIELD, ROW_FIELD = 3, 4, 5
 """Of the fields of a `Mark`, which is a row of int64. An entry is such a row after the number of its group."""
 
 
+REFUSED = -2
+
+
 class Mark(NamedTuple):
     """A contribution that counts in a round of elements `start:stop`: whose it is, and the round's number for the rule.
 
-    It had NaN or Inf in `row` at `element`, unless `row` is negative.
+    It had NaN or Inf in `row` at `element`, unless `row` is negative. It does not count, but was refused, if that is
+    `REFUSED`.
     """
 
     epoch: int
@@ -88,9 +91,8 @@ class Area(NamedTuple):
         self.words[WORD] = 0
 
 
-def write_marks(area: Area, marks: np.ndarray, refused: Mapping[int, object] = {}) -> None:  # noqa: B006
-    """The contributions of a round count."""
+def write_marks(area: Area, marks: np.ndarray) -> None:
+    """The contributions of a round count, or were refused."""
     row = marks[area.words[RANGE]]
     for entry in area.entries[: area.words[COUNT]]:
-        if not refused or int(entry[0]) not in refused:
-            row[entry[0]] = entry[1:]
+        row[entry[0]] = entry[1:]

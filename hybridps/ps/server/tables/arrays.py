@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from hybridps.errors import HybridPSError
 from hybridps.ps.chunk_map import Span
-from hybridps.ps.model import Answer, Origin, Outcome, Task
+from hybridps.ps.model import Answer, Origin, Task
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.tables.chunk_memory import ChunkMemory
 from hybridps.ps.server.tables.exchange import ANSWER_BYTES, error_answer
@@ -46,9 +43,9 @@ class ChunkArrays:
         self._puts = {other: request for other, request in self._puts.items() if other[0] != origin.group}
         self._puts[life] = origin.request
 
-        def then(result: Any) -> list[Outcome]:
-            if self._memory.journal is not None and not isinstance(result, HybridPSError):
+        def run() -> None:
+            self._memory.put_(array, values)
+            if self._memory.journal is not None:
                 self._memory.journal.put(*life, origin.request)
-            return [error_answer(done, result)]
 
-        return Task(self._owner, lambda: self._memory.put_(array, values), then)
+        return Task(self._owner, run, lambda result: [error_answer(done, result)])

@@ -12,9 +12,10 @@ from hybridps.codecs import Values
 from hybridps.compiled.finite import is_finite
 from hybridps.ps.model import ChunkPlace, Contribution
 from hybridps.ps.rules import AnyRule, Rule, add_up_, apply_
-from hybridps.ps.rules.finite import NotFiniteError, check_finite, not_finite
+from hybridps.ps.rules.finite import NotFiniteError, check_finite, not_finite, refused_error
 from hybridps.ps.rules.kernel import BLOCK
 from hybridps.ps.rules.progress import Progress
+from hybridps.ps.server.tables.area import REFUSED
 from hybridps.ps.server.tables.journal import ChunkJournal
 from hybridps.ps.server.tables.round import Refused, Round, cut, mark_not_finite, not_finite_of, rows_of
 
@@ -147,7 +148,8 @@ class ChunkMemory:
         start, stop, early = complete.start, complete.stop, complete.early
         left = {each.origin.group: each for each in complete.contributions}
         refused: Refused = {}
-        begin, end, check = self._begin_(complete), stop, True
+        begin, end = self._begin_(complete), stop
+        check = not self._known(complete, left, refused)
         rules = [*complete.rules] or [(stop, self.rule)]
         while begin < stop:
             while rules[0][0] <= begin:
@@ -178,9 +180,12 @@ class ChunkMemory:
                 refused |= bad
                 for group in bad:
                     del left[group]
+                if self.journal is not None:
+                    self.journal.refuse(bad)
                 if not bad:  # all are finite, but for their sum
                     end, check = block_end, False
-        return self._end(refused)
+        self._end()
+        return refused
 
     def _apply_loaded_(self, complete: Round) -> Refused:
         """The same, of the whole chunk, by what the rule has loaded."""
@@ -191,6 +196,8 @@ class ChunkMemory:
             np.copyto(total, progress.saved[0][: len(total)])
         else:
             groups, refused = self.sum_(complete, total)
+            if self.journal is not None:
+                self.journal.refuse(refused)
         rules = [rule for _, rule in complete.rules] or [self.rule]
         if progress is not None:
             progress.begin((total, *self.arrays), len(total))
@@ -199,7 +206,10 @@ class ChunkMemory:
         for group, targets in complete.outlets.items():
             for target in targets if group not in refused else ():
                 np.copyto(target, self.centre)
-        return self._end(refused)
+        if progress is not None:
+            progress.end(len(total))
+        self._end()
+        return refused
 
     def _begin_(self, complete: Round) -> int:
         """Begin a round, or go on with one. Returns its first element that an earlier process has not done."""
@@ -214,9 +224,22 @@ class ChunkMemory:
         groups = early.groups + sum(each.groups for each in complete.contributions)
         if (early.rows or complete.contributions) and (groups or self.rule.separate):
             self._advance(start, stop)
-            if journal is not None:
-                journal.begin(complete.counted, start, stop, self.steps, groups)
+        if journal is not None:
+            journal.begin(complete.counted, start, stop, self.steps, groups)
         return start
+
+    def _known(self, complete: Round, left: dict[int, Contribution], refused: Refused) -> bool:
+        """Take over what an earlier process has found in a round that goes on: who was refused, and whose values have
+        NaN or Inf though they count. Whether that is known of any."""
+        noted = {} if self.journal is None else self.journal.notes()
+        for each in complete.counted if noted else ():
+            group, note = each.origin.group, noted.get(each.origin.group)
+            if note is not None and note[0] == REFUSED:
+                left.pop(group, None)
+                refused[group] = refused_error(self.name)
+            elif note is not None and not each.not_finite:
+                each.not_finite.append(note)
+        return bool(noted) and not self._refuses
 
     def _progress(self, begin: int, end: int, groups: int) -> tuple[Progress | None, int, int]:
         """Where to note how far elements `begin:end` of a round are, and where to stop if only the sum of a block of so
@@ -226,6 +249,7 @@ class ChunkMemory:
         progress = self.journal.progress(begin)
         if progress.is_summed:
             return progress, min(end, begin + self.journal.length), self.journal.groups
+        self.journal.groups = groups
         return progress, end, groups
 
     @property
@@ -239,11 +263,10 @@ class ChunkMemory:
         if self.journal is not None:
             self.journal.mark_not_finite(complete.counted)
 
-    def _end(self, refused: Refused) -> Refused:
+    def _end(self) -> None:
         """A round is over."""
         if self.journal is not None:
-            self.journal.end(refused)
-        return refused
+            self.journal.end()
 
     def take_(
         self, start: int, stop: int, answer: np.ndarray, centre: np.ndarray | None, targets: Iterable[np.ndarray]
@@ -258,6 +281,11 @@ class ChunkMemory:
         """Write what was kept of the last round of these elements to the targets."""
         for target in targets:
             np.copyto(target, self._kept(start, stop))
+
+    def forget(self, group: int | None = None) -> None:
+        """Rounds of an earlier process are not gone on with: those of this group alone, or all."""
+        if self.journal is not None:
+            self.journal.forget(group)
 
     def _shaped(self, array: np.ndarray) -> np.ndarray:
         """An array of the chunk in its shape, without padding."""

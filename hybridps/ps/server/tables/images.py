@@ -93,7 +93,7 @@ class KeptJobs:
         key = _digest(job, table)
         known = self._memory.get(_TABLE + key)
         self._changed.pop(_STATE + key, None)
-        for kind in (_TABLE, _STATE):
+        for kind in (_STATE, _TABLE):  # a table without a state was not wholly made
             self._memory.forget(kind + key)
         if known is not None:
             self._unused.append(_VALUES + msgspec.msgpack.decode(known, type=TableName).token)

@@ -8,7 +8,7 @@ writes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 
 import numpy as np
@@ -18,7 +18,10 @@ from hybridps.ps.rules.kernel import BLOCK, COMPILED
 from hybridps.ps.rules.progress import KEEPS_SUM, LENGTH, WORD, Progress
 from hybridps.ps.rules.rule import Rule
 from hybridps.ps.server.tables.area import (
+    COUNT,
+    GROUPS,
     PLACE,
+    REFUSED,
     ROW_FIELD,
     STEP_FIELD,
     STOP_FIELD,
@@ -220,8 +223,12 @@ class ChunkJournal:
 
     @property
     def groups(self) -> int:
-        """How many groups' values the round has."""
+        """How many groups' values the next block of the round has."""
         return self._area.groups
+
+    @groups.setter
+    def groups(self, groups: int) -> None:
+        self._area.words[GROUPS] = groups
 
     @property
     def step(self) -> int:
@@ -242,14 +249,32 @@ class ChunkJournal:
 
     def mark_not_finite(self, contributions: Iterable[Contribution]) -> None:
         """Note whose values have NaN or Inf."""
-        for entry, each in zip(self._area.entries, contributions, strict=False):
-            for found in each.not_finite[:1]:
-                entry[1 + ROW_FIELD :] = found
+        found = {each.origin.group: each.not_finite[0] for each in contributions if each.not_finite}
+        for entry in self._area.entries[: self._area.words[COUNT]]:
+            if int(entry[0]) in found:
+                entry[1 + ROW_FIELD :] = found[int(entry[0])]
 
-    def end(self, refused: Mapping[int, object]) -> None:
-        """The round is over, and the contributions count, but for those of groups that were refused."""
-        write_marks(self._area, self._marks, refused)
+    def refuse(self, groups: Iterable[int]) -> None:
+        """The contributions of these groups do not count, from the next block on."""
+        for entry in self._area.entries[: self._area.words[COUNT]]:
+            if int(entry[0]) in groups:
+                entry[1 + ROW_FIELD] = REFUSED
+
+    def notes(self) -> dict[int, tuple[int, int]]:
+        """Of the groups in the round that were refused, or have NaN or Inf: row and element, as in `Mark`."""
+        fields = self._area.entries[: self._area.words[COUNT], [0, 1 + ROW_FIELD, 2 + ROW_FIELD]].tolist()
+        return {group: (row, element) for group, row, element in fields if row != -1}
+
+    def end(self) -> None:
+        """The round is over, and the contributions count, but for those that were refused."""
+        write_marks(self._area, self._marks)
         self._area.words[WORD] = 0
+
+    def forget(self, group: int | None = None) -> None:
+        """Rounds that an earlier process has begun are not gone on with: those of this group alone, or all."""
+        for cut in [cut for cut in self._cuts if group is None or {each[0] for each in cut.ids} == {group}]:
+            cut.words[WORD] = 0
+            self._cuts.remove(cut)
 
 
 def _overlap(contribution: Contribution) -> bool:

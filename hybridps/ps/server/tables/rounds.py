@@ -14,8 +14,9 @@ from hybridps.errors import HybridPSError, ProtocolError, ServerError
 from hybridps.ps.chunk_map import Span
 from hybridps.ps.clocks import Part, Verdict
 from hybridps.ps.model import Answer, Contribution, Outcome, Task, rules_of_span
+from hybridps.ps.rules.finite import refused_error
 from hybridps.ps.server.admission import Budget
-from hybridps.ps.server.tables.area import Mark
+from hybridps.ps.server.tables.area import REFUSED, Mark
 from hybridps.ps.server.tables.arrays import ChunkArrays
 from hybridps.ps.server.tables.chunk_memory import ChunkMemory
 from hybridps.ps.server.tables.exchange import ANSWER_BYTES, Exchange, bytes_of, error_answer, error_of_part
@@ -131,6 +132,7 @@ class Chunk:
 
     def leave(self, group: int) -> None:
         """What the group contributed to a round stays in it; its memory is its own again."""
+        self.memory.forget(group)
         mine = self._exchanges.get(group, {})
         for known in [*mine.values()]:
             left, is_sent = known.contribution, known.contribution.targets is None
@@ -148,6 +150,7 @@ class Chunk:
                 self._release(known)
         self._exchanges.clear()
         self._early = None
+        self.memory.forget()
 
     def settle(self, group: int, request: int) -> None:
         """The group has all answers to its requests before that one."""
@@ -203,6 +206,8 @@ class Chunk:
         counted = [mark for mark in marks if mark.request == origin.request]
         if not counted and not any(mark.request > origin.request for mark in marks):
             return None
+        if any(mark.row == REFUSED for mark in counted):
+            return [Answer(origin, self.span.chunk, error=refused_error(self.memory.name))]
         if sum(min(mark.stop, part.stop) - max(mark.start, part.start) for mark in counted) < part.stop - part.start:
             return [Answer(origin, self.span.chunk, error=error_of_part(self.memory.name, origin))]
         not_finite = [(mark.row, mark.element) for mark in counted if mark.row >= 0]
