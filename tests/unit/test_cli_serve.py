@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -23,6 +24,7 @@ from hybridps.processes import SAYS
 from hybridps.ps.client import Client
 from hybridps.ps.keys import make_tenant
 from hybridps.ps.rules import Sum
+from hybridps.ps.server.kept import KeptMemory
 
 BACK_SECONDS = 2.0
 """A server that was killed serves again within this time."""
@@ -30,11 +32,20 @@ BACK_SECONDS = 2.0
 LAYOUT = Layout.of("float32", {"w": (16,)})
 
 
-def serve(*arguments: str, **more: str) -> subprocess.Popen[str]:
+class Served(subprocess.Popen[str]):
+    """Killed where a test fails: it would be waited for."""
+
+    def __exit__(self, failed: type[BaseException] | None, *details: Any) -> None:
+        if failed is not None:
+            self.kill()
+        super().__exit__(failed, *details)
+
+
+def serve(*arguments: str, **more: str) -> Served:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HYBRIDPS_")} | more
     command = [sys.executable, "-m", "hybridps", "serve", *arguments]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, env=environ, text=True, **pipes)  # type: ignore[call-overload]
+    return Served(command, env=environ, text=True, **pipes)  # type: ignore[call-overload]
 
 
 @pytest.mark.timeout(60)
@@ -100,7 +111,11 @@ def life_of(server: subprocess.Popen[str]) -> psutil.Process:
 
 
 def kill_life(server: subprocess.Popen[str], restart: str) -> None:
-    """Kill it, and wait until it is back."""
+    """Kill it once it serves, and wait until it is back. One that is killed earlier says again where it serves."""
+    (kept,) = [fd for fd in Path(f"/proc/{server.pid}/fd").iterdir() if "hybridps-kept" in os.readlink(fd)]
+    with kept.open("rb") as file:
+        while KeptMemory.last_serving_life(file.fileno()) < 0:
+            time.sleep(0.01)
     life_of(server).kill()
     said = f"hybridps: the server was killed by signal 9; restarted, {restart}; its tables are kept"
     assert line_of(server, said, errors=True) == ""
@@ -164,15 +179,18 @@ def test_a_life_ends_with_its_supervisor() -> None:
 
 @pytest.mark.timeout(60)
 def test_a_hangup_ends_it_unless_it_is_ignored() -> None:
-    with serve("--restarts", "3") as server:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it may be ignored here, as under nohup
+    try:
+        server = serve("--restarts", "3")
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        ignoring = serve("--restarts", "3")  # inherits it
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with server:
         line_of(server, SAYS)
         server.send_signal(signal.SIGHUP)
         assert server.wait(10) == 128 + signal.SIGHUP
-    ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        server = serve("--restarts", "3")  # inherits it
-    finally:
-        signal.signal(signal.SIGHUP, ignored)
+    server = ignoring
     with server:
         address = line_of(server, SAYS)
         server.send_signal(signal.SIGHUP)
