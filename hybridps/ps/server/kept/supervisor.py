@@ -34,17 +34,33 @@ def supervise(serve_life: Callable[[KeptMemory], int], restarts: int, say: Calla
     stops = {signal.SIGTERM, signal.SIGINT}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         stops.add(signal.SIGHUP)
-    # An ignored signal is not waited for: of no child's end, and not of SIGINT, which a shell ignores in the
-    background. for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT): signal.signal(number, signal.SIG_DFL) #
-    Signals are waited for, not handled: so none is lost between two children. before =
-    signal.pthread_sigmask(signal.SIG_BLOCK, {*stops, signal.SIGCHLD}) memory = KeptMemory.create() failed_starts =
-    lives = 0 try: while True: child = _fork(serve_life, memory, before, say) code, stopped = _wait(child, stops)
-    failed_starts = 0 if KeptMemory.last_serving_life(memory) == lives else failed_starts + 1 status = 128 - code if
-    code < 0 else code if stopped or status in (0, MISUSED): return status how = f"was killed by signal {-code}" if code
-    < 0 else f"ended with exit status {code}" if failed_starts == _FAILED_STARTS: say(f"the server {how};
-    {failed_starts} processes in a row ended before they served: not started again") return status if lives == restarts:
-    say(f"the server {how}; no restarts are left") return status lives += 1 say(f"the server {how}; restarted, {lives}
-    of {restarts}; its tables are kept") finally: os.close(memory) signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    # What is ignored is not waited for: the end of a child, or SIGINT, which a shell ignores in the background.
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    # Signals are waited for, not handled: so none is lost between two children.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*stops, signal.SIGCHLD})
+    memory = KeptMemory.create()
+    failed_starts = lives = 0
+    try:
+        while True:
+            child = _fork(serve_life, memory, before, say)
+            code, stopped = _wait(child, stops)
+            failed_starts = 0 if KeptMemory.last_serving_life(memory) == lives else failed_starts + 1
+            status = 128 - code if code < 0 else code
+            if stopped or status in (0, MISUSED):
+                return status
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
+            if failed_starts == _FAILED_STARTS:
+                say(f"the server {how}; {failed_starts} processes in a row ended before they served: not started again")
+                return status
+            if lives == restarts:
+                say(f"the server {how}; no restarts are left")
+                return status
+            lives += 1
+            say(f"the server {how}; restarted, {lives} of {restarts}; its tables are kept")
+    finally:
+        os.close(memory)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _fork(
