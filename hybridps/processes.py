@@ -16,9 +16,10 @@ from hybridps.config import PREFIX, Settings, to_environment
 from hybridps.errors import ServerError
 
 START_SECONDS = 60.0
+"""How long a server may take to say its address: disks may be slow, and MXNet's servers import MXNet."""
+
 SERVER_RESTARTS = 3
 """How often a server of a job that dies is started again, unless asked for and where that can be."""
-"""How long a server may take to say its address: disks may be slow, and MXNet's servers import MXNet."""
 
 STOP_SECONDS = 5.0
 """How long a process may take to end when it is asked to."""

@@ -126,9 +126,10 @@ def _once_free(open_it: Callable[[], _T], seconds: float) -> _T:
 
 
 def _say_where(address: str, metrics: list[str], kept: KeptMemory | None) -> None:
-    """Print where the server is, once; a later life is only said to be back, unless an earlier one came to no word."""
-    if kept is not None and kept.get(_SAID) is not None:
+    """Print where the server is, unless an earlier life is known to have; a later one is said to be back."""
+    if kept is not None and kept.life > 0:
         _say(f"the server is back at {address}")
+    if kept is not None and kept.get(_SAID) is not None:
         return
     if kept is not None:
         kept.put(_ADDRESS, address.encode())

@@ -35,7 +35,6 @@ _ABSENT_LAPS = 3
 _REMEMBERED = 4096
 _MOST_CAME = 1 << 16
 
-
 _MEMBER, _CAME = "member ", "came "
 """What the names of the records of clients begin with, and of the groups that ever came."""
 
@@ -106,10 +105,9 @@ class Members:
 
     def restore(self, account_of: Callable[[str], Account], now: float) -> None:
         """Expect the clients that were there when the process before was killed. `account_of` a job."""
-        memory = self._kept
-        for record in [memory.get(key) or b"" for key in memory.keys(_CAME)] if memory is not None else ():
+        for record in self._kept.values(_CAME) if self._kept is not None else ():
             self._came.add(msgspec.msgpack.decode(record, type=tuple[str, int]))
-        for record in [memory.get(key) or b"" for key in memory.keys(_MEMBER)] if memory is not None else ():
+        for record in self._kept.values(_MEMBER) if self._kept is not None else ():
             kept = msgspec.msgpack.decode(record, type=_Kept)
             member = Member(b"", kept.session, kept.job, kept.group, now, account_of(kept.job), kept.key)
             self.by_name[kept.session] = member

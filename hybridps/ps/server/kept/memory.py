@@ -97,6 +97,10 @@ class KeptMemory:
         """The record of this key, if there is one."""
         return self._records.get(key)
 
+    def values(self, prefix: str) -> list[bytes]:
+        """The records whose keys begin so, in the order in which they were last put."""
+        return [value for key, value in self._records.items() if key.startswith(prefix)]
+
     def keys(self, prefix: str) -> list[str]:
         """The keys of records that begin so, in the order in which they were last put."""
         return [key for key in self._records if key.startswith(prefix)]

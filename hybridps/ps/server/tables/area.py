@@ -16,8 +16,8 @@ nothing is changed."""
 STOP_FIELD, STEP_FIELD, ROW_FIELD = 3, 4, 5
 """Of the fields of a `Mark`, which is a row of int64. An entry is such a row after the number of its group."""
 
-
 REFUSED = -2
+"""In the place of a row: the contribution was refused."""
 
 
 class Mark(NamedTuple):

@@ -113,8 +113,8 @@ class KeptJobs:
 
     def jobs(self) -> Iterator[JobImage]:
         """All jobs, as they were kept."""
-        for key in self._memory.keys(_JOB):
-            yield msgspec.msgpack.decode(self._memory.get(key) or b"", type=JobImage)
+        for record in self._memory.values(_JOB):
+            yield msgspec.msgpack.decode(record, type=JobImage)
 
     def begun_tables(self) -> Iterator[tuple[TableName, TableImage]]:
         """All tables, as they were kept, but for those that were just being read from a snapshot: these are forgotten,

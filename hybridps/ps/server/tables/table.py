@@ -73,7 +73,7 @@ class Table:
         if keep is None:
             self._arrays = [private_memory(nbytes).view(spec.layout.dtype) for _ in range(1 + self._states())]
         else:
-            self._journal = TableJournal(keep[0], spec, self.elements, len(self._owned), keep[1], threads)
+            self._journal = TableJournal(keep[0], spec, self.elements, self.chunks, keep[1], threads)
             self._arrays = self._journal.arrays
         """The centre and the states of the rule, of all chunks of this server in order."""
         self._replies: dict[int, np.ndarray] = {}
@@ -81,7 +81,7 @@ class Table:
         self._chunks: dict[int, Chunk] = {}
         """Those that were used."""
         self.rounds = spec.clock.start(members)
-        self.registrations = Registrations(name, not spec.server, len(self._owned), self.rounds)
+        self.registrations = Registrations(name, not spec.server, self.chunks, self.rounds)
 
     def begin_from(self, start: SnapshotStart, read: Read, give_up: GiveUp) -> list[Outcome]:
         """Take the values of a snapshot: the workers `read` the chunks, a few at a time. Then the table is ready.
