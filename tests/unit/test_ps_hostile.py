@@ -671,7 +671,7 @@ def test_requests_are_settled_now_and_then(monkeypatch):
     members.enter(Member(b"", 1, "job", 0, 0.0, Account("job", Budget())), groups=1)
     monkeypatch.setattr(jobs, "settle", lambda job, group, request: settled.append(request))
     for now in (5.0, 5.5, 5.9, 6.0, 6.5):
-        members.beat(1, int(10 * now), now)
+        members.beat(wire.Heartbeat(1, int(10 * now)), now)
     assert settled == [50, 60]
 
 

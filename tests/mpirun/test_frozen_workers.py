@@ -1,0 +1,155 @@
+"""A worker that is stopped holds up other groups for `lost_seconds` at most; one that computes is waited for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from worlds import command, environment
+
+pytestmark = pytest.mark.timeout(100)
+
+SCRIPT = str(Path(__file__).with_name("frozen_ranks.py"))
+SECONDS = 60
+"""Much less than `deadline_seconds`, by which all would end."""
+EXACT = -sum(worker + step for worker in range(4) for step in range(20))
+"""What synchronous groups have in the end, if all workers took part in all steps."""
+
+
+@contextmanager
+def started(words: list[str], environ: Mapping[str, str], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process; the worker that it has stopped is killed in the end."""
+    with subprocess.Popen(
+        words, env=environment(environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            if (folder / "stopped").exists() and psutil.pid_exists(pid_of_stopped(folder)):
+                os.kill(pid_of_stopped(folder), signal.SIGKILL)
+            process.terminate()
+
+
+def launch(folder: Path, name: str, worker: int, how: str, *options: str, lost_seconds: float = 2) -> list[str]:
+    run = [sys.executable, "-m", "hybridps.cli", "run", "--algorithm", name]
+    if name in ("elastic", "local", "diloco", "gossip"):
+        run += ["--set", "trigger=every:2"]
+    sizes = () if "--group-sizes" in options else ("-n", "4", "--groups", "2")
+    return [
+        *run,
+        *sizes,
+        *options,
+        "--set",
+        f"lost_seconds={lost_seconds}",
+        "--",
+        "python",
+        SCRIPT,
+        name,
+        str(folder),
+        str(worker),
+        how,
+    ]
+
+
+def pid_of_stopped(folder: Path) -> int:
+    return int((folder / "stopped").read_text())
+
+
+def wait_for(process: subprocess.Popen[str], folder: Path, *names: str) -> None:
+    """Looks again and again: there is no event to wait for across processes."""
+    end = time.monotonic() + SECONDS
+    while not all((folder / name).exists() for name in names):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end, sorted(path.name for path in folder.iterdir())
+        time.sleep(0.05)
+
+
+NIGHTLY = [("elastic", 2), ("elastic", 3), ("async", 3), ("stale", 3), ("local", 3), ("diloco", 3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "worker"), [("sync", 3), *(pytest.param(*each, marks=pytest.mark.nightly) for each in NIGHTLY)]
+)
+def test_others_go_on_and_its_group_ends(tmp_path: Path, name: str, worker: int) -> None:
+    with started(launch(tmp_path, name, worker, "stop"), {}, tmp_path) as process:
+        wait_for(process, tmp_path, "done-0-0", "done-1-0")
+        out = process.communicate(timeout=SECONDS)[0]
+    assert process.returncode == 1, out
+    assert f"hybridps: error: rank {worker - 2} of group 1 (process {pid_of_stopped(tmp_path)} on " in out
+    assert "gave no sign of life for" in out
+    assert "was taken as lost, and the others went on without it" in out
+    assert "Traceback" not in out
+    assert not psutil.pid_exists(pid_of_stopped(tmp_path))
+
+
+@pytest.mark.nightly
+def test_its_group_comes_back(tmp_path: Path) -> None:
+    with started(launch(tmp_path, "elastic", 3, "stop", "--restarts", "1"), {}, tmp_path) as process:
+        out = process.communicate(timeout=SECONDS)[0]
+    assert process.returncode == 0, out
+    assert "gave no sign of life for" in out
+    assert {path.name for path in tmp_path.glob("done-*")} == {"done-0-0", "done-1-0", "done-2-1", "done-3-1"}
+
+
+def test_partners_that_gossip_go_on_and_its_group_too_when_it_is_continued(tmp_path: Path) -> None:
+    with started(launch(tmp_path, "gossip", 3, "stop"), {}, tmp_path) as process:
+        wait_for(process, tmp_path, "done-0-0", "done-1-0")
+        assert not (tmp_path / "done-2-0").exists()
+        os.kill(pid_of_stopped(tmp_path), signal.SIGCONT)
+        out = process.communicate(timeout=SECONDS)[0]
+    assert process.returncode == 0, out
+    assert "hybridps: rank 1 of group 1 (process " in out
+    assert len(list(tmp_path.glob("done-*"))) == 4
+
+
+@pytest.mark.nightly
+def test_a_worker_that_is_continued_in_time_changes_no_bit(tmp_path: Path) -> None:
+    with started(launch(tmp_path, "sync", 3, "stop", lost_seconds=20), {}, tmp_path) as process:
+        wait_for(process, tmp_path, "stopped")
+        time.sleep(1.0)
+        os.kill(pid_of_stopped(tmp_path), signal.SIGCONT)
+        out = process.communicate(timeout=SECONDS)[0]
+    assert process.returncode == 0, out
+    assert "sign of life" not in out
+    assert [float(path.read_text()) for path in tmp_path.glob("done-*")] == [EXACT] * 4
+
+
+def test_a_worker_that_computes_with_python_s_lock_is_waited_for(tmp_path: Path) -> None:
+    """For twice `lost_seconds`."""
+    with started(launch(tmp_path, "sync", 3, "busy"), {}, tmp_path) as process:
+        out = process.communicate(timeout=SECONDS)[0]
+    assert process.returncode == 0, out
+    assert "sign of life" not in out
+    assert [float(path.read_text()) for path in tmp_path.glob("done-*")] == [EXACT] * 4
+
+
+@pytest.mark.parametrize("worker", [3, pytest.param(4, marks=pytest.mark.nightly)])
+def test_ranks_of_other_nodes_are_seen_too(tmp_path: Path, worker: int) -> None:
+    """Worker 3 tells the leader of itself and of worker 4."""
+    options = ("--group-sizes", "1,4", "--set", "ranks_per_node=2")
+    with started(launch(tmp_path, "elastic", worker, "stop", *options), {}, tmp_path) as process:
+        wait_for(process, tmp_path, "done-0-0")
+        out = process.communicate(timeout=SECONDS)[0]
+    assert process.returncode == 1, out
+    assert f"rank {worker - 1} of group 1 (process {pid_of_stopped(tmp_path)} on " in out
+
+
+def test_others_of_one_world_go_on_until_the_job_ends(tmp_path: Path) -> None:
+    """It cannot lose a group: the job ends when the worker is continued."""
+    words = command(4, ["-m", "hybridps", SCRIPT, "sync", str(tmp_path), "3", "stop"])
+    settings = {"HYBRIDPS_ALGORITHM": "sync", "HYBRIDPS_GROUPS": "2", "HYBRIDPS_LOST_SECONDS": "2"}
+    with started(words, settings, tmp_path) as process:
+        wait_for(process, tmp_path, "done-0-0", "done-1-0")
+        os.kill(pid_of_stopped(tmp_path), signal.SIGCONT)
+        out = process.communicate(timeout=SECONDS)[0]
+    assert process.returncode == 1, out
+    assert "hybridps: rank 1 of group 1 (process " in out
+    assert "was taken as lost, and the others went on without it" in out
