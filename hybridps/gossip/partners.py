@@ -285,14 +285,12 @@ class Partners:
     def _ask_for_signs_of_life(self) -> None:
         """Of each group every now and then; seldom of one that does not answer, for whom letters may wait.
 
-        A letter that asks is a sign of life itself.
+        A letter that asks is a sign of life itself, so a group that shall give none does not ask.
         """
-        if self.silent_seconds():
-            return
         now = time.monotonic()
         for peer, known in self.peers.items():
             pause = self._beat_seconds if known.asked_at is None else self.lost_seconds / 2
-            if not known.left and now > known.pinged_at + pause:
+            if not known.left and now > known.pinged_at + pause and not self.silent_seconds():
                 known.pinged_at = now
                 known.asked_at = now if known.asked_at is None else known.asked_at
                 self.post(peer, "ping", number=self._arrived)

@@ -92,7 +92,7 @@ def test_others_go_on_and_its_group_ends(tmp_path: Path, name: str, worker: int)
 
 @pytest.mark.nightly
 def test_its_group_comes_back(tmp_path: Path) -> None:
-    with started(launch(tmp_path, "elastic", 3, "stop", "--restarts", "1"), {}, tmp_path) as process:
+    with started(launch(tmp_path, "elastic", 3, "back", "--restarts", "1"), {}, tmp_path) as process:
         out = process.communicate(timeout=SECONDS)[0]
     assert process.returncode == 0, out
     assert "gave no sign of life for" in out
