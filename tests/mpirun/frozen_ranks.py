@@ -29,7 +29,7 @@ def disturb() -> None:
     if how != "busy":
         os.kill(os.getpid(), signal.SIGSTOP)
     else:
-        ctypes.PyDLL(None).usleep(4_000_000)
+        ctypes.PyDLL(None).usleep(3_000_000)
 
 
 with open_job() as job:

@@ -62,6 +62,8 @@ class Heartbeat(threading.Thread):
                     due = time.monotonic() + self._beat_seconds
                 if self._ending in dict(poller.poll(math.ceil(max(0.0, due - time.monotonic()) * 1000))):
                     return
+                if time.monotonic() > due + self._lost_seconds / 2:
+                    self._asked.clear()  # this process was stopped, and maybe the servers with it
                 self._read()
         except HybridPSError as error:
             self.failure = error

@@ -112,6 +112,8 @@ class Members:
         self._began_seconds: dict[str, float] = {}
         self.ended: deque[EndedGroup] = deque()
         """Any thread adds to it."""
+        self._looked_seconds = math.inf
+        """When it was last seen who is silent."""
         self._lost: dict[bytes | int, str] = {}
         """Clients that were taken as lost, and why."""
         self._silence = f"gave no sign of life for {lost_seconds:g} s"
@@ -234,6 +236,12 @@ class Members:
 
         So many messages were read so far; `emptied`: none was left unread.
         """
+        passed, self._looked_seconds = now - self._looked_seconds, now
+        if passed > self.lost_seconds / 2:
+            # This process was stopped, and maybe all others with it.
+            for member in self:
+                member.seen_seconds += passed
+                member.asked_seconds += passed
         silent = self._idle(now)
         for member in self:
             if now - member.seen_seconds <= self.lost_seconds:
