@@ -117,13 +117,18 @@ def test_a_worker_that_is_continued_in_time_changes_no_bit(tmp_path: Path) -> No
 
 @pytest.mark.nightly
 def test_a_job_that_is_stopped_as_a_whole_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    """For longer than `lost_seconds`, with its servers, as a batch system does it; worker 3 computes meanwhile."""
+    """For longer than `lost_seconds`, with its servers, which are continued a moment before the others."""
     with started(launch(tmp_path, "sync", 3, "busy", lost_seconds=4), {}, tmp_path) as process:
         wait_for(process, tmp_path, "stopped")
         everything = psutil.Process(process.pid).children(recursive=True)
+        servers = [each for each in everything if "serve" in each.cmdline()]
+        assert servers
         for each in everything:
             each.suspend()
         time.sleep(10)
+        for each in servers:
+            each.resume()
+        time.sleep(1)
         for each in everything:
             each.resume()
         out = process.communicate(timeout=SECONDS)[0]
