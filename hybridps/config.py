@@ -176,10 +176,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Longest time that any operation waits for other ranks or groups, which may be validating or saving."""
 
     heartbeat_seconds: Seconds = 1.0
-    """Time between two heartbeats of a leader to its servers."""
+    """Time between two heartbeats of a leader to its servers. Other ranks give their leader signs of life as often."""
 
     lost_seconds: Seconds = 10.0
-    """Time without a heartbeat after which a leader or server counts as lost."""
+    """Time without a sign of life after which a group or server counts as lost."""
 
     launch: Name | None = None
     """Identifies the launch that a process belongs to. Set by the launcher."""

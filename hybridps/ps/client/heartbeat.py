@@ -7,6 +7,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 
 import zmq
 
@@ -23,6 +24,8 @@ class Heartbeat(threading.Thread):
         super().__init__(name="hybridps-heartbeat", daemon=True)
         self.failure: HybridPSError | None = None
         """A server left heartbeats unanswered for `lost_seconds`, or refused one."""
+        self.report: Callable[[], tuple[float, float | None]] = lambda: (0.0, None)
+        """For how long some rank of the group has been silent, and for how long the group has waited for servers."""
         self.settled = 0
         """All requests before this one are answered: the servers need not keep those answers."""
         self._session = session
@@ -59,12 +62,14 @@ class Heartbeat(threading.Thread):
                     due = time.monotonic() + self._beat_seconds
                 if self._ending in dict(poller.poll(math.ceil(max(0.0, due - time.monotonic()) * 1000))):
                     return
+                if time.monotonic() > due + self._lost_seconds / 2:
+                    self._asked.clear()  # this process was stopped, and maybe the servers with it
                 self._read()
         except HybridPSError as error:
             self.failure = error
 
     def _send(self) -> None:
-        beat, now = wire.encode(wire.Heartbeat(self._session, self.settled)), time.monotonic()
+        beat, now = wire.encode(wire.Heartbeat(self._session, self.settled, *self.report())), time.monotonic()
         for server, socket in enumerate(self._sockets):
             self._asked.setdefault(server, now)
             with contextlib.suppress(zmq.Again):

@@ -129,6 +129,14 @@ class Session:
         if failure is not None:
             raise failure
 
+    def heed(self, silent_seconds: Callable[[], float]) -> Callable[[], HybridPSError | None]:
+        """Tell the servers, from now on, for how long some rank of the group is silent, and how long the group waits.
+
+        Returns what returns the error by which a server has refused or left a heartbeat, if one has.
+        """
+        self._heartbeat.report = lambda: (silent_seconds(), self._waiting_seconds())
+        return lambda: self._heartbeat.failure
+
     def close(self, lost: bool = False) -> None:
         """Release what is held. A second time does nothing.
 
@@ -170,6 +178,11 @@ class Session:
                     raise
                 self._failure = None
                 time.sleep(min(settings.heartbeat_seconds, settings.lost_seconds / 4))
+
+    def _waiting_seconds(self) -> float:
+        """For how long the oldest operation has been under way, as any thread may ask; 0 if none is."""
+        began = [operation.began for operation in list(self.under_way.values()) if not operation.done]
+        return time.monotonic() - min(began) if began else 0.0
 
     def _allowed_seconds(self, operation: Operation) -> float:
         return self._paces[operation.what].deadline_seconds(self._settings.deadline_seconds)

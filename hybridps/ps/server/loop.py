@@ -171,8 +171,8 @@ class Loop:
                 cost, outcomes = carry_out(self.jobs, origin, message, payloads, member.regions)
                 self._carry_on(outcomes)
                 return CONTROL_WEIGHT * len(frames[0]) if cost is None else cost
-            case wire.Heartbeat(session=session, settled=settled):
-                self.members.beat(session, settled, now)
+            case wire.Heartbeat():
+                self.members.beat(message, now)
                 self.transport.send(identity, wire.Alive())
             case wire.Hello():
                 self._greet(identity, message, frames[0], now)
@@ -234,7 +234,7 @@ class Loop:
         for member in self.members.silent(now, emptied, self.transport.reads):
             if member.has_unserved:
                 continue  # its tenant rests: maybe it has said goodbye
-            log.warning("%s gave no sign of life for %g s: lost", member, self.members.lost_seconds)
+            log.warning("%s %s: lost", member, member.fault)
             self._remove(member, lost=True)
         self._carry_on(self.members.begin_without_absent(now))
 

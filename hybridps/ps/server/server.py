@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from hybridps.ps.server.kept import KeptMemory
     from hybridps.ps.server.metrics import Observer
 
+_PATIENCE = 0.9
+"""Of `deadline_seconds`: the group that others wait for is lost before these reach their deadline."""
+
 _MOST_THREADS = 4
 """Unless asked for: a few cores move all that the memory can."""
 
@@ -45,7 +49,7 @@ class Server:
     the server closes them. `context`: of ZeroMQ, for addresses of inproc://; it stays open. `kept`: memory that
     outlives this process; a server that finds there what an earlier one has left goes on where that was killed.
     `snapshots`: a folder for snapshots of the tables, one in `snapshot_seconds`, from which jobs start; not with
-    parents.
+    parents. `patience_seconds`: a group that asks for nothing for so long, while others of its job wait, is lost.
     Raises ServerError if the address cannot be used, or is beyond this host without keys and not `insecure`.
     """
 
@@ -66,6 +70,7 @@ class Server:
         kept: KeptMemory | None = None,
         snapshots: str | None = None,
         snapshot_seconds: float = 60.0,
+        patience_seconds: float = math.inf,
     ) -> None:
         threads = threads or min(os.cpu_count() or 1, _MOST_THREADS)
         with ExitStack() as resources:
@@ -88,7 +93,7 @@ class Server:
         kept_jobs = None if kept is None else KeptJobs(kept)
         make_table, folder = Table if parents is None else RackTable, None if taken is None else taken.folder
         jobs = Jobs(memory_bytes, threads, check_finite, make_table, kept_jobs, folder)
-        accounts, members = Accounts(allowed, jobs.budget), Members(lost_seconds, jobs, kept)
+        accounts, members = Accounts(allowed, jobs.budget), Members(lost_seconds, jobs, kept, patience_seconds)
         members.restore(accounts.of_job, time.monotonic())
         self._loop = Loop(Transport(door), jobs, members, accounts, workers, parents, stop_after_groups)
         self._loop.life, self._loop.snapshots = 0 if kept is None else kept.life, taken
@@ -122,6 +127,7 @@ class Server:
             kept=kept,
             snapshots=settings.snapshots,
             snapshot_seconds=settings.snapshot_seconds,
+            patience_seconds=_PATIENCE * settings.deadline_seconds,
         )
 
     def run(self) -> None:
