@@ -47,6 +47,8 @@ def shown(script: Path) -> str:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Let links between files of the repository lead to their pages; a link to another file becomes its text."""
     uri = page.file.src_uri
+    if uri == "troubleshooting.md":
+        markdown = markdown.replace("```text\n", "``` { .text .message }\n")
     source = PurePosixPath(ELSEWHERE.get(uri, f"docs/{uri}"))
     pages = {path: name for name, path in ELSEWHERE.items()}
 

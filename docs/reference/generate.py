@@ -90,11 +90,11 @@ def commands_page() -> Page:
         options = options_of(command)
         yield f"```text\n{' '.join([name, '[OPTIONS]', *(each.shown for each in options if each.is_argument)])}\n```\n"
         if options:
-            yield "| argument or option | type | unit | default | what it does |\n|---|---|---|---|---|"
+            yield "| argument or option | type | default | what it does |\n|---|---|---|---|"
         for each in options:
             kind = "flag" if words_of(each.hint) == words_of(bool) else words_of(each.hint)
-            quantity = unit(each.name) if is_quantity(each.hint) else ""
-            yield _row(f"`{each.shown}`", kind, quantity, each.default, _text_of(each.text))
+            quantity = f" ({unit(each.name)})" if is_quantity(each.hint) else ""
+            yield _row(f"`{each.shown}`", kind + quantity, each.default, _text_of(each.text))
         yield ""
 
 
@@ -105,9 +105,8 @@ def algorithms_page() -> Page:
     yield "compares them. In the equations w are the weights of a group, g a gradient and eta the learning rate.\n"
     for name, definition in KNOWN.items():
         also = ", ".join(f"`{other}`" for other, short in ALGORITHMS.items() if short == name and other != name)
-        _, _, text = inspect.getdoc(sys.modules[definition.make_row.__module__]).partition("\n")
-        first = inspect.getdoc(sys.modules[definition.make_row.__module__]).partition("\n")[0]
-        yield f"## `{name}`\n\n{first[0].upper()}{first[1:]}\n"
+        first, _, text = (inspect.getdoc(sys.modules[definition.make_row.__module__]) or "").partition("\n")
+        yield f"## `{name}`\n\n{first}\n"
         if also:
             yield f"Other names: {also}.\n"
         yield f"{text.strip()}\n"
