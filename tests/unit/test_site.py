@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -36,21 +37,31 @@ class Links(HTMLParser):
         self.loaded += [found[name] for name in ("href", "src") if found.get(name) and tag != "a"]
 
 
+def build(root: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    # without --quiet, which would hide warnings from --strict
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environ = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, timeout=110, check=False)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    done = build(ROOT, folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+def test_a_broken_link_is_an_error(tmp_path):
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml", "hybridps", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    with (tmp_path / "docs" / "tutorial.md").open("a") as page:
+        page.write("[a](nowhere.md) [b](launching.md#nowhere)\n")
+    done = build(tmp_path, tmp_path / "site")
+    assert done.returncode != 0
+    assert "nowhere.md" in done.stderr
+    assert "launching.md#nowhere" in done.stderr
 
 
 def test_every_link_leads_to_a_page_and_a_place_on_it(site):
