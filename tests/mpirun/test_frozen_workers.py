@@ -137,6 +137,7 @@ def test_a_job_that_is_stopped_as_a_whole_goes_on_with_the_same_bits(tmp_path: P
     assert [float(path.read_text()) for path in tmp_path.glob("done-*")] == exact(4)
 
 
+@pytest.mark.nightly
 def test_a_worker_that_computes_with_python_s_lock_is_waited_for(tmp_path: Path) -> None:
     """For longer than `lost_seconds`."""
     with started(launch(tmp_path, "sync", 2, "busy", sizes="1,2"), {}, tmp_path) as process:
@@ -158,6 +159,7 @@ def test_ranks_of_other_nodes_are_seen_too(tmp_path: Path, worker: int) -> None:
     assert f"rank {worker - 1} of group 1 (process {pid_of_stopped(tmp_path)} on " in out
 
 
+@pytest.mark.nightly
 def test_others_of_one_world_go_on_until_the_job_ends(tmp_path: Path) -> None:
     """It cannot lose a group: the job ends when the worker is continued."""
     words = command(4, ["-m", "hybridps", SCRIPT, "sync", str(tmp_path), "3", "stop"])
