@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from hybridps.errors import ServerError
-from hybridps.ps.model import Outcome, UnknownClientError
+from hybridps.ps.model import GroupTakenError, Outcome, UnknownClientError
 from hybridps.ps.server.admission import Account
 from hybridps.ps.server.requests import Regions
 from hybridps.ps.server.tables.jobs import Jobs
@@ -62,6 +62,8 @@ class Member:
     """The public key of its connections, if there are keys."""
     regions: Regions = field(default_factory=Regions)
     settled_seconds: float = -math.inf
+    wanted: bool = False
+    """Whether another process waits to be that group."""
     overdue: tuple[float, int] | None = None
     """When it was heard last, and how many messages had been read, as it was first seen to be overdue."""
 
@@ -86,11 +88,17 @@ class EndedGroup(NamedTuple):
 class Members:
     """The clients that are there. `jobs`: what they take part in. Times are seconds of one monotonic clock.
 
-    `kept`: memory that outlives the process, if there is some.
+    `kept`: memory that outlives the process, if there is some. While nobody of a job is heard, as when the network is
+    cut, nobody of it is taken as lost for `reconnect_seconds`: no group waits for another one.
     """
 
-    def __init__(self, lost_seconds: float, jobs: Jobs, kept: KeptMemory | None = None) -> None:
+    def __init__(
+        self, lost_seconds: float, jobs: Jobs, kept: KeptMemory | None = None, reconnect_seconds: float = 0.0
+    ) -> None:
         self.lost_seconds = lost_seconds
+        self._reconnect_seconds = reconnect_seconds
+        self._quiet: dict[str, float] = {}
+        """When nobody was heard of a job last, though groups are there."""
         self._kept = kept
         self._jobs = jobs
         self.by_name: dict[bytes | int, Member] = {}
@@ -99,7 +107,8 @@ class Members:
         self._began_seconds: dict[str, float] = {}
         self.ended: deque[EndedGroup] = deque()
         """Any thread adds to it."""
-        self._lost: dict[bytes | int, None] = {}
+        self._lost: dict[bytes | int, tuple[str, int, str]] = {}
+        """The job, group and key of each."""
         self._lost_groups: dict[str, dict[int, float]] = {}
         """Of each job, groups that were lost and are not back, and when each gave its last sign of life."""
 
@@ -126,9 +135,10 @@ class Members:
 
         `again`: it was there before. Raises ServerError if it may not come, also if it was lost.
         """
-        known = self.of(new.session, new.seen_seconds) if again else self.by_name.get(new.session)
+        comes_back = again and self._may_come_back(new)
+        known = self.of(new.session, new.seen_seconds) if again and not comes_back else self.by_name.get(new.session)
         if known is None and new.identity not in self.by_name:
-            self._jobs.enter(new.job, new.group, groups, new.account.budget)
+            self._enter_job(new, groups, comes_back)
             self.by_name |= dict.fromkeys((new.identity, new.session), new)
             self._lost_groups.get(new.job, {}).pop(new.group, None)
             if len(self._came) < _MOST_CAME:
@@ -149,6 +159,22 @@ class Members:
         known.identity, known.seen_seconds = new.identity, new.seen_seconds
         self.by_name[known.identity] = known
 
+    def _may_come_back(self, new: Member) -> bool:
+        """Whether a client was taken as lost, and its group can go on as if it had not been."""
+        told = new.job, new.group, new.key
+        return self._lost.get(new.session) == told and self._jobs.may_come_back(new.job, new.group, new.session)
+
+    def _enter_job(self, new: Member, groups: int, comes_back: bool) -> None:
+        try:
+            self._jobs.enter(new.job, new.group, groups, new.account.budget)
+        except GroupTakenError:
+            for member in self.there(new.job):
+                member.wanted |= member.group == new.group
+            raise
+        if comes_back:
+            del self._lost[new.session]
+            self._jobs.come_back(new.job, new.group)
+
     def leave(self, member: Member, lost: bool) -> list[Outcome]:
         """A client goes: what follows for its job. `lost`: without a word."""
         names = member.identity, member.session
@@ -162,7 +188,7 @@ class Members:
             self._began_seconds.pop(member.job, None)
             self._lost_groups.pop(member.job, None)
         if lost:
-            self._lost |= dict.fromkeys(names)
+            self._lost |= dict.fromkeys(names, (member.job, member.group, member.key))
             for name in [*islice(self._lost, max(0, len(self._lost) - _REMEMBERED))]:
                 del self._lost[name]
         return self._jobs.leave(member.job, member.group, lost)
@@ -213,8 +239,10 @@ class Members:
         So many messages were read so far; `emptied`: none was left unread.
         """
         silent = []
+        self._look_for_quiet(now)
         for member in self:
-            if now - member.seen_seconds <= self.lost_seconds:
+            quiet = -math.inf if member.wanted else self._quiet.get(member.job, -math.inf)
+            if now - max(member.seen_seconds, quiet) <= self.lost_seconds:
                 continue
             if member.overdue is None or member.overdue[0] != member.seen_seconds:
                 # Not yet: if this server itself was suspended, what was sent meanwhile comes first.
@@ -222,6 +250,16 @@ class Members:
             elif emptied or reads - member.overdue[1] > FAIR_READS:
                 silent.append(member)
         return silent
+
+    def _look_for_quiet(self, now: float) -> None:
+        """Note the jobs that nobody is heard of. Groups that can be heard beat more often than this looks back."""
+        heard: dict[str, float] = {}
+        for member in self:
+            heard[member.job] = max(member.seen_seconds, heard.get(member.job, -math.inf))
+        self._quiet = {job: when for job, when in self._quiet.items() if job in heard}
+        for job, when in heard.items():
+            if self.lost_seconds / 2 < now - when < self._reconnect_seconds:
+                self._quiet[job] = now
 
     def take_ended(self) -> list[tuple[EndedGroup, Member | None]]:
         """The groups whose processes have ended, all of whose messages are served; each with its client, if it is there
