@@ -367,9 +367,10 @@ def test_a_group_that_stays_is_not_replaced(lossy):
         client(lossy, 0, 1, lost_seconds=0.4, connect_seconds=0.4)
 
 
-def test_a_server_that_ends_is_noticed():
+@pytest.mark.parametrize("waits", [{"reconnect_seconds": 0.0}, {"reconnect_seconds": 60.0, "awaits_refusing": False}])
+def test_a_server_that_ends_is_noticed(waits):
     with in_thread(Server()) as server:
-        store = client(server, 0, 2, lost_seconds=0.4)
+        store = client(server, 0, 2, lost_seconds=0.4, **waits)
         store.register("w", LAYOUT, None, Sum())
         values = np.ones(LENGTH, np.float32)
         pending = store.exchange("w", values, values, 0, LENGTH)
