@@ -6,6 +6,8 @@ import threading
 from collections.abc import Mapping
 from itertools import accumulate
 
+import msgspec
+
 from hybridps.config import Settings
 from hybridps.errors import ConfigError, HybridPSError, PlanError, ServerError
 from hybridps.memory import keep_freed_memory
@@ -65,6 +67,8 @@ def find_backend(session: Session, stores: Mapping[str, OpenStore]) -> OpenStore
 def connect(session: Session, servers: tuple[str, ...], open_store: OpenStore) -> ParameterStore:
     """The leader's connection with the servers, those of its rack if there are racks. Raises ServerError."""
     settings, plan = session.settings, session.plan
+    if servers != settings.servers:  # they are of this MPI world: nobody else starts them again
+        settings = msgspec.structs.replace(settings, awaits_refusing=False)
     place = place_in_rack(session.place.group, plan.groups, settings.racks, servers)
     store = open_store(place.servers, job=settings.job, group=place.group, groups=place.groups, settings=settings)
     if settings.racks > 1 and not (isinstance(store, Client) and store.has_parent):

@@ -135,7 +135,7 @@ class RackSum(Chunk):
         self._waiting: list[Round] = []
         """Rounds of elements that are away."""
 
-    def leave(self, group: int) -> None:
+    def leave(self, group: int, stays: bool = False) -> None:
         super().leave(group)
         for complete in (*self._away, *self._waiting):
             complete.outlets.pop(group, None)

@@ -64,6 +64,8 @@ class Chunk:
         self._early: EarlySum | None = None
         self.arrays = ChunkArrays(memory, span, owner, budget)
         self._reply_of = reply_of
+        self._stayed: set[int] = set()
+        """Groups that were lost, and of whom what counted is remembered."""
         self._earlier: dict[int, list[Mark]] = {}
         """The contributions of each group that counted before this process began."""
 
@@ -79,6 +81,10 @@ class Chunk:
         origin, span = contribution.origin, contribution.span
         part = Part(origin.group, span.start, span.stop)
         mine = self._exchanges.setdefault(origin.group, {})
+        if origin.group in self._stayed:
+            self._stayed.discard(origin.group)
+            for other in [other for other, known in mine.items() if known.contribution.origin.epoch != origin.epoch]:
+                self._release(mine.pop(other))
         again = self._again(mine, part, contribution)
         if again is None and self._earlier:
             again = self._again_after_restart(part, contribution)
@@ -130,13 +136,28 @@ class Chunk:
             self._release(self._exchanges[each.part.group].pop(each.part))
         return self._compute(complete) if differ is None else finish(differ)
 
-    def leave(self, group: int) -> None:
-        """What the group contributed to a round stays in it; its memory is its own again."""
+    @property
+    def is_busy(self) -> bool:
+        """Whether a contribution is under way."""
+        return any(not known.is_over for mine in self._exchanges.values() for known in mine.values())
+
+    def waits(self, group: int) -> bool:
+        """Whether a contribution of a group waits for others before it counts."""
+        return any(not known.is_over and not known.is_computing for known in self._exchanges.get(group, {}).values())
+
+    def leave(self, group: int, stays: bool = False) -> None:
+        """What the group contributed to a round stays in it; its memory is its own again.
+
+        `stays`: what counts is remembered, for its life may go on.
+        """
         self.memory.forget(group)
         mine = self._exchanges.get(group, {})
+        self._stayed = self._stayed | {group} if stays else self._stayed - {group}
         for known in [*mine.values()]:
             left, is_sent = known.contribution, known.contribution.targets is None
-            if known.is_computing:
+            if known.is_computing and stays:
+                self._release(known)
+            elif known.is_computing:
                 self._release(mine.pop(known.part))
             elif not known.is_over:
                 rows = left.rows if is_sent else [decoded(row).copy() for row in left.rows]

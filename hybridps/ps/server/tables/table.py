@@ -14,6 +14,7 @@ from hybridps.codecs import codec_of
 from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
 from hybridps.memory import DTYPES, private_memory
 from hybridps.ps.chunk_map import Span
+from hybridps.ps.clocks import BulkSynchronous
 from hybridps.ps.model import Answer, ChunkPlace, Origin, Outcome, Rules, SnapshotStart, TableSpec, Task
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.tables.chunk_memory import ChunkMemory
@@ -80,6 +81,8 @@ class Table:
         """Of each group."""
         self._chunks: dict[int, Chunk] = {}
         """Those that were used."""
+        self._lost: dict[int, tuple[Origin, int]] = {}
+        """Of groups that were lost and may come back, how they had joined, and what was `computed` by then."""
         self.rounds = spec.clock.start(members)
         self.registrations = Registrations(name, not spec.server, self.chunks, self.rounds)
 
@@ -218,18 +221,38 @@ class Table:
 
         return [Task(chunk.owner, lambda: self._write_initial(chunk, initial), then)]
 
-    def leave(self, group: int, drops: bool = False, returns: bool = False) -> list[Outcome]:
-        """A group has left the job, is lost, or `drops` the table: the others go on without it, until it `returns`."""
+    def leave(self, group: int, drops: bool = False, returns: bool = False, lost: bool = False) -> list[Outcome]:
+        """A group has left the job, is lost, or `drops` the table: the others go on without it, until it `returns`.
+
+        If it is `lost`, what it was answered is remembered, in case that it comes back in this life.
+        """
         void = self.rounds.members <= {group}  # before it goes: those who wait take part as soon as it has gone
+        self._lost.pop(group, None)
+        counts = self.registrations.is_admitted(group) and not any(each.waits(group) for each in self._chunks.values())
+        if lost and not void and counts:
+            self._lost[group] = self.registrations.joined[group], self.rounds.computed
         self.registrations.leave(group, drops, returns)
         for chunk in self._chunks.values():
-            chunk.leave(group)
+            chunk.leave(group, stays=group in self._lost)
         outcomes: list[Outcome] = []
         for index, verdict in self.rounds.leave(group):
             outcomes += self._chunks[index].carry_out(verdict)
         for chunk in self._chunks.values() if void else ():
             chunk.forget()
         return [*outcomes, *self.registrations.release()]
+
+    def may_come_back(self, group: int) -> bool:
+        """Whether a group that was lost can go on as if it had not been."""
+        if group not in self._lost or group in self.registrations.joined:
+            return False
+        if not isinstance(self.spec.clock, BulkSynchronous):
+            return True
+        is_idle = not any(chunk.is_busy for chunk in self._chunks.values())
+        return is_idle and self.rounds.computed == self._lost[group][1]
+
+    def come_back(self, group: int) -> None:
+        """It `may_come_back`, and does."""
+        self.registrations.come_back(self._lost.pop(group)[0])
 
     def free(self) -> list[Outcome]:
         """The table is not used any more; its memory is released."""
