@@ -117,25 +117,19 @@ class KeptJobs:
             yield msgspec.msgpack.decode(record, type=JobImage)
 
     def begun_tables(self) -> Iterator[tuple[TableName, TableImage]]:
-        """All tables, as they were kept, but for those that were just being read from a snapshot: these are forgotten,
-        as their groups ask again."""
-        for name, state in self.tables():
-            if state.start is not None and not state.ready:
-                self.forget_table(name.job, name.name)
-            else:
-                yield name, state
-
-    def tables(self) -> Iterator[tuple[TableName, TableImage]]:
-        """All tables, as they were kept; what was not wholly made is forgotten."""
+        """All tables, as they were kept. What was not wholly made is forgotten, and what was just being read from a
+        snapshot, as its groups ask again."""
         used = set()
         for key in self._memory.keys(_TABLE):
             name = msgspec.msgpack.decode(self._memory.get(key) or b"", type=TableName)
-            state = self._memory.get(_STATE + key.removeprefix(_TABLE))
-            if state is None or self._memory.get(f"{_JOB}{name.job} ") is None:
-                self._memory.forget(key)
+            kept = self._memory.get(_STATE + key.removeprefix(_TABLE))
+            state = None if kept is None else msgspec.msgpack.decode(kept, type=TableImage)
+            has_job = self._memory.get(f"{_JOB}{name.job} ") is not None
+            if state is None or not has_job or (state.start is not None and not state.ready):
+                self.forget_table(name.job, name.name)
                 continue
             used.add(_VALUES + name.token)
-            yield name, msgspec.msgpack.decode(state, type=TableImage)
+            yield name, state
         for key in [key for key in self._memory.keys(_VALUES) if key not in used]:
             self._memory.forget(key)
 
