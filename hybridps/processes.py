@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
+from typing import Self
 
 from hybridps.config import PREFIX, Settings, to_environment
 from hybridps.errors import ServerError
@@ -74,7 +74,7 @@ def child_environment(environ: Mapping[str, str], settings: Settings) -> dict[st
     return {name: value for name, value in environ.items() if not name.startswith(PREFIX)} | to_environment(settings)
 
 
-class ServerProcess(AbstractContextManager["ServerProcess"]):
+class ServerProcess:
     """Starts `hybridps serve` and stops it in the end; it also ends with the thread that started it.
 
     `address` is where it serves. `command` replaces the program (the default: this Python's hybridps). It is no rank of
@@ -102,7 +102,7 @@ class ServerProcess(AbstractContextManager["ServerProcess"]):
             env=child_environment(without_rank_marks(os.environ), settings),
         )
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        reads = [self._read, *([] if hear is None else [partial(self._hear, hear)])]
+        reads: list[Callable[[], None]] = [self._read] if hear is None else [self._read, partial(self._hear, hear)]
         self._readers = [threading.Thread(target=read, name="hybridps-server-output", daemon=True) for read in reads]
         for reader in self._readers:
             reader.start()
@@ -130,6 +130,9 @@ class ServerProcess(AbstractContextManager["ServerProcess"]):
         if self._process.stdin is not None:
             self._process.stdin.close()
         return self._process.returncode
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *failure: object) -> None:
         self.stop()

@@ -48,12 +48,11 @@ class Life:
     """One process: a chunk in memory that outlives it."""
 
     def __init__(self, arrays, rule, dtype):
-        self.spec = TableSpec(
-            Layout.of(dtype, {"w": (SIZE,)}), rule, rule.clocks[0](), SIZE * np.dtype(dtype).itemsize, 0, 1
-        )
-        self.journal = TableJournal(self._make(arrays), self.spec, SIZE, 1, 2, 1)
+        layout = Layout.of(dtype, {"w": (SIZE,)})
+        self.spec = TableSpec(layout, rule, rule.clocks[0](), layout.nbytes, 0, 1)
+        self.journal = TableJournal(self._make(arrays), self.spec, 2, 1)
         self.journal.restore(lambda place: 0)
-        centre, *state = self.journal.arrays
+        centre, *state = [array[:SIZE] for array in self.journal.arrays]
         self.memory = ChunkMemory(
             ChunkPlace("job", "w", 0), 0, rule, centre, state, not rule.transparent, (SIZE,), centre.nbytes
         )

@@ -111,8 +111,8 @@ def apply_(
         states = (*state, centre, centre)[:2]  # always two: a rule that keeps less does not look at the others
         streams = rule.centre_is_answer and whole_bytes >= LEAST_BYTES
         into = targets if streams else [*targets, *kept]
-        options = check_finite, streams, *(progress or NONE[centre.dtype.type])
-        return loop(described(sources), addresses(into), centre, states, numbers, *options)
+        notes = tuple(progress or NONE[centre.dtype.type])
+        return loop(described(sources), addresses(into), centre, states, numbers, check_finite, streams, notes)
     total = np.empty_like(centre)
     if progress is not None and progress.is_summed:
         np.copyto(total, progress.saved[0][: len(total)])

@@ -17,6 +17,7 @@ from hybridps.ps.rules.kernel import BLOCK
 from hybridps.ps.rules.progress import Progress
 from hybridps.ps.server.tables.area import REFUSED
 from hybridps.ps.server.tables.journal import ChunkJournal
+from hybridps.ps.server.tables.no_journal import NoJournal
 from hybridps.ps.server.tables.round import Refused, Round, cut, mark_not_finite, not_finite_of, rows_of
 
 
@@ -49,8 +50,8 @@ class ChunkMemory:
         self._refuses = refuses
         self._shape = shape
         self._whole_bytes = whole_bytes
-        self.journal: ChunkJournal | None = None
-        """Of what outlives the process, if anything does."""
+        self.journal: ChunkJournal | NoJournal = NoJournal()
+        """Of what outlives the process."""
         self.steps = 0
         """The number of the last round for the rule; 0 before the first one."""
         self._computed: list[tuple[int, int]] = []
@@ -77,9 +78,8 @@ class ChunkMemory:
         self._load()
         for array, before in zip(self.arrays, kept, strict=False):
             np.copyto(array, before)
-        if self.journal is not None:
-            self.steps, ranges = self.journal.last_step()
-            self._computed = [*ranges] or [self._whole]
+        self.steps, ranges = self.journal.last_step()
+        self._computed = [*ranges] or [self._whole]
 
     def begin_from(self, arrays: Sequence[np.ndarray], step: int) -> None:
         """Take the centre and the states from a snapshot, after round number `step`. Raises as `reset_`."""
@@ -87,13 +87,12 @@ class ChunkMemory:
         for array, values in zip(self.arrays, arrays, strict=True):  # what a rule loads begins with states of its own
             np.copyto(array, values)
         self.steps, self._computed = step, [self._whole]
-        if self.journal is not None:
-            self.journal.begin_after(step)
+        self.journal.begin_after(step)
 
     @property
     def is_cut(self) -> bool:
         """Whether a part of a round is in it that an earlier process has begun."""
-        return self.journal is not None and self.journal.is_cut
+        return self.journal.is_cut
 
     @property
     def _whole(self) -> tuple[int, int]:
@@ -167,12 +166,13 @@ class ChunkMemory:
             rows: list[Values] = [cut(row, self._start, begin, end) for row in early.rows]
             rows += [row for each in left.values() for row in rows_of(each, begin, end)]
             centre, *state = [cut(array, self._start, begin, end) for array in (self.centre, *self._state)]
-            options: dict[str, Any] = {"step": self._step, "contributions": groups, "check_finite": check}
+            options: dict[str, Any] = {"step": self.journal.step, "contributions": groups, "check_finite": check}
             options |= {"whole_bytes": self._whole_bytes, "progress": progress}
             begin += apply_(rule, rows, targets, centre, state, **options)
             is_done, end, check = begin >= end, stop, check or self._refuses
             if not is_done and not self._refuses:
-                self._note_not_finite(complete, left.values(), begin)
+                mark_not_finite(left.values(), begin, stop)
+                self.journal.mark_not_finite(complete.counted)
                 check = False
             elif not is_done:
                 block_end = min(begin + BLOCK, stop)
@@ -180,11 +180,10 @@ class ChunkMemory:
                 refused |= bad
                 for group in bad:
                     del left[group]
-                if self.journal is not None:
-                    self.journal.refuse(bad)
+                self.journal.refuse(bad)
                 if not bad:  # all are finite, but for their sum
                     end, check = block_end, False
-        self._end()
+        self.journal.end()
         return refused
 
     def _apply_loaded_(self, complete: Round) -> Refused:
@@ -196,8 +195,7 @@ class ChunkMemory:
             np.copyto(total, progress.saved[0][: len(total)])
         else:
             groups, refused = self.sum_(complete, total)
-            if self.journal is not None:
-                self.journal.refuse(refused)
+            self.journal.refuse(refused)
         rules = [rule for _, rule in complete.rules] or [self.rule]
         if progress is not None:
             progress.begin((total, *self.arrays), len(total))
@@ -208,30 +206,29 @@ class ChunkMemory:
                 np.copyto(target, self.centre)
         if progress is not None:
             progress.end(len(total))
-        self._end()
+        self.journal.end()
         return refused
 
     def _begin_(self, complete: Round) -> int:
         """Begin a round, or go on with one. Returns its first element that an earlier process has not done."""
-        start, stop, early, journal = complete.start, complete.stop, complete.early, self.journal
-        known = None if journal is None else journal.cut(complete.counted, start, stop)
-        if journal is not None and known is not None:
+        start, stop, early = complete.start, complete.stop, complete.early
+        known = self.journal.cut(complete.counted, start, stop)
+        if known is not None:
             begin = known.next
-            journal.go_on(known)
+            self.journal.go_on(known)
             for targets in complete.outlets.values() if not self.rule.separate else ():  # else they were written
                 self.give_(start, begin, [cut(target, start, start, begin) for target in targets])
             return begin
         groups = early.groups + sum(each.groups for each in complete.contributions)
         if (early.rows or complete.contributions) and (groups or self.rule.separate):
             self._advance(start, stop)
-        if journal is not None:
-            journal.begin(complete.counted, start, stop, self.steps, groups)
+        self.journal.begin(complete.counted, start, stop, self.steps, groups)
         return start
 
     def _known(self, complete: Round, left: dict[int, Contribution], refused: Refused) -> bool:
         """Take over what an earlier process has found in a round that goes on: who was refused, and whose values have
         NaN or Inf though they count. Whether that is known of any."""
-        noted = {} if self.journal is None else self.journal.notes()
+        noted = self.journal.notes()
         for each in complete.counted if noted else ():
             group, note = each.origin.group, noted.get(each.origin.group)
             if note is not None and note[0] == REFUSED:
@@ -244,29 +241,11 @@ class ChunkMemory:
     def _progress(self, begin: int, end: int, groups: int) -> tuple[Progress | None, int, int]:
         """Where to note how far elements `begin:end` of a round are, and where to stop if only the sum of a block of so
         many groups is known."""
-        if self.journal is None:
-            return None, end, groups
         progress = self.journal.progress(begin)
-        if progress.is_summed:
+        if progress is not None and progress.is_summed:
             return progress, min(end, begin + self.journal.length), self.journal.groups
         self.journal.groups = groups
         return progress, end, groups
-
-    @property
-    def _step(self) -> int:
-        """The number of the round under way for the rule."""
-        return self.steps if self.journal is None else self.journal.step
-
-    def _note_not_finite(self, complete: Round, contributions: Iterable[Contribution], begin: int) -> None:
-        """Note whose values have NaN or Inf from element `begin` on."""
-        mark_not_finite(contributions, begin, complete.stop)
-        if self.journal is not None:
-            self.journal.mark_not_finite(complete.counted)
-
-    def _end(self) -> None:
-        """A round is over."""
-        if self.journal is not None:
-            self.journal.end()
 
     def take_(
         self, start: int, stop: int, answer: np.ndarray, centre: np.ndarray | None, targets: Iterable[np.ndarray]
@@ -284,8 +263,7 @@ class ChunkMemory:
 
     def forget(self, group: int | None = None) -> None:
         """Rounds of an earlier process are not gone on with: those of this group alone, or all."""
-        if self.journal is not None:
-            self.journal.forget(group)
+        self.journal.forget(group)
 
     def _shaped(self, array: np.ndarray) -> np.ndarray:
         """An array of the chunk in its shape, without padding."""

@@ -42,7 +42,7 @@ CUTS = 64
 
 
 class TableJournal:
-    """Of one table: `elements` of a server in `chunks`, for `groups`, computed by `workers`.
+    """Of what one server has of a table, for `groups`, computed by `workers`.
 
     `make` gives memory (uint8) of a name and size, with what it had when the last process ended; else zeros.
     """
@@ -51,8 +51,6 @@ class TableJournal:
         self,
         make: Callable[[str, int], np.ndarray],
         spec: TableSpec,
-        elements: int,
-        chunks: int,
         groups: int,
         workers: int,
     ) -> None:
@@ -61,7 +59,9 @@ class TableJournal:
             return make(name, nbytes).view(kind).reshape(shape)
 
         self._make_array = array
-        rule, dtype, step = spec.rule, np.dtype(spec.layout.dtype), spec.chunk_map().step
+        rule, dtype, chunk_map = spec.rule, np.dtype(spec.layout.dtype), spec.chunk_map()
+        elements, step = chunk_map.length_of(spec.server), chunk_map.step
+        chunks = -(-elements // step)
         self.arrays = [array(f"array {number}", dtype, elements) for number in range(1 + rule.states)]
         """The centre and the states of the rule."""
         self.initialised = array("initialised", "i8", chunks)

@@ -70,9 +70,8 @@ class Chunk:
     def restore(self) -> None:
         """Go on where the process before was killed. Raises ServerError if the rule cannot be loaded."""
         self.memory.restore()
-        if (journal := self.memory.journal) is not None:
-            self._earlier = journal.counted()
-            self.arrays.restore(journal)
+        self._earlier = self.memory.journal.counted()
+        self.arrays.restore()
 
     def contribute(self, contribution: Contribution) -> list[Outcome]:
         """A contribution came: what is to be done, and who is answered. One that came before counts once."""
