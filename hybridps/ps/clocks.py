@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Annotated, Any, NamedTuple
 
@@ -26,6 +27,15 @@ class Part(NamedTuple):
     group: int
     start: int
     stop: int
+
+    def without(self, done: Iterable[tuple[int, int]]) -> list[Part]:
+        """What is left of it without these elements, each from and to."""
+        left, place = [], self.start
+        for start, stop in [*sorted(done), (self.stop, self.stop)]:
+            if place < start:
+                left.append(Part(self.group, place, min(start, self.stop)))
+            place = max(place, stop)
+        return left
 
 
 class Verdict(NamedTuple):
@@ -66,9 +76,20 @@ class Rounds(ABC):
         self.members = members
         self.brought = dict.fromkeys(members | joining, 0)
 
+    def restore_values(self, chunk: int, values: Iterable[tuple[Part, int]]) -> None:  # noqa: B027
+        """Know how many values groups had brought of a chunk: with each part as many as `values_of` had said."""
+
+    def values_of(self, part: Part, chunk: int) -> int:
+        """How many values the group has brought of that part of a chunk, at least, if that is counted; else 0."""
+        return 0
+
     @abstractmethod
-    def arrive(self, part: Part, chunk: int) -> list[Verdict]:
-        """A part of `chunk` came. Raises ProtocolError, and changes nothing, if it may not come now."""
+    def arrive(self, part: Part, chunk: int, done: Iterable[tuple[int, int]] = ()) -> list[Verdict]:
+        """A part of `chunk` came. Raises ProtocolError, and changes nothing, if it may not come now.
+
+        `done`: elements of it, from and to, that were computed before these rounds were restored. They are in no round
+        again, and are answered with the others.
+        """
 
     def join(self, group: int) -> None:
         """`group` takes part as soon as it can. Nothing changes if it does already."""
@@ -131,13 +152,16 @@ class _BulkSynchronousRounds(Rounds):
         self._open: dict[int, list[_Cell]] = {}
         """Of each chunk with rounds under way their elements, ascending, cut where any part begins or ends."""
 
-    def arrive(self, part: Part, chunk: int) -> list[Verdict]:
+    def arrive(self, part: Part, chunk: int, done: Iterable[tuple[int, int]] = ()) -> list[Verdict]:
         self._check(part)
-        cells = self._open.get(chunk, ())
+        cells = self._open.get(chunk, [])
         mine = {parts[part.group] for _, _, parts in cells if part.group in parts}
         if any(known.start < part.stop and part.start < known.stop for known in mine):
             raise _twice(part.group, chunk, self.members.difference(*(parts for _, _, parts in cells)))
-        return self._complete(chunk, _changed(cells, part, lambda parts: parts | {part.group: part}))
+        left = part.without(done)
+        for each in left:
+            cells = _changed(cells, each, lambda parts: parts | {part.group: part})
+        return self._complete(chunk, cells) if left else _answers([part])
 
     @property
     def joining(self) -> set[int]:
@@ -191,9 +215,9 @@ class _BulkSynchronousRounds(Rounds):
 
 
 class _FreeRounds(Rounds):
-    def arrive(self, part: Part, chunk: int) -> list[Verdict]:
+    def arrive(self, part: Part, chunk: int, done: Iterable[tuple[int, int]] = ()) -> list[Verdict]:
         self._check(part)
-        return [Verdict(part.start, part.stop, (part,), (part,))]
+        return _answers([part]) if done else [Verdict(part.start, part.stop, (part,), (part,))]
 
     def join(self, group: int) -> None:
         super().join(group)
@@ -208,14 +232,30 @@ class _StaleRounds(Rounds):
         """Of each chunk, how many values each member has brought of its elements, if any."""
         self._waiting: dict[int, list[Part]] = {}
 
-    def arrive(self, part: Part, chunk: int) -> list[Verdict]:
+    def restore_values(self, chunk: int, values: Iterable[tuple[Part, int]]) -> None:
+        cells: list[_Cell] = []
+        for part, number in values:
+            if part.group in self.members:
+                cells = _changed(cells, part, partial(_at_least, group=part.group, number=number))
+        for _, _, counts in cells:
+            slowest = min(counts.values())
+            if max(counts.values()) > self._bound + 1:  # who has brought none has joined later: others did not wait
+                counts |= dict.fromkeys(self.members - counts.keys(), slowest)
+        self._counts[chunk], self._waiting[chunk] = cells, []
+
+    def values_of(self, part: Part, chunk: int) -> int:
+        cells = self._counts.get(chunk, ())
+        return min(counts[part.group] for start, stop, counts in cells if start < part.stop and part.start < stop)
+
+    def arrive(self, part: Part, chunk: int, done: Iterable[tuple[int, int]] = ()) -> list[Verdict]:
         self._check(part)
         cells, waiting = self._counts.get(chunk, []), self._waiting.get(chunk, [])
         if any(known.group == part.group and _overlap(known, part) for known in waiting):
             counts = next(counts for start, stop, counts in cells if start < part.stop and part.start < stop)
             slowest = self._slowest(counts)
             raise _twice(part.group, chunk, {member for member in self.members if counts.get(member, 0) == slowest})
-        changed = _changed(cells, part, lambda counts: counts | {part.group: counts.get(part.group, 0) + 1})
+        more = 0 if done else 1
+        changed = _changed(cells, part, lambda counts: counts | {part.group: counts.get(part.group, 0) + more})
         cells = []
         for start, stop, counts in changed:
             if cells and cells[-1][1] == start and cells[-1][2] == counts:
@@ -226,6 +266,8 @@ class _StaleRounds(Rounds):
         self._counts[chunk] = cells
         self._waiting[chunk] = [*waiting, part]
         released = self._released(chunk)
+        if done:
+            return _answers(released)
         together = tuple(each for each in released if each[1:] == part[1:])
         others = [each for each in released if each not in together]
         return [Verdict(part.start, part.stop, (part,), together), *_answers(others)]
@@ -277,6 +319,10 @@ def _answers(parts: Iterable[Part]) -> list[Verdict]:
     ordered = sorted(parts, key=lambda part: (part[1:], part.group))
     spans = groupby(ordered, key=lambda part: part[1:])
     return [Verdict(start, stop, answer=tuple(same)) for (start, stop), same in spans]
+
+
+def _at_least(counts: dict[int, int], group: int, number: int) -> dict[int, int]:
+    return counts | {group: max(number, counts.get(group, 0))}
 
 
 def _overlap(some: Part, other: Part) -> bool:

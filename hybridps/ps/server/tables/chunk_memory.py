@@ -56,7 +56,7 @@ class ChunkMemory:
         """The number of the last round for the rule; 0 before the first one."""
         self._computed: list[tuple[int, int]] = []
         """Elements whose last round is number `steps`, as runs."""
-        self._loaded: Callable[[Any, np.ndarray], None] | None = None
+        self._loaded: Callable[[Any, int, np.ndarray], None] | None = None
         """What updates the chunk, if it is not the compiled rule."""
 
     def reset_(self, initial: np.ndarray | None) -> None:
@@ -74,10 +74,13 @@ class ChunkMemory:
 
     def restore(self) -> None:
         """Go on with what the process before has left. Raises ServerError if the rule cannot be loaded."""
-        kept = [array.copy() for array in self.arrays] if type(self.rule).load is not Rule.load else []
-        self._load()
-        for array, before in zip(self.arrays, kept, strict=False):
-            np.copyto(array, before)
+        if type(self.rule).load is not Rule.load:  # what it loads begins with states of its own
+            before = [array.copy() for array in self.arrays]
+            self.journal.save(before, self._start)
+            self._load()
+            for array, values in zip(self.arrays, before, strict=True):
+                np.copyto(array, values)
+            self.journal.end()
         self.steps, ranges = self.journal.last_step()
         self._computed = [*ranges] or [self._whole]
 
@@ -118,6 +121,7 @@ class ChunkMemory:
         early = complete.early
         total = early.rows[0] if early.rows else np.empty_like(self.centre)
         early.groups, refused = self.sum_(complete, total)
+        early.refused |= refused
         early.rows = [total] if early.rows or len(refused) < len(complete.contributions) else ()
         return refused
 
@@ -142,8 +146,14 @@ class ChunkMemory:
         The rule runs on the values of all groups up to the block in which one of them is not finite, and goes on from
         there without that group. Where that is not refused, it is noted whose they are: the answer may replace them.
         """
-        if self._loaded is not None:
-            return self._apply_loaded_(complete)
+        try:
+            return self._apply_blocks_(complete) if self._loaded is None else self._apply_loaded_(complete)
+        except Exception:
+            self.journal.fail()
+            raise
+
+    def _apply_blocks_(self, complete: Round) -> Refused:
+        """The same, block by block."""
         start, stop, early = complete.start, complete.stop, complete.early
         left = {each.origin.group: each for each in complete.contributions}
         refused: Refused = {}
@@ -190,17 +200,19 @@ class ChunkMemory:
         """The same, of the whole chunk, by what the rule has loaded."""
         total, refused = np.empty_like(self.centre), Refused()
         begin = self._begin_(complete)
-        progress, _, groups = self._progress(begin, complete.stop, 0)
+        self._known(complete, {}, refused)
+        progress, groups = self.journal.progress(begin), self.journal.groups
         if progress is not None and progress.is_summed:
             np.copyto(total, progress.saved[0][: len(total)])
         else:
             groups, refused = self.sum_(complete, total)
             self.journal.refuse(refused)
+            self.journal.groups = groups
         rules = [rule for _, rule in complete.rules] or [self.rule]
         if progress is not None:
             progress.begin((total, *self.arrays), len(total))
         if groups and self._loaded is not None:
-            self._loaded(rules[0], self._shaped(total))
+            self._loaded(rules[0], self.journal.step, self._shaped(total))
         for group, targets in complete.outlets.items():
             for target in targets if group not in refused else ():
                 np.copyto(target, self.centre)
@@ -212,7 +224,7 @@ class ChunkMemory:
     def _begin_(self, complete: Round) -> int:
         """Begin a round, or go on with one. Returns its first element that an earlier process has not done."""
         start, stop, early = complete.start, complete.stop, complete.early
-        known = self.journal.cut(complete.counted, start, stop)
+        known = self.journal.cut(complete)
         if known is not None:
             begin = known.next
             self.journal.go_on(known)
@@ -222,18 +234,21 @@ class ChunkMemory:
         groups = early.groups + sum(each.groups for each in complete.contributions)
         if (early.rows or complete.contributions) and (groups or self.rule.separate):
             self._advance(start, stop)
-        self.journal.begin(complete.counted, start, stop, self.steps, groups)
+        self.journal.begin(complete, self.steps, groups)
         return start
 
     def _known(self, complete: Round, left: dict[int, Contribution], refused: Refused) -> bool:
         """Take over what an earlier process has found in a round that goes on: who was refused, and whose values have
         NaN or Inf though they count. Whether that is known of any."""
+        early = complete.early.refused
+        if early:
+            self.journal.refuse(early)
         noted = self.journal.notes()
         for each in complete.counted if noted else ():
             group, note = each.origin.group, noted.get(each.origin.group)
             if note is not None and note[0] == REFUSED:
                 left.pop(group, None)
-                refused[group] = refused_error(self.name)
+                refused[group] = early.get(group) or refused_error(self.name)
             elif note is not None and not each.not_finite:
                 each.not_finite.append(note)
         return bool(noted) and not self._refuses

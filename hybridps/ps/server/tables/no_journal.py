@@ -13,14 +13,14 @@ class NoJournal:
     is_cut = False
     step = groups = length = 0
 
-    def begin(self, contributions: Any, start: int, stop: int, step: int, groups: int) -> None:
+    def begin(self, complete: Any, step: int, groups: int) -> None:
         """A round begins."""
         self.step = step
 
     def nothing(self, *arguments: Any) -> None:
         """What would be noted, or looked for."""
 
-    begin_after = put = cut = go_on = progress = refuse = mark_not_finite = end = forget = nothing
+    begin_after = put = cut = go_on = progress = refuse = mark_not_finite = end = fail = forget = save = nothing
 
     def notes(self) -> dict[int, tuple[int, int]]:
         """Nothing was noted."""
