@@ -254,6 +254,28 @@ def test_a_kill_while_a_rule_is_loaded_changes_nothing():
     assert not any(area.words[WORD] for area in life.journal._areas)
 
 
+def test_a_loaded_rule_does_nothing_with_values_that_were_refused():
+    """Whether it looks at them in this process or not."""
+
+    def prepare(arrays):
+        life = Life(arrays, Loaded(), "float32")
+        life.begin()
+        return life, [np.full(SIZE, np.nan, np.float32) for _ in range(2)]
+
+    expected = state_of(prepare({})[0])[:-1]
+    for line in itertools.count(1):
+        arrays = {}
+        life, rows = prepare(arrays)
+        died = dying_at(line, lambda life=life, rows=rows: life.compute(rows, rows, 10))
+        life = Life(arrays, Loaded(), "float32")
+        life.compute(rows, rows, 10)
+        check_same(state_of(life)[:-1], expected)
+        assert [life.memory.journal.counted()[group][0].row for group in range(2)] == [REFUSED, REFUSED]
+        if not died:
+            break
+    assert line > 30
+
+
 def test_a_round_with_an_early_sum_goes_on_with_the_same_groups():
     """The next process gets the values together: the group that was refused counts in the whole round, until its NaN,
     or in no block of it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +17,12 @@ from hybridps.ps.server.tables.area import FAILED, REFUSED, Mark
 
 ANSWER_BYTES = 1024
 """What the record of an answer takes beside its values, about."""
+
+CONTRIBUTION_BYTES, RULE_BYTES = 1024, 384
+"""What the records of one take beside its values, about."""
+
+RULE_MOVES = 1 << 16
+"""Bytes that could be moved in the time that a rule more of a round takes, about."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,24 +59,25 @@ class Before(NamedTuple):
     done: list[tuple[int, int]]
     """Elements of it, from and to."""
     error: HybridPSError | None
-    """What it is answered with."""
+    """What it is answered with: if nothing was done, as a later one has counted."""
     not_finite: list[tuple[int, int]]
-    is_late: bool
-    """Whether it did not count, though a later one did."""
 
 
-def before_restart(marks: Iterable[Mark], chunk: str, part: Part, origin: Origin) -> Before:
+def before_restart(marks: Sequence[Mark], chunk: str, part: Part, origin: Origin) -> Before:
     """What was done with a contribution to `chunk`, by what is known of its group."""
+    if not marks:
+        return Before([], None, [])
     marks = [each for each in marks if each.epoch == origin.epoch and each.start < part.stop and part.start < each.stop]
     mine = [mark for mark in marks if mark.request == origin.request]
-    done, error = [(mark.start, mark.stop) for mark in mine], None
+    done, error = [(max(mark.start, part.start), min(mark.stop, part.stop)) for mark in mine], None
     if any(mark.row == REFUSED for mark in mine):
         error = refused_error(chunk)
     elif any(mark.row == FAILED for mark in mine):
         error = ServerError(f"a round of {chunk} has failed, and the server was started again since: see what it said")
-    later = [(mark.start, mark.stop) for mark in marks if mark.request > origin.request]
-    is_late = any(start < each.stop and each.start < stop for start, stop in later for each in part.without(done))
-    return Before(done, error, [(mark.row, mark.element) for mark in mine if mark.row >= 0], is_late)
+    for left in part.without(done):
+        if any(mark.request > origin.request and mark.start < left.stop and left.start < mark.stop for mark in marks):
+            return Before([], error_of_late(chunk, origin), [])
+    return Before(done, error, [(mark.row, mark.element) for mark in mine if mark.row >= 0])
 
 
 def error_of_late(chunk: str, origin: Origin) -> ServerError:

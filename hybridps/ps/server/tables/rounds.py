@@ -20,6 +20,9 @@ from hybridps.ps.server.tables.arrays import ChunkArrays
 from hybridps.ps.server.tables.chunk_memory import ChunkMemory
 from hybridps.ps.server.tables.exchange import (
     ANSWER_BYTES,
+    CONTRIBUTION_BYTES,
+    RULE_BYTES,
+    RULE_MOVES,
     Exchange,
     before_restart,
     bytes_of,
@@ -34,12 +37,6 @@ STREAMED = 4
 
 MOST_PARTS = 256
 """Parts of a chunk that a group may have under way, or that its answers are remembered for."""
-
-CONTRIBUTION_BYTES, RULE_BYTES = 1024, 384
-"""What the records of one take beside its values, about."""
-
-RULE_MOVES = 1 << 16
-"""Bytes that could be moved in the time that a rule more of a round takes, about."""
 
 
 class Chunk:
@@ -77,11 +74,10 @@ class Chunk:
         """Go on where the process before was killed. Raises ServerError if the rule cannot be loaded."""
         self.memory.restore()
         self._earlier = self.memory.journal.counted()
-        joined = self._registrations.joined.values()
-        marks = [(each, mark) for each in joined for mark in self._earlier.get(each.group, ())]
+        self.arrays.restore()
+        marks = [(of, mark) for of in self._registrations.joined.values() for mark in self._earlier.get(of.group, ())]
         now = [(Part(of.group, mark.start, mark.stop), mark.values) for of, mark in marks if mark.epoch == of.epoch]
         self.rounds.restore_values(self.span.chunk, now)
-        self.arrays.restore()
 
     def contribute(self, contribution: Contribution) -> list[Outcome]:
         """A contribution came: what is to be done, and who is answered. One that came before counts once."""
@@ -92,12 +88,14 @@ class Chunk:
         if again is not None:
             return again
         before = before_restart(self._earlier.get(part.group, ()), self.memory.name, part, origin)
-        if before.is_late:
-            return [Answer(origin, span.chunk, error=error_of_late(self.memory.name, origin))]
         if before.done:
             contribution = replace(contribution, not_finite=before.not_finite)
-        if before.done and self.memory.rule.separate:
-            return self._encoded(self._replied(part, contribution, before.error))
+        is_whole = not before.done or not part.without(before.done)
+        if (before.done and self.memory.rule.separate) or (before.error is not None and is_whole):
+            values = None
+            if contribution.targets is None and self._reply_of is not None and before.error is None:
+                values = cut(self._reply_of(part.group), span.start, part.start, part.stop)
+            return self._encoded(Answer(origin, span.chunk, values, before.error, before.not_finite))
         verdicts = self.rounds.arrive(part, span.chunk, before.done)
         self.rounds.brought[part.group] += span.length
         # The group has these answers. What it was told of more elements is kept: so a copy that comes late is known.
@@ -110,8 +108,7 @@ class Chunk:
         rules = len(contribution.rules) * RULE_BYTES
         self._hold(known, CONTRIBUTION_BYTES + rules + (0 if contribution.targets else bytes_of(contribution)))
         outcomes: list[Outcome] = [self._give([known], *each, lambda result: ()) for each in before.done]
-        for verdict in verdicts:
-            outcomes += self.carry_out(verdict)
+        outcomes += [outcome for verdict in verdicts for outcome in self.carry_out(verdict)]
         if not verdicts and contribution.targets is None:
             outcomes += self._add_early()
         return [*outcomes, *self._registrations.release()] if self._registrations.waits else outcomes
@@ -210,13 +207,6 @@ class Chunk:
                 f"group {part.group} contributes to {self.memory.name} before it has the answer of the round before"
             )
         return None
-
-    def _replied(self, part: Part, contribution: Contribution, error: HybridPSError | None) -> Answer:
-        """The answer that a contribution got from the process before, where it cannot be made again."""
-        values = None
-        if contribution.targets is None and self._reply_of is not None and error is None:
-            values = cut(self._reply_of(part.group), self.span.start, part.start, part.stop)
-        return Answer(contribution.origin, self.span.chunk, values, error, contribution.not_finite)
 
     def _add_early(self) -> list[Outcome]:
         """Add up contributions that came over the network and whose turn it is, if they are enough to be worth it."""
