@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Self
+from typing import TypeVar
 
 from hybridps.config import PREFIX, Settings, to_environment
 from hybridps.errors import ServerError
@@ -74,6 +74,9 @@ def child_environment(environ: Mapping[str, str], settings: Settings) -> dict[st
     return {name: value for name, value in environ.items() if not name.startswith(PREFIX)} | to_environment(settings)
 
 
+Own = TypeVar("Own", bound="ServerProcess")
+
+
 class ServerProcess:
     """Starts `hybridps serve` and stops it in the end; it also ends with the thread that started it.
 
@@ -131,7 +134,7 @@ class ServerProcess:
             self._process.stdin.close()
         return self._process.returncode
 
-    def __enter__(self) -> Self:
+    def __enter__(self: Own) -> Own:
         return self
 
     def __exit__(self, *failure: object) -> None:

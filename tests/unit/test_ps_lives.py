@@ -61,7 +61,8 @@ class Lives:
 
     @property
     def centre(self):
-        return self.jobs.table(origin(0), "w").chunk(0).memory.centre[:LENGTH]
+        (_, table), *_ = self.jobs.tables()
+        return table.chunk(0).memory.centre[:LENGTH]
 
 
 def dying_at(count, files, work):

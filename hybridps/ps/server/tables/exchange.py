@@ -69,7 +69,8 @@ def before_restart(marks: Sequence[Mark], chunk: str, part: Part, origin: Origin
         return Before([], None, [])
     marks = [each for each in marks if each.epoch == origin.epoch and each.start < part.stop and part.start < each.stop]
     mine = [mark for mark in marks if mark.request == origin.request]
-    done, error = [(max(mark.start, part.start), min(mark.stop, part.stop)) for mark in mine], None
+    done = [(max(mark.start, part.start), min(mark.stop, part.stop)) for mark in mine]
+    error: ServerError | None = None
     if any(mark.row == REFUSED for mark in mine):
         error = refused_error(chunk)
     elif any(mark.row == FAILED for mark in mine):
