@@ -61,7 +61,7 @@ class RackTable(Table):
 
     def place(self, chunk: int, start: int, stop: int) -> slice:
         """Where elements of a chunk lie in `values` and `parent_centre`."""
-        first = (self._owned.index(chunk) - chunk) * self.chunk_map.step
+        first = (self._place(chunk) - chunk) * self.chunk_map.step
         return slice(start + first, stop + first)
 
     def check_rules(self, rules: Rules, start: int, stop: int) -> None:

@@ -74,9 +74,11 @@ class Table:
         if keep is None:
             self._arrays = [private_memory(nbytes).view(spec.layout.dtype) for _ in range(1 + self._states())]
         else:
-            self._journal = TableJournal(keep[0], spec, self.elements, self.chunks, keep[1], threads)
+            self._journal = TableJournal(keep[0], spec, keep[1], threads)
             self._arrays = self._journal.arrays
         """The centre and the states of the rule, of all chunks of this server in order."""
+        self._initialised = np.zeros(self.chunks, "i8") if self._journal is None else self._journal.initialised
+        """Of each chunk, whether its initial values are there."""
         self._replies: dict[int, np.ndarray] = {}
         """Of each group."""
         self._chunks: dict[int, Chunk] = {}
@@ -108,8 +110,7 @@ class Table:
                 return []
             if isinstance(result, HybridPSError):
                 return give_up(result)
-            if self._journal is not None:
-                self._journal.initialised[place] = 1
+            self._initialised[place] = 1
             left -= 1
             return [begin(following) for following in islice(places, 1)] if left else ready()
 
@@ -127,12 +128,11 @@ class Table:
         """Go on where the process before was killed. Raises ServerError if the rule cannot be loaded."""
         self.registrations.restore(image)
         if self._journal is not None:
-            chunks = self._owned
-            self._journal.restore(lambda place: self.chunk_map.whole(chunks[place]).start)
-            there = np.flatnonzero(self._journal.initialised) if image.initial is not None else ()
-            self.registrations.initialised = {chunks[place] for place in there}
+            self._journal.restore(lambda place: self.chunk_map.whole(self._owned[place]).start)
+            there = np.flatnonzero(self._initialised) if image.initial is not None else ()
+            self.registrations.initialised = {self._owned[place] for place in there}
             for place in self._journal.used():
-                self.chunk(chunks[place]).restore()
+                self.chunk_in(place).restore()
 
     def owner_of(self, chunk: int) -> int:
         """The worker that owns a chunk."""
@@ -141,6 +141,14 @@ class Table:
     def chunk_in(self, place: int) -> Chunk:
         """The chunk in a place among those of this server."""
         return self.chunk(self._owned[place])
+
+    def _place(self, chunk: int) -> int:
+        """The place of a chunk among those of this server. Raises ProtocolError if it does not own it."""
+        if chunk not in self._owned:
+            raise ProtocolError(
+                f"chunk {chunk} of table {self.name!r} is not on server {self.spec.server} of {self.spec.servers}"
+            )
+        return self._owned.index(chunk)
 
     def chunk_bytes(self, place: int) -> int:
         """Bytes of the centre and the states of the chunk in a place."""
@@ -173,18 +181,14 @@ class Table:
         chunk = self._chunks.get(index)
         if chunk is not None:
             return chunk
-        if index not in self._owned:
-            raise ProtocolError(
-                f"chunk {index} of table {self.name!r} is not on server {self.spec.server} of {self.spec.servers}"
-            )
-        span, place = self.chunk_map.whole(index), ChunkPlace(self.job, self.name, index)
-        first = self._owned.index(index) * self.chunk_map.step
+        place, span, owner = self._place(index), self.chunk_map.whole(index), self.owner_of(index)
+        first = place * self.chunk_map.step
         centre, *state = [array[first : first + span.length] for array in self._arrays]
-        shape, nbytes = self.spec.shape_of(span), self._arrays[0].nbytes
-        memory = ChunkMemory(place, span.start, self.spec.rule, centre, state, self._refuses, shape, nbytes)
-        options = [self.owner_of(index), self.registrations, self._budget, codec_of(self.spec.codec).answers]
+        of, shape, nbytes = ChunkPlace(self.job, self.name, index), self.spec.shape_of(span), self._arrays[0].nbytes
+        memory = ChunkMemory(of, span.start, self.spec.rule, centre, state, self._refuses, shape, nbytes)
+        options = [owner, self.registrations, self._budget, codec_of(self.spec.codec).answers]
         if self._journal is not None:
-            memory.journal = self._journal.of_chunk(self._owned.index(index), self.owner_of(index))
+            memory.journal = self._journal.of_chunk(place, owner)
             replies = partial(self._reply, self._journal, slice(first, first + span.length))
             options += [replies] if self.spec.rule.separate else []
         self._chunks[index] = chunk = self._make_chunk(memory, span, *options)
@@ -205,8 +209,7 @@ class Table:
         joined.check_initialiser(origin)
         if joined.initial != origin:
             joined.begin_initial(origin)
-            if self._journal is not None:
-                self._journal.initialised[:] = 0
+            self._initialised[:] = 0
         chunk = self.chunk(span.chunk)
 
         def then(result: Any) -> Sequence[Outcome]:
@@ -215,8 +218,7 @@ class Table:
             if origin != joined.initial or span.chunk in joined.initialised:
                 return []
             joined.initialised.add(span.chunk)
-            if self._journal is not None:
-                self._journal.initialised[self._owned.index(span.chunk)] = 1
+            self._initialised[self._place(span.chunk)] = 1
             return self._take_initial(origin, span.chunk)
 
         return [Task(chunk.owner, lambda: self._write_initial(chunk, initial), then)]
