@@ -84,7 +84,7 @@ class Recording(Server):
 def recorded():
     """The messages of two groups that use everything there is."""
     server = Recording()
-    settings = Settings(chunk_bytes=1024, heartbeat_seconds=0.05)
+    settings = Settings(chunk_bytes=1024, heartbeat_seconds=0.005)
     with in_thread(server), ThreadPoolExecutor(2) as pool:
         held = list(pool.map(lambda group: use_everything(server.address, group, settings), range(2)))
     kinds = {type(wire.decode_request(frames[0])) for frames in server.heard}

@@ -107,7 +107,7 @@ def answers_of(parts: Iterable[Part]) -> list[Verdict]:
     return [Verdict(start, stop, answer=tuple(same)) for (start, stop), same in spans]
 
 
-def cells_with(cells: Sequence[Cell], part: Part, change: Callable[[dict[int, Any]], dict[int, Any]]) -> list[Cell]:
+def change_cells(cells: Sequence[Cell], part: Part, change: Callable[[dict[int, Any]], dict[int, Any]]) -> list[Cell]:
     """The cells of a chunk after a part has come, which changes what is known of its elements."""
     cut: list[Cell] = []
     place = part.start
@@ -124,7 +124,8 @@ def cells_with(cells: Sequence[Cell], part: Part, change: Callable[[dict[int, An
     return [*cut, (place, part.stop, change({}))] if place < part.stop else cut
 
 
-def twice_error(group: int, chunk: int, missing: set[int]) -> ProtocolError:
+def round_error(group: int, chunk: int, missing: set[int]) -> ProtocolError:
+    """The error of a group that contributes twice to a round."""
     return ProtocolError(
         f"group {group} contributes to chunk {chunk} twice in one round: wait for the answer of the round "
         f"before the next contribution (still to come: {_listed(missing)})"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from hybridps.errors import ProtocolError
-from hybridps.ps.clocks.rounds import Cell, Part, Rounds, Verdict, answers_of, cells_with, twice_error
+from hybridps.ps.clocks.rounds import Cell, Part, Rounds, Verdict, answers_of, change_cells, round_error
 
 MOST_CELLS = 1 << 11
 """Ranges of a chunk that a bounded-stale clock counts apart: it has at most so many keys of a network."""
@@ -24,7 +24,7 @@ class StaleRounds(Rounds):
         cells: list[Cell] = []
         for part, number in values:
             if part.group in self.members:
-                cells = cells_with(cells, part, partial(_at_least, group=part.group, number=number))
+                cells = change_cells(cells, part, partial(_at_least, group=part.group, number=number))
         for _, _, counts in cells:
             slowest = min(counts.values())
             if max(counts.values()) > self._bound + 1:  # who has brought none has joined later: others did not wait
@@ -41,11 +41,11 @@ class StaleRounds(Rounds):
         if any(known.group == part.group and _overlap(known, part) for known in waiting):
             counts = next(counts for start, stop, counts in cells if start < part.stop and part.start < stop)
             slowest = self._slowest(counts)
-            raise twice_error(
+            raise round_error(
                 part.group, chunk, {member for member in self.members if counts.get(member, 0) == slowest}
             )
         more = 0 if done else 1
-        changed = cells_with(cells, part, lambda counts: counts | {part.group: counts.get(part.group, 0) + more})
+        changed = change_cells(cells, part, lambda counts: counts | {part.group: counts.get(part.group, 0) + more})
         cells = []
         for start, stop, counts in changed:
             if cells and cells[-1][1] == start and cells[-1][2] == counts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hybridps.ps.clocks.rounds import Cell, Part, Rounds, Verdict, answers_of, cells_with, twice_error
+from hybridps.ps.clocks.rounds import Cell, Part, Rounds, Verdict, answers_of, change_cells, round_error
 
 
 class SynchronousRounds(Rounds):
@@ -19,10 +19,10 @@ class SynchronousRounds(Rounds):
         cells = self._open.get(chunk, [])
         mine = {parts[part.group] for _, _, parts in cells if part.group in parts}
         if any(known.start < part.stop and part.start < known.stop for known in mine):
-            raise twice_error(part.group, chunk, self.members.difference(*(parts for _, _, parts in cells)))
+            raise round_error(part.group, chunk, self.members.difference(*(parts for _, _, parts in cells)))
         left = part.without(done)
         for each in left:
-            cells = cells_with(cells, each, lambda parts: parts | {part.group: part})
+            cells = change_cells(cells, each, lambda parts: parts | {part.group: part})
         return self._complete(chunk, cells) if left else answers_of([part])
 
     @property

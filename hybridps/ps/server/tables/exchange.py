@@ -53,8 +53,8 @@ def error_answer(answer: Answer, result: Any) -> Answer:
     return replace(answer, values=None, error=result) if isinstance(result, HybridPSError) else answer
 
 
-class Before(NamedTuple):
-    """What was done with a contribution before this process began."""
+class Kept(NamedTuple):
+    """What an earlier process has done with a contribution."""
 
     done: list[tuple[int, int]]
     """Elements of it, from and to."""
@@ -63,10 +63,10 @@ class Before(NamedTuple):
     not_finite: list[tuple[int, int]]
 
 
-def before_restart(marks: Sequence[Mark], chunk: str, part: Part, origin: Origin) -> Before:
+def kept_of(marks: Sequence[Mark], chunk: str, part: Part, origin: Origin) -> Kept:
     """What was done with a contribution to `chunk`, by what is known of its group."""
     if not marks:
-        return Before([], None, [])
+        return Kept([], None, [])
     marks = [each for each in marks if each.epoch == origin.epoch and each.start < part.stop and part.start < each.stop]
     mine = [mark for mark in marks if mark.request == origin.request]
     done = [(max(mark.start, part.start), min(mark.stop, part.stop)) for mark in mine]
@@ -77,8 +77,8 @@ def before_restart(marks: Sequence[Mark], chunk: str, part: Part, origin: Origin
         error = ServerError(f"a round of {chunk} has failed, and the server was started again since: see what it said")
     for left in part.without(done):
         if any(mark.request > origin.request and mark.start < left.stop and left.start < mark.stop for mark in marks):
-            return Before([], error_of_late(chunk, origin), [])
-    return Before(done, error, [(mark.row, mark.element) for mark in mine if mark.row >= 0])
+            return Kept([], error_of_late(chunk, origin), [])
+    return Kept(done, error, [(mark.row, mark.element) for mark in mine if mark.row >= 0])
 
 
 def error_of_late(chunk: str, origin: Origin) -> ServerError:

@@ -24,7 +24,7 @@ from hybridps.ps.server.tables.exchange import (
     RULE_BYTES,
     RULE_MOVES,
     Exchange,
-    before_restart,
+    kept_of,
     bytes_of,
     error_answer,
     error_of_late,
@@ -93,7 +93,7 @@ class Chunk:
         again = self._again(mine, part, contribution)
         if again is not None:
             return again
-        before = before_restart(self._earlier.get(part.group, ()), self.memory.name, part, origin)
+        before = kept_of(self._earlier.get(part.group, ()), self.memory.name, part, origin)
         if before.done:
             contribution = replace(contribution, not_finite=before.not_finite)
         is_whole = not before.done or not part.without(before.done)
