@@ -24,10 +24,10 @@ from hybridps.ps.server.tables.exchange import (
     RULE_BYTES,
     RULE_MOVES,
     Exchange,
-    kept_of,
     bytes_of,
     error_answer,
     error_of_late,
+    kept_of,
 )
 from hybridps.ps.server.tables.registrations import Registrations
 from hybridps.ps.server.tables.round import SENT, EarlySum, Round, cut, error_of_rules
