@@ -174,6 +174,20 @@ def test_only_unanswered_messages_are_sent_again():
         transfer.add(message)
     transfer.take(0, wire.Done(1, (0,)), ())
     assert transfer.unanswered == messages[1:]
+    assert transfer.begin_again(0) == messages[1:]
+    assert transfer.begin_again(1) == []
+
+
+def test_all_answers_to_a_message_that_is_sent_again_are_awaited_anew():
+    """The server writes those that came before once more: memory that it has must not be used before."""
+    transfer = Operation("exchange", 1, lambda operation: None)
+    transfer.add(Sent(0, wire.Exchange(1, "w", 0, 2), (), {0: None, 1: None}))
+    transfer.take(0, wire.Done(1, (0,)), ())
+    transfer.begin_again(0)
+    transfer.take(0, wire.Done(1, (1,)), ())
+    assert not transfer.done
+    transfer.take(0, wire.Done(1, (0,)), ())
+    assert transfer.done
 
 
 def test_steps_begin_each_operation_when_the_one_before_is_done():

@@ -113,6 +113,15 @@ class Operation:
         """The messages that must be sent again if a connection was lost meanwhile."""
         return [sent for sent in self.sent if not self.done and not self._awaited.isdisjoint(sent.asks_for)]
 
+    def begin_again(self, server: int) -> list[Sent]:
+        """The messages that this server must be sent again. All that they ask for is awaited anew: the server writes all
+        answers once more, also those that came before, and the memory for them is not free until it has.
+        """
+        again = [sent for sent in self.unanswered if sent.server == server]
+        for sent in again:
+            self._awaited.update(sent.asks_for)
+        return again
+
     def add(self, sent: Sent) -> None:
         """A message of this operation is sent."""
         self.sent.append(sent)

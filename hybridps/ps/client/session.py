@@ -276,9 +276,8 @@ class Session:
                     self._greeting.discard(server)
                     for offer in self.offers_of(server):
                         self.send(server, offer)
-                    for sent in [sent for operation in self.under_way.values() for sent in operation.unanswered]:
-                        if sent.server == server:
-                            self.send(*sent[:3])
+                    for sent in [sent for each in self.under_way.values() for sent in each.begin_again(server)]:
+                        self.send(*sent[:3])
                 self._lives[server] = answer.life
             case wire.Alive():
                 if self._left is not None:
