@@ -114,7 +114,7 @@ class Operation:
         return [sent for sent in self.sent if not self.done and not self._awaited.isdisjoint(sent.asks_for)]
 
     def begin_again(self, server: int) -> list[Sent]:
-        """The messages that this server must be sent again. All that they ask for is awaited anew: the server writes all
+        """The messages that this server must be sent again. All that they ask for is awaited anew: it writes all the
         answers once more, also those that came before, and the memory for them is not free until it has.
         """
         again = [sent for sent in self.unanswered if sent.server == server]
