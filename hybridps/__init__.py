@@ -3,8 +3,13 @@
 Importing this package starts nothing and needs neither MPI nor MXNet.
 """
 
+import os
+
 from hybridps.progress import report_progress
 from hybridps.resuming import Resume, resume
 
 __all__ = ["Resume", "report_progress", "resume"]
 __version__ = "0.1.0"
+
+# Where colorama is installed, numba would write an escape sequence to standard output when the process ends.
+os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
