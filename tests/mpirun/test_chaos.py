@@ -39,6 +39,7 @@ def test_light_groups_survive(tmp_path: Path) -> None:
     assert set(found["checks"]) == {"sum", "momentum", "elastic", "async"}
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(150)
 def test_training_survives(tmp_path: Path) -> None:
     kinds = "kill-leader,kill-server,stop"
