@@ -37,8 +37,8 @@ def links():
         yield made
 
 
-def client(links, group=0, groups=1, link=None, **changes):
-    settings = msgspec.structs.replace(SETTINGS, **changes)
+def client(links, group=0, groups=1, link=None, waits=WAITS):
+    settings = msgspec.structs.replace(SETTINGS, **waits)
     address = links.address(group if link is None else link)
     return Client([address], job="job", group=group, groups=groups, settings=settings)
 
@@ -74,7 +74,7 @@ def test_synchronous_groups_wait_and_lose_nothing(links, seconds, capfd):
     """All groups are cut off, for longer than a silent group is lost: nobody has gone on without them."""
     waits = WAITS | {"deadline_seconds": 40.0 + 2 * seconds}
     with cut_links.serving(links, **waits), ThreadPoolExecutor(2) as pool:
-        stores = both(pool, *((client, links, group, 2) for group in (0, 1)))
+        stores = both(pool, *((client, links, group, 2, None, waits) for group in (0, 1)))
         both(pool, *((join, store, Momentum(rate=0.5, momentum=0.5), np.zeros(LENGTH, np.float32)) for store in stores))
         got, weights, momentum = [], np.float32(0), np.float32(0)
         for number in range(8):
@@ -104,7 +104,7 @@ def test_an_asynchronous_group_comes_back_and_its_gradient_counts_once(links, se
     """Another group goes on meanwhile, without the one that is cut off and taken as lost."""
     waits = WAITS | {"deadline_seconds": 40.0 + 2 * seconds}
     with cut_links.serving(links, **waits) as server, ThreadPoolExecutor(2) as pool:
-        stores = both(pool, *((client, links, group, 2) for group in (0, 1)))
+        stores = both(pool, *((client, links, group, 2, None, waits) for group in (0, 1)))
         both(pool, *((join, store, SGD(rate=1.0), np.zeros(LENGTH, np.float32), FreeRunning()) for store in stores))
         step(stores[1], 1.0)
         links.cut(1)
@@ -168,7 +168,7 @@ def test_an_elastic_group_trains_alone_and_comes_back(links, seconds):
     warm_up(Elastic(0.5), "float32")
     waits = WAITS | {"deadline_seconds": 40.0 + 2 * seconds}
     with cut_links.serving(links, **waits), ThreadPoolExecutor(2) as pool:
-        stores = both(pool, *((client, links, group, 2) for group in (0, 1)))
+        stores = both(pool, *((client, links, group, 2, None, waits) for group in (0, 1)))
         first, second = both(pool, *((Averaging, store, 0.0) for store in stores))
         for phase in range(2):
             began = first.averaged, second.averaged
@@ -192,7 +192,7 @@ def test_an_elastic_group_trains_alone_and_comes_back(links, seconds):
 def test_a_group_ends_when_the_server_is_away_for_too_long(links):
     waits = WAITS | {"reconnect_seconds": 2.0}
     with cut_links.serving(links, **WAITS):
-        store = client(links, **waits)
+        store = client(links, waits=waits)
         join(store, Sum())
         links.cut(0)
         with pytest.raises(ServerError, match="gave no sign of life for 2 s: the server cannot be reached"):
@@ -205,7 +205,7 @@ def test_a_slow_link_starves_no_heartbeats(links):
     layout = Layout.of("float32", {"w": (200_000,)})
     with cut_links.serving(links, **WAITS | {"lost_seconds": 2.0}) as server:
         links.slow(0, "2mbit")
-        store = client(links, lost_seconds=2.0)
+        store = client(links, waits=WAITS | {"lost_seconds": 2.0})
         values = np.ones(layout.length, np.float32)
         store.register("w", layout, None, Sum())
         began, away = time.monotonic(), False
