@@ -6,6 +6,8 @@ import threading
 from collections.abc import Mapping
 from itertools import accumulate
 
+import msgspec
+
 from hybridps.config import Settings
 from hybridps.errors import ConfigError, HybridPSError, PlanError, ServerError
 from hybridps.memory import keep_freed_memory
@@ -62,9 +64,13 @@ def find_backend(session: Session, stores: Mapping[str, OpenStore]) -> OpenStore
     return stores.get(name, Client)
 
 
-def connect(session: Session, servers: tuple[str, ...], open_store: OpenStore) -> ParameterStore:
-    """The leader's connection with the servers, those of its rack if there are racks. Raises ServerError."""
-    settings, plan = session.settings, session.plan
+def connect(session: Session, servers: tuple[str, ...], open_store: OpenStore, algorithm: str) -> ParameterStore:
+    """The leader's connection with the servers, those of its rack if there are racks. Raises ServerError.
+
+    `algorithm`: which the group says that the job has.
+    """
+    plan = session.plan
+    settings = msgspec.structs.replace(session.settings, algorithm=algorithm, group_sizes=plan.group_sizes)
     place = place_in_rack(session.place.group, plan.groups, settings.racks, servers)
     store = open_store(place.servers, job=settings.job, group=place.group, groups=place.groups, settings=settings)
     if settings.racks > 1 and not (isinstance(store, Client) and store.has_parent):

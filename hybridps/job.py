@@ -168,7 +168,8 @@ class Job:
         row, problem = None, None
         try:
             short = choose_name(name, settings, plan.group_sizes)
-            row = choose_row(short, settings, plan.groups, bool(self.servers), rule, clock)
+            groups = settings.joins or plan.groups  # a table's alpha is that of the groups that began it
+            row = choose_row(short, settings, groups, bool(self.servers), rule, clock)
             if row.tier != "gossip" and plan.groups > 1 and not self.servers:
                 raise ConfigError(
                     f"the algorithm {short!r} needs a server, and this job of {plan.groups} groups was started without "
@@ -207,7 +208,7 @@ class Job:
         if row.tier == "gossip" and self.session.plan.groups > 1:
             self._partners = start_partners(self.session)
         elif row.tier != "gossip" and self.servers and self.session.place.is_leader:
-            self._store = connect(self.session, self.servers, self._open_store)
+            self._store = connect(self.session, self.servers, self._open_store, row.name)
 
     def _silent_partners(self, seconds: float) -> list[int]:
         plan = self.session.plan

@@ -49,6 +49,8 @@ class Rounds(ABC):
         """Elements of each group. One that joins begins where the slowest one is."""
         self.computed = 0
         """Elements of all rounds."""
+        self.held = False
+        """Whether groups that join wait though nothing is under way: others may be in the middle of a step."""
 
     @property
     def lag(self) -> tuple[int | None, int]:
@@ -73,6 +75,10 @@ class Rounds(ABC):
     def join(self, group: int) -> None:
         """`group` takes part as soon as it can. Nothing changes if it does already."""
         self.brought.setdefault(group, min(self.brought.values(), default=0))
+
+    def let_in(self) -> None:
+        """Groups that join are held no longer."""
+        self.held = False
 
     def leave(self, group: int) -> list[tuple[int, Verdict]]:
         """`group` takes part no longer; what that means for chunks, ascending."""
@@ -153,6 +159,10 @@ class _BulkSynchronousRounds(Rounds):
             self._joining.add(group)
             self._admit()
 
+    def let_in(self) -> None:
+        super().let_in()
+        self._admit()
+
     def leave(self, group: int) -> list[tuple[int, Verdict]]:
         super().leave(group)
         self._joining.discard(group)
@@ -185,7 +195,7 @@ class _BulkSynchronousRounds(Rounds):
 
     def _admit(self) -> None:
         """Groups that wait until no round is under way take part now, if none is."""
-        if not self._open:
+        if not (self._open or self.held):
             self.members |= self._joining
             self._joining.clear()
 

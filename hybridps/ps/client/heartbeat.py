@@ -23,6 +23,8 @@ class Heartbeat(threading.Thread):
         super().__init__(name="hybridps-heartbeat", daemon=True)
         self.failure: HybridPSError | None = None
         """A server left heartbeats unanswered for `lost_seconds`, or refused one."""
+        self.counted: tuple[int, int] | None = None
+        """The groups of the job and their workers, as the first server has told last."""
         self.settled = 0
         """All requests before this one are answered: the servers need not keep those answers."""
         self._session = session
@@ -77,6 +79,8 @@ class Heartbeat(threading.Thread):
                 answer = wire.decode_answer(socket.recv())
                 if isinstance(answer, wire.Refused):
                     raise wire.error_of(answer, address)
+                if not server and isinstance(answer, wire.Alive) and answer.groups:
+                    self.counted = answer.groups, answer.workers
                 self._asked.pop(server, None)
             # After reading: a process that was stopped for a while finds the answers that came meanwhile first.
             if time.monotonic() - self._asked.get(server, math.inf) > self._lost_seconds:
