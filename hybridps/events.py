@@ -112,6 +112,14 @@ class Joined(Event, frozen=True):
     workers: Count
 
 
+class Counted(Event, frozen=True):
+    """From this step on the job has so many groups and workers, as the ranks of a group have agreed."""
+
+    step: Whole
+    groups: Count
+    workers: Count
+
+
 class Ended(Event, frozen=True):
     """The launch has ended with this exit status."""
 

@@ -30,6 +30,7 @@ from hybridps.ps.client import Client
 from hybridps.ps.clocks import Clock
 from hybridps.ps.rules import Rule
 from hybridps.ps.store import OpenStore, ParameterStore
+from hybridps.resuming import notice
 from hybridps.tensor_collectives import BUILT_IN, Choice, Chooser, Levels, Tuning
 from hybridps.tiers import GossipTier, NoTier, ServersTier, Tier
 
@@ -63,10 +64,12 @@ class Job:
         """Of the group at its servers."""
         self._closed = False
         session.bytes_with_servers = self._bytes
+        session.counted = self._counted
 
     @property
     def workers(self) -> int:
-        return self.session.plan.workers
+        """Of all groups that are there or expected. All ranks of a group see another number in the same step."""
+        return self.session.headcount.read_workers()
 
     @property
     def worker(self) -> int:
@@ -89,6 +92,11 @@ class Job:
         if self._partners is not None:
             sent += self._partners.bytes_sent
         return sent, received
+
+    def _counted(self) -> tuple[int, int] | None:
+        """The groups of the job and their workers, as the servers of one rack know."""
+        client = self.client
+        return None if client is None or self.session.settings.racks > 1 else client.session.counted
 
     @property
     def client(self) -> Client | None:
@@ -122,7 +130,7 @@ class Job:
         different things.
         """
         row = self._agree_on(name, rule, clock)
-        if row.sends == "weights" and self.session.plan.groups == 1 < self.workers and not self.servers:
+        if row.sends == "weights" and self.session.plan.groups == 1 < self.session.plan.workers and not self.servers:
             self.session.note(
                 f"there is one group, which has nobody to average weights with, so {row.name} does what sync does: set "
                 f"HYBRIDPS_GROUPS, or start it with `hybridps run --groups {self.workers}`"
@@ -130,7 +138,7 @@ class Job:
         levels = self._connect(row)
         tier = self._tier(row, levels.group, f"{self._algorithms}/")
         self._algorithms += 1
-        return make_algorithm(row, levels, tier, workers=self.workers)
+        return make_algorithm(row, levels, tier, workers=self.session.plan.workers)
 
     def close(self) -> None:
         """End this rank's part in good order, when all workers of this MPI world have come here."""
@@ -239,6 +247,7 @@ def open_job(
     first, if the settings name none: groups and servers are made for it.
     """
     session = open_session(lambda: resolve(read_settings(), algorithm))
+    notice.listen(session.settings.notice_seconds)
     open_store = find_backend(session, stores)
     servers, embedded = find_servers(session, algorithm)
     session.announce(list(servers))

@@ -75,6 +75,7 @@ def run_command(
     env_worker: options.WorkerEnvOption = None,
     env_server: options.ServerEnvOption = None,
     sync_dst_dir: options.SyncOption = None,
+    notice_seconds: options.NoticeOption = None,
     run_folder: options.RunOption = None,
     alpha: options.AlphaOption = None,
     tau: options.TauOption = None,

@@ -1,4 +1,7 @@
-"""Elastic training that goes on until a file is there: FOLDER. Each worker writes what it finds to FOLDER/told."""
+"""Elastic training that goes on until a file is there: FOLDER [stays]. Each worker writes what it finds to FOLDER/told.
+
+Groups leave when they are told to; with `stays` they do not.
+"""
 
 import sys
 import time
@@ -6,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hybridps import report_progress, resume
+from hybridps import leaving, report_progress, resume
 from hybridps.job import open_job
 from hybridps.step import ArrayModel
 
@@ -24,5 +27,8 @@ with open_job() as job, ArrayModel(job.algorithm(), job.session, {"weight": np.z
         if step == 20:
             report_progress(1, worker=job.worker, step=step)
             (folder / f"reported-{job.worker}").touch()
+        if leaving() and sys.argv[2:] != ["stays"]:
+            break
+        (folder / f"workers-{job.worker}").write_text(str(job.workers))
         time.sleep(0.005)
     (folder / f"done-{job.worker}").write_text(f"{weight[0]}")

@@ -24,9 +24,10 @@ SECONDS = 60
 class Launch(subprocess.Popen[str]):
     """A launch whose output is in files; killed where a test fails."""
 
-    def __init__(self, folder: Path, name: str, *words: str) -> None:
+    def __init__(self, folder: Path, name: str, *words: str, stays: bool = False) -> None:
         self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
         command = [sys.executable, "-m", "hybridps.cli", "run", *words, "--", "python", str(SCRIPT), str(folder)]
+        command += ["stays"] if stays else []
         super().__init__(command, env=environment(), stdout=self.out.open("w"), stderr=self.err.open("w"), text=True)
 
     def __exit__(self, failed: type[BaseException] | None, *details: object) -> None:
@@ -89,6 +90,7 @@ def test_a_group_joins_and_is_known_to_a_later_life_of_the_server(tmp_path: Path
     assert [(event["joined"], event["groups"]) for event in events if event["event"] == "Joined"] == [([2], 3), ([], 0)]
 
 
+@pytest.mark.nightly
 def test_two_launches_join_at_once_and_one_that_is_killed_is_left_out(tmp_path: Path) -> None:
     with running(tmp_path, "--set", "lost_seconds=600") as first:
         with (
@@ -127,3 +129,27 @@ def test_what_cannot_be_joined_is_refused_in_one_line(tmp_path: Path) -> None:
         assert first.wait(SECONDS) == 0
     nobody = "tcp://127.0.0.1:9"
     assert f"no answer from {nobody} within 1 s" in refused(nobody, "--set", "connect_seconds=1")
+
+
+@pytest.mark.parametrize("stays", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_group_leaves_with_notice_or_is_ended(tmp_path: Path, stays: bool) -> None:
+    with running(tmp_path, "--run", str(tmp_path / "run"), "--set", "lost_seconds=600") as first:
+        options = ("--join", first.address, "-n", "2", "--set", "lost_seconds=600")
+        seconds = "1" if stays else "40"
+        with Launch(tmp_path, "second", *options, "--notice-seconds", seconds, stays=stays) as second:
+            until(lambda: first.says("group 2 has joined: 3 groups, 4 workers"))
+            until(lambda: {2, 3} <= told(tmp_path).keys())
+            until(lambda: (tmp_path / "workers-0").read_text() == "4")
+            second.send_signal(signal.SIGTERM)
+            assert second.wait(SECONDS) == (143 if stays else 0), second.err.read_text()
+            assert second.err.read_text().count("SIGTERM: 1 groups have") == 1
+        until(lambda: first.says("group 2 has left: 2 groups, 2 workers"))
+        until(lambda: (tmp_path / "workers-0").read_text() == "2")
+        done = [tmp_path / f"done-{worker}" for worker in (2, 3)]
+        assert [path.exists() for path in done] == [not stays] * 2
+        assert stays or done[0].read_text() == done[1].read_text(), "after the same step"
+        (tmp_path / "end").touch()
+        assert first.wait(SECONDS) == 0, first.err.read_text()
+    lines = (tmp_path / "run" / "hybridps-0.jsonl").read_text().splitlines()
+    counted = [event for event in map(json.loads, lines) if event["event"] == "Counted"]
+    assert [(event["groups"], event["workers"]) for event in counted] == [(3, 4), (2, 2)]

@@ -72,6 +72,8 @@ class Launcher:
         """Of the servers that have said theirs, by their names."""
         self._keys: str | None = None
         self._credentials: str | None = None
+        self._left = False
+        """Whether all groups have left, as they were told."""
         self._told = Told()
         self._others = Groups()
         """The groups of the job, as its first server has said last."""
@@ -95,12 +97,13 @@ class Launcher:
                 self._start_groups(stay)
             self._watch_groups()
             self._await_others()
+            self._give_notice()
         finally:
             self._stop()
             stay.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
-        status = 128 + self._signals[0] if self._signals else self._failed
+        status = 128 + self._signals[0] if self._signals and not self._left else self._failed
         if said := self._log.ended(status):
             self._screen.message(said)
         return status
@@ -197,6 +200,18 @@ class Launcher:
         names = ", ".join(map(str, sorted(self._others.there)))
         self._screen.message(f"the servers stay for groups that have joined the job: {names}")
         self._processes.until(lambda: bool(self._signals) or not self._others.there or _running(servers) != servers)
+
+    def _give_notice(self) -> None:
+        """At the first SIGTERM, tell the groups to leave, if they get notice, and wait as long as was said."""
+        seconds, groups = self._launch.settings.notice_seconds, _running(self._groups)
+        if seconds is None or self._signals != [signal.SIGTERM] or not groups or self._starting is None:
+            return
+        self._screen.message(f"SIGTERM: {len(groups)} groups have {seconds:g} s to leave")
+        for child in groups:  # once: while Python ends, the signal would kill a rank
+            if self._starting.has_started(self._groups.index(child)):
+                child.process.send_signal(signal.SIGUSR1)
+        self._processes.until(lambda: len(self._signals) > 1 or not _running(groups), seconds)
+        self._left = not any(child.status or child.status is None for child in groups)
 
     def _await_servers(self) -> None:
         """Wait until the servers have printed their addresses. Raises ServerError if one does not."""
@@ -345,12 +360,15 @@ class Launcher:
         self._told.end(self._launch, self._servers, self._credentials, group, life, returns)
 
     def _stop(self) -> None:
-        if self._signals:
+        if self._signals and not self._left:
             name, servers = signal.Signals(self._signals[0]).name, _running([*chain(*self._servers)])
             self._screen.message(f"{name}: stopping {len(_running(self._groups))} groups and {len(servers)} servers")
         self._stopping = True
+        ended = [group for group, child in enumerate(self._groups) if child.status is None]
         for children in (self._groups, *reversed(self._servers)):
             self._processes.stop(children, lambda: len(self._signals) > 1)
+        for group in ended if self._launch.settings.ticket is not None else ():
+            self._tell_servers(group)
         self._processes.close()
 
 

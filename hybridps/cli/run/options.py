@@ -99,6 +99,12 @@ ServerEnvOption = Annotated[
     list[str] | None, typer.Option("--env-server", metavar="NAME:VALUE,...", help="The same, for servers alone.")
 ]
 SyncOption = Annotated[str | None, typer.Option("--sync-dst-dir", hidden=True)]
+NoticeOption = Annotated[
+    float | None,
+    typer.Option(
+        help="At SIGTERM the groups have so many seconds to leave the job in good order. Default: they are stopped."
+    ),
+]
 RunOption = Annotated[str | None, typer.Option("--run", help="Run folder, for events and the report.")]
 AlphaOption = Annotated[float | None, typer.Option(help="Moving rate of Elastic SGD.")]
 TauOption = Annotated[int | None, typer.Option(help="Steps between two averagings of weights.")]
