@@ -16,13 +16,14 @@ INSTALLED = .venv/.installed
 COMPILED = .venv/.compiled
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test lint bench clean
+.PHONY: help demo check test lint docs bench clean
 
 help:
 	@echo 'make demo    train on the digits with two groups of two workers and a server (about a minute)'
 	@echo 'make check   after a change: lint, types, unit and contract tests (under three minutes)'
 	@echo 'make test    run all tests'
 	@echo 'make lint    ruff and mypy'
+	@echo 'make docs    build the documentation as a site; broken links are errors'
 	@echo 'make bench   measure allreduce with 2 and 4 ranks (some minutes); runs/bench has tables and plots'
 	@echo 'make clean   remove .venv, runs and caches'
 	@echo
@@ -44,6 +45,11 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(INSTALLED)
+	$(BIN)/python docs/pictures/draw.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo 'open build/site/index.html; with the search: python3 -m http.server --bind 127.0.0.1 --directory build/site'
 
 bench: $(INSTALLED) $(COMPILED)
 	mkdir -p runs/bench
@@ -69,5 +75,5 @@ $(INSTALLED): setup.cfg pyproject.toml
 		echo "It needs NumPy < 1.24, which has wheels for Python 3.10 and 3.11: make PYTHON=/path/to/python3.11"; \
 		exit 1; } >&2
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -e '.[mpi,mxnet,demo,test,dev]'
+	$(BIN)/python -m pip install --quiet -e '.[mpi,mxnet,demo,test,dev,docs]'
 	@touch $@

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -28,10 +28,26 @@ SECRETS = ("HYBRIDPS_CREDENTIALS", "HYBRIDPS_TICKET")
 LONGEST_SECONDS = 1_000_000
 """About 11 days. Every wait that takes a timeout in milliseconds can express it."""
 
+BEATS_PER_LOST = 4
+"""Heartbeats in `lost_seconds`, at least."""
+
+RECONNECT_PER_DEADLINE = 0.75
+"""The default of `reconnect_seconds`, per second of `deadline_seconds`."""
+
 AtLeastOne = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0, le=LONGEST_SECONDS)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+
+
+_ORDER = (
+    ("heartbeat_seconds", "lost_seconds"),
+    ("lost_seconds", "reconnect_seconds"),
+    ("lost_seconds", "deadline_seconds"),
+    ("connect_seconds", "deadline_seconds"),
+    ("reconnect_seconds", "deadline_seconds"),
+)
+"""Waits, each with one that must not end before it."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -172,14 +188,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     start_seconds: Seconds = 120.0
     """Longest time that `mpirun` may take to start the ranks of a group. Only `hybridps run` uses it."""
 
-    deadline_seconds: Seconds = 600.0
+    deadline_seconds: Seconds = 1200.0
     """Longest time that any operation waits for other ranks or groups, which may be validating or saving."""
 
     heartbeat_seconds: Seconds = 1.0
-    """Time between two heartbeats of a leader to its servers."""
+    """Time between two heartbeats of a leader to its servers; at most a quarter of `lost_seconds`. Other
+    ranks give their leader signs of life as often."""
 
     lost_seconds: Seconds = 10.0
-    """Time without a heartbeat after which a leader or server counts as lost."""
+    """Time without a sign of life after which a group counts as lost, or a server as away."""
+
+    reconnect_seconds: Annotated[float, Meta(ge=0, le=LONGEST_SECONDS)] | None = None
+    """How long a group waits for a server that is away, and a server for a job of which it hears no group at all. With
+    0 both end after `lost_seconds`. Default: three quarters of `deadline_seconds`."""
+
+    awaits_refusing: bool = True
+    """Whether a server that is away is waited for although its host refuses connections: somebody may start it again.
+    Set by the launcher, which does that itself if it can be done."""
 
     launch: Name | None = None
     """Identifies the launch that a process belongs to. Set by the launcher."""
@@ -208,6 +233,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     quiet: bool = False
     """Do not print the resolved settings and notes on standard error."""
+
+    @property
+    def longest_away_seconds(self) -> float:
+        """How long a server may be away: `reconnect_seconds`, or what follows from `deadline_seconds`."""
+        given = self.reconnect_seconds
+        return RECONNECT_PER_DEADLINE * self.deadline_seconds if given is None else given
+
+    @property
+    def beat_seconds(self) -> float:
+        """The time between two heartbeats that follows from `heartbeat_seconds` and `lost_seconds`."""
+        return min(self.heartbeat_seconds, self.lost_seconds / BEATS_PER_LOST)
 
     @property
     def bytes_reduced_at_a_time(self) -> int:
@@ -245,7 +281,20 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
             raise _unusable(field, value, _expected(hints[field]))
     settings = Settings(**converted)
     _check_addresses(settings)
+    _check_order(settings, converted.keys())
     return settings
+
+
+def waits(settings: Settings) -> str:
+    """How long everything is waited for, in words.
+
+    >>> waits(Settings())
+    'a sign of life every 1 s, lost after 10 s, a server that is away waited for 900 s, anything else for 1200 s'
+    """
+    return (
+        f"a sign of life every {settings.beat_seconds:g} s, lost after {settings.lost_seconds:g} s, a server that is "
+        f"away waited for {settings.longest_away_seconds:g} s, anything else for {settings.deadline_seconds:g} s"
+    )
 
 
 def to_environment(settings: Settings) -> dict[str, str]:
@@ -296,6 +345,14 @@ def _check_addresses(settings: Settings) -> None:
     for field, value, problem in looked_at:
         if problem:
             raise _unusable(field, value, problem)
+
+
+def _check_order(settings: Settings, given: Set[str]) -> None:
+    """Raise ConfigError if a wait that is given is longer than one that must not end before it. Defaults give way."""
+    for field, later in _ORDER:
+        first, second = getattr(settings, field), getattr(settings, later)
+        if field in given and first and second and first > second:
+            raise _unusable(field, f"{first:g}", f"it must not be longer than {PREFIX}{later.upper()}={second:g}")
 
 
 def _expected(hint: Any) -> str:

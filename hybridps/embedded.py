@@ -71,6 +71,8 @@ def connect(session: Session, servers: tuple[str, ...], open_store: OpenStore, a
     """
     plan = session.plan
     settings = msgspec.structs.replace(session.settings, algorithm=algorithm, group_sizes=plan.group_sizes)
+    if servers != settings.servers:  # they are of this MPI world: nobody else starts them again
+        settings = msgspec.structs.replace(settings, awaits_refusing=False)
     place = place_in_rack(session.place.group, plan.groups, settings.racks, servers)
     store = open_store(place.servers, job=settings.job, group=place.group, groups=place.groups, settings=settings)
     if settings.racks > 1 and not (isinstance(store, Client) and store.has_parent):

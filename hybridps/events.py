@@ -70,6 +70,13 @@ class Exchanged(Event, frozen=True):
     distance: float | None
 
 
+class Skipped(Event, frozen=True):
+    """A group left an exchange of weights out, as a server was away: it trains alone."""
+
+    table: str
+    step: Whole
+
+
 class Launched(Event, frozen=True):
     """`hybridps run` starts the workers now."""
 

@@ -28,10 +28,11 @@ from hybridps.mpi_groups.session import Session, agree, open_session
 from hybridps.processes import ServerProcess
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import Clock
+from hybridps.ps.model import UnknownClientError
 from hybridps.ps.rules import Rule
 from hybridps.ps.store import OpenStore, ParameterStore
 from hybridps.resuming import notice
-from hybridps.tensor_collectives import BUILT_IN, Choice, Chooser, Levels, Tuning
+from hybridps.tensor_collectives import BUILT_IN, Choice, Chooser, Levels, SignsOfLife, Tuning
 from hybridps.tiers import GossipTier, NoTier, ServersTier, Tier
 
 
@@ -53,6 +54,7 @@ class Job:
         self._algorithms = 0
         """How many were made: each has tables of its own."""
         self._levels: Levels | None = None
+        self._signs: SignsOfLife | None = None
         self._store: ParameterStore | None = None
         self._partners: Partners | None = None
         """Of a leader, once there is an algorithm that gossips."""
@@ -155,6 +157,8 @@ class Job:
             self._levels.close()
             self._levels.group.free()
         self.session.world.farewell()
+        if self._signs is not None:
+            self._signs.close()
         if self._partners is not None:
             self._partners.close()
         if self._embedded is not None:
@@ -199,6 +203,7 @@ class Job:
         """The levels, and on leaders the connections that the row needs; made at the first call, on all ranks."""
         if self._levels is None:
             self._levels = _make_levels(self.session)
+            self._signs = SignsOfLife(self._levels, self.session)
         if row.tier not in self._connected:
             self._connected.add(row.tier)
             error = None
@@ -209,6 +214,7 @@ class Job:
             agree(self.session.workers, error)
             number = None if self.client is None else self.client.session.number
             self._session_number = allgather(self._levels.group, number, int | None)[0]
+            self._give_signs_of_life()
         return self._levels
 
     def _reach(self, row: Row) -> None:
@@ -217,6 +223,27 @@ class Job:
             self._partners = start_partners(self.session)
         elif row.tier != "gossip" and self.servers and self.session.place.is_leader:
             self._store = connect(self.session, self.servers, self._open_store, row.name)
+
+    def _give_signs_of_life(self) -> None:
+        """From now on servers and other groups hear from the leader for how long some rank of its group is silent."""
+        if self._signs is None:
+            return
+        if self._partners is not None:
+            self._partners.silent_seconds = self._signs.silence
+        if self.client is not None:
+            self._signs.failure = self.client.session.heed(self._signs.silence)
+        elif self._signs.watches_leader and self._session_number is not None:
+            self._signs.failure = self._why_lost
+
+    def _why_lost(self) -> HybridPSError | None:
+        """What the servers say if they have taken this group as lost, and can be asked."""
+        try:
+            self.silent_workers(self.session.settings.lost_seconds)
+        except UnknownClientError as error:
+            return error
+        except ServerError:
+            pass
+        return None
 
     def _silent_partners(self, seconds: float) -> list[int]:
         plan = self.session.plan

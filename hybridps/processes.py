@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 from hybridps.config import PREFIX, Settings, to_environment
 from hybridps.errors import ServerError
@@ -70,11 +71,15 @@ def child_environment(environ: Mapping[str, str], settings: Settings) -> dict[st
     return {name: value for name, value in environ.items() if not name.startswith(PREFIX)} | to_environment(settings)
 
 
-class ServerProcess(AbstractContextManager["ServerProcess"]):
+Own = TypeVar("Own", bound="ServerProcess")
+
+
+class ServerProcess:
     """Starts `hybridps serve` and stops it in the end; it also ends with the thread that started it.
 
     `address` is where it serves. `command` replaces the program (the default: this Python's hybridps). It is no rank of
-    an MPI world. Raises ServerError if it does not say its address within `start_seconds`.
+    an MPI world. `stdin` as of `subprocess.Popen`. A thread calls `hear` with each line of its standard error. Raises
+    ServerError if it does not say its address within `start_seconds`.
     """
 
     def __init__(
@@ -84,18 +89,23 @@ class ServerProcess(AbstractContextManager["ServerProcess"]):
         arguments: Sequence[str] = (),
         command: Sequence[str] = (sys.executable, "-m", "hybridps", "serve"),
         start_seconds: float = START_SECONDS,
+        stdin: int = subprocess.DEVNULL,
+        hear: Callable[[str], object] | None = None,
     ) -> None:
         self._command = [*command, *arguments]
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _ENDS_WITH_PARENT, str(os.getpid()), *self._command],
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
+            stderr=None if hear is None else subprocess.PIPE,
             text=True,
             env=child_environment(without_rank_marks(os.environ), settings),
         )
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, name="hybridps-server-output", daemon=True)
-        self._reader.start()
+        reads: list[Callable[[], None]] = [self._read] if hear is None else [self._read, partial(self._hear, hear)]
+        self._readers = [threading.Thread(target=read, name="hybridps-server-output", daemon=True) for read in reads]
+        for reader in self._readers:
+            reader.start()
         try:
             self.address = self._read_address(start_seconds)
         except BaseException:
@@ -115,8 +125,14 @@ class ServerProcess(AbstractContextManager["ServerProcess"]):
             self._process.kill()
             self._process.wait()
         # A child of the server could hold the pipe open: do not wait for that.
-        self._reader.join(STOP_SECONDS)
+        for reader in self._readers:
+            reader.join(STOP_SECONDS)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         return self._process.returncode
+
+    def __enter__(self: Own) -> Own:
+        return self
 
     def __exit__(self, *failure: object) -> None:
         self.stop()
@@ -127,6 +143,11 @@ class ServerProcess(AbstractContextManager["ServerProcess"]):
             self._lines.put(output.readline())
             for _ in output:
                 pass
+
+    def _hear(self, hear: Callable[[str], object]) -> None:
+        with self._process.stderr as lines:  # type: ignore[union-attr]
+            for line in lines:
+                hear(line)
 
     def _read_address(self, seconds: float) -> str:
         shown = " ".join(self._command)

@@ -16,8 +16,8 @@ import typer
 from benchmarks.chaos import launched, light, training
 from benchmarks.chaos.chains import DivergedError
 from benchmarks.chaos.outcomes import lines_of
-from benchmarks.chaos.servers import ServerError
 from benchmarks.results import describe_hardware, installed_versions
+from hybridps.errors import ServerError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

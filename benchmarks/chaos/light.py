@@ -144,7 +144,7 @@ class LightRun:
 def run_light(groups: int, seconds: float, count: int, seed: int, kinds: Sequence[str]) -> dict[str, Any]:
     """Let so many groups of four jobs exchange under so many faults; returns what was found.
 
-    Raises LightError, DivergedError or servers.ServerError when something did not survive.
+    Raises LightError, DivergedError or ServerError when something did not survive.
     """
     jobs = [kind(groups // len(JOBS) + (number < groups % len(JOBS))) for number, kind in enumerate(JOBS)]
     run = LightRun(jobs)

@@ -5,24 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from hybridps.config import Settings
-from hybridps.processes import SAYS, STOP_SECONDS, child_environment
+from hybridps.errors import ServerError
+from hybridps.processes import ServerProcess
 
 BACK = "the server is back"
 """Part of the line that a server prints when it serves again."""
 
 RESTARTS = 1_000_000
 BACK_SECONDS = 30.0
-
-
-class ServerError(Exception):
-    """The server did not start, or did not come back."""
 
 
 def children(pid: int) -> list[int]:
@@ -33,30 +29,16 @@ def children(pid: int) -> list[int]:
         return []
 
 
-class RestartedServer:
-    """`hybridps serve --restarts`. `address`: where it serves. A context manager."""
+class RestartedServer(ServerProcess):
+    """`hybridps serve --restarts`, with more `arguments`."""
 
-    def __init__(self, settings: Settings) -> None:
-        command = [sys.executable, "-m", "hybridps", "serve", "--bind", "tcp://127.0.0.1:*"]
-        self._process = subprocess.Popen(
-            [*command, "--restarts", str(RESTARTS), "--told-ends"],
-            env=child_environment(os.environ, settings),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+    def __init__(self, settings: Settings, arguments: Sequence[str] = ()) -> None:
         self.said: list[str] = []
         """Its lines on standard error."""
         self._backs = 0
         self._news = threading.Condition()
-        self._reader = threading.Thread(target=self._read, name="server-output", daemon=True)
-        self._reader.start()
-        self.address = self._process.stdout.readline().strip().removeprefix(SAYS)  # type: ignore[union-attr]
-        if not self.address:
-            self.close()
-            raise ServerError(f"the server did not start: {''.join(self.said)}")
+        options = ["--restarts", str(RESTARTS), "--told-ends", *arguments]
+        super().__init__(settings, arguments=options, stdin=subprocess.PIPE, hear=self._hear_line)
 
     def tell_end(self, job: str, group: int) -> None:
         """Say that a group has ended, as `hybridps run` does. Any thread may call this."""
@@ -70,7 +52,7 @@ class RestartedServer:
         """
         before = self._backs
         end = time.monotonic() + BACK_SECONDS
-        while not (serving := children(self._process.pid)):  # it is between two lives
+        while not (serving := children(self.pid)):  # it is between two lives
             if time.monotonic() > end:
                 raise ServerError(f"no process serves: {''.join(self.said[-4:])}")
             time.sleep(0.001)
@@ -80,27 +62,8 @@ class RestartedServer:
                 raise ServerError(f"the server did not come back: {''.join(self.said[-4:])}")
         return time.monotonic()
 
-    def close(self) -> None:
-        """End it."""
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._reader.join(STOP_SECONDS)
-
-    def __enter__(self) -> RestartedServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _read(self) -> None:
-        for line in self._process.stderr:  # type: ignore[union-attr]
-            with self._news:
-                self.said.append(line)
-                self._backs += BACK in line
-                self._news.notify_all()
+    def _hear_line(self, line: str) -> None:
+        with self._news:
+            self.said.append(line)
+            self._backs += BACK in line
+            self._news.notify_all()

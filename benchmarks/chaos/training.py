@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -58,7 +59,8 @@ class _Open:
             return None
         if self.stopped:
             self.stopped = False
-            os.kill(self.pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # its group has ended it
+                os.kill(self.pid, signal.SIGCONT)
         if self.back is None:
             self.back = time.monotonic() if launched.backs > self.backs else None
             return None

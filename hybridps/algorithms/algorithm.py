@@ -50,6 +50,8 @@ class Algorithm:
         self.tier = tier
         self.row = row
         self.workers = workers
+        self.skipped = 0
+        """Exchanges of weights that were left out, as a server was away."""
         self._residuals: Residuals | None = None
         """Of a worker whose gradients are compressed."""
         # The tier's own methods: no algorithm stands between a step and its tier.

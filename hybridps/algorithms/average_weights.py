@@ -90,6 +90,9 @@ class AverageWeights(Algorithm):
             spans = [(0, values.size)]
         if not spans:
             return 0
+        if self.tier.is_alone(table, weights):
+            self.skipped += 1
+            return 0
         began = time.monotonic()
         before = self._before.get(table)
         if before is not None:

@@ -1,4 +1,4 @@
-"""`hybridps doctor`: checks what works on this machine, and says how to fix what does not.
+"""`hybridps doctor`: checks what works on this machine, and says how to fix what does not: for a problem, what to type.
 
 Every check tries the real thing, in a child process with a deadline. MPI and MXNet are not imported here.
 """
@@ -24,6 +24,8 @@ from hybridps.shared_memory import create_shared, shared_name
 OK = "ok"
 NOTE = "note"
 PROBLEM = "problem"
+
+_REBUILD = "pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py"
 
 Done = subprocess.CompletedProcess[str]
 LATE = 124
@@ -84,14 +86,14 @@ def doctor(as_json: bool = False) -> int:
 def examine() -> Iterator[Finding]:
     """All findings, ordered so that each part comes after the parts it depends on."""
     yield check_python(sys.version_info[:2])
-    yield _check_import("NumPy", "numpy", "numpy.__version__", "pip install 'numpy>=1.23,<3'", PROBLEM)
+    yield _check_import("NumPy", "numpy", "numpy.__version__", "`pip install 'numpy>=1.23,<3'`", PROBLEM)
     # the rest of hybridps works without it
-    advice = "pip install 'hybridps[mxnet]'; without it there are no KVStore types"
+    advice = "`pip install 'hybridps[mxnet]'`; without it there are no KVStore types"
     yield _check_import(
         "MXNet", "mxnet", "mxnet.__version__, 'with NumPy', __import__('numpy').__version__", advice, NOTE
     )
     versions = "zmq.zmq_version(), 'with pyzmq', zmq.__version__"
-    yield _check_import("ZeroMQ", "zmq", versions, "pip install pyzmq", PROBLEM)
+    yield _check_import("ZeroMQ", "zmq", versions, "`pip install pyzmq`", PROBLEM)
     yield from check_mpi()
     user, cores = os.geteuid(), len(os.sched_getaffinity(0))
     advice = "`hybridps run` handles this; a plain mpirun of Open MPI needs --allow-run-as-root"
@@ -110,7 +112,10 @@ def examine() -> Iterator[Finding]:
 
 def check_python(version: Sequence[int]) -> Finding:
     """Check whether MXNet 1.9.1 can run on this Python."""
-    advice = "MXNet 1.9.1 needs NumPy < 1.24, which has wheels for Python 3.10 and 3.11: use one of those"
+    advice = (
+        "MXNet 1.9.1 needs NumPy < 1.24, which has wheels for Python 3.10 and 3.11: `python3.11 -m venv .venv`, and "
+    )
+    advice += "`.venv/bin/pip install 'hybridps[mpi,mxnet]'`"
     fits = tuple(version) in ((3, 10), (3, 11))
     return _judged("Python", fits, ".".join(map(str, version)), advice, PROBLEM)
 
@@ -132,18 +137,20 @@ def judge_hello(done: Done) -> Finding:
     name = "two MPI ranks"
     ranks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode == LATE:
-        return Finding(name, PROBLEM, done.stderr, "find out what mpirun waits for")
+        advice = "`mpirun -n 2 hostname`: if that hangs too, mpirun cannot reach this host by its name; see /etc/hosts"
+        return Finding(name, PROBLEM, done.stderr, advice)
     if done.returncode != 0 or len(ranks) != 2:
-        advice = "pip install 'hybridps[mpi]', or build mpi4py against the MPI library of this mpirun"
+        advice = f"`pip install 'hybridps[mpi]'`, or, for the MPI library of this mpirun, `{_REBUILD}`"
         return Finding(name, PROBLEM, _last_error(done), advice)
     found = f"{ranks[0]['library']}, THREAD_{ranks[0]['level']}"
     if any(rank["size"] != 2 or rank["sum"] != 3 for rank in ranks):
-        advice = "mpi4py uses a different MPI library from this mpirun: install only one, or reinstall mpi4py"
+        advice = f"mpi4py uses a different MPI library from this mpirun: `{_REBUILD}`"
         return Finding(name, PROBLEM, f"{found}: each rank is in a world of its own", advice)
     if ranks[0]["sharing"] != 2:
         return Finding(name, NOTE, f"{found}: the ranks do not share memory", "each rank counts as a node of its own")
     if ranks[0]["level"] != "MULTIPLE":
-        return Finding(name, PROBLEM, found, "hybridps needs MPI_THREAD_MULTIPLE: use an MPI library that provides it")
+        advice = "hybridps needs MPI_THREAD_MULTIPLE; an MPI library that provides it: `pip install 'hybridps[mpi]'`"
+        return Finding(name, PROBLEM, found, advice)
     return Finding(name, OK, found)
 
 
@@ -153,12 +160,16 @@ def check_shared_memory() -> Finding:
     try:
         memory = create_shared(4096)
     except OSError as error:
-        advice = "use Linux 3.17 or later, and allow memfd_create"
+        advice = (
+            "hybridps needs memfd_create, of Linux 3.17; in a container, `docker run --security-opt seccomp=unconfined`"
+        )
         return Finding(name, PROBLEM, f"memfd_create: {error.strerror}", advice)
     memory[4095] = 7
     done = _run((sys.executable, "-c", _ATTACH, shared_name(memory)))
     found = "memfd, attached by another process" if done.returncode == 0 else f"not attached: {_last_error(done)}"
-    advice = "processes of one user must be able to open /proc/PID/fd: check ptrace_scope and the container's profile"
+    advice = (
+        "processes of one user must be able to open /proc/PID/fd; in a container, `docker run --cap-add SYS_PTRACE`"
+    )
     return _judged(name, done.returncode == 0, found, advice)
 
 
@@ -176,7 +187,7 @@ def check_port() -> Finding:
             port = listening.getsockname()[1]
             socket.create_connection(("127.0.0.1", port), timeout=5).close()
     except OSError as error:
-        return Finding("loopback", PROBLEM, str(error), "servers listen on 127.0.0.1: allow that")
+        return Finding("loopback", PROBLEM, str(error), "servers listen on 127.0.0.1; as root: `ip link set lo up`")
     return Finding("loopback", OK, f"connected to port {port}")
 
 

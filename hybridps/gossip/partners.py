@@ -57,6 +57,8 @@ class Partners:
         """Of payload about weights."""
         self.refused = 0
         """Letters that were dropped, as they could not be used."""
+        self.silent_seconds: Callable[[], float] = lambda: 0.0
+        """For how long some rank of this group has given no sign of life. Then the group gives none to others."""
         self.session = time.time_ns()
         self.peers = {peer: Peer() for peer in range(self.size) if peer != self.rank}
         self.changed = threading.Condition(threading.RLock())
@@ -242,7 +244,7 @@ class Partners:
         known.asked_at = None
         if letter.kind in ("ping", "pong", "arrived"):
             known.arrived = max(known.arrived, known.barriers_before + letter.number)
-            if letter.kind == "ping":
+            if letter.kind == "ping" and not self.silent_seconds():
                 self.post(sender, "pong", number=self._arrived)
         elif letter.kind == "left":
             known.left = True
@@ -277,15 +279,18 @@ class Partners:
         inbox.letters.append(incoming)
 
     def _decline(self, sender: int, letter: Letter) -> None:
-        if letter.kind not in ANSWERS:
+        if letter.kind not in ANSWERS and not self.silent_seconds():
             self.post(sender, "decline", letter.table, number=letter.number)
 
     def _ask_for_signs_of_life(self) -> None:
-        """Of each group every now and then; seldom of one that does not answer, for whom letters may wait."""
+        """Of each group every now and then; seldom of one that does not answer, for whom letters may wait.
+
+        A letter that asks is a sign of life itself, so a group that shall give none does not ask.
+        """
         now = time.monotonic()
         for peer, known in self.peers.items():
             pause = self._beat_seconds if known.asked_at is None else self.lost_seconds / 2
-            if not known.left and now > known.pinged_at + pause:
+            if not known.left and now > known.pinged_at + pause and not self.silent_seconds():
                 known.pinged_at = now
                 known.asked_at = now if known.asked_at is None else known.asked_at
                 self.post(peer, "ping", number=self._arrived)

@@ -13,7 +13,7 @@ from typing import NoReturn
 import msgspec
 
 from hybridps import errors
-from hybridps.config import PREFIX, Settings, load_settings, started_by_mpi, to_environment, without_secrets
+from hybridps.config import PREFIX, Settings, load_settings, started_by_mpi, to_environment, waits, without_secrets
 from hybridps.errors import FAILED, ConfigError, DeadlineError, GroupError, HybridPSError
 from hybridps.events import Configured, EventLog, Noted, Planned, check_run_folder
 from hybridps.mpi_groups.group import Group, allgather
@@ -77,7 +77,7 @@ class Session:
             said = " ".join(f"{name}={text}" for name, text in sorted(told.items()))
             print(
                 f"hybridps: {plan.workers} workers in {plan.groups} groups ({sizes}), {len(servers)} servers"
-                f"{'; ' if said else ''}{said}",
+                f"{'; ' if said else ''}{said}\nhybridps: waits: {waits(self.settings)}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -30,6 +30,10 @@ class Pending(Protocol):
     def wait(self) -> None:
         """Return when it is done. Wait once only: a second time raises ServerError."""
 
+    def wait_here(self) -> bool:
+        """As `wait`, but returns false as soon as a server is away: the operation stays under way, and the caller may
+        change the values, and call this again."""
+
 
 class ParameterStore(Protocol):
     """Tables of parameters, each a flat buffer with a layout and a rule, shared by the groups of a job.
@@ -40,6 +44,10 @@ class ParameterStore(Protocol):
 
     finds_not_finite: bool
     """Whether exchanges tell of NaN and Inf in what the group brings."""
+
+    @property
+    def away(self) -> bool:
+        """Whether a server cannot be reached now, so that operations wait for it."""
 
     bytes_to_servers: int
     """Payload bytes sent so far."""

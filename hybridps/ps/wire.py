@@ -27,7 +27,7 @@ from hybridps.ps.profile import PAGES, State
 from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.rules.rule import MOST_STATES
 
-VERSION = 15
+VERSION = 16
 """Of the protocol: both sides must have the same."""
 
 LARGEST_CONTROL_BYTES = 1 << 22
@@ -180,10 +180,16 @@ class Leave(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Sign of life, on a socket of its own. Answer: Alive. All requests before `settled` were answered."""
+    """Sign of life, on a socket of its own. Answer: Alive. All requests before `settled` were answered.
+
+    `silent_seconds`: for how long some rank of the group has given its leader no sign of life. `waiting_seconds`: for
+    how long its oldest request has been under way, 0 if none is; None: that is not said.
+    """
 
     session: Number
     settled: Number
+    silent_seconds: Annotated[float, Meta(ge=0)] = 0.0
+    waiting_seconds: Annotated[float, Meta(ge=0)] | None = None
 
 
 class Silence(Message, frozen=True):

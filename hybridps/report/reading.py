@@ -28,10 +28,13 @@ from hybridps.events import (
     Launched,
     Planned,
     Restarted,
+    Skipped,
 )
 
-Known = Configured | Planned | Communicated | Exchanged | Closed | Launched | Restarted | Evaluated | Ended
-KnownT = TypeVar("KnownT", Configured, Planned, Communicated, Exchanged, Closed, Launched, Restarted, Evaluated, Ended)
+Known = Configured | Planned | Communicated | Exchanged | Skipped | Closed | Launched | Restarted | Evaluated | Ended
+KnownT = TypeVar(
+    "KnownT", Configured, Planned, Communicated, Exchanged, Skipped, Closed, Launched, Restarted, Evaluated, Ended
+)
 Line = dict[str, Any]
 
 _DIGITS = 6

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridps.events import Closed, Communicated, Configured, Event, Exchanged, Planned
+from hybridps.events import Closed, Communicated, Configured, Event, Exchanged, Planned, Skipped
 
 Curve = list[tuple[float, float]]
 """Times, in seconds since 1970, and values."""
@@ -35,6 +35,8 @@ class GroupTraffic:
     """Steps done."""
     exchanges: Curve = field(default_factory=list)
     """The steps in which weights were exchanged."""
+    skipped: set[int] = field(default_factory=set)
+    """The steps in which an exchange was left out, as a server was away."""
     distances: Curve = field(default_factory=list)
     """|w - centre| / |w| at those exchanges that know it."""
 
@@ -52,6 +54,8 @@ class GroupTraffic:
                 self._count(event, when)
             case Exchanged():
                 self._exchanged(event, when)
+            case Skipped():
+                self.skipped.add(event.step)
             case Closed():
                 self.steps.append((when, max(event.steps, self.steps_done)))
                 self._count(event, when)
@@ -110,9 +114,10 @@ def at(curve: Curve, times: np.ndarray) -> np.ndarray:
 def figures(groups: Sequence[GroupTraffic]) -> dict[str, Any]:
     """What all groups together have sent and saved.
 
-    `exchanges_saved`: the steps of a group without an exchange. `bytes_saved`: what exchanges in those steps too would
-    have sent. `staleness`: the mean of the steps that a group was behind the one furthest ahead, at its exchanges of
-    weights. `distance`: the last one, mean over the groups. None: not known.
+    `exchanges_saved`: the steps of a group without an exchange; `exchanges_skipped`: those in which a group left one
+    out, as a server was away. `bytes_saved`: what exchanges in the saved steps would have sent. `staleness`: the mean
+    of the steps that a group was behind the one furthest ahead, at its exchanges of weights. `distance`: the last one,
+    mean over the groups. None: not known.
     """
     exchanges = sum(group.exchanged for group in groups)
     across = sum(group.total for group in groups)
@@ -124,6 +129,7 @@ def figures(groups: Sequence[GroupTraffic]) -> dict[str, Any]:
         "bytes_across_groups": across,
         "exchanges": exchanges,
         "exchanges_saved": saved,
+        "exchanges_skipped": sum(len(group.skipped) for group in groups),
         "bytes_saved": round(sum(group.bytes_exchanged for group in groups) * saved / exchanges) if exchanges else 0,
         "staleness": float(np.mean(behind)) if behind else None,
         "distance": float(np.mean(last)) if last else None,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from hybridps.algorithms import USUAL, Algorithm
-from hybridps.events import Changed, Exchanged, Registered
+from hybridps.events import Changed, Exchanged, Noted, Registered, Skipped
 from hybridps.memory import Arena, Layout
 from hybridps.shared_memory import shared_memory
 from hybridps.step.initial import InitialValues
@@ -47,6 +48,8 @@ class Weights:
         self._initial = initial
         self._timetable = Timetable(schedule)
         self._alone = alone
+        self._alone_since: int | None = None
+        """While the group trains alone, how many exchanges it had left out before."""
         laid_out = lay_out(prefix, {name: spec._replace(vectors=1) for name, spec in keys.items()})
         self._layouts = {table: layout for table, (layout, _) in laid_out.items()}
         self._arenas = {table: _shared(layout) for table, layout in self._layouts.items()}
@@ -98,7 +101,11 @@ class Weights:
         for table, arena in self._arenas.items():
             began = time.monotonic()
             with self._context.watch(f"the averaging of {table}"):
+                skipped = self._algorithm.skipped
                 nbytes = self._algorithm.average_(table, Tensor([arena.flat]), step)
+            if self._algorithm.skipped > skipped:
+                self._context.events.emit(Skipped(table, step))
+            self._tell(self._algorithm.skipped > skipped, bool(nbytes))
             took = time.monotonic() - began
             change = self._algorithm.change(table)
             if math.isfinite(change):
@@ -107,6 +114,20 @@ class Weights:
                 self._context.events.emit(Exchanged(table, step, took, nbytes, self._algorithm.distance))
         if self._algorithm.decides_ahead and not self._alone:
             self._timetable.tell(self._algorithm.next_tau(self._arenas))
+
+    def _tell(self, skips: bool, exchanged: bool) -> None:
+        """Tell the user once that the group trains alone, and once that it averages again."""
+        group, said = f"group {self._context.group}", ""
+        if skips and self._alone_since is None:
+            self._alone_since = self._algorithm.skipped - 1
+            said = f"{group} trains alone until it can average its weights again"
+        elif exchanged and self._alone_since is not None:
+            count, self._alone_since = self._algorithm.skipped - self._alone_since, None
+            said = f"{group} averages its weights again; it has left {count} exchanges out"
+        if said and self._algorithm.levels.group.rank == 0:
+            self._context.events.emit(Noted(said))
+            if not self._context.settings.quiet:
+                print(f"hybridps: {said}", file=sys.stderr, flush=True)
 
 
 def pull_centre(

@@ -12,6 +12,7 @@ from hybridps.tensor_collectives.choice import ALGORITHMS, BUILT_IN, Choice, Cho
 from hybridps.tensor_collectives.levels import Levels
 from hybridps.tensor_collectives.reduce import reduce_
 from hybridps.tensor_collectives.reduce_scatter import reduce_scatter
+from hybridps.tensor_collectives.signs_of_life import SignsOfLife
 from hybridps.tensor_collectives.tensor import Tensor, part_sizes
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Entry",
     "Levels",
     "Pending",
+    "SignsOfLife",
     "Tensor",
     "Tuning",
     "allgather_",

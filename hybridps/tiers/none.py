@@ -43,6 +43,9 @@ class NoTier:
     def begun(self, table: str) -> bool:
         return False
 
+    def is_alone(self, table: str, tensor: Tensor) -> bool:
+        return False
+
     def sum_(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
         allreduce_(tensor, self._group, "sum", start, stop)
 

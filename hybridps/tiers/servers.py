@@ -55,6 +55,11 @@ class _Table:
     finds_not_finite: bool = False
     """Whether the servers look at values as they are, and use them whatever they are."""
 
+    @property
+    def can_wait(self) -> bool:
+        """Whether an answer is as good later: a difference that no other group's values are in."""
+        return self.rule.separate and not self.rule.answer_is_new_value
+
 
 @dataclass(frozen=True, eq=False)
 class _Exchange:
@@ -86,6 +91,8 @@ class ServersTier:
         self._prefix = prefix
         self._tables: dict[str, _Table] = {}
         self._under_way: deque[_Exchange] = deque()
+        self._interrupted: list[_Exchange] = []
+        """On the leader: exchanges whose answers were not there when a server went away. They count once, or not."""
         self._reached: WeakKeyDictionary[Rows, bool] = WeakKeyDictionary()
         """Whether all servers work in this memory."""
 
@@ -128,6 +135,17 @@ class ServersTier:
 
         return self._tables[table].joining is Joining.LATE and bool(self._lead(has_values))
 
+    def is_alone(self, table: str, tensor: Tensor) -> bool:
+        if not self._tables[table].can_wait:
+            return False
+        ended = self._store is not None and self._end_interrupted(table)
+        alone = self._store is not None and (self._store.away or any(each.table == table for each in self._interrupted))
+        told = np.array([alone, ended], np.uint8)
+        self._group.broadcast_(told)
+        if told[1]:
+            broadcast_(tensor, self._group)
+        return bool(told[0])
+
     def sum_(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
         if self._begin_in_place(table, tensor, start, stop, rules):
             return
@@ -155,10 +173,15 @@ class ServersTier:
 
     def finish(self) -> Mapping[int, int]:
         done = self._under_way.popleft()
-        if done.pending is not None:
+        is_answered = done.pending is not None
+        if done.pending is not None and self._tables[done.table].can_wait:
+            is_answered = done.pending.wait_here()
+            if not is_answered:
+                self._interrupted.append(done)
+        elif done.pending is not None:
             done.pending.wait()
         if done.rows is None:
-            if done.pending is not None:
+            if is_answered:
                 self._apply_answer(done)
             broadcast_(done.tensor, self._group, 0, done.start, done.stop)
         elif done.pending is not None:
@@ -187,6 +210,7 @@ class ServersTier:
                 self._store.put(self._prefix + table, state, number).wait()
 
     def drop(self, table: str) -> None:
+        self._interrupted = [each for each in self._interrupted if each.table != table]
         dropped = self._tables.pop(table, None)
         if dropped is not None and dropped.joining is not Joining.DROPPED and self._store is not None:
             self._store.drop(self._prefix + table)
@@ -200,6 +224,17 @@ class ServersTier:
     def close(self) -> None:
         for table in list(self._tables):
             self.drop(table)
+
+    def _end_interrupted(self, table: str) -> bool:
+        """End the interrupted exchanges of a table as far as the servers are there; whether one has ended."""
+        ended = False
+        for each in [each for each in self._interrupted if each.table == table]:
+            if each.pending is not None and (self._store is None or self._store.away or not each.pending.wait_here()):
+                break
+            self._interrupted.remove(each)
+            self._apply_answer(each)
+            ended = True
+        return ended
 
     def _begin_in_place(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules) -> bool:
         """Begin an exchange in which the servers add up the ranks' vectors themselves, if they all reach them."""

@@ -55,6 +55,13 @@ class Tier(Protocol):
     def begun(self, table: str) -> bool:
         """Whether other groups had exchanged a table that begins with zeros before this group registered it."""
 
+    def is_alone(self, table: str, tensor: Tensor) -> bool:
+        """Whether this group goes on without an exchange of the tensor now, as a server is away. A collective.
+
+        Only where an exchange can be left out: where each group exchanges weights of its own with the centre by itself.
+        Otherwise an exchange that an absence has interrupted is ended first, on all ranks of the group.
+        """
+
     def sum_(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
         """Begin to replace elements `start:stop`, of all ranks, by the answer to their sum.
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
-from restarting import RestartingServer
 
 from hybridps.config import Settings
 from hybridps.memory import Layout
+from hybridps.processes import ServerProcess
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import BoundedStale, FreeRunning
 from hybridps.ps.model import Joining
 from hybridps.ps.rules import SGD, Adam, Elastic, ElasticTogether, Momentum, Sum
 from hybridps.shared_memory import shared_memory
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.chaos.servers import RestartedServer  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -83,7 +88,7 @@ def both(work):
 
 def check(kills, rule, shared, in_place=False, codec="exact", seed=0):
     """Train with kills, and then as many steps without: the same bits."""
-    with closing(RestartingServer()) as server:
+    with RestartedServer(SETTINGS) as server:
         disturbed = Disturbed(server, kills, seed)
         try:
             here = both(
@@ -93,7 +98,7 @@ def check(kills, rule, shared, in_place=False, codec="exact", seed=0):
             )
         finally:
             disturbed.failed = True
-    with closing(RestartingServer(0)) as server:
+    with ServerProcess(SETTINGS) as server:
         steps = here[0][0]
         there = both(
             lambda group: train(server.address, group, rule, shared, lambda step: step < steps, in_place, codec)
@@ -139,7 +144,7 @@ def alone(rule, clock, shared, work):
             store.pull("w", centre).wait()
             return result, centre.copy()
 
-    with closing(RestartingServer()) as server:
+    with RestartedServer(SETTINGS) as server:
         disturbed = Disturbed(server, 6, seed=3)
         try:
             (first, centre), (second, _) = both(run)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 from in_thread import in_thread
-from restarting import RestartingServer
 
 from hybridps.config import Settings
 from hybridps.errors import HybridPSError, ServerError
@@ -24,6 +25,10 @@ from hybridps.ps.model import Joining
 from hybridps.ps.rules import SGD, Adam, Elastic, ElasticTogether, Momentum, Outer, Sum
 from hybridps.ps.server import Server
 from hybridps.ps.server.snapshots import SnapshotFolder
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.chaos.servers import RestartedServer  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -247,13 +252,13 @@ def test_a_damaged_chunk_is_refused_and_the_server_goes_on(tmp_path):
 def test_a_server_with_restarts_keeps_what_it_has_from_a_snapshot(tmp_path):
     """The step of Adam goes on in each process."""
     options = ["--snapshots", str(tmp_path), "--snapshot-seconds", str(EVERY_SECONDS)]
-    with closing(RestartingServer(options=options)) as server, joined([server.address], rule=Adam()) as (store, _):
+    with RestartedServer(Settings(), options) as server, joined([server.address], rule=Adam()) as (store, _):
         exchange(store, 0)
         server.kill()
         exchange(store, 1)
         await_snapshot(tmp_path, 1)
     with (
-        closing(RestartingServer(options=options)) as server,
+        RestartedServer(Settings(), options) as server,
         joined([server.address], rule=Adam()) as (store, joining),
     ):
         assert joining is Joining.LATE

@@ -4,29 +4,20 @@ import os
 import sys
 
 import numpy as np
-from sklearn.datasets import load_digits
+from digits_data import TRAINED, shares, shuffled
 
 from hybridps import report_progress
 from hybridps.job import open_job
 from hybridps.step import ArrayModel
 
 EPOCHS = int(os.environ.get("DIGITS_EPOCHS", "5"))
-BATCH, RATE, TRAINED = 10, 0.5, 1440
+BATCH, RATE = 10, 0.5
 
 seed = int(os.environ["COMPARE_SEED"])
 if sys.argv[1:] != [str(seed)]:
     sys.exit(f"the command says seed {sys.argv[1:]}, and COMPARE_SEED {seed}")
-digits = load_digits()
-order = np.random.default_rng(seed).permutation(len(digits.target))
-images = np.hstack([digits.data[order] / 16, np.ones((len(order), 1))]).astype("float32")
-labels = np.eye(10, dtype="float32")[digits.target[order]]
+images, labels = shuffled(seed)
 held_out, truth = images[TRAINED:], labels[TRAINED:].argmax(axis=1)
-
-
-def shares(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The probabilities of the ten digits, a row for each image."""
-    powers = np.exp(x @ weights - (x @ weights).max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
 
 
 with open_job() as job, ArrayModel(job.algorithm(), job.session, {"weight": np.zeros((65, 10), "float32")}) as model:

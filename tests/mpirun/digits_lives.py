@@ -14,29 +14,20 @@ import time
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
+from digits_data import TRAINED, shares, shuffled
 
 from hybridps import report_progress, resume
 from hybridps.job import Job, open_job
 from hybridps.step import ArrayModel
 
-EPOCHS, BATCH, RATE, TRAINED = 6, 10, 0.5, 1440
+EPOCHS, BATCH, RATE = 6, 10, 0.5
 FATAL = 3
 """The epoch in which a worker dies."""
 
 folder, what = Path(sys.argv[1]), sys.argv[2]
 dies = {"back": 1, "alone": 1, "first": 0, "anew": 1}.get(what)
-digits = load_digits()
-order = np.random.default_rng(0).permutation(len(digits.target))
-images = np.hstack([digits.data[order] / 16, np.ones((len(order), 1))]).astype("float32")
-labels = np.eye(10, dtype="float32")[digits.target[order]]
+images, labels = shuffled(0)
 held_out, truth = images[TRAINED:], labels[TRAINED:].argmax(axis=1)
-
-
-def shares(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The probabilities of the ten digits, a row for each image."""
-    powers = np.exp(x @ weights - (x @ weights).max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
 
 
 def lives_first(job: Job) -> bool:

@@ -108,6 +108,7 @@ def test_one_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     script.write_text(
         "import os, runpy, sys\n"
         "if os.environ['HYBRIDPS_ALGORITHM'] == 'elastic': sys.exit('an error on purpose')\n"
+        f"sys.path.insert(0, os.path.dirname({SCRIPT!r}))\n"
         f"runpy.run_path({SCRIPT!r}, run_name='__main__')\n"
     )
     done = compare(tmp_path / "out", "elastic,sync", script=str(script))
@@ -147,7 +148,8 @@ def test_a_budget_does_not_excuse_a_script_that_makes_no_store(tmp_path: Path) -
 def test_a_script_that_trains_something_else_is_no_contender(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import os, runpy\nos.environ['HYBRIDPS_ALGORITHM'] = 'sync'\n"
+        "import os, runpy, sys\nos.environ['HYBRIDPS_ALGORITHM'] = 'sync'\n"
+        f"sys.path.insert(0, os.path.dirname({SCRIPT!r}))\n"
         f"runpy.run_path({SCRIPT!r}, run_name='__main__')\n"
     )
     done = compare(tmp_path / "out", "elastic", script=str(script))

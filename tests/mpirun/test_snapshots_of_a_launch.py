@@ -37,10 +37,8 @@ def run(tmp_path: Path, folder: str, epochs: int) -> tuple[str, float]:
 
 
 def test_the_same_command_goes_on_from_the_last_snapshot(tmp_path: Path) -> None:
-    said, first_loss = run(tmp_path, "other", 1)
-    assert not BACK.findall(said)
-    said, loss = run(tmp_path, "snapshots", 10)
-    assert not BACK.findall(said)
+    _, first_loss = run(tmp_path, "other", 1)
+    _, loss = run(tmp_path, "snapshots", 10)
     assert loss < first_loss / 3
     said, again = run(tmp_path, "snapshots", 1)
     assert sorted(BACK.findall(said)) == [(str(server), only_job(str(tmp_path / "snapshots"))) for server in range(2)]

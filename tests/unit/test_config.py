@@ -74,8 +74,29 @@ def test_no_number_is_infinite_and_none_is_nan(field: str, text: str) -> None:
 
 def test_all_float_settings_are_covered() -> None:
     seconds = {"connect_seconds", "deadline_seconds", "heartbeat_seconds", "lost_seconds", "start_seconds"}
-    seconds |= {"snapshot_seconds", "notice_seconds"}
+    seconds |= {"snapshot_seconds", "notice_seconds", "reconnect_seconds"}
     assert set(FLOATS) == {"alpha", "rho", "outer_rate", "outer_momentum", "resume_epoch", *seconds}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"heartbeat_seconds": "11"}, "HYBRIDPS_HEARTBEAT_SECONDS='11' .*HYBRIDPS_LOST_SECONDS=10"),
+        ({"lost_seconds": "3", "reconnect_seconds": "2"}, "HYBRIDPS_LOST_SECONDS='3' .*HYBRIDPS_RECONNECT_SECONDS=2"),
+        ({"lost_seconds": "30", "deadline_seconds": "20"}, "HYBRIDPS_LOST_SECONDS='30' .*HYBRIDPS_DEADLINE_SECONDS=20"),
+        ({"connect_seconds": "2000"}, "HYBRIDPS_CONNECT_SECONDS='2000' .*HYBRIDPS_DEADLINE_SECONDS=1200"),
+        ({"reconnect_seconds": "1300"}, "HYBRIDPS_RECONNECT_SECONDS='1300' .*HYBRIDPS_DEADLINE_SECONDS=1200"),
+    ],
+)
+def test_a_wait_that_ends_after_one_that_contains_it_is_refused(first, second) -> None:
+    with pytest.raises(ConfigError, match=second):
+        make_settings(first)
+
+
+def test_waits_follow_from_those_that_are_given() -> None:
+    settings = make_settings({"lost_seconds": "2", "deadline_seconds": "100"})
+    assert (settings.beat_seconds, settings.longest_away_seconds) == (0.5, 75)
+    assert make_settings({"reconnect_seconds": "0", "lost_seconds": "20"}).longest_away_seconds == 0
 
 
 def test_addresses_of_servers_fit_the_backend() -> None:

@@ -20,8 +20,8 @@ ROOMS = {
 """Where file names without a folder are, by section."""
 
 
-def test_there_are_fifteen_questions() -> None:
-    assert len(ANSWERS) == 15
+def test_there_are_many_questions() -> None:
+    assert len(ANSWERS) > 15
 
 
 @pytest.mark.parametrize(("question", "answer"), ANSWERS)

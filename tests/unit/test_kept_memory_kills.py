@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import mmap
 import os
-import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import pytest
+from dying import Killer, is_killed
 
 from hybridps.ps.server.kept import KeptMemory
 from hybridps.ps.server.kept import memory as under_test
@@ -91,25 +89,13 @@ def do(descriptor: int, memory: KeptMemory, call: tuple[Any, ...]) -> KeptMemory
 
 
 def live(descriptor: int, done: mmap.mmap, kill_at: int, opcodes: bool) -> None:
-    """In a child: make all calls, but be killed at the n-th step within the files under test."""
-    folder, steps = os.path.dirname(under_test.__file__), 0
-
-    def step(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal steps
-        if os.path.dirname(frame.f_code.co_filename) != folder:
-            return None
-        frame.f_trace_opcodes = opcodes
-        if event == ("opcode" if opcodes else "line"):
-            if steps == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            steps += 1
-        return step
-
+    """Make all calls, but be killed at the n-th step within the files under test."""
+    folder = os.path.dirname(under_test.__file__)
+    killer = Killer(kill_at, lambda path: os.path.dirname(path) == folder, opcodes)
     memory: Any = None
     for number, call in enumerate(CALLS):
-        sys.settrace(step)
-        memory = do(descriptor, memory, call)
-        sys.settrace(None)
+        with killer.counting():
+            memory = do(descriptor, memory, call)
         done[0] = number + 1
 
 
@@ -120,20 +106,6 @@ def created() -> Iterator[int]:
         yield number
     finally:
         os.close(number)
-
-
-def killed_at(descriptor: int, done: mmap.mmap, kill_at: int, opcodes: bool) -> bool:
-    """Whether a child that is to be killed at this step was, before it had made all calls."""
-    child = os.fork()
-    if child == 0:
-        try:
-            live(descriptor, done, kill_at, opcodes)
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    assert code in (0, -signal.SIGKILL)
-    return code != 0
 
 
 def check_free_pages(descriptor: int, memory: KeptMemory) -> None:
@@ -163,14 +135,14 @@ def check_after_a_kill(descriptor: int, done: int) -> None:
     ("every", "opcodes"),
     [
         (7, False),
-        pytest.param(1, False, marks=pytest.mark.slow),
+        pytest.param(1, False, marks=pytest.mark.nightly),
         pytest.param(1, True, marks=pytest.mark.nightly),
     ],
 )
 def test_a_kill_at_any_step_leaves_each_call_made_or_not_made(every: int, opcodes: bool) -> None:
     for kill_at in range(0, 1 << 30, every):
         with created() as descriptor, mmap.mmap(-1, PAGE) as done:
-            if not killed_at(descriptor, done, kill_at, opcodes):
+            if not is_killed(lambda: live(descriptor, done, kill_at, opcodes)):  # noqa: B023
                 assert done[0] == len(CALLS)
                 break
             check_after_a_kill(descriptor, done[0])

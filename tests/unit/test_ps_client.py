@@ -247,11 +247,13 @@ class Answering:
 
 
 @contextmanager
-def heartbeat_of(answer=None, lost_seconds=0.2):
+def heartbeat_of(answer=None, lost_seconds=0.2, reconnect_seconds=0.0):
     context = zmq.Context()
     server = Answering(context, answer)
     sockets = Sockets(["inproc://heart"], None, context)
-    heartbeat = Heartbeat(sockets, 7, Settings(heartbeat_seconds=0.02, lost_seconds=lost_seconds))
+    waits = {"heartbeat_seconds": 0.02, "lost_seconds": lost_seconds, "reconnect_seconds": reconnect_seconds}
+    heartbeat = Heartbeat(sockets, 7, Settings(**waits))
+    heartbeat.begin(0)
     heartbeat.start()
     try:
         yield heartbeat, server
@@ -281,9 +283,33 @@ def test_a_server_that_answers_no_heartbeat_is_lost():
 
 
 def test_a_refused_heartbeat_says_why():
-    refused = wire.Refused("unknown", "not known here")
+    refused = wire.Refused("server", "not here")
     with heartbeat_of(refused) as (heartbeat, _):
-        assert "not known here" in failure_of(heartbeat)
+        assert "not here" in failure_of(heartbeat)
+
+
+def test_a_server_that_does_not_know_the_client_is_not_given_up_at_once():
+    with heartbeat_of(wire.Refused("unknown", "not known here")) as (heartbeat, server):
+        assert server.heard.acquire(timeout=10)
+        assert server.heard.acquire(timeout=10)
+        assert [*heartbeat.strangers] == [0]
+        assert heartbeat.failure is None
+
+
+def test_a_server_that_is_away_is_waited_for(capfd):
+    with heartbeat_of(reconnect_seconds=60.0) as (heartbeat, server):
+        assert server.heard.acquire(timeout=10)
+        server.alive.clear()
+        while not heartbeat.away:
+            threading.Event().wait(0.01)
+        server.alive.set()
+        while heartbeat.away:
+            threading.Event().wait(0.01)
+        assert [*heartbeat.returned] == [0]
+        assert heartbeat.failure is None
+    first, second = capfd.readouterr().err.splitlines()
+    assert first == "hybridps: inproc://heart cannot be reached for 0.2 s: waiting up to 60 s"
+    assert second == "hybridps: inproc://heart is back after 0 s"
 
 
 @contextmanager

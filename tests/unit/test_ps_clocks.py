@@ -298,7 +298,7 @@ def test_values_are_counted_element_by_element():
 
 
 def test_a_chunk_is_not_cut_into_any_number_of_parts(monkeypatch):
-    monkeypatch.setattr("hybridps.ps.clocks.MOST_CELLS", 2)
+    monkeypatch.setattr("hybridps.ps.clocks.stale.MOST_CELLS", 2)
     clock = BoundedStale(100).start(range(1))
     clock.arrive(Part(0, 0, 1), 0)
     clock.arrive(Part(0, 4, 5), 0)

@@ -84,7 +84,7 @@ class Recording(Server):
 def recorded():
     """The messages of two groups that use everything there is."""
     server = Recording()
-    settings = Settings(chunk_bytes=1024, heartbeat_seconds=0.05)
+    settings = Settings(chunk_bytes=1024, heartbeat_seconds=0.005)
     with in_thread(server), ThreadPoolExecutor(2) as pool:
         held = list(pool.map(lambda group: use_everything(server.address, group, settings), range(2)))
     kinds = {type(wire.decode_request(frames[0])) for frames in server.heard}
@@ -658,10 +658,21 @@ def test_a_client_whose_message_waits_is_not_judged_before_it_is_heard():
     members.enter(waits, groups=1)
     assert members.silent(5.0, False, 10_000) == []
     assert members.of(b"waits", 5.0) is waits
-    assert members.silent(5.5, False, 20_000) == []
-    # A server that was suspended itself reads first what was sent meanwhile.
-    assert members.silent(6.5, True, 20_001) == []
-    assert members.silent(6.5, True, 20_002) == [waits]
+    for now in (5.5, 5.9, 6.1):
+        assert members.silent(now, False, 20_000) == []
+    assert members.silent(6.1, True, 20_002) == [waits]
+
+
+def test_a_server_that_was_stopped_gives_its_clients_their_time_anew():
+    """They may have been stopped with it."""
+    members = Members(1.0, Jobs())
+    client = Member(b"client", 1, "job", 0, 0.0, Account("job", Budget()))
+    members.enter(client, groups=1)
+    assert members.silent(0.4, True, 1) == []
+    for now in (100.0, 100.3, 100.5):
+        assert members.silent(now, True, 1) == []
+    assert members.silent(100.7, True, 1) == []
+    assert members.silent(100.8, True, 1) == [client]
 
 
 def test_requests_are_settled_now_and_then(monkeypatch):
@@ -671,7 +682,7 @@ def test_requests_are_settled_now_and_then(monkeypatch):
     members.enter(Member(b"", 1, "job", 0, 0.0, Account("job", Budget())), groups=1)
     monkeypatch.setattr(jobs, "settle", lambda job, group, request: settled.append(request))
     for now in (5.0, 5.5, 5.9, 6.0, 6.5):
-        members.beat(1, int(10 * now), now)
+        members.beat(wire.Heartbeat(1, int(10 * now)), now)
     assert settled == [50, 60]
 
 

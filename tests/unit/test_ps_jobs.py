@@ -19,9 +19,9 @@ from hybridps.ps.rules import SGD, Elastic, Foreign, Mean, Momentum, Sum
 from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.requests import Regions, carry_out
+from hybridps.ps.server.tables.exchange import ANSWER_BYTES, CONTRIBUTION_BYTES
 from hybridps.ps.server.tables.jobs import Jobs
 from hybridps.ps.server.tables.rack import RackTable
-from hybridps.ps.server.tables.rounds import ANSWER_BYTES, CONTRIBUTION_BYTES
 
 LAYOUT = Layout.of("float32", {"w": (40,)})
 SPEC = TableSpec(LAYOUT, Sum(), BulkSynchronous(), 64, 0, 1)

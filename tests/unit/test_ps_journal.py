@@ -7,12 +7,15 @@ import sys
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from hybridps.memory import Layout
 from hybridps.ps.chunk_map import Span
+from hybridps.ps.clocks import FreeRunning
 from hybridps.ps.model import ChunkPlace, Contribution, Origin, TableSpec
 from hybridps.ps.rules import SGD, Adam, Elastic, ElasticTogether, Mean, Momentum, Outer, Sum
 from hybridps.ps.rules.progress import WORD
+from hybridps.ps.rules.rule import Rule
 from hybridps.ps.server.tables.area import REFUSED
 from hybridps.ps.server.tables.chunk_memory import ChunkMemory
 from hybridps.ps.server.tables.journal import TableJournal
@@ -21,8 +24,26 @@ from hybridps.ps.server.tables.round import EarlySum, Round
 SIZE = 4096 + 4096 + 100
 """More than two blocks of the kernel."""
 
+
+class Loaded(Rule, frozen=True, tag="loaded"):
+    """Loads what updates it, which begins with states of its own, and counts its rounds."""
+
+    states = 1
+    clocks = (FreeRunning,)
+
+    def load(self, weights, states):
+        states[0][:] = 0.5
+
+        def update(rule, step, total):
+            states[0][:] += step
+            weights[:] -= total * states[0]
+
+        return update
+
+
 RULES = [
     (Mean(), "float16"),
+    (Loaded(), "float32"),
     (Sum(), "float32"),
     (Momentum(rate=0.25), "float32"),
     (Elastic(0.25), "float32"),
@@ -48,12 +69,11 @@ class Life:
     """One process: a chunk in memory that outlives it."""
 
     def __init__(self, arrays, rule, dtype):
-        self.spec = TableSpec(
-            Layout.of(dtype, {"w": (SIZE,)}), rule, rule.clocks[0](), SIZE * np.dtype(dtype).itemsize, 0, 1
-        )
-        self.journal = TableJournal(self._make(arrays), self.spec, SIZE, 1, 2, 1)
+        layout = Layout.of(dtype, {"w": (SIZE,)})
+        self.spec = TableSpec(layout, rule, rule.clocks[0](), layout.nbytes, 0, 1)
+        self.journal = TableJournal(self._make(arrays), self.spec, 2, 1)
         self.journal.restore(lambda place: 0)
-        centre, *state = self.journal.arrays
+        centre, *state = [array[:SIZE] for array in self.journal.arrays]
         self.memory = ChunkMemory(
             ChunkPlace("job", "w", 0), 0, rule, centre, state, not rule.transparent, (SIZE,), centre.nbytes
         )
@@ -85,10 +105,15 @@ class Life:
             if counted.issuperset(part):
                 continue
             outlets = {group: [targets[group]] for group in part}
-            self.memory.apply_(
-                Round(0, SIZE, EarlySum(), contributions, outlets, lambda result: (), counted=contributions)
-            )
+            self.memory.apply_(round_of(contributions, outlets))
         return counted
+
+
+def round_of(contributions, outlets=None, early=None):
+    """A round of the whole chunk."""
+    early, late = early or EarlySum(), [each for each in contributions if each.rows]
+    numbers = [0] * len(contributions)
+    return Round(0, SIZE, early, late, outlets or {}, lambda result: (), counted=contributions, values=numbers)
 
 
 def rows_of(dtype, step):
@@ -102,7 +127,7 @@ def dying_at(count, work):
     def trace(frame, event, arg):
         nonlocal lines
         name = frame.f_code.co_filename
-        if not name.endswith(("rules/rule.py", "progress.py", "journal.py", "chunk_memory.py")):
+        if not name.endswith(("rules/rule.py", "progress.py", "journal.py", "chunk_memory.py", "test_ps_journal.py")):
             return None
         if event == "line":
             lines += 1
@@ -212,6 +237,90 @@ def test_who_was_refused_is_known_after_a_cut():
     assert line > 30
 
 
+def test_a_kill_while_a_rule_is_loaded_changes_nothing():
+    """What it loads writes its first states where the kept ones are."""
+    arrays = {}
+    life = Life(arrays, Loaded(), "float32")
+    life.begin()
+    rows = rows_of("float32", 0)
+    life.compute(rows, rows, 10)
+    expected = state_of(life)
+    for line in itertools.count(1):
+        died = dying_at(line, lambda: Life(arrays, Loaded(), "float32"))
+        check_same(state_of(Life(arrays, Loaded(), "float32")), expected)
+        if not died:
+            break
+    assert line > 30
+    assert not any(area.words[WORD] for area in life.journal._areas)
+
+
+def test_a_loaded_rule_does_nothing_with_values_that_were_refused():
+    """Whether it looks at them in this process or not."""
+
+    def prepare(arrays):
+        life = Life(arrays, Loaded(), "float32")
+        life.begin()
+        return life, [np.full(SIZE, np.nan, np.float32) for _ in range(2)]
+
+    expected = state_of(prepare({})[0])[:-1]
+    for line in itertools.count(1):
+        arrays = {}
+        life, rows = prepare(arrays)
+        died = dying_at(line, lambda life=life, rows=rows: life.compute(rows, rows, 10))
+        life = Life(arrays, Loaded(), "float32")
+        life.compute(rows, rows, 10)
+        check_same(state_of(life)[:-1], expected)
+        assert [life.memory.journal.counted()[group][0].row for group in range(2)] == [REFUSED, REFUSED]
+        if not died:
+            break
+    assert line > 30
+
+
+def test_a_round_with_an_early_sum_goes_on_with_the_same_groups():
+    """The next process gets the values together: the group that was refused counts in the whole round, until its NaN,
+    or in no block of it."""
+    rule, dtype = Momentum(rate=0.25), "float32"
+
+    def contributions(rows):
+        origins = [Origin("job", group, 77 + group, 10) for group in range(2)]
+        return [Contribution(of, Span(0, 0, SIZE), [row]) for of, row in zip(origins, rows, strict=True)]
+
+    def prepare(arrays):
+        life = Life(arrays, rule, dtype)
+        life.begin()
+        rows = rows_of(dtype, 0)
+        rows[1][5000] = np.nan
+        return life, rows
+
+    def sum_early(life, rows):
+        early = EarlySum()
+        life.memory.add_(round_of(contributions(rows), early=early))
+        refused = life.memory.apply_(round_of([replace(each, rows=()) for each in contributions(rows)], early=early))
+        assert [*refused] == [1]
+
+    def compute(life, rows):
+        assert [*life.memory.apply_(round_of(contributions(rows)))] == [1]
+
+    possible = []
+    for work in (sum_early, compute):
+        life, rows = prepare({})
+        work(life, rows)
+        possible.append(state_of(life))
+    for line in itertools.count(1):
+        arrays = {}
+        life, rows = prepare(arrays)
+        died = dying_at(line, lambda life=life, rows=rows: sum_early(life, rows))
+        life = Life(arrays, rule, dtype)
+        if not life.memory.journal.counted():
+            compute(life, rows)
+        assert any(all(map(np.array_equal, state_of(life), each)) for each in possible), line
+        marks = life.memory.journal.counted()
+        assert [marks[group][0].row for group in range(2)] == [-1, REFUSED]
+        if not died:
+            break
+    assert line > 30
+
+
 def test_a_round_of_a_kernel_goes_on_at_each_block():
     """What the compiled loop has noted is enough to go on: the noted place is moved by hand."""
     rule, dtype = Momentum(rate=0.25), "float32"
@@ -242,7 +351,7 @@ def fake_begin(life, done, before, whole):
     """Note what the loop notes while it changes the block that begins with `done`."""
     journal = life.memory.journal
     contributions = [Contribution(Origin("job", g, 77 + g, 10), Span(0, 0, SIZE), [], None) for g in range(2)]
-    journal.begin(contributions, 0, SIZE, 1, 2)
+    journal.begin(round_of(contributions), 1, 2)
     length = min(4096, SIZE - done)
     total = sum(rows_of("float32", 0))
     journal.progress(done).begin([array[done:] for array in (total, *before)], length)

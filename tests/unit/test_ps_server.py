@@ -36,7 +36,9 @@ LAYOUT = Layout.of("float32", {"w": (600,)})
 LENGTH = LAYOUT.length
 SPEC = TableSpec(LAYOUT, Sum(), BulkSynchronous(), 1024, 0, 1)
 HUGE = TableSpec(Layout.of("float64", {"w": (1 << 35,)}), Sum(), BulkSynchronous(), 1024, 0, 1)
-SETTINGS = Settings(chunk_bytes=1024, connect_seconds=10.0, deadline_seconds=10.0, lost_seconds=10.0)
+SETTINGS = Settings(
+    chunk_bytes=1024, connect_seconds=10.0, deadline_seconds=10.0, lost_seconds=10.0, reconnect_seconds=0.0
+)
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def server():
 def lossy():
     """A server that takes a group as lost soon: its rule is compiled before."""
     warm_up(Sum(), LAYOUT.dtype)
-    with in_thread(Server.of(Settings(lost_seconds=0.3), "tcp://127.0.0.1:*")) as server:
+    with in_thread(Server.of(Settings(lost_seconds=0.3, reconnect_seconds=0.0), "tcp://127.0.0.1:*")) as server:
         yield server
 
 
@@ -365,9 +367,10 @@ def test_a_group_that_stays_is_not_replaced(lossy):
         client(lossy, 0, 1, lost_seconds=0.4, connect_seconds=0.4)
 
 
-def test_a_server_that_ends_is_noticed():
+@pytest.mark.parametrize("waits", [{"reconnect_seconds": 0.0}, {"reconnect_seconds": 60.0, "awaits_refusing": False}])
+def test_a_server_that_ends_is_noticed(waits):
     with in_thread(Server()) as server:
-        store = client(server, 0, 2, lost_seconds=0.4)
+        store = client(server, 0, 2, lost_seconds=0.4, **waits)
         store.register("w", LAYOUT, None, Sum())
         values = np.ones(LENGTH, np.float32)
         pending = store.exchange("w", values, values, 0, LENGTH)

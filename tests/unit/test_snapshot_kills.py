@@ -5,10 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
-import signal
-import sys
 
 import pytest
+from dying import Killer, is_killed
 from snapshot_drafts import SPEC, first_values, write
 
 from hybridps.ps.server.snapshots import SnapshotFolder
@@ -19,39 +18,13 @@ TABLES = (("w", SPEC), ("v", SPEC))
 
 
 def live(folder, done, kill_at):
-    """In a child: write snapshots, but be killed at the n-th line within the files under test, or in `shutil`."""
-    place, steps = os.path.dirname(under_test.__file__), 0
-
-    def step(frame, event, argument):
-        nonlocal steps
-        name = frame.f_code.co_filename
-        if os.path.dirname(name) != place and os.path.basename(name) != "shutil.py":
-            return None
-        if event == "line":
-            if steps == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            steps += 1
-        return step
-
+    """Write snapshots, but be killed at the n-th line within the files under test, or in `shutil`."""
+    place = os.path.dirname(under_test.__file__)
+    killer = Killer(kill_at, lambda path: os.path.dirname(path) == place or os.path.basename(path) == "shutil.py")
     for number in NUMBERS:
-        sys.settrace(step)
-        assert write(folder, number, TABLES if number == 1 else TABLES[:1])
-        sys.settrace(None)
+        with killer.counting():
+            assert write(folder, number, TABLES if number == 1 else TABLES[:1])
         done[0] = number
-
-
-def killed_at(path, done, kill_at):
-    """Whether a child that is to be killed at this line was, before it had written all."""
-    child = os.fork()
-    if child == 0:
-        try:
-            live(SnapshotFolder(path), done, kill_at)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, -signal.SIGKILL)
-    return code != 0
 
 
 def check_after_a_kill(folder, done):
@@ -75,7 +48,7 @@ def test_a_kill_at_any_line_leaves_complete_snapshots(every, tmp_path):
     for kill_at in range(0, 1 << 30, every):
         path = tmp_path / str(kill_at)
         with mmap.mmap(-1, mmap.PAGESIZE) as done:
-            if not killed_at(str(path), done, kill_at):
+            if not is_killed(lambda: live(SnapshotFolder(str(path)), done, kill_at)):  # noqa: B023
                 assert done[0] == NUMBERS[-1]
                 break
             check_after_a_kill(SnapshotFolder(str(path)), done[0])

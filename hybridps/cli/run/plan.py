@@ -127,6 +127,7 @@ class Launch:
             group_index=group.number,
             servers=tuple(servers) or self.settings.servers,
             racks=self.settings.racks,
+            awaits_refusing=self.settings.awaits_refusing and not self.servers,
             peers=(self.peers or here) if self.may_gossip else (),
             keys=None if unsecured else self.settings.keys,
             credentials=None if unsecured else credentials or self.settings.credentials,
@@ -148,6 +149,7 @@ class Launch:
             return alone
         return msgspec.structs.replace(
             alone,
+            awaits_refusing=self.settings.awaits_refusing and bool(self.settings.parents),
             racks=self.settings.racks,
             rack_index=server.rack,
             parents=tuple(parents) or self.settings.parents,

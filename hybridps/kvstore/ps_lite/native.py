@@ -181,6 +181,11 @@ class Operation:
         except MXNetError as error:
             raise ServerError(f"the {self._what} has failed: {error}") from None
 
+    def wait_here(self) -> bool:
+        """As `Pending.wait_here`: MXNet's servers are never away, as a job ends without them."""
+        self.wait()
+        return True
+
     def _end(self, done: Done) -> None:
         done()
         self._future.set_result(None)

@@ -60,6 +60,7 @@ class MXNetStore:
     """
 
     finds_not_finite = False
+    away = False
 
     def __init__(self, native: Native, *, job: str, group: int, settings: Settings) -> None:
         self.bytes_to_servers = self.bytes_from_servers = 0

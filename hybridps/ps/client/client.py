@@ -159,6 +159,11 @@ class Client:
         """As `ParameterStore.put`."""
         return self._transfer(wire.Put, self._table(table, values), 0, len(values), values, array=array)
 
+    @property
+    def away(self) -> bool:
+        """As `ParameterStore.away`."""
+        return self.session.away
+
     def profile(self, state: State) -> None:
         """Have the servers record what they do for this job and when, keep that, or forget it.
 

@@ -83,7 +83,7 @@ class Operation:
     """
 
     def __init__(
-        self, what: str, request: int, finish: Callable[..., None], table: Table | None = None, codec: Codec = EXACT
+        self, what: str, request: int, finish: Callable[..., bool], table: Table | None = None, codec: Codec = EXACT
     ) -> None:
         self.what = what
         self.request = request
@@ -127,6 +127,20 @@ class Operation:
         self._finish(self)
         if self.error is not None:
             raise self.error
+
+    def wait_here(self) -> bool:
+        """As `wait`, but returns false as soon as a server is away. Then the values are copied: they may change.
+
+        It may be called again then.
+        """
+        if not self._finish(self, stays=False):
+            again = [sent._replace(payloads=[each.copy() for each in sent.payloads]) for sent in self.unanswered]
+            self.sent = [*(sent for sent in self.sent if sent not in self.unanswered), *again]
+            return False
+        self._waited = True
+        if self.error is not None:
+            raise self.error
+        return True
 
     def take(self, server: int, answer: wire.Registered | wire.Done, payloads: Sequence[memoryview]) -> None:
         """A server answered, or answered again.

@@ -65,10 +65,10 @@ class Session:
             self._hello = msgspec.structs.replace(self._hello, tenant=credentials.tenant, token=credentials.token)
         self._sockets = Sockets(self.addresses, credentials, context)
         self._heartbeat = Heartbeat(self._sockets, self._hello.session, settings)
+        self._heartbeat.start()
         try:
             for server in range(len(addresses)):
                 self._greet(server)
-            self._heartbeat.start()
         except BaseException:
             self.close()
             raise
@@ -104,19 +104,39 @@ class Session:
             what, lambda request: (Sent(each, message(request, each), (), {each: None}) for each in servers)
         )
 
-    def finish(self, operation: Operation) -> None:
+    @property
+    def away(self) -> bool:
+        """Whether a server cannot be reached now."""
+        return bool(self._heartbeat.away)
+
+    def finish(self, operation: Operation, stays: bool = True) -> bool:
         """Return when an operation is done, which may wait for other groups, or for the turn of this tenant.
 
-        An operation that always took long has longer, as its pace says. Raises DeadlineError if it is late, and
-        ServerError as soon as a server is gone; not the operation's own error.
+        Unless it `stays`, returns false as soon as a server is away; the operation is still under way then. An
+        operation that always took long has longer, as its pace says. Raises DeadlineError if it is late, and
+        ServerError as soon as a server is away for too long; not the operation's own error.
         """
-        try:
-            if not self._until(lambda: operation.done, self._allowed_seconds(operation)):
-                raise self._late(operation) from operation.error
+        if stays or not self.away:
+            self._await(operation, stays)
+        if operation.done:
             self._paces[operation.what].add(time.monotonic() - operation.began)
-        finally:
-            self.under_way.pop(operation.request, None)
-            self._heartbeat.settled = min(self.under_way, default=operation.request + 1)
+            self._settle(operation)
+        return operation.done
+
+    def _await(self, operation: Operation, stays: bool) -> None:
+        """Until it is done, or a server is away and it does not stay. Raises as `finish`."""
+        try:
+            leaves = not stays
+            if not self._until(lambda: operation.done or (leaves and self.away), self._allowed_seconds(operation)):
+                raise self._late(operation) from operation.error
+        except BaseException:
+            self._settle(operation)
+            raise
+
+    def _settle(self, operation: Operation) -> None:
+        """Nothing is waited for any more of an operation."""
+        self.under_way.pop(operation.request, None)
+        self._heartbeat.settled = min(self.under_way, default=operation.request + 1)
 
     def wake_by(self, descriptor: int) -> None:
         """Have `listen` return when that descriptor can be read."""
@@ -136,6 +156,15 @@ class Session:
         failure = self._failure or self._heartbeat.failure
         if failure is not None:
             raise failure
+
+    def heed(self, silent_seconds: Callable[[], float]) -> Callable[[], HybridPSError | None]:
+        """Tell the servers, from now on, for how long some rank of the group is silent, and how long the group waits.
+
+        Returns what returns the error by which a server has refused a heartbeat or is away for too long, if one has.
+        """
+        self._heartbeat.report = lambda: (silent_seconds(), self._waiting_seconds())
+        beats = self._heartbeat
+        return lambda: beats.failure or next(iter([*beats.strangers.values()]), None)
 
     def close(self, lost: bool = False) -> None:
         """Release what is held. A second time does nothing.
@@ -183,6 +212,11 @@ class Session:
         terms = msgspec.structs.replace(self._hello.terms, server=server)
         return msgspec.structs.replace(self._hello, terms=terms)
 
+    def _waiting_seconds(self) -> float:
+        """For how long the oldest operation has been under way, as any thread may ask; 0 if none is."""
+        began = [operation.began for operation in list(self.under_way.values()) if not operation.done]
+        return time.monotonic() - min(began) if began else 0.0
+
     def _allowed_seconds(self, operation: Operation) -> float:
         return self._paces[operation.what].deadline_seconds(self._settings.deadline_seconds)
 
@@ -193,14 +227,19 @@ class Session:
         )
 
     def _until(self, done: Callable[[], bool], seconds: float) -> bool:
-        """Receive until `done`, for so many seconds at most; whether it is. Raises at once what ended the session."""
-        deadline = time.monotonic() + seconds
+        """Receive until `done`, for so many seconds at most; whether it is. Raises at once what ended the session.
+
+        While a server is away the time does not count.
+        """
+        now = time.monotonic()
+        deadline = now + seconds
         while not done():
             self.check()
-            left = deadline - time.monotonic()
-            if left <= 0:
+            before, now = now, time.monotonic()
+            deadline += now - before if self.away else 0.0
+            if now >= deadline:
                 return False
-            self._receive(min(left, self._settings.heartbeat_seconds))
+            self._receive(min(deadline - now, self._settings.beat_seconds))
         return True
 
     def _receive(self, seconds: float) -> None:
@@ -208,6 +247,7 @@ class Session:
 
         Raises ProtocolError for a message that cannot be read, ServerError if a server refuses the connection.
         """
+        self._follow_heartbeat()
         ready = dict(self._sockets.poller.poll(math.ceil(max(0.0, seconds) * 1000)))
         for server, monitor in enumerate(self._sockets.monitors):
             while monitor in ready and has_message(monitor):
@@ -219,6 +259,16 @@ class Session:
                 # The payloads are valid as long as they are held.
                 self._take(server, wire.decode_answer(frames[0].buffer), [frame.buffer for frame in frames[1:]])
 
+    def _follow_heartbeat(self) -> None:
+        """Servers that were away are connected with anew; those that took this client as lost may let it in again."""
+        while self._heartbeat.returned:
+            server = self._heartbeat.returned.popleft()
+            self._greeting.add(server)  # what is sent follows the Welcome
+            self._sockets.connect_anew(server)
+        for server in [*self._heartbeat.strangers]:
+            if server not in self._greeting and self._left is None:
+                self._greet_again(server)
+
     def _take(self, server: int, answer: wire.Answer, payloads: Sequence[memoryview]) -> None:
         match answer:
             case wire.Done() | wire.Registered():
@@ -228,6 +278,7 @@ class Session:
                     operation.take(server, answer, payloads)
             case wire.Welcome():
                 self._welcomed.add(server)
+                self._heartbeat.begin(server)
                 self.has_parent |= answer.has_parent
                 if isinstance(self._failure, GroupTakenError):
                     self._failure = None  # of an introduction before this one, which a restored connection repeated
@@ -235,7 +286,7 @@ class Session:
                 known = self._lives.get(server, answer.life)
                 if server in self._greeting or answer.life != known:
                     self._greeting.discard(server)
-                    for offer in self.offers_of(server) if answer.life != known else ():
+                    for offer in self.offers_of(server):
                         self.send(server, offer)
                     for sent in [sent for operation in self.under_way.values() for sent in operation.unanswered]:
                         if sent.server == server:

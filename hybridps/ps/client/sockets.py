@@ -19,6 +19,9 @@ _UP = int(zmq.Event.HANDSHAKE_SUCCEEDED)
 _FAILED = int(
     zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
 )
+_CONNECT_MILLISECONDS = 3000
+"""So long one attempt to connect may take: the kernel would try ever more rarely while a network is cut."""
+
 _ATTEMPTS = 3
 """So many failed handshakes in a row are a refusal. A single one may be a connection that broke."""
 
@@ -76,9 +79,17 @@ class Sockets:
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.SNDHWM, most_unsent)
         socket.setsockopt(zmq.MAXMSGSIZE, most_bytes)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MILLISECONDS)
+        socket.setsockopt(zmq.LINGER, 0)  # of connections that are given up; `close` says its own
         if self._credentials is not None:
             self._credentials.secure(socket)
         return socket
+
+    def connect_anew(self, server: int) -> None:
+        """Give up a connection, and what was not sent there yet, for a new one, which is then restored."""
+        if self.addresses[server].startswith("tcp://"):
+            self.sockets[server].disconnect(self.addresses[server])
+            self.sockets[server].connect(self.addresses[server])
 
     def close(self, linger_seconds: float) -> None:
         """Release everything; messages that are not sent after `linger_seconds` are dropped."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 import numpy as np
 from msgspec import Meta
+from msgspec.structs import replace
 
 from hybridps.errors import ServerError
 from hybridps.memory import FLOATS
@@ -52,22 +53,23 @@ class Foreign(Rule, frozen=True, tag="foreign", kw_only=True):
     scale: Finite = 1.0
     """What the gradient is multiplied by before the optimizer sees it: some look at it without their own `rescale`."""
     update: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
-    """How many updates the parameter has had with this one; 0: those of a chunk are counted."""
+    """How many updates the parameter has had with this one; 0: the rounds of a chunk are counted."""
     shared: Finite = 0.0
     """What all parameters share, and each update changes: its value before this one."""
     parameter: Annotated[str, Meta(max_length=64)] = ""
     """The end of the parameter's name."""
 
-    def load(self, weights: np.ndarray, states: Sequence[np.ndarray]) -> Callable[[Any, np.ndarray], None]:
+    def load(self, weights: np.ndarray, states: Sequence[np.ndarray]) -> Callable[[Any, int, np.ndarray], None]:
         """As `Rule.load`. Raises ServerError if this server cannot have it."""
         found = _offered(self.framework)
         if found is None:
             raise ServerError(f"this server has no framework {self.framework!r}: install hybridps with it")
         try:
             settings = msgspec.json.decode(self.settings, type=dict[str, Plain])
-            return found.load()(self.optimizer, settings, weights, states)  # type: ignore[no-any-return]
+            update = found.load()(self.optimizer, settings, weights, states)
         except (ImportError, ValueError, AssertionError) as error:
             raise ServerError(f"this server cannot have the optimizer {self.optimizer!r}: {error}") from None
+        return lambda rule, step, gradient: update(rule if rule.update else replace(rule, update=step), gradient)
 
 
 @lru_cache(maxsize=16)

@@ -87,15 +87,14 @@ def _save_(saved, arrays, first):  # type: ignore[no-untyped-def]
             row[i] = array[i]
 
 
-def _blocks_(  # type: ignore[no-untyped-def]
-    sources, targets, centre, state, numbers, check_finite, streams, words, saved, first, is_summed
-):
+def _blocks_(sources, targets, centre, state, numbers, check_finite, streams, progress):  # type: ignore[no-untyped-def]
     """Sum the sources, update and write the answer, block by block. Returns as `apply_` does.
 
     `state` has two arrays. With `streams` the answer becomes the centre too, which is not read before it is written.
-    `words`, `saved`, `first` and `is_summed`: the fields of `Progress`; without it there are no words.
-    `update_` is a global name that `block_loop` binds.
+    `progress`: the fields of `Progress`; without it there are no words. `update_` is a global name that `block_loop`
+    binds.
     """
+    words, saved, first, is_summed = progress
     buffer = np.empty(BLOCK, centre.dtype)
     for start in range(0, centre.size, BLOCK):
         block = centre[start : start + BLOCK]

@@ -66,9 +66,9 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What the update needs in round `step` (1, 2, ...): the rule's numbers, in order, and the contributions."""
         return *msgspec.structs.astuple(self), contributions
 
-    def load(self, weights: np.ndarray, states: Sequence[np.ndarray]) -> Callable[[Any, np.ndarray], None] | None:
-        """What updates `weights` and `states` in place instead of `update_`, called with the rule of a round and the
-        sum of its contributions. None: `update_` does.
+    def load(self, weights: np.ndarray, states: Sequence[np.ndarray]) -> Callable[[Any, int, np.ndarray], None] | None:
+        """What updates `weights` and `states` in place instead of `update_`, called with the rule of a round, its
+        number (1, 2, ...) and the sum of its contributions. None: `update_` does.
 
         `weights`: initial values of one chunk, without padding, in the shape of the key if it is a whole one. `states`:
         as many flat zeros for each state, which become what the rule begins with.
@@ -111,8 +111,8 @@ def apply_(
         states = (*state, centre, centre)[:2]  # always two: a rule that keeps less does not look at the others
         streams = rule.centre_is_answer and whole_bytes >= LEAST_BYTES
         into = targets if streams else [*targets, *kept]
-        options = check_finite, streams, *(progress or NONE[centre.dtype.type])
-        return loop(described(sources), addresses(into), centre, states, numbers, *options)
+        notes = tuple(progress or NONE[centre.dtype.type])
+        return loop(described(sources), addresses(into), centre, states, numbers, check_finite, streams, notes)
     total = np.empty_like(centre)
     if progress is not None and progress.is_summed:
         np.copyto(total, progress.saved[0][: len(total)])

@@ -182,9 +182,9 @@ class Loop:
                 cost, outcomes = carry_out(self.jobs, origin, message, payloads, member.regions)
                 self._carry_on(outcomes)
                 return CONTROL_WEIGHT * len(frames[0]) if cost is None else cost
-            case wire.Heartbeat(session=session, settled=settled):
-                self.members.beat(session, settled, now)
-                self.transport.send(identity, wire.Alive(*self.jobs.counted(self.members.by_name[session].job)))
+            case wire.Heartbeat():
+                self.members.beat(message, now)
+                self.transport.send(identity, wire.Alive(*self.jobs.counted(self.members.by_name[message.session].job)))
             case wire.Hello():
                 self._greet(identity, message, frames[0], now)
             case wire.Back():
@@ -263,7 +263,7 @@ class Loop:
         for member in self.members.silent(now, emptied, self.transport.reads):
             if member.has_unserved:
                 continue  # its tenant rests: maybe it has said goodbye
-            log.warning("%s gave no sign of life for %g s: lost", member, self.members.lost_seconds)
+            log.warning("%s %s: lost", member, member.fault)
             self._remove(member, lost=True)
         self._carry_on(self.members.begin_without_absent(now))
 

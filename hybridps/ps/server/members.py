@@ -13,10 +13,11 @@ import msgspec
 
 from hybridps.errors import ServerError
 from hybridps.ps.joining import Terms
-from hybridps.ps.model import Outcome, UnknownClientError
+from hybridps.ps.model import GroupTakenError, Outcome, UnknownClientError
 from hybridps.ps.server.admission import Account
 from hybridps.ps.server.requests import Regions
 from hybridps.ps.server.tables.jobs import Jobs
+from hybridps.ps.wire import Heartbeat
 
 if TYPE_CHECKING:
     from hybridps.ps.server.kept import KeptMemory
@@ -66,8 +67,18 @@ class Member:
     """The public key of its connections, if there are keys."""
     regions: Regions = field(default_factory=Regions)
     settled_seconds: float = -math.inf
+    settled: int = 0
+    """The request before which it had all answers, as it last said."""
+    waiting_seconds: float = 0.0
+    """For how long it had waited for an answer, as it last said."""
+    asked_seconds: float = math.inf
+    """When it last had a request under way, or may have had one; infinite before its first heartbeat."""
+    wanted: bool = False
+    """Whether another process waits to be that group."""
     overdue: tuple[float, int] | None = None
     """When it was heard last, and how many messages had been read, as it was first seen to be overdue."""
+    fault: str = ""
+    """Why it was taken as lost, as the group is told."""
 
     def __str__(self) -> str:
         return f"group {self.group} of job {self.job!r}"
@@ -76,6 +87,15 @@ class Member:
     def has_unserved(self) -> bool:
         """Whether messages that it has sent wait for the turn of its tenant."""
         return any(identity == self.identity for (identity, _), _ in self.account.waiting)
+
+
+class _Lost(NamedTuple):
+    """A client that was taken as lost, and why."""
+
+    job: str
+    group: int
+    key: str
+    fault: str
 
 
 class EndedGroup(NamedTuple):
@@ -92,11 +112,24 @@ class EndedGroup(NamedTuple):
 class Members:
     """The clients that are there. `jobs`: what they take part in. Times are seconds of one monotonic clock.
 
-    `kept`: memory that outlives the process, if there is some.
+    `kept`: memory that outlives the process, if there is some. A group that has asked for nothing for
+    `patience_seconds`, while others of its job waited as long, is lost too. While nobody of a job is heard, as when the
+    network is cut, nobody of it is taken as lost for `reconnect_seconds`: no group waits for another one.
     """
 
-    def __init__(self, lost_seconds: float, jobs: Jobs, kept: KeptMemory | None = None) -> None:
+    def __init__(
+        self,
+        lost_seconds: float,
+        jobs: Jobs,
+        kept: KeptMemory | None = None,
+        patience_seconds: float = math.inf,
+        reconnect_seconds: float = 0.0,
+    ) -> None:
         self.lost_seconds = lost_seconds
+        self._patience_seconds = patience_seconds
+        self._reconnect_seconds = reconnect_seconds
+        self._quiet: dict[str, float] = {}
+        """When nobody was heard of a job last, though groups are there."""
         self._kept = kept
         self._jobs = jobs
         self.by_name: dict[bytes | int, Member] = {}
@@ -109,7 +142,11 @@ class Members:
         """When groups were last seen to have numbers of jobs, without having come."""
         self.done: dict[str, tuple[float, int]] = {}
         """Epochs and steps that jobs have done, as their launcher tells. Any thread adds to it."""
-        self._lost: dict[bytes | int, None] = {}
+        self._looked_seconds = math.inf
+        """When it was last seen who is silent."""
+        self._lost: dict[bytes | int, _Lost] = {}
+        """Clients that were taken as lost."""
+        self._silence = f"gave no sign of life for {lost_seconds:g} s"
         self._lost_groups: dict[str, dict[int, float]] = {}
         """Of each job, groups that were lost and are not back, and when each gave its last sign of life."""
 
@@ -137,9 +174,10 @@ class Members:
         `again`: it was there before. `terms`, `life`: as in `Hello`. Raises ServerError if it may not come, also if it
         was lost.
         """
-        known = self.of(new.session, new.seen_seconds) if again else self.by_name.get(new.session)
+        comes_back = again and self._may_come_back(new)
+        known = self.of(new.session, new.seen_seconds) if again and not comes_back else self.by_name.get(new.session)
         if known is None and new.identity not in self.by_name:
-            self._jobs.enter(new.job, new.group, groups, new.account.budget, terms, life)
+            self._enter_job(new, groups, comes_back, terms, life)
             self.by_name |= dict.fromkeys((new.identity, new.session), new)
             self._lost_groups.get(new.job, {}).pop(new.group, None)
             if len(self._came) < _MOST_CAME:
@@ -160,6 +198,24 @@ class Members:
         known.identity, known.seen_seconds = new.identity, new.seen_seconds
         self.by_name[known.identity] = known
 
+    def _may_come_back(self, new: Member) -> bool:
+        """Whether a client was taken as lost, and its group can go on as if it had not been."""
+        lost = self._lost.get(new.session)
+        if lost is None or lost[:3] != (new.job, new.group, new.key):
+            return False
+        return self._jobs.may_come_back(new.job, new.group, new.session)
+
+    def _enter_job(self, new: Member, groups: int, comes_back: bool, terms: Terms, life: int) -> None:
+        try:
+            self._jobs.enter(new.job, new.group, groups, new.account.budget, terms, life)
+        except GroupTakenError:
+            for member in self.there(new.job):
+                member.wanted |= member.group == new.group
+            raise
+        if comes_back:
+            del self._lost[new.session]
+            self._jobs.come_back(new.job, new.group)
+
     def leave(self, member: Member, lost: bool) -> list[Outcome]:
         """A client goes: what follows for its job. `lost`: without a word."""
         names = member.identity, member.session
@@ -173,7 +229,8 @@ class Members:
             self._began_seconds.pop(member.job, None)
             self._lost_groups.pop(member.job, None)
         if lost:
-            self._lost |= dict.fromkeys(names)
+            lost_member = _Lost(member.job, member.group, member.key, member.fault or self._silence)
+            self._lost |= dict.fromkeys(names, lost_member)
             for name in [*islice(self._lost, max(0, len(self._lost) - _REMEMBERED))]:
                 del self._lost[name]
         return self._jobs.leave(member.job, member.group, lost)
@@ -193,16 +250,22 @@ class Members:
     def _unknown(self, name: bytes | int) -> UnknownClientError:
         if name in self._lost:
             return UnknownClientError(
-                f"this group gave no sign of life for {self.lost_seconds:g} s, was taken as lost, and the others "
-                "went on without it: register again with a new client, and raise lost_seconds if it was only slow"
+                f"this group {self._lost[name].fault}, was taken as lost, and the others went on without it: register "
+                "again with a new client, and raise lost_seconds if it was only slow"
             )
         return UnknownClientError(
             "this client is not known here: was the server or the connection restarted? Open a new client"
         )
 
-    def beat(self, session: int, settled: int, now: float) -> None:
-        """A client gives a sign of life, and has all answers before request `settled`. Raises as `of`."""
-        member = self.of(session, now)
+    def beat(self, heartbeat: Heartbeat, now: float) -> None:
+        """A client gives a sign of life, unless a rank of its group gives none. Raises as `of`."""
+        session, settled = heartbeat.session, heartbeat.settled
+        known = self.by_name.get(session)
+        seen_seconds = -math.inf if known is None else known.seen_seconds
+        member = self.of(session, max(seen_seconds, now - heartbeat.silent_seconds))
+        if heartbeat.waiting_seconds != 0 or settled != member.settled or math.isinf(member.asked_seconds):
+            member.asked_seconds = now
+        member.settled, member.waiting_seconds = settled, heartbeat.waiting_seconds or 0.0
         if now - member.settled_seconds >= self.lost_seconds / _SETTLED_PER_LOST:
             member.settled_seconds = now
             self._jobs.settle(member.job, member.group, settled)
@@ -219,20 +282,49 @@ class Members:
         return tuple(sorted(group for group, when in seen.items() if now - when > seconds))
 
     def silent(self, now: float, emptied: bool, reads: int) -> list[Member]:
-        """The clients to be taken as lost: overdue, though every message that may be theirs was read and served.
+        """The clients to be taken as lost, each with its `fault`: overdue, though every message that may be theirs was
+        read and served; or idle, while another one has waited for `patience_seconds`.
 
         So many messages were read so far; `emptied`: none was left unread.
         """
-        silent = []
+        passed, self._looked_seconds = now - self._looked_seconds, now
+        if passed > self.lost_seconds / 2:
+            # This process was stopped, and maybe all others with it.
+            for member in self:
+                member.seen_seconds += passed
+                member.asked_seconds += passed
+        silent = self._idle(now)
+        self._look_for_quiet(now)
         for member in self:
-            if now - member.seen_seconds <= self.lost_seconds:
+            quiet = -math.inf if member.wanted else self._quiet.get(member.job, -math.inf)
+            if now - max(member.seen_seconds, quiet) <= self.lost_seconds:
                 continue
             if member.overdue is None or member.overdue[0] != member.seen_seconds:
                 # Not yet: if this server itself was suspended, what was sent meanwhile comes first.
                 member.overdue = member.seen_seconds, reads
             elif emptied or reads - member.overdue[1] > FAIR_READS:
+                member.fault = self._silence
                 silent.append(member)
-        return silent
+        return list(dict.fromkeys(silent))
+
+    def _idle(self, now: float) -> list[Member]:
+        """The clients that have asked for nothing, while others of their jobs waited."""
+        patience = self._patience_seconds
+        waited = {member.job for member in self if member.waiting_seconds > patience}
+        idle = [member for member in self if member.job in waited and now - member.asked_seconds > patience]
+        for member in idle:
+            member.fault = f"asked for nothing for {patience:g} s, in which others waited"
+        return idle
+
+    def _look_for_quiet(self, now: float) -> None:
+        """Note the jobs that nobody is heard of. Groups that can be heard beat more often than this looks back."""
+        heard: dict[str, float] = {}
+        for member in self:
+            heard[member.job] = max(member.seen_seconds, heard.get(member.job, -math.inf))
+        self._quiet = {job: when for job, when in self._quiet.items() if job in heard}
+        for job, when in heard.items():
+            if self.lost_seconds / 2 < now - when < self._reconnect_seconds:
+                self._quiet[job] = now
 
     def take_ended(self) -> list[tuple[EndedGroup, Member | None]]:
         """The groups whose processes have ended, all of whose messages are served; each with its client, if it is there

@@ -11,9 +11,8 @@ from hybridps.errors import ProtocolError
 from hybridps.ps import wire
 from hybridps.ps.chunk_map import Span
 from hybridps.ps.model import Contribution, Origin, Outcome, rules_of_span
-from hybridps.ps.server.tables.exchange import ANSWER_BYTES
+from hybridps.ps.server.tables.exchange import ANSWER_BYTES, CONTRIBUTION_BYTES, RULE_MOVES
 from hybridps.ps.server.tables.jobs import Jobs
-from hybridps.ps.server.tables.rounds import CONTRIBUTION_BYTES, RULE_MOVES
 from hybridps.ps.server.tables.table import Table
 from hybridps.shared_memory import attach_offered
 

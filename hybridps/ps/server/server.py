@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from hybridps.ps.server.kept import KeptMemory
     from hybridps.ps.server.metrics import Observer
 
+_PATIENCE = 0.9
+"""Of `deadline_seconds`: the group that others wait for is lost before these reach their deadline."""
+
 _MOST_THREADS = 4
 """Unless asked for: a few cores move all that the memory can."""
 
@@ -38,14 +42,15 @@ class Server:
     """Serves at `address` from construction on; `run` does the work.
 
     `threads` share the chunks (default: as many as cores, 4 at most), beside that of `run`, which talks to the groups;
-    `cores` pins them. `lost_seconds`: a group without sign of life for so long is lost. `stop_after_groups`: end when
-    so many groups came and none is there any more. `memory_bytes` bounds all tables (default: what this host has).
-    `check_finite`: sums of gradients with NaN or Inf are refused too; what groups share is never poisoned. `allowed`:
-    only these tenants may connect, with their keys. `parents`: where this server's groups, a rack, meet other racks;
-    the server closes them. `context`: of ZeroMQ, for addresses of inproc://; it stays open. `kept`: memory that
-    outlives this process; a server that finds there what an earlier one has left goes on where that was killed.
-    `snapshots`: a folder for snapshots of the tables, one in `snapshot_seconds`, from which jobs start; not with
-    parents.
+    `cores` pins them. `lost_seconds`: a group without sign of life for so long is lost; while no group of its job gives
+    any, only after `reconnect_seconds`. `stop_after_groups`: end when so many groups came and none is there any more.
+    `memory_bytes` bounds all tables (default: what this host has). `check_finite`: sums of gradients with NaN or Inf
+    are refused too; what groups share is never poisoned. `allowed`: only these tenants may connect, with their keys.
+    `parents`: where this server's groups, a rack, meet other racks; the server closes them. `context`: of ZeroMQ, for
+    addresses of inproc://; it stays open. `kept`: memory that outlives this process; a server that finds there what an
+    earlier one has left goes on where that was killed. `snapshots`: a folder for snapshots of the tables, one in
+    `snapshot_seconds`, from which jobs start; not with parents. `patience_seconds`: a group that asks for nothing for
+    so long, while others of its job wait, is lost.
     Raises ServerError if the address cannot be used, or is beyond this host without keys and not `insecure`.
     """
 
@@ -54,6 +59,7 @@ class Server:
         address: str = "tcp://127.0.0.1:*",
         *,
         lost_seconds: float = 10.0,
+        reconnect_seconds: float = 0.0,
         stop_after_groups: int | None = None,
         memory_bytes: int | None = None,
         insecure: bool = False,
@@ -66,6 +72,7 @@ class Server:
         kept: KeptMemory | None = None,
         snapshots: str | None = None,
         snapshot_seconds: float = 60.0,
+        patience_seconds: float = math.inf,
     ) -> None:
         threads = threads or min(os.cpu_count() or 1, _MOST_THREADS)
         with ExitStack() as resources:
@@ -88,7 +95,9 @@ class Server:
         kept_jobs = None if kept is None else KeptJobs(kept)
         make_table, folder = Table if parents is None else RackTable, None if taken is None else taken.folder
         jobs = Jobs(memory_bytes, threads, check_finite, make_table, kept_jobs, folder)
-        accounts, members = Accounts(allowed, jobs.budget), Members(lost_seconds, jobs, kept)
+        longest = 0.0 if parents is not None else reconnect_seconds  # other racks would wait
+        accounts = Accounts(allowed, jobs.budget)
+        members = Members(lost_seconds, jobs, kept, patience_seconds, longest)
         members.restore(accounts.of_job, time.monotonic())
         self._loop = Loop(Transport(door), jobs, members, accounts, workers, parents, stop_after_groups)
         self._loop.life, self._loop.snapshots = 0 if kept is None else kept.life, taken
@@ -112,6 +121,7 @@ class Server:
         return cls(
             address,
             lost_seconds=settings.lost_seconds,
+            reconnect_seconds=settings.longest_away_seconds,
             stop_after_groups=stop_after_groups,
             insecure=insecure,
             threads=settings.server_threads,
@@ -122,6 +132,7 @@ class Server:
             kept=kept,
             snapshots=settings.snapshots,
             snapshot_seconds=settings.snapshot_seconds,
+            patience_seconds=_PATIENCE * settings.deadline_seconds,
         )
 
     def run(self) -> None:

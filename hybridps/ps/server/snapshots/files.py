@@ -137,11 +137,11 @@ class FoundTable:
 
 def write_marker(folder: Path, contents: Contents) -> None:
     """Complete a snapshot, whose files the disk has. Raises OSError."""
-    sync_folder(folder)
+    sync(folder)
     with (folder / MARKER).open("xb", buffering=0) as file:
         _write(file.fileno(), memoryview(msgspec.json.encode(contents)), 0)
         os.fsync(file.fileno())
-    sync_folder(folder)
+    sync(folder)
 
 
 def read_contents(folder: Path) -> Contents:
@@ -162,9 +162,9 @@ def read_contents(folder: Path) -> Contents:
         raise DamagedError(f"{folder} is no complete snapshot: {reason_of(error)}") from None
 
 
-def sync_folder(folder: Path) -> None:
-    """Return when the disk has the names in a folder. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync(path: Path) -> None:
+    """Return when the disk has what is in a file, or the names in a folder. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hybridps.errors import ServerError
 from hybridps.ps.model import TableSpec
-from hybridps.ps.server.snapshots.files import MARKER, Contents, DamagedError, FoundTable, read_contents, sync_folder
+from hybridps.ps.server.snapshots.files import MARKER, Contents, DamagedError, FoundTable, read_contents, sync
 
 log = logging.getLogger("hybridps.ps")
 
@@ -129,7 +129,7 @@ class ServerFolder:
         """The snapshot in that folder has its marker: from here on it is complete. Those before it may go."""
         partial.rename(self.path(number))
         for folder in (self.folder, *itertools.islice(self.folder.parents, 2)):
-            sync_folder(folder)
+            sync(folder)
         kept = {*self.numbers()[-KEPT:], *self.common()[-1:]}
         for each in self.numbers():
             if each not in kept:

@@ -23,6 +23,7 @@ from hybridps.ps.server.snapshots.files import (
     TableContents,
     TableFiles,
     reason_of,
+    sync,
     write_marker,
 )
 from hybridps.ps.server.snapshots.folder import ServerFolder
@@ -177,8 +178,4 @@ def _link(old: Path, new: Path) -> None:
         os.link(old, new, follow_symlinks=False)
     except OSError:
         shutil.copyfile(old, new, follow_symlinks=False)
-        descriptor = os.open(new, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(new)

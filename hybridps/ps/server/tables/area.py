@@ -16,15 +16,15 @@ nothing is changed."""
 STOP_FIELD, STEP_FIELD, ROW_FIELD = 3, 4, 5
 """Of the fields of a `Mark`, which is a row of int64. An entry is such a row after the number of its group."""
 
-REFUSED = -2
-"""In the place of a row: the contribution was refused."""
+REFUSED, FAILED = -2, -3
+"""In the place of a row: the contribution was refused, or its round has failed."""
 
 
 class Mark(NamedTuple):
     """A contribution that counts in a round of elements `start:stop`: whose it is, and the round's number for the rule.
 
-    It had NaN or Inf in `row` at `element`, unless `row` is negative. It does not count, but was refused, if that is
-    `REFUSED`.
+    It had NaN or Inf in `row` at `element`, unless `row` is negative. It does not count if that is `REFUSED` or
+    `FAILED`. `values`: how many the group had brought of these elements with it, if the clock counts them.
     """
 
     epoch: int
@@ -34,6 +34,7 @@ class Mark(NamedTuple):
     step: int
     row: int
     element: int
+    values: int = 0
 
 
 class Area(NamedTuple):

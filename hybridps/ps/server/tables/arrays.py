@@ -9,7 +9,6 @@ from hybridps.ps.model import Answer, Origin, Task
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.tables.chunk_memory import ChunkMemory
 from hybridps.ps.server.tables.exchange import ANSWER_BYTES, error_answer
-from hybridps.ps.server.tables.journal import ChunkJournal
 
 
 class ChunkArrays:
@@ -23,9 +22,9 @@ class ChunkArrays:
         self._puts: dict[tuple[int, int], int] = {}
         """Of each group and its epoch, the last request that replaced an array."""
 
-    def restore(self, journal: ChunkJournal) -> None:
+    def restore(self) -> None:
         """Know what was replaced before this process began."""
-        self._puts = dict(journal.puts_of())
+        self._puts = dict(self._memory.journal.puts_of())
 
     def pull(self, origin: Origin, array: int = 0) -> Task:
         """Answer with the centre, as it is now, or with a state of the rule."""
@@ -45,7 +44,6 @@ class ChunkArrays:
 
         def run() -> None:
             self._memory.put_(array, values)
-            if self._memory.journal is not None:
-                self._memory.journal.put(*life, origin.request)
+            self._memory.journal.put(*life, origin.request)
 
         return Task(self._owner, run, lambda result: [error_answer(done, result)])

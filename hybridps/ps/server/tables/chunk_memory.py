@@ -17,6 +17,7 @@ from hybridps.ps.rules.kernel import BLOCK
 from hybridps.ps.rules.progress import Progress
 from hybridps.ps.server.tables.area import REFUSED
 from hybridps.ps.server.tables.journal import ChunkJournal
+from hybridps.ps.server.tables.no_journal import NoJournal
 from hybridps.ps.server.tables.round import Refused, Round, cut, mark_not_finite, not_finite_of, rows_of
 
 
@@ -49,13 +50,13 @@ class ChunkMemory:
         self._refuses = refuses
         self._shape = shape
         self._whole_bytes = whole_bytes
-        self.journal: ChunkJournal | None = None
-        """Of what outlives the process, if anything does."""
+        self.journal: ChunkJournal | NoJournal = NoJournal()
+        """Of what outlives the process."""
         self.steps = 0
         """The number of the last round for the rule; 0 before the first one."""
         self._computed: list[tuple[int, int]] = []
         """Elements whose last round is number `steps`, as runs."""
-        self._loaded: Callable[[Any, np.ndarray], None] | None = None
+        self._loaded: Callable[[Any, int, np.ndarray], None] | None = None
         """What updates the chunk, if it is not the compiled rule."""
 
     def reset_(self, initial: np.ndarray | None) -> None:
@@ -73,13 +74,15 @@ class ChunkMemory:
 
     def restore(self) -> None:
         """Go on with what the process before has left. Raises ServerError if the rule cannot be loaded."""
-        kept = [array.copy() for array in self.arrays] if type(self.rule).load is not Rule.load else []
-        self._load()
-        for array, before in zip(self.arrays, kept, strict=False):
-            np.copyto(array, before)
-        if self.journal is not None:
-            self.steps, ranges = self.journal.last_step()
-            self._computed = [*ranges] or [self._whole]
+        if type(self.rule).load is not Rule.load:  # what it loads begins with states of its own
+            before = [array.copy() for array in self.arrays]
+            self.journal.save(before, self._start)
+            self._load()
+            for array, values in zip(self.arrays, before, strict=True):
+                np.copyto(array, values)
+            self.journal.end()
+        self.steps, ranges = self.journal.last_step()
+        self._computed = [*ranges] or [self._whole]
 
     def begin_from(self, arrays: Sequence[np.ndarray], step: int) -> None:
         """Take the centre and the states from a snapshot, after round number `step`. Raises as `reset_`."""
@@ -87,13 +90,12 @@ class ChunkMemory:
         for array, values in zip(self.arrays, arrays, strict=True):  # what a rule loads begins with states of its own
             np.copyto(array, values)
         self.steps, self._computed = step, [self._whole]
-        if self.journal is not None:
-            self.journal.begin_after(step)
+        self.journal.begin_after(step)
 
     @property
     def is_cut(self) -> bool:
         """Whether a part of a round is in it that an earlier process has begun."""
-        return self.journal is not None and self.journal.is_cut
+        return self.journal.is_cut
 
     @property
     def _whole(self) -> tuple[int, int]:
@@ -119,6 +121,7 @@ class ChunkMemory:
         early = complete.early
         total = early.rows[0] if early.rows else np.empty_like(self.centre)
         early.groups, refused = self.sum_(complete, total)
+        early.refused |= refused
         early.rows = [total] if early.rows or len(refused) < len(complete.contributions) else ()
         return refused
 
@@ -143,8 +146,14 @@ class ChunkMemory:
         The rule runs on the values of all groups up to the block in which one of them is not finite, and goes on from
         there without that group. Where that is not refused, it is noted whose they are: the answer may replace them.
         """
-        if self._loaded is not None:
-            return self._apply_loaded_(complete)
+        try:
+            return self._apply_blocks_(complete) if self._loaded is None else self._apply_loaded_(complete)
+        except Exception:
+            self.journal.fail()
+            raise
+
+    def _apply_blocks_(self, complete: Round) -> Refused:
+        """The same, block by block."""
         start, stop, early = complete.start, complete.stop, complete.early
         left = {each.origin.group: each for each in complete.contributions}
         refused: Refused = {}
@@ -167,12 +176,13 @@ class ChunkMemory:
             rows: list[Values] = [cut(row, self._start, begin, end) for row in early.rows]
             rows += [row for each in left.values() for row in rows_of(each, begin, end)]
             centre, *state = [cut(array, self._start, begin, end) for array in (self.centre, *self._state)]
-            options: dict[str, Any] = {"step": self._step, "contributions": groups, "check_finite": check}
+            options: dict[str, Any] = {"step": self.journal.step, "contributions": groups, "check_finite": check}
             options |= {"whole_bytes": self._whole_bytes, "progress": progress}
             begin += apply_(rule, rows, targets, centre, state, **options)
             is_done, end, check = begin >= end, stop, check or self._refuses
             if not is_done and not self._refuses:
-                self._note_not_finite(complete, left.values(), begin)
+                mark_not_finite(left.values(), begin, stop)
+                self.journal.mark_not_finite(complete.counted)
                 check = False
             elif not is_done:
                 block_end = min(begin + BLOCK, stop)
@@ -180,63 +190,65 @@ class ChunkMemory:
                 refused |= bad
                 for group in bad:
                     del left[group]
-                if self.journal is not None:
-                    self.journal.refuse(bad)
+                self.journal.refuse(bad)
                 if not bad:  # all are finite, but for their sum
                     end, check = block_end, False
-        self._end()
+        self.journal.end()
         return refused
 
     def _apply_loaded_(self, complete: Round) -> Refused:
         """The same, of the whole chunk, by what the rule has loaded."""
         total, refused = np.empty_like(self.centre), Refused()
         begin = self._begin_(complete)
-        progress, _, groups = self._progress(begin, complete.stop, 0)
+        self._known(complete, {}, refused)
+        progress, groups = self.journal.progress(begin), self.journal.groups
         if progress is not None and progress.is_summed:
             np.copyto(total, progress.saved[0][: len(total)])
         else:
             groups, refused = self.sum_(complete, total)
-            if self.journal is not None:
-                self.journal.refuse(refused)
+            self.journal.refuse(refused)
+            self.journal.groups = groups
         rules = [rule for _, rule in complete.rules] or [self.rule]
         if progress is not None:
             progress.begin((total, *self.arrays), len(total))
         if groups and self._loaded is not None:
-            self._loaded(rules[0], self._shaped(total))
+            self._loaded(rules[0], self.journal.step, self._shaped(total))
         for group, targets in complete.outlets.items():
             for target in targets if group not in refused else ():
                 np.copyto(target, self.centre)
         if progress is not None:
             progress.end(len(total))
-        self._end()
+        self.journal.end()
         return refused
 
     def _begin_(self, complete: Round) -> int:
         """Begin a round, or go on with one. Returns its first element that an earlier process has not done."""
-        start, stop, early, journal = complete.start, complete.stop, complete.early, self.journal
-        known = None if journal is None else journal.cut(complete.counted, start, stop)
-        if journal is not None and known is not None:
+        start, stop, early = complete.start, complete.stop, complete.early
+        known = self.journal.cut(complete)
+        if known is not None:
             begin = known.next
-            journal.go_on(known)
+            self.journal.go_on(known)
             for targets in complete.outlets.values() if not self.rule.separate else ():  # else they were written
                 self.give_(start, begin, [cut(target, start, start, begin) for target in targets])
             return begin
         groups = early.groups + sum(each.groups for each in complete.contributions)
         if (early.rows or complete.contributions) and (groups or self.rule.separate):
             self._advance(start, stop)
-        if journal is not None:
-            journal.begin(complete.counted, start, stop, self.steps, groups)
+        self.journal.begin(complete, self.steps, groups)
         return start
 
     def _known(self, complete: Round, left: dict[int, Contribution], refused: Refused) -> bool:
         """Take over what an earlier process has found in a round that goes on: who was refused, and whose values have
         NaN or Inf though they count. Whether that is known of any."""
-        noted = {} if self.journal is None else self.journal.notes()
+        early = complete.early.refused
+        if early:
+            self.journal.refuse(early)
+        noted = self.journal.notes()
         for each in complete.counted if noted else ():
             group, note = each.origin.group, noted.get(each.origin.group)
             if note is not None and note[0] == REFUSED:
                 left.pop(group, None)
-                refused[group] = refused_error(self.name)
+                refused[group] = early.get(group) or refused_error(self.name)
             elif note is not None and not each.not_finite:
                 each.not_finite.append(note)
         return bool(noted) and not self._refuses
@@ -244,29 +256,11 @@ class ChunkMemory:
     def _progress(self, begin: int, end: int, groups: int) -> tuple[Progress | None, int, int]:
         """Where to note how far elements `begin:end` of a round are, and where to stop if only the sum of a block of so
         many groups is known."""
-        if self.journal is None:
-            return None, end, groups
         progress = self.journal.progress(begin)
-        if progress.is_summed:
+        if progress is not None and progress.is_summed:
             return progress, min(end, begin + self.journal.length), self.journal.groups
         self.journal.groups = groups
         return progress, end, groups
-
-    @property
-    def _step(self) -> int:
-        """The number of the round under way for the rule."""
-        return self.steps if self.journal is None else self.journal.step
-
-    def _note_not_finite(self, complete: Round, contributions: Iterable[Contribution], begin: int) -> None:
-        """Note whose values have NaN or Inf from element `begin` on."""
-        mark_not_finite(contributions, begin, complete.stop)
-        if self.journal is not None:
-            self.journal.mark_not_finite(complete.counted)
-
-    def _end(self) -> None:
-        """A round is over."""
-        if self.journal is not None:
-            self.journal.end()
 
     def take_(
         self, start: int, stop: int, answer: np.ndarray, centre: np.ndarray | None, targets: Iterable[np.ndarray]
@@ -284,8 +278,7 @@ class ChunkMemory:
 
     def forget(self, group: int | None = None) -> None:
         """Rounds of an earlier process are not gone on with: those of this group alone, or all."""
-        if self.journal is not None:
-            self.journal.forget(group)
+        self.journal.forget(group)
 
     def _shaped(self, array: np.ndarray) -> np.ndarray:
         """An array of the chunk in its shape, without padding."""

@@ -70,6 +70,10 @@ class KeptJobs:
         self._memory = memory
         self._changed: dict[str, Callable[[], msgspec.Struct]] = {}
         """By the name of the record, what it is to become."""
+        self._forgotten: dict[str, list[str]] = {}
+        """Of each job, digests of tables whose records go when what has changed is kept: that they were dropped."""
+        self._found: set[str] = set()
+        """The digests of tables that the process before had, and that were not made yet."""
         self._unused: list[str] = []
         """Names of arrays that are not needed any more begin so."""
 
@@ -82,37 +86,41 @@ class KeptJobs:
         self._changed[_STATE + _digest(job, table)] = image
 
     def make_table(self, job: str, table: str, spec: TableSpec) -> Callable[[str, int], np.ndarray]:
-        """What gives arrays of a table, by name and size: those that it had, if it was kept."""
-        key = _TABLE + _digest(job, table)
-        known = self._memory.get(key)
-        if known is None:
+        """What gives arrays of a table, by name and size: those that it had, if it is one of `begun_tables`."""
+        digest = _digest(job, table)
+        if digest in self._found:
+            self._found.remove(digest)
+            made = msgspec.msgpack.decode(self._memory.get(_TABLE + digest) or b"", type=TableName)
+        else:
+            if digest in self._forgotten.get(job, ()):
+                self.keep(idle=False)
+            self._forget_records(digest)  # of one that could not be made
             made = TableName(job, table, spec, secrets.token_hex(8))
             self._memory.put(_VALUES + made.token, b"")
-            self._memory.put(key, msgspec.msgpack.encode(made))
-        else:
-            made = msgspec.msgpack.decode(known, type=TableName)
+            self._memory.put(_TABLE + digest, msgspec.msgpack.encode(made))
         return lambda name, nbytes: self._memory.array(f"{_VALUES}{made.token} {name}", nbytes)
 
     def forget_table(self, job: str, table: str) -> None:
-        """A table is not needed any more."""
-        key = _digest(job, table)
-        known = self._memory.get(_TABLE + key)
-        self._changed.pop(_STATE + key, None)
-        for kind in (_STATE, _TABLE):  # a table without a state was not wholly made
-            self._memory.forget(kind + key)
-        if known is not None:
-            self._unused.append(_VALUES + msgspec.msgpack.decode(known, type=TableName).token)
+        """A table is not needed any more. That is kept after what has changed in its job."""
+        digest = _digest(job, table)
+        self._changed.pop(_STATE + digest, None)
+        self._forgotten.setdefault(job, []).append(digest)
 
     def forget_job(self, job: str) -> None:
         """A job is not needed any more, nor are its tables, which were forgotten before."""
         self._changed.pop(f"{_JOB}{job} ", None)
         self._memory.forget(f"{_JOB}{job} ")
+        for digest in self._forgotten.pop(job, ()):
+            self._forget_records(digest)
 
     def keep(self, idle: bool) -> None:
         """Write what has changed. `idle`: no thread uses arrays of tables that were forgotten."""
         changed, self._changed = self._changed, {}
         for key, image in changed.items():
             self._memory.put(key, msgspec.msgpack.encode(image()))
+        forgotten, self._forgotten = self._forgotten, {}
+        for digest in (digest for digests in forgotten.values() for digest in digests):
+            self._forget_records(digest)
         while idle and self._unused:
             self._memory.forget(self._unused.pop())
 
@@ -122,27 +130,31 @@ class KeptJobs:
             yield msgspec.msgpack.decode(record, type=JobImage)
 
     def begun_tables(self) -> Iterator[tuple[TableName, TableImage]]:
-        """All tables, as they were kept, but for those that were just being read from a snapshot: these are forgotten,
-        as their groups ask again."""
-        for name, state in self.tables():
-            if state.start is not None and not state.ready:
-                self.forget_table(name.job, name.name)
-            else:
-                yield name, state
-
-    def tables(self) -> Iterator[tuple[TableName, TableImage]]:
-        """All tables, as they were kept; what was not wholly made is forgotten."""
-        used = set()
+        """All tables, as they were kept. What was not wholly made or was dropped is forgotten, and what was just being
+        read from a snapshot, as its groups ask again."""
+        used, jobs = set(), {job.name: job for job in self.jobs()}
         for key in self._memory.keys(_TABLE):
             name = msgspec.msgpack.decode(self._memory.get(key) or b"", type=TableName)
-            state = self._memory.get(_STATE + key.removeprefix(_TABLE))
-            if state is None or self._memory.get(f"{_JOB}{name.job} ") is None:
-                self._memory.forget(key)
+            kept = self._memory.get(_STATE + key.removeprefix(_TABLE))
+            state = None if kept is None else msgspec.msgpack.decode(kept, type=TableImage)
+            is_over = name.job not in jobs or name.name in jobs[name.job].dropped
+            if state is None or is_over or (state.start is not None and not state.ready):
+                self._forget_records(key.removeprefix(_TABLE))
                 continue
             used.add(_VALUES + name.token)
-            yield name, msgspec.msgpack.decode(state, type=TableImage)
+            self._found.add(key.removeprefix(_TABLE))
+            yield name, state
         for key in [key for key in self._memory.keys(_VALUES) if key not in used]:
             self._memory.forget(key)
+
+    def _forget_records(self, digest: str) -> None:
+        """Forget the records of a table, if there are some, and soon its arrays."""
+        known = self._memory.get(_TABLE + digest)
+        for key in (_STATE + digest, _TABLE + digest):  # a table without a state was not wholly made
+            if self._memory.get(key) is not None:
+                self._memory.forget(key)
+        if known is not None:
+            self._unused.append(_VALUES + msgspec.msgpack.decode(known, type=TableName).token)
 
 
 def _digest(job: str, table: str) -> str:

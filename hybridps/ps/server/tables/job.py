@@ -39,6 +39,8 @@ class Job:
     tables: dict[str, Table] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     """Tables that all groups have dropped, and digests of what they were."""
+    lost: dict[int, tuple[int, list[Table]]] = field(default_factory=dict)
+    """The groups that were lost and may come back: the epoch and the tables of each."""
     waits_for_absent: bool = True
     """Whether a table waits for a group that has not come yet, to initialise it."""
     may_return: bool = False
@@ -76,6 +78,22 @@ class Job:
         have_ended = self.returns.keys() >= {*range(self.groups)}
         somebody = self.present or self.places.awaited or any(self.returns.values())
         return not somebody and (have_ended or not may_return)
+
+    def note_lost(self, group: int, lost: bool) -> None:
+        """A group goes; if it is `lost` it may come back."""
+        self.lost.pop(group, None)
+        tables = [table for table in self.tables.values() if table.registrations.is_admitted(group)]
+        if lost and tables:
+            self.lost[group] = tables[0].registrations.joined[group].epoch, tables
+
+    def may_come_back(self, group: int, epoch: int) -> bool:
+        """Whether a group that was lost can go on in that life: nobody has its place, and its tables are as it knows.
+
+        Values of free-running tables are as good later; others must not have been computed without it.
+        """
+        if group in self.present or group not in self.lost or self.lost[group][0] != epoch:
+            return False
+        return all(self.tables.get(each.name) is each and each.may_come_back(group) for each in self.lost[group][1])
 
     def image(self, name: str) -> JobImage:
         """What of it outlives the process; it is called `name`."""

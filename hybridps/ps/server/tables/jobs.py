@@ -195,6 +195,16 @@ class Jobs:
             outcomes += table.registrations.release()
         return outcomes
 
+    def may_come_back(self, job: str, group: int, epoch: int) -> bool:
+        """Whether a group that was lost can go on in that life."""
+        there = self._jobs.get(job)
+        return there is not None and there.may_come_back(group, epoch)
+
+    def come_back(self, job: str, group: int) -> None:
+        """It `may_come_back`, and has entered: it takes part in its tables again."""
+        for table in self._jobs[job].lost.pop(group)[1]:
+            table.come_back(group)
+
     def leave(self, job: str, group: int, lost: bool = False) -> list[Outcome]:
         """A group goes. The last one takes the tables with it, unless it, or another one, may come back.
 
@@ -207,7 +217,10 @@ class Jobs:
         there.present.discard(group)
         there.gone.add(group)
         returns = there.returns.get(group, False)
-        outcomes = [outcome for table in there.tables.values() for outcome in table.leave(group, returns=returns)]
+        there.note_lost(group, lost and self._make_table is Table)
+        outcomes: list[Outcome] = []
+        for table in there.tables.values():
+            outcomes += table.leave(group, returns=returns, lost=group in there.lost)
         outcomes += self._free_unwanted(there)
         outcomes += self.be_back(job, group)
         self._note(job)
@@ -227,6 +240,7 @@ class Jobs:
             return []
         there.places.awaited.discard(group)
         there.returns[group] = returns and self._make_table is Table
+        there.lost.pop(group, None)
         self._note(job)
         if group in there.present:
             return []

@@ -19,6 +19,7 @@ from hybridps.ps.rules.progress import KEEPS_SUM, LENGTH, WORD, Progress
 from hybridps.ps.rules.rule import Rule
 from hybridps.ps.server.tables.area import (
     COUNT,
+    FAILED,
     GROUPS,
     PLACE,
     REFUSED,
@@ -31,6 +32,7 @@ from hybridps.ps.server.tables.area import (
     Mark,
     write_marks,
 )
+from hybridps.ps.server.tables.round import Round
 
 log = logging.getLogger("hybridps.ps")
 
@@ -42,7 +44,7 @@ CUTS = 64
 
 
 class TableJournal:
-    """Of one table: `elements` of a server in `chunks`, for `groups`, computed by `workers`.
+    """Of what one server has of a table, for `groups`, computed by `workers`.
 
     `make` gives memory (uint8) of a name and size, with what it had when the last process ended; else zeros.
     """
@@ -51,8 +53,6 @@ class TableJournal:
         self,
         make: Callable[[str, int], np.ndarray],
         spec: TableSpec,
-        elements: int,
-        chunks: int,
         groups: int,
         workers: int,
     ) -> None:
@@ -61,7 +61,9 @@ class TableJournal:
             return make(name, nbytes).view(kind).reshape(shape)
 
         self._make_array = array
-        rule, dtype, step = spec.rule, np.dtype(spec.layout.dtype), spec.chunk_map().step
+        rule, dtype, chunk_map = spec.rule, np.dtype(spec.layout.dtype), spec.chunk_map()
+        elements, step = chunk_map.length_of(spec.server), chunk_map.step
+        chunks = -(-elements // step)
         self.arrays = [array(f"array {number}", dtype, elements) for number in range(1 + rule.states)]
         """The centre and the states of the rule."""
         self.initialised = array("initialised", "i8", chunks)
@@ -112,6 +114,9 @@ class TableJournal:
                 length = int(area.words[LENGTH])
                 for array, row in zip(self.arrays, area.saved[1:], strict=False):
                     np.copyto(array[begin : begin + length], row[:length])
+            if not area.words[COUNT]:  # no round: a rule was being loaded
+                area.words[WORD] = 0
+                continue
             free = self._free(area)
             if free is None:
                 log.error("a round of elements %d:%d is lost: %d others wait", *area.range, CUTS)
@@ -177,10 +182,10 @@ class ChunkJournal:
                 found.setdefault(int(group), []).append(Mark(*row[group].tolist()))
         return found
 
-    def cut(self, contributions: Iterable[Contribution], start: int, stop: int) -> Area | None:
-        """The round of these contributions that an earlier process has begun, if one has."""
-        ids = {each.origin[1:] for each in contributions}
-        return next((cut for cut in self._cuts if cut.range == (start, stop) and not ids.isdisjoint(cut.ids)), None)
+    def cut(self, complete: Round) -> Area | None:
+        """What an earlier process has noted of this round, if it has begun it."""
+        ids, elements = {each.origin[1:] for each in complete.counted}, (complete.start, complete.stop)
+        return next((cut for cut in self._cuts if cut.range == elements and not ids.isdisjoint(cut.ids)), None)
 
     def put(self, group: int, epoch: int, request: int) -> None:
         """A request of a group has replaced an array."""
@@ -192,11 +197,11 @@ class ChunkJournal:
         """Group and epoch of those that have replaced an array, each with the last request that did."""
         return [((group, int(epoch)), int(last) - 1) for group, (epoch, last) in enumerate(self._puts) if last]
 
-    def begin(self, contributions: Sequence[Contribution], start: int, stop: int, step: int, groups: int) -> None:
-        """A round begins, with the values of so many groups."""
-        area, marks = self._area, []
-        for each in contributions:
-            marks.append((*each.origin[1:], start, stop, step, -1, 0))
+    def begin(self, complete: Round, step: int, groups: int) -> None:
+        """A round begins, with this number for the rule, and the values of so many groups."""
+        area, start, stop, marks = self._area, complete.start, complete.stop, []
+        for each, number in zip(complete.counted, complete.values, strict=True):
+            marks.append((*each.origin[1:], start, stop, step, -1, 0, number))
         area.words[WORD] = 0
         index = self._ranges.pop((start, stop), None)
         if index is None:
@@ -207,7 +212,7 @@ class ChunkJournal:
                 index = self._ranges.pop(next(iter(self._ranges)))
         self._ranges[start, stop] = index
         area.entries[: len(marks)] = marks
-        area.words[KEEPS_SUM] = any(_overlap(each) for each in contributions)
+        area.words[KEEPS_SUM] = any(_overlap(each) for each in complete.counted)
         area.words[PLACE : SUMMED + 1] = self._place, index, start, stop, step, groups, len(marks), 0
         area.words[WORD] = 2 * (start + 1)
 
@@ -252,13 +257,24 @@ class ChunkJournal:
         found = {each.origin.group: each.not_finite[0] for each in contributions if each.not_finite}
         for entry in self._area.entries[: self._area.words[COUNT]]:
             if int(entry[0]) in found:
-                entry[1 + ROW_FIELD :] = found[int(entry[0])]
+                entry[1 + ROW_FIELD : 3 + ROW_FIELD] = found[int(entry[0])]
 
     def refuse(self, groups: Iterable[int]) -> None:
         """The contributions of these groups do not count, from the next block on."""
         for entry in self._area.entries[: self._area.words[COUNT]]:
             if int(entry[0]) in groups:
                 entry[1 + ROW_FIELD] = REFUSED
+
+    def fail(self) -> None:
+        """The round under way, if one is, has ended with an error, which all of its groups are told."""
+        if self._area.words[WORD]:
+            self._area.entries[: self._area.words[COUNT], 1 + ROW_FIELD] = FAILED
+            self.end()
+
+    def save(self, arrays: Sequence[np.ndarray], start: int) -> None:
+        """Until `end`, the next process puts these values back into the arrays of the chunk, which begins there."""
+        self._area.words[PLACE : SUMMED + 1] = self._place, 0, start, start + len(arrays[0]), 0, 0, 0, 0
+        self.progress(start).begin((arrays[0], *arrays), len(arrays[0]))
 
     def notes(self) -> dict[int, tuple[int, int]]:
         """Of the groups in the round that were refused, or have NaN or Inf: row and element, as in `Mark`."""

@@ -61,7 +61,7 @@ class RackTable(Table):
 
     def place(self, chunk: int, start: int, stop: int) -> slice:
         """Where elements of a chunk lie in `values` and `parent_centre`."""
-        first = (self._owned.index(chunk) - chunk) * self.chunk_map.step
+        first = (self._place(chunk) - chunk) * self.chunk_map.step
         return slice(start + first, stop + first)
 
     def check_rules(self, rules: Rules, start: int, stop: int) -> None:
@@ -135,7 +135,7 @@ class RackSum(Chunk):
         self._waiting: list[Round] = []
         """Rounds of elements that are away."""
 
-    def leave(self, group: int) -> None:
+    def leave(self, group: int, stays: bool = False) -> None:
         super().leave(group)
         for complete in (*self._away, *self._waiting):
             complete.outlets.pop(group, None)

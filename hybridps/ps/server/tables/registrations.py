@@ -128,6 +128,19 @@ class Registrations:
         self.joined.pop(group, None)
         self.on_change()
 
+    def come_back(self, origin: Origin) -> None:
+        """A group that had joined by that request takes part again."""
+        self._dropped.discard(origin.group)
+        self._expected.add(origin.group)
+        self.joined[origin.group] = origin
+        self._admitted[origin.group] = Admitted(origin, initialise=False)
+        self.rounds.join(origin.group)
+        self.on_change()
+
+    def is_admitted(self, group: int) -> bool:
+        """Whether it may exchange."""
+        return self.ready and group in self._admitted
+
     def expect(self, group: int, returns: bool) -> None:
         """A group that is not there any more is started again, or not. A table that it may use is kept for it.
 

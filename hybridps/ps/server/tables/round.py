@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
@@ -34,13 +34,16 @@ class EarlySum:
     rows: Sequence[np.ndarray] = ()
     """The sum, if any counts."""
     groups: int = 0
+    refused: Refused = field(default_factory=dict)
+    """Those of them that do not count."""
 
 
 class Round(msgspec.Struct, frozen=True, eq=False):
     """Elements `start:stop` of a chunk whose round is complete, the sum of `early` and `contributions`.
 
     The loop calls `finish` with the groups that were refused, or with the error that ended the round; it returns the
-    answers. `counted`: all contributions, also those that were added early.
+    answers. `counted`: all contributions, also those that were added early. `values`: of each of these, how many its
+    group had brought with it, as the clock counts.
     """
 
     start: int
@@ -51,6 +54,7 @@ class Round(msgspec.Struct, frozen=True, eq=False):
     finish: Callable[[Any], Iterable[Outcome]]
     rules: Rules = ()
     counted: Sequence[Contribution] = ()
+    values: Sequence[int] = ()
 
 
 def cut(array: Cut, begins: int, start: int, stop: int) -> Cut:

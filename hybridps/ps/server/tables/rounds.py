@@ -10,16 +10,25 @@ import numpy as np
 from msgspec.structs import replace
 
 from hybridps.codecs import Codec, decoded
-from hybridps.errors import HybridPSError, ProtocolError, ServerError
+from hybridps.errors import HybridPSError, ProtocolError
 from hybridps.ps.chunk_map import Span
 from hybridps.ps.clocks import Part, Verdict
 from hybridps.ps.model import Answer, Contribution, Outcome, Task, rules_of_span
-from hybridps.ps.rules.finite import refused_error
 from hybridps.ps.server.admission import Budget
-from hybridps.ps.server.tables.area import REFUSED, Mark
+from hybridps.ps.server.tables.area import Mark
 from hybridps.ps.server.tables.arrays import ChunkArrays
 from hybridps.ps.server.tables.chunk_memory import ChunkMemory
-from hybridps.ps.server.tables.exchange import ANSWER_BYTES, Exchange, bytes_of, error_answer, error_of_part
+from hybridps.ps.server.tables.exchange import (
+    ANSWER_BYTES,
+    CONTRIBUTION_BYTES,
+    RULE_BYTES,
+    RULE_MOVES,
+    Exchange,
+    bytes_of,
+    error_answer,
+    error_of_late,
+    kept_of,
+)
 from hybridps.ps.server.tables.registrations import Registrations
 from hybridps.ps.server.tables.round import SENT, EarlySum, Round, cut, error_of_rules
 
@@ -28,12 +37,6 @@ STREAMED = 4
 
 MOST_PARTS = 256
 """Parts of a chunk that a group may have under way, or that its answers are remembered for."""
-
-CONTRIBUTION_BYTES, RULE_BYTES = 1024, 384
-"""What the records of one take beside its values, about."""
-
-RULE_MOVES = 1 << 16
-"""Bytes that could be moved in the time that a rule more of a round takes, about."""
 
 
 class Chunk:
@@ -64,40 +67,56 @@ class Chunk:
         self._early: EarlySum | None = None
         self.arrays = ChunkArrays(memory, span, owner, budget)
         self._reply_of = reply_of
+        self._stayed: set[int] = set()
+        """Groups that were lost, and of whom what counted is remembered."""
         self._earlier: dict[int, list[Mark]] = {}
         """The contributions of each group that counted before this process began."""
 
     def restore(self) -> None:
         """Go on where the process before was killed. Raises ServerError if the rule cannot be loaded."""
         self.memory.restore()
-        if (journal := self.memory.journal) is not None:
-            self._earlier = journal.counted()
-            self.arrays.restore(journal)
+        self._earlier = self.memory.journal.counted()
+        self.arrays.restore()
+        marks = [(of, mark) for of in self._registrations.joined.values() for mark in self._earlier.get(of.group, ())]
+        now = [(Part(of.group, mark.start, mark.stop), mark.values) for of, mark in marks if mark.epoch == of.epoch]
+        self.rounds.restore_values(self.span.chunk, now)
 
     def contribute(self, contribution: Contribution) -> list[Outcome]:
         """A contribution came: what is to be done, and who is answered. One that came before counts once."""
         origin, span = contribution.origin, contribution.span
         part = Part(origin.group, span.start, span.stop)
         mine = self._exchanges.setdefault(origin.group, {})
+        if origin.group in self._stayed:
+            self._stayed.discard(origin.group)
+            for other in [other for other, known in mine.items() if known.contribution.origin.epoch != origin.epoch]:
+                self._release(mine.pop(other))
         again = self._again(mine, part, contribution)
-        if again is None and self._earlier:
-            again = self._again_after_restart(part, contribution)
         if again is not None:
             return again
-        verdicts = self.rounds.arrive(part, span.chunk)
+        before = kept_of(self._earlier.get(part.group, ()), self.memory.name, part, origin)
+        if before.done:
+            contribution = replace(contribution, not_finite=before.not_finite)
+        is_whole = not before.done or not part.without(before.done)
+        if (before.done and self.memory.rule.separate) or (before.error is not None and is_whole):
+            values = None
+            if contribution.targets is None and self._reply_of is not None and before.error is None:
+                values = cut(self._reply_of(part.group), span.start, part.start, part.stop)
+            return self._encoded(Answer(origin, span.chunk, values, before.error, before.not_finite))
+        verdicts = self.rounds.arrive(part, span.chunk, before.done)
         self.rounds.brought[part.group] += span.length
         # The group has these answers. What it was told of more elements is kept: so a copy that comes late is known.
         for other, known in [*mine.items()]:
             covered = part.start <= other.start and other.stop <= part.stop
             if known.is_over and (covered or len(mine) > 2 * MOST_PARTS):
                 del mine[other]
-        mine[part] = known = Exchange(part, contribution)
+        mine[part] = known = Exchange(part, contribution, error=before.error)
         # What lies in memory of the group is not counted.
         rules = len(contribution.rules) * RULE_BYTES
         self._hold(known, CONTRIBUTION_BYTES + rules + (0 if contribution.targets else bytes_of(contribution)))
-        outcomes = [outcome for verdict in verdicts for outcome in self.carry_out(verdict)]
+        outcomes: list[Outcome] = [self._give([known], *each, lambda result: ()) for each in before.done]
+        outcomes += [outcome for verdict in verdicts for outcome in self.carry_out(verdict)]
         if not verdicts and contribution.targets is None:
-            outcomes = self._add_early()
+            outcomes += self._add_early()
         return [*outcomes, *self._registrations.release()] if self._registrations.waits else outcomes
 
     def carry_out(self, verdict: Verdict) -> list[Outcome]:
@@ -113,7 +132,7 @@ class Chunk:
             each.is_computing |= each.part[1:] == (start, stop)
             each.rounds += 1
         if not applied:
-            return [self._give(answered)] if answered else []
+            return [self._answer(answered)] if answered else []
         self.rounds.computed += stop - start
         others = [] if answered is applied else [each for each in applied if not each.is_computing]
         outlets = self._outlets([*answered, *others], start, stop)
@@ -121,7 +140,8 @@ class Chunk:
         finish = partial(self._finish, applied, answered)
         rules = rules_of_span(applied[0].contribution.rules, start, stop)
         counted = [each.contribution for each in applied]
-        complete = Round(start, stop, self._early or EarlySum(), late, outlets, finish, rules, counted)
+        values = [self.rounds.values_of(part, self.span.chunk) for part in verdict.apply]
+        complete = Round(start, stop, self._early or EarlySum(), late, outlets, finish, rules, counted, values)
         differ = error_of_rules(self.memory.name, counted, start, stop)
         if any(not each.contribution.rows for each in answered):
             self._early = None
@@ -130,13 +150,28 @@ class Chunk:
             self._release(self._exchanges[each.part.group].pop(each.part))
         return self._compute(complete) if differ is None else finish(differ)
 
-    def leave(self, group: int) -> None:
-        """What the group contributed to a round stays in it; its memory is its own again."""
+    @property
+    def is_busy(self) -> bool:
+        """Whether a contribution is under way."""
+        return any(not known.is_over for mine in self._exchanges.values() for known in mine.values())
+
+    def waits(self, group: int) -> bool:
+        """Whether a contribution of a group waits for others before it counts."""
+        return any(not known.is_over and not known.is_computing for known in self._exchanges.get(group, {}).values())
+
+    def leave(self, group: int, stays: bool = False) -> None:
+        """What the group contributed to a round stays in it; its memory is its own again.
+
+        `stays`: what counts is remembered, for its life may go on.
+        """
         self.memory.forget(group)
         mine = self._exchanges.get(group, {})
+        self._stayed = self._stayed | {group} if stays else self._stayed - {group}
         for known in [*mine.values()]:
             left, is_sent = known.contribution, known.contribution.targets is None
-            if known.is_computing:
+            if known.is_computing and stays:
+                self._release(known)
+            elif known.is_computing:
                 self._release(mine.pop(known.part))
             elif not known.is_over:
                 rows = left.rows if is_sent else [decoded(row).copy() for row in left.rows]
@@ -180,16 +215,12 @@ class Chunk:
             is_late |= each.is_over and each.contribution.origin.request > origin.request
             is_computing |= each.is_computing and not each.is_over
         if is_late:
-            error = ServerError(
-                f"the answer to request {origin.request} for {self.memory.name} was lost, and a later one has "
-                "counted: have one exchange of a chunk under way at a time"
-            )
-            return [Answer(origin, self.span.chunk, error=error)]
+            return [Answer(origin, self.span.chunk, error=error_of_late(self.memory.name, origin))]
         if known is not None and (known.error is not None or self.memory.rule.separate):
             return self._encoded(Answer(origin, self.span.chunk, known.reply, known.error))
         if known is not None:
             contribution = replace(contribution, not_finite=known.contribution.not_finite)
-            return [self._give([Exchange(part, contribution)])]
+            return [self._answer([Exchange(part, contribution)])]
         if len(mine) >= MOST_PARTS and sum(not each.is_over for each in mine.values()) >= MOST_PARTS:
             raise ProtocolError(f"{self.memory.name} has {MOST_PARTS} parts of group {part.group} under way: wait")
         if is_computing:
@@ -197,27 +228,6 @@ class Chunk:
                 f"group {part.group} contributes to {self.memory.name} before it has the answer of the round before"
             )
         return None
-
-    def _again_after_restart(self, part: Part, contribution: Contribution) -> list[Outcome] | None:
-        """What follows from a contribution that has come to the process before; None for one that did not count."""
-        origin = contribution.origin
-        marks = [mark for mark in self._earlier.get(part.group, ()) if mark.epoch == origin.epoch]
-        marks = [mark for mark in marks if mark.start < part.stop and part.start < mark.stop]
-        counted = [mark for mark in marks if mark.request == origin.request]
-        if not counted and not any(mark.request > origin.request for mark in marks):
-            return None
-        if any(mark.row == REFUSED for mark in counted):
-            return [Answer(origin, self.span.chunk, error=refused_error(self.memory.name))]
-        if sum(min(mark.stop, part.stop) - max(mark.start, part.start) for mark in counted) < part.stop - part.start:
-            return [Answer(origin, self.span.chunk, error=error_of_part(self.memory.name, origin))]
-        not_finite = [(mark.row, mark.element) for mark in counted if mark.row >= 0]
-        contribution = replace(contribution, not_finite=not_finite)
-        if not self.memory.rule.separate:
-            return [self._give([Exchange(part, contribution)])]
-        values = None
-        if contribution.targets is None and self._reply_of is not None:
-            values = cut(self._reply_of(part.group), self.span.start, part.start, part.stop)
-        return self._encoded(Answer(origin, self.span.chunk, values, not_finite=not_finite))
 
     def _add_early(self) -> list[Outcome]:
         """Add up contributions that came over the network and whose turn it is, if they are enough to be worth it."""
@@ -252,27 +262,35 @@ class Chunk:
         """Where the answer of elements `start:stop` is written. What is sent is written once for all groups."""
         outlets: dict[int, list[np.ndarray]] = {}
         sent: dict[int | tuple[int, ...], np.ndarray] = {}
+        written: set[int] = set()
         for each in exchanges:
             begin, targets = each.part.start, each.contribution.targets
             if targets is not None:
                 outlets[each.part.group] = [cut(target, begin, start, stop) for target in targets]
                 continue
-            # Groups that send the same part are in the same rounds.
+            # Groups that send the same part are in the same rounds, but for those of an earlier process.
             if each.reply is None and self._reply_of is not None:
                 each.reply = cut(self._reply_of(each.part.group), self.span.start, begin, each.part.stop)
             elif each.reply is None:
-                each.reply = sent[each.part[1:]] if each.part[1:] in sent else self._reply(each.part.stop - begin)
-            if each.part[1:] not in sent:
-                sent[each.part[1:]] = each.reply
+                if each.part[1:] not in sent:
+                    sent[each.part[1:]] = self._reply(each.part.stop - begin)
+                each.reply = sent[each.part[1:]]
+            if id(each.reply) not in written:
+                written.add(id(each.reply))
                 outlets.setdefault(SENT, []).append(cut(each.reply, begin, start, stop))
         return outlets
 
-    def _give(self, exchanges: Sequence[Exchange]) -> Task:
+    def _answer(self, exchanges: Sequence[Exchange]) -> Task:
         """Answer with what was kept of the last round; all have the same part."""
         _, start, stop = exchanges[0].part
+        return self._give(exchanges, start, stop, partial(self._finish, (), exchanges))
+
+    def _give(
+        self, exchanges: Sequence[Exchange], start: int, stop: int, then: Callable[[Any], Iterable[Outcome]]
+    ) -> Task:
+        """Write what was kept of the last round of these elements where the answers lie."""
         targets = [array for arrays in self._outlets(exchanges, start, stop).values() for array in arrays]
-        finish = partial(self._finish, (), exchanges)
-        return Task(self.owner, partial(self.memory.give_, start, stop, targets), finish)
+        return Task(self.owner, partial(self.memory.give_, start, stop, targets), then)
 
     def _finish(self, applied: Sequence[Exchange], answered: Sequence[Exchange], result: Any) -> list[Outcome]:
         """The round of some elements is over: `result` says who was refused, or what went wrong.

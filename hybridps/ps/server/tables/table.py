@@ -14,6 +14,7 @@ from hybridps.codecs import codec_of
 from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
 from hybridps.memory import DTYPES, private_memory
 from hybridps.ps.chunk_map import Span
+from hybridps.ps.clocks import BulkSynchronous
 from hybridps.ps.model import Answer, ChunkPlace, Origin, Outcome, Rules, SnapshotStart, TableSpec, Task
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.tables.chunk_memory import ChunkMemory
@@ -73,13 +74,17 @@ class Table:
         if keep is None:
             self._arrays = [private_memory(nbytes).view(spec.layout.dtype) for _ in range(1 + self._states())]
         else:
-            self._journal = TableJournal(keep[0], spec, self.elements, self.chunks, keep[1], threads)
+            self._journal = TableJournal(keep[0], spec, keep[1], threads)
             self._arrays = self._journal.arrays
         """The centre and the states of the rule, of all chunks of this server in order."""
+        self._initialised = np.zeros(self.chunks, "i8") if self._journal is None else self._journal.initialised
+        """Of each chunk, whether its initial values are there."""
         self._replies: dict[int, np.ndarray] = {}
         """Of each group."""
         self._chunks: dict[int, Chunk] = {}
         """Those that were used."""
+        self._lost: dict[int, tuple[Origin, int]] = {}
+        """Of groups that were lost and may come back, how they had joined, and what was `computed` by then."""
         self.rounds = spec.clock.start(members)
         self.registrations = Registrations(name, not spec.server, self.chunks, self.rounds)
 
@@ -105,8 +110,7 @@ class Table:
                 return []
             if isinstance(result, HybridPSError):
                 return give_up(result)
-            if self._journal is not None:
-                self._journal.initialised[place] = 1
+            self._initialised[place] = 1
             left -= 1
             return [begin(following) for following in islice(places, 1)] if left else ready()
 
@@ -124,12 +128,11 @@ class Table:
         """Go on where the process before was killed. Raises ServerError if the rule cannot be loaded."""
         self.registrations.restore(image)
         if self._journal is not None:
-            chunks = self._owned
-            self._journal.restore(lambda place: self.chunk_map.whole(chunks[place]).start)
-            there = np.flatnonzero(self._journal.initialised) if image.initial is not None else ()
-            self.registrations.initialised = {chunks[place] for place in there}
+            self._journal.restore(lambda place: self.chunk_map.whole(self._owned[place]).start)
+            there = np.flatnonzero(self._initialised) if image.initial is not None else ()
+            self.registrations.initialised = {self._owned[place] for place in there}
             for place in self._journal.used():
-                self.chunk(chunks[place]).restore()
+                self.chunk_in(place).restore()
 
     def owner_of(self, chunk: int) -> int:
         """The worker that owns a chunk."""
@@ -138,6 +141,14 @@ class Table:
     def chunk_in(self, place: int) -> Chunk:
         """The chunk in a place among those of this server."""
         return self.chunk(self._owned[place])
+
+    def _place(self, chunk: int) -> int:
+        """The place of a chunk among those of this server. Raises ProtocolError if it does not own it."""
+        if chunk not in self._owned:
+            raise ProtocolError(
+                f"chunk {chunk} of table {self.name!r} is not on server {self.spec.server} of {self.spec.servers}"
+            )
+        return self._owned.index(chunk)
 
     def chunk_bytes(self, place: int) -> int:
         """Bytes of the centre and the states of the chunk in a place."""
@@ -170,18 +181,14 @@ class Table:
         chunk = self._chunks.get(index)
         if chunk is not None:
             return chunk
-        if index not in self._owned:
-            raise ProtocolError(
-                f"chunk {index} of table {self.name!r} is not on server {self.spec.server} of {self.spec.servers}"
-            )
-        span, place = self.chunk_map.whole(index), ChunkPlace(self.job, self.name, index)
-        first = self._owned.index(index) * self.chunk_map.step
+        place, span, owner = self._place(index), self.chunk_map.whole(index), self.owner_of(index)
+        first = place * self.chunk_map.step
         centre, *state = [array[first : first + span.length] for array in self._arrays]
-        shape, nbytes = self.spec.shape_of(span), self._arrays[0].nbytes
-        memory = ChunkMemory(place, span.start, self.spec.rule, centre, state, self._refuses, shape, nbytes)
-        options = [self.owner_of(index), self.registrations, self._budget, codec_of(self.spec.codec).answers]
+        of, shape, nbytes = ChunkPlace(self.job, self.name, index), self.spec.shape_of(span), self._arrays[0].nbytes
+        memory = ChunkMemory(of, span.start, self.spec.rule, centre, state, self._refuses, shape, nbytes)
+        options = [owner, self.registrations, self._budget, codec_of(self.spec.codec).answers]
         if self._journal is not None:
-            memory.journal = self._journal.of_chunk(self._owned.index(index), self.owner_of(index))
+            memory.journal = self._journal.of_chunk(place, owner)
             replies = partial(self._reply, self._journal, slice(first, first + span.length))
             options += [replies] if self.spec.rule.separate else []
         self._chunks[index] = chunk = self._make_chunk(memory, span, *options)
@@ -202,8 +209,7 @@ class Table:
         joined.check_initialiser(origin)
         if joined.initial != origin:
             joined.begin_initial(origin)
-            if self._journal is not None:
-                self._journal.initialised[:] = 0
+            self._initialised[:] = 0
         chunk = self.chunk(span.chunk)
 
         def then(result: Any) -> Sequence[Outcome]:
@@ -212,24 +218,43 @@ class Table:
             if origin != joined.initial or span.chunk in joined.initialised:
                 return []
             joined.initialised.add(span.chunk)
-            if self._journal is not None:
-                self._journal.initialised[self._owned.index(span.chunk)] = 1
+            self._initialised[self._place(span.chunk)] = 1
             return self._take_initial(origin, span.chunk)
 
         return [Task(chunk.owner, lambda: self._write_initial(chunk, initial), then)]
 
-    def leave(self, group: int, drops: bool = False, returns: bool = False) -> list[Outcome]:
-        """A group has left the job, is lost, or `drops` the table: the others go on without it, until it `returns`."""
+    def leave(self, group: int, drops: bool = False, returns: bool = False, lost: bool = False) -> list[Outcome]:
+        """A group has left the job, is lost, or `drops` the table: the others go on without it, until it `returns`.
+
+        If it is `lost`, what it was answered is remembered, in case that it comes back in this life.
+        """
         void = self.rounds.members <= {group}  # before it goes: those who wait take part as soon as it has gone
+        self._lost.pop(group, None)
+        counts = self.registrations.is_admitted(group) and not any(each.waits(group) for each in self._chunks.values())
+        if lost and not void and counts:
+            self._lost[group] = self.registrations.joined[group], self.rounds.computed
         self.registrations.leave(group, drops, returns)
         for chunk in self._chunks.values():
-            chunk.leave(group)
+            chunk.leave(group, stays=group in self._lost)
         outcomes: list[Outcome] = []
         for index, verdict in self.rounds.leave(group):
             outcomes += self._chunks[index].carry_out(verdict)
         for chunk in self._chunks.values() if void else ():
             chunk.forget()
         return [*outcomes, *self.registrations.release()]
+
+    def may_come_back(self, group: int) -> bool:
+        """Whether a group that was lost can go on as if it had not been."""
+        if group not in self._lost or group in self.registrations.joined:
+            return False
+        if not isinstance(self.spec.clock, BulkSynchronous):
+            return True
+        is_idle = not any(chunk.is_busy for chunk in self._chunks.values())
+        return is_idle and not self.rounds.held and self.rounds.computed == self._lost[group][1]
+
+    def come_back(self, group: int) -> None:
+        """It `may_come_back`, and does."""
+        self.registrations.come_back(self._lost.pop(group)[0])
 
     def free(self) -> list[Outcome]:
         """The table is not used any more; its memory is released."""
