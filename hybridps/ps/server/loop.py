@@ -188,8 +188,9 @@ class Loop:
             case wire.Hello():
                 self._greet(identity, message, frames[0], now)
             case wire.Back():
-                member = self.members.of(identity, now)
-                self._carry_on(self.jobs.be_back(member.job, member.group))
+                known = self.members.by_name.get(identity)
+                if known is not None:  # else the connection broke again: a greeting follows, and all of this once more
+                    self._carry_on(self.jobs.be_back(known.job, known.group))
             case wire.AskToJoin() | wire.EndOfGroup():
                 self.transport.send(identity, self._of_launcher(message, self.transport.door.key_of(frames[0])))
             case wire.Leave():
