@@ -118,6 +118,7 @@ def refused(*words: str) -> str:
     return done.stderr
 
 
+@pytest.mark.nightly
 def test_what_cannot_be_joined_is_refused_in_one_line(tmp_path: Path) -> None:
     with running(tmp_path, "--set", "job=mine") as first:
         assert "no job 'other' is here" in refused(first.address, "--set", "job=other")
@@ -131,7 +132,8 @@ def test_what_cannot_be_joined_is_refused_in_one_line(tmp_path: Path) -> None:
     assert f"no answer from {nobody} within 1 s" in refused(nobody, "--set", "connect_seconds=1")
 
 
-@pytest.mark.parametrize("stays", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("stays", [False, True])
 def test_a_group_leaves_with_notice_or_is_ended(tmp_path: Path, stays: bool) -> None:
     with running(tmp_path, "--run", str(tmp_path / "run"), "--set", "lost_seconds=600") as first:
         options = ("--join", first.address, "-n", "2", "--set", "lost_seconds=600")
