@@ -82,6 +82,15 @@ def test_who_has_no_ticket_or_another_one_is_refused():
         joins(jobs, given, 2)
 
 
+def test_a_job_whose_groups_were_all_lost_is_not_joined():
+    jobs = started()
+    for group in (0, 1):
+        jobs.leave("job", group, lost=True)
+    assert jobs.names("job") == {"w"}, "they may come again"
+    with pytest.raises(ServerError, match="no job 'job' is here"):
+        jobs.join("job", (1,))
+
+
 @pytest.mark.parametrize("name", ["nobody", "left"])
 def test_a_job_that_is_not_there_is_named(name):
     jobs = started()
