@@ -6,9 +6,9 @@ Importing this package starts nothing and needs neither MPI nor MXNet.
 import os
 
 from hybridps.progress import report_progress
-from hybridps.resuming import Resume, resume
+from hybridps.resuming import Resume, leaving, resume
 
-__all__ = ["Resume", "report_progress", "resume"]
+__all__ = ["Resume", "leaving", "report_progress", "resume"]
 __version__ = "0.1.0"
 
 # Where colorama is installed, numba would write an escape sequence to standard output when the process ends.

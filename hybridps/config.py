@@ -22,7 +22,7 @@ from hybridps.addresses import problem_of_metrics_host, problem_of_ps_lite, prob
 from hybridps.errors import ConfigError
 
 PREFIX = "HYBRIDPS_"
-SECRETS = ("HYBRIDPS_CREDENTIALS",)
+SECRETS = ("HYBRIDPS_CREDENTIALS", "HYBRIDPS_TICKET")
 """Variables whose values are never shown."""
 
 LONGEST_SECONDS = 1_000_000
@@ -209,6 +209,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     launch: Name | None = None
     """Identifies the launch that a process belongs to. Set by the launcher."""
 
+    joins: AtLeastOne | None = None
+    """Number of groups that the job was started with, of a group that has joined it since. Set by the launcher."""
+
+    ticket: NotNegative | None = None
+    """Lets such a group in. Set by the launcher; never shown."""
+
+    notice_seconds: Seconds | None = None
+    """How long a group may go on when it is told to leave: by `hybridps run`, or by SIGTERM to a rank. Default: it is
+    not told, and ends."""
+
     life: NotNegative = 0
     """How often the group of this process was started again. Set by the launcher."""
 
@@ -305,7 +315,7 @@ def tuning_file() -> Path:
 
 def without_secrets(settings: Settings) -> Settings:
     """The settings that may be shown and written to files."""
-    return msgspec.structs.replace(settings, credentials=None)
+    return msgspec.structs.replace(settings, credentials=None, ticket=None)
 
 
 def started_by_mpi(environ: Mapping[str, str] = os.environ) -> bool:

@@ -64,9 +64,13 @@ def find_backend(session: Session, stores: Mapping[str, OpenStore]) -> OpenStore
     return stores.get(name, Client)
 
 
-def connect(session: Session, servers: tuple[str, ...], open_store: OpenStore) -> ParameterStore:
-    """The leader's connection with the servers, those of its rack if there are racks. Raises ServerError."""
-    settings, plan = session.settings, session.plan
+def connect(session: Session, servers: tuple[str, ...], open_store: OpenStore, algorithm: str) -> ParameterStore:
+    """The leader's connection with the servers, those of its rack if there are racks. Raises ServerError.
+
+    `algorithm`: which the group says that the job has.
+    """
+    plan = session.plan
+    settings = msgspec.structs.replace(session.settings, algorithm=algorithm, group_sizes=plan.group_sizes)
     if servers != settings.servers:  # they are of this MPI world: nobody else starts them again
         settings = msgspec.structs.replace(settings, awaits_refusing=False)
     place = place_in_rack(session.place.group, plan.groups, settings.racks, servers)

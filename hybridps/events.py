@@ -110,6 +110,23 @@ class Restarted(Event, frozen=True):
     status: int
 
 
+class Joined(Event, frozen=True):
+    """Groups have joined the job since it was launched, or have left it: the numbers of those that are there or on
+    their way. `groups` and `workers`: of the whole job."""
+
+    joined: list[int]
+    groups: Count
+    workers: Count
+
+
+class Counted(Event, frozen=True):
+    """From this step on the job has so many groups and workers, as the ranks of a group have agreed."""
+
+    step: Whole
+    groups: Count
+    workers: Count
+
+
 class Ended(Event, frozen=True):
     """The launch has ended with this exit status."""
 

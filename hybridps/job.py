@@ -31,6 +31,7 @@ from hybridps.ps.clocks import Clock
 from hybridps.ps.model import UnknownClientError
 from hybridps.ps.rules import Rule
 from hybridps.ps.store import OpenStore, ParameterStore
+from hybridps.resuming import notice
 from hybridps.tensor_collectives import BUILT_IN, Choice, Chooser, Levels, SignsOfLife, Tuning
 from hybridps.tiers import GossipTier, NoTier, ServersTier, Tier
 
@@ -65,10 +66,12 @@ class Job:
         """Of the group at its servers."""
         self._closed = False
         session.bytes_with_servers = self._bytes
+        session.counted = self._counted
 
     @property
     def workers(self) -> int:
-        return self.session.plan.workers
+        """Of all groups that are there or expected. All ranks of a group see another number in the same step."""
+        return self.session.headcount.read_workers()
 
     @property
     def worker(self) -> int:
@@ -91,6 +94,11 @@ class Job:
         if self._partners is not None:
             sent += self._partners.bytes_sent
         return sent, received
+
+    def _counted(self) -> tuple[int, int] | None:
+        """The groups of the job and their workers, as the servers of one rack know."""
+        client = self.client
+        return None if client is None or self.session.settings.racks > 1 else client.session.counted
 
     @property
     def client(self) -> Client | None:
@@ -124,7 +132,7 @@ class Job:
         different things.
         """
         row = self._agree_on(name, rule, clock)
-        if row.sends == "weights" and self.session.plan.groups == 1 < self.workers and not self.servers:
+        if row.sends == "weights" and self.session.plan.groups == 1 < self.session.plan.workers and not self.servers:
             self.session.note(
                 f"there is one group, which has nobody to average weights with, so {row.name} does what sync does: set "
                 f"HYBRIDPS_GROUPS, or start it with `hybridps run --groups {self.workers}`"
@@ -132,7 +140,7 @@ class Job:
         levels = self._connect(row)
         tier = self._tier(row, levels.group, f"{self._algorithms}/")
         self._algorithms += 1
-        return make_algorithm(row, levels, tier, workers=self.workers)
+        return make_algorithm(row, levels, tier, workers=self.session.plan.workers)
 
     def close(self) -> None:
         """End this rank's part in good order, when all workers of this MPI world have come here."""
@@ -172,7 +180,8 @@ class Job:
         row, problem = None, None
         try:
             short = choose_name(name, settings, plan.group_sizes)
-            row = choose_row(short, settings, plan.groups, bool(self.servers), rule, clock)
+            groups = settings.joins or plan.groups  # a table's alpha is that of the groups that began it
+            row = choose_row(short, settings, groups, bool(self.servers), rule, clock)
             if row.tier != "gossip" and plan.groups > 1 and not self.servers:
                 raise ConfigError(
                     f"the algorithm {short!r} needs a server, and this job of {plan.groups} groups was started without "
@@ -213,7 +222,7 @@ class Job:
         if row.tier == "gossip" and self.session.plan.groups > 1:
             self._partners = start_partners(self.session)
         elif row.tier != "gossip" and self.servers and self.session.place.is_leader:
-            self._store = connect(self.session, self.servers, self._open_store)
+            self._store = connect(self.session, self.servers, self._open_store, row.name)
 
     def _give_signs_of_life(self) -> None:
         """From now on servers and other groups hear from the leader for how long some rank of its group is silent."""
@@ -265,6 +274,7 @@ def open_job(
     first, if the settings name none: groups and servers are made for it.
     """
     session = open_session(lambda: resolve(read_settings(), algorithm))
+    notice.listen(session.settings.notice_seconds)
     open_store = find_backend(session, stores)
     servers, embedded = find_servers(session, algorithm)
     session.announce(list(servers))

@@ -28,9 +28,6 @@ STOP_SECONDS = 5.0
 SAYS = "hybridps: serving at "
 """What stands before the address of a server on its output."""
 
-RETURNS = "returns"
-"""What the launcher tells a server of a group that has ended and is started again."""
-
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 prctl = getattr(ctypes.CDLL(None), "prctl", lambda *arguments: -1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from contextlib import suppress
+from types import FrameType
 from typing import NamedTuple
 
 from hybridps.config import load_settings
@@ -16,6 +19,41 @@ class Resume(NamedTuple):
     """Epochs that the job had done by then, as its scripts had reported (`report_progress`)."""
     step: int = 0
     """The same in steps; 0 if no script reports them."""
+
+
+class Notice:
+    """Whether this process was told that its group is to leave. One for each process, as signals are."""
+
+    def __init__(self) -> None:
+        self.given = False
+        """This process was told."""
+        self.agreed = False
+        """All ranks of the group leave after this step."""
+
+    def listen(self, seconds: float | None) -> None:
+        """Take SIGUSR1, and the first SIGTERM, as notice, if groups get any. Only in the main thread."""
+        if seconds is not None:
+            with suppress(ValueError):
+                signal.signal(signal.SIGUSR1, self._hear)
+                signal.signal(signal.SIGTERM, self._hear)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.given = True
+        if number == signal.SIGTERM:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+notice = Notice()
+
+
+def leaving() -> bool:
+    """Whether this group is to leave the job now: end the training, as after its last step.
+
+    It is true on all ranks of the group after the same step, soon after one of them was told: by
+    `hybridps run --notice-seconds`, or by SIGTERM where the setting `notice_seconds` is given. Elastic SGD has averaged
+    the weights once more then.
+    """
+    return notice.agreed
 
 
 def resume() -> Resume:

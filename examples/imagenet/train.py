@@ -58,11 +58,17 @@ def train(args: Namespace, kv: mx.kv.KVStore | None, images: data.Data) -> None:
             parts = compute_gradients(args, images, net, on_devices(x, y, devices))
             trainer.step(args.batch_size * workers)  # the store adds up the gradients of all workers
             losses.add(parts)
+            if duties.leaving():
+                break
         mx.nd.waitall()
         seconds = time.perf_counter() - began
 
         if centre:
             pull_weights(kv, centre)
+        if duties.leaving():
+            if duties.are_mine(kv):
+                save(args, epoch, centre or net, trainer if update_here else None)
+            break
         scores = {}
         if (epoch + 1) % args.val_every == 0 or epoch + 1 == args.epochs:
             seen = data.val_shard(len(images.val.indices), worker, workers)

@@ -149,6 +149,9 @@ class Algorithm:
         """
         return math.nan
 
+    def follow(self, groups: int, workers: int, hands_in: bool) -> None:
+        """From now on the job has so many groups, and sums stand for so many workers. `hands_in`: the group leaves."""
+
     def note_rate(self, step: int, rate: float) -> None:
         """The learning rate of a step, before `average_` of it: for an alpha that is tied to it."""
 

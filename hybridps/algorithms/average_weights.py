@@ -46,6 +46,9 @@ class AverageWeights(Algorithm):
         self.has_centre = tier.has_servers
         self._divisor = levels.group.size / workers
         """Of the group's sum, which so stands for the sum over all workers."""
+        self._alpha: float | None = None
+        """Of Elastic SGD, where it follows the number of groups and that has changed."""
+        self._hands_in = False
         self._triggers: dict[str, GroupTrigger] = {}
         self._before: dict[str, np.ndarray] = {}
         """On the leader, the weights before an exchange, where the centre replaces them: for the distance."""
@@ -83,6 +86,8 @@ class AverageWeights(Algorithm):
     def average_(self, table: str, weights: Tensor, step: int) -> int:
         trigger, values = self._triggers[table], weights.vectors[0]
         spans = trigger.spans(step, values)
+        if self._hands_in and not self.is_synchronous:
+            spans = [(0, values.size)]
         if not spans:
             return 0
         if self.tier.is_alone(table, weights):
@@ -112,6 +117,11 @@ class AverageWeights(Algorithm):
         state = self._triggers[table].state
         return math.nan if state is None else state.change
 
+    def follow(self, groups: int, workers: int, hands_in: bool) -> None:
+        self._divisor = self.levels.group.size / workers
+        self._alpha = 0.9 / groups if self.row.alpha_of_groups else None
+        self._hands_in = hands_in
+
     def note_rate(self, step: int, rate: float) -> None:
         self._rate = self._rates[step] = rate
         self._rates.pop(step - KEPT_RATES, None)
@@ -128,6 +138,8 @@ class AverageWeights(Algorithm):
     def _rules(self, step: int, stop: int) -> Rules:
         """The rule of an exchange of elements before `stop`, with alpha tied to the learning rate if it is to be."""
         rho, rule = self.row.rho, self.row.rule
+        if self._alpha is not None and isinstance(rule, Elastic) and self._alpha != rule.alpha:
+            return ((stop, replace(rule, alpha=self._alpha)),)
         if rho is None or not isinstance(rule, Elastic):
             return ()
         rate = self._rates.get(step, self._rate)

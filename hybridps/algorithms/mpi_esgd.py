@@ -39,6 +39,7 @@ def row(asked: Asked) -> Row:
         clock=clock,
         rule=rule,
         rho=asked.settings.rho,
+        alpha_of_groups=by_itself and asked.rule is None and asked.settings.alpha is None and asked.settings.racks == 1,
     )
 
 

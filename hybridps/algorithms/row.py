@@ -43,6 +43,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """What groups that gossip do with each other."""
     rho: Annotated[float, Meta(ge=0)] | None = None
     """The alpha of the rule is the learning rate times rho, in each exchange. None: it is the rule's."""
+    alpha_of_groups: bool = False
+    """Whether the alpha of the rule is 0.9 / groups, and follows them."""
     optimizer: Literal["any", "nesterov"] = "any"
     """What each worker must update by, where it can be seen."""
 

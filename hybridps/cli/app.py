@@ -57,6 +57,7 @@ def run_command(
     groups: options.GroupsOption = None,
     group_sizes: options.GroupSizesOption = None,
     server_count: options.ServersOption = None,
+    join: options.JoinOption = None,
     restarts: options.RestartsOption = 0,
     server_restarts: options.ServerRestartsOption = None,
     snapshots: options.SnapshotsOption = None,
@@ -74,6 +75,7 @@ def run_command(
     env_worker: options.WorkerEnvOption = None,
     env_server: options.ServerEnvOption = None,
     sync_dst_dir: options.SyncOption = None,
+    notice_seconds: options.NoticeOption = None,
     run_folder: options.RunOption = None,
     alpha: options.AlphaOption = None,
     tau: options.TauOption = None,
@@ -88,9 +90,10 @@ def run_command(
     from hybridps.cli.run.plan import make_launch
 
     check_sync(sync_dst_dir)
+    settings = read_settings(context.params | {"trigger": options.trigger_of(trigger, budget)}, pairs or [])
     launch = make_launch(
         command or (),
-        read_settings(context.params | {"trigger": options.trigger_of(trigger, budget)}, pairs or []),
+        settings,
         workers=workers,
         servers=server_count,
         restarts=restarts,
@@ -99,6 +102,7 @@ def run_command(
         insecure=insecure,
         environment=read_environment(os.environ, exports, env, env_worker, env_server),
         launcher=launcher,
+        join=options.addresses_of(join, server_count, settings),
     )
     sys.exit(run(launch))
 

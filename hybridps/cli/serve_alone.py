@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import signal
 import sys
 import threading
@@ -16,10 +15,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from hybridps.cli import told
 from hybridps.config import Settings
 from hybridps.errors import ServerError
 from hybridps.memory import keep_freed_memory
-from hybridps.processes import RETURNS, SAYS
+from hybridps.processes import SAYS
 from hybridps.ps.keys import AllowList
 from hybridps.ps.rules import Sum, warm_up
 from hybridps.ps.server import Server
@@ -78,7 +78,10 @@ def _serve_life(asked: _Asked, kept: KeptMemory | None) -> int:
     with server:
         _say_where(server.address, metrics, kept)
         if asked.told_ends:
-            threading.Thread(target=_hear_ends, args=(server,), name="hybridps-ends", daemon=True).start()
+            if kept is not None and kept.life > 0:
+                print(told.AGAIN, flush=True)
+            threading.Thread(target=told.hear, args=(server,), name="hybridps-told", daemon=True).start()
+        server.say_groups(told.groups_for_launcher if asked.told_ends else told.Newcomers(_say))
         if kept is not None:
             kept.mark_serving()
         gc.freeze()  # what is there now stays until the end, and collections would stop the loop to look at it
@@ -144,14 +147,3 @@ def _say(text: str) -> None:
     """Print a line on standard error, if anybody reads it."""
     with contextlib.suppress(OSError):
         print(f"hybridps: {text}", file=sys.stderr, flush=True)
-
-
-def _hear_ends(server: Server) -> None:
-    """Read lines of a job, as the server calls it, a group, and RETURNS if that is started again. Only the launcher can
-    write to this pipe."""
-    # Not by sys.stdin: a thread that waits in it when the interpreter ends aborts the process. And all that waits at
-    # once: the launcher writes whole lines, and a later life of the server must not begin within one.
-    while told := os.read(0, 1 << 16):
-        for line in told.decode().splitlines():
-            job, group, *more = line.split()
-            server.end_group(job, int(group), returns=more == [RETURNS])

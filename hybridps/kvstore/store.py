@@ -229,7 +229,10 @@ class HybridKVStore(KVStore):
 
     @property
     def num_workers(self) -> int:
-        """Workers of all groups."""
+        """Workers of all groups that are there or expected: another number after a step in which that has changed.
+
+        Sums stand for as many as a script has read here, on all ranks of its group.
+        """
         return self._job.workers
 
     @as_mxnet_does
@@ -248,7 +251,7 @@ class HybridKVStore(KVStore):
         `node_id` as in ps-lite: 4 are all workers, 9 + 2 n is worker n; 0 stands for all. The scheduler (1) and servers
         (2) count 0: there is none, and the job ends when a server is lost. Any worker may ask at any time.
         """
-        watched = watched_workers(node_id, self.num_workers)
+        watched = watched_workers(node_id, max(self._job.session.plan.workers, self._job.worker + 1))
         return len(watched.intersection(self._job.silent_workers(timeout)))
 
     @as_mxnet_does

@@ -17,6 +17,7 @@ from hybridps.config import PREFIX, Settings, load_settings, started_by_mpi, to_
 from hybridps.errors import FAILED, ConfigError, DeadlineError, GroupError, HybridPSError
 from hybridps.events import Configured, EventLog, Noted, Planned, check_run_folder
 from hybridps.mpi_groups.group import Group, allgather
+from hybridps.mpi_groups.headcount import Headcount
 from hybridps.mpi_groups.plan import WORKER, Place, Plan, make_plan
 from hybridps.mpi_groups.threads import SoloGroup
 from hybridps.mpi_groups.watchdog import Watchdog
@@ -53,6 +54,10 @@ class Session:
         """Steps that the models of this rank have done, for the record."""
         self.bytes_with_servers: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """The payload that this rank has sent to servers, and received from them, so far, as its job counts it."""
+        self.headcount = Headcount(plan.groups, plan.workers)
+        """The groups and workers of the job, as the program is told."""
+        self.counted: Callable[[], tuple[int, int] | None] = lambda: None
+        """The same as the servers say; None where that is not known."""
         name = place.worker if place.role == WORKER else f"server-{place.world_rank}"
         self.events = EventLog(settings.run_folder, name)
         self.watchdog = Watchdog(settings.deadline_seconds, self._late)

@@ -15,12 +15,19 @@ from msgspec import Meta
 
 from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
 from hybridps.ps.chunk_map import LARGEST_CHUNK_BYTES as LARGEST_CHUNK_BYTES
+from hybridps.ps.joining import AskToJoin as AskToJoin
+from hybridps.ps.joining import EndOfGroup as EndOfGroup
+from hybridps.ps.joining import Terms
+from hybridps.ps.joining import ToldToJoin as ToldToJoin
+from hybridps.ps.joining import agreed_settings as agreed_settings
+from hybridps.ps.message import Count, JobName, Number, TenantName, Token
+from hybridps.ps.message import Message as Message
 from hybridps.ps.model import GroupTakenError, Rules, SnapshotStart, TableSpec, UnknownClientError
 from hybridps.ps.profile import PAGES, State
 from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.rules.rule import MOST_STATES
 
-VERSION = 15
+VERSION = 16
 """Of the protocol: both sides must have the same."""
 
 LARGEST_CONTROL_BYTES = 1 << 22
@@ -33,25 +40,16 @@ MOST_CHUNKS = 1024
 MOST_RULES = 1 << 14
 """Of one message."""
 
-Number = Annotated[int, Meta(ge=0, le=1 << 62)]
-Count = Annotated[int, Meta(ge=1, le=4096)]
 Represented = Annotated[int, Meta(ge=0, le=1 << 30)]
 """Of how many groups values are the sum: of a rack's, if a rack server brings them."""
 
 ArrayNumber = Annotated[int, Meta(ge=0, le=MOST_STATES)]
 """The centre (0), or a state of the rule (1, ...)."""
 
-JobName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-TenantName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{0,64}$")]
-Token = Annotated[str, Meta(max_length=64)]
 TableName = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, tag_field="kind", forbid_unknown_fields=True):
-    """Base class."""
-
-
-class Hello(Message, frozen=True):
+class Hello(Message, frozen=True, omit_defaults=True):
     """The first message of a client, and the first on a connection that was restored. Answer: Welcome.
 
     `session` is a secret of the client, drawn at random. It names the client in Heartbeat and when it comes back, and
@@ -67,6 +65,9 @@ class Hello(Message, frozen=True):
     token: Token = ""
     again: bool = False
     """The server has welcomed this client before, and shall still know it."""
+    life: Number = 0
+    """How often the group was started again."""
+    terms: Terms = Terms()
 
 
 class OfTable(Message, frozen=True):
@@ -170,6 +171,10 @@ class ProfilePage(Message, frozen=True):
     page: Annotated[int, Meta(ge=0, lt=PAGES)]
 
 
+class Back(Message, frozen=True):
+    """Follows a Hello on a connection that was restored: all that was under way was sent again. No answer."""
+
+
 class Leave(Message, frozen=True):
     """The group is done with all its tables. Answer: Alive."""
 
@@ -207,9 +212,12 @@ Request = (
     | Drop
     | Profile
     | ProfilePage
+    | Back
     | Leave
     | Heartbeat
     | Silence
+    | AskToJoin
+    | EndOfGroup
 )
 
 
@@ -248,8 +256,12 @@ class Done(Message, frozen=True, omit_defaults=True):
     not_finite: tuple[tuple[Number, Number], ...] = ()
 
 
-class Alive(Message, frozen=True):
-    """The server has heard a Heartbeat or Leave."""
+class Alive(Message, frozen=True, omit_defaults=True):
+    """The server has heard a Heartbeat, Leave or EndOfGroup. To a Heartbeat: the groups of the job that are there or
+    expected, and their workers; 0 if that is not known."""
+
+    groups: Number = 0
+    workers: Number = 0
 
 
 class Silent(Message, frozen=True):
@@ -270,7 +282,7 @@ class Refused(Message, frozen=True, omit_defaults=True):
     chunk: Number | None = None
 
 
-Answer = Welcome | Registered | Done | Alive | Silent | Refused
+Answer = Welcome | Registered | Done | Alive | Silent | ToldToJoin | Refused
 
 _ERRORS: dict[str, type[HybridPSError]] = {
     "layout": LayoutError,

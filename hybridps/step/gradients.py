@@ -48,6 +48,8 @@ class Gradients:
         self._planned = (0, self._expected)
         self._plan = NOTHING
         self._pushed: set[str] = set()
+        self._known = 0
+        """The version of the roll that the algorithm knows."""
 
     def __contains__(self, name: str) -> bool:
         """Whether the key has been laid out."""
@@ -84,6 +86,7 @@ class Gradients:
 
     def begin(self) -> int:
         """Begin a step, and so end the last one; returns its number."""
+        self._follow()
         if self._step.number >= 0:
             self._expected = frozenset(self._pushed)
         self._pushed = set()
@@ -153,6 +156,15 @@ class Gradients:
         """Drop the tables. Not a collective; may be called from any thread, once."""
         names, algorithm = [table.name for table in self._tables], self._algorithm
         self._schedule.post_local("the end of gradients", lambda: algorithm.drop(names))
+
+    def _follow(self) -> None:
+        """Have the algorithm know who is there, from this step on."""
+        roll = self._schedule.roll
+        roll.begin()
+        if roll.version != self._known:
+            self._known = roll.version
+            follow = partial(self._algorithm.follow, roll.groups, roll.divisor, roll.hands_in)
+            self._schedule.begin_call("a change of who is there", follow)
 
     def _make_plan(self) -> Plan:
         """The plan of the next step; the same object as long as nothing has changed."""

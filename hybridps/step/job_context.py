@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hybridps.config import Settings
 from hybridps.events import EventLog
-from hybridps.mpi_groups import Session
+from hybridps.mpi_groups import Headcount, Session
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,20 @@ class JobContext:
     group: int = 0
     bytes_with_servers: Callable[[], tuple[int, int]] = lambda: (0, 0)
     """The payload that this rank has sent to servers, and received from them, so far."""
+    headcount: Headcount = field(default_factory=lambda: Headcount(1, 1))
+    """The groups and workers of the job, as the program is told."""
+    counted: Callable[[], tuple[int, int] | None] = lambda: None
+    """The same as the leader knows from its servers; None elsewhere."""
 
     @staticmethod
     def of(session: Session) -> JobContext:
         """The context of a worker of this session."""
         place, watch = session.place, session.watchdog.watch
         groups, with_servers = session.plan.groups, session.bytes_with_servers
-        return JobContext(session.settings, place.worker, groups, session.events, watch, place.group, with_servers)
+        told = session.headcount, session.counted
+        return JobContext(
+            session.settings, place.worker, groups, session.events, watch, place.group, with_servers, *told
+        )
 
     @property
     def whole_tables(self) -> bool:

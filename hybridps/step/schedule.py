@@ -19,6 +19,7 @@ from hybridps.errors import GroupError
 from hybridps.step.agreement import Agreement, digest
 from hybridps.step.inbox import Inbox
 from hybridps.step.job_context import JobContext
+from hybridps.step.roll import Roll
 from hybridps.tensor_collectives import Levels
 
 POLL_SECONDS = 0.003
@@ -139,6 +140,8 @@ class Schedule:
     ) -> None:
         self.inbox: Inbox[Entry] = Inbox()
         self.agreement = Agreement(levels)
+        self.roll = Roll(self, levels, context)
+        """Who is there."""
         self.last_change = time.monotonic()
         """When this thread found that something was posted or had arrived, on the monotonic clock."""
         self._context = context
@@ -179,7 +182,11 @@ class Schedule:
 
     def agree_on(self, title: str) -> None:
         """Have the ranks of the group find out if they do not all come to this here. Does not wait."""
-        item = Work(title, self.inbox, do_nothing)
+        self.begin_call(title, do_nothing)
+
+    def begin_call(self, title: str, work: Callable[[], Any]) -> None:
+        """Begin to do `work` on the communication thread, in program order. Does not wait."""
+        item = Work(title, self.inbox, work)
         self.post(item)
         item()
 

@@ -62,6 +62,8 @@ class Weights:
 
     def may_be_due(self, step: int) -> bool:
         """Whether to `average` in this step (0, 1, ...). Asked once a step; the same on all ranks of the group."""
+        if self._schedule.roll.hands_in and self._algorithm.has_centre and not self._algorithm.is_synchronous:
+            return step > 0
         if not self._algorithm.decides_ahead:
             return self._algorithm.averages(step)
         return USUAL.may_be_due(step) if self._alone else step > 0 and self._timetable.is_due(step)

@@ -16,6 +16,8 @@ import pytest
 from disks import fill, small_disk
 from example_runs import digits, lines
 
+from hybridps.resuming import notice
+
 mx = pytest.importorskip("mxnet")
 pytestmark = pytest.mark.mxnet
 
@@ -35,6 +37,26 @@ def test_resumed_training_equals_one_in_a_piece(example, tmp_path, capsys):
     assert sorted(path.name for path in (tmp_path / "parts" / "checkpoints").iterdir()) == [
         f"epoch-000{epoch}" for epoch in (2, 3, 4)
     ]
+
+
+def test_a_group_that_is_to_leave_ends_within_the_epoch_and_leaves_a_checkpoint(example, tmp_path, monkeypatch):
+    rates = []
+    step = example.train.learning_rate
+
+    def note(args, done, one_step=0.0):
+        rates.append(done)
+        monkeypatch.setattr(notice, "agreed", done > 1)
+        return step(args, done, one_step)
+
+    monkeypatch.setattr(example.train, "learning_rate", note)
+    assert digits(example, tmp_path, epochs=3) == 0
+    assert len([done for done in rates if done > 1]) == 1
+    assert [epoch["epoch"] for epoch in lines(tmp_path, "epoch")] == [1]
+    monkeypatch.undo()
+    found, _ = example.checkpoint.newest(tmp_path)
+    assert (found.epoch, found.updates) == (1, len(rates))
+    assert digits(example, tmp_path, "--resume", epochs=2) == 0
+    assert [run["first_epoch"] for run in lines(tmp_path, "run")] == [0, 1]
 
 
 @pytest.mark.parametrize("harm", ["flip", "truncate", "remove", "manifest"])

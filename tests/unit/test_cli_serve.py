@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
+from hybridps.cli.told import AGAIN
 from hybridps.cli.top import read
 from hybridps.config import Settings
 from hybridps.errors import ServerError
@@ -208,7 +209,7 @@ def test_a_later_life_is_told_of_groups_that_have_ended() -> None:
         answer = np.zeros(16, np.float32)
         waiting = first.exchange("w", np.ones(16, np.float32), answer, 0, 16)
         assert server.stdin is not None
-        server.stdin.write("nobody 1\njob 1\n")
+        server.stdin.write("end nobody 1 0\nend job 1 0\n")
         server.stdin.flush()
         waiting.wait()
         assert answer.tolist() == [1.0] * 16
@@ -230,5 +231,15 @@ def test_a_later_life_has_the_keys_and_the_metrics_of_the_first_one(tmp_path: Pa
         with client(address, keys=str(mine)) as store:
             exchange_ones(store)
         assert read(url)
+        server.terminate()
+        assert server.wait(10) == 0
+
+
+@pytest.mark.timeout(60)
+def test_a_later_life_asks_to_be_told_again_what_an_earlier_one_may_have_read_and_not_kept() -> None:
+    with serve("--restarts", "1", "--told-ends") as server:
+        line_of(server, SAYS)
+        kill_life(server, "1 of 1")
+        line_of(server, AGAIN)
         server.terminate()
         assert server.wait(10) == 0

@@ -74,7 +74,7 @@ def test_no_number_is_infinite_and_none_is_nan(field: str, text: str) -> None:
 
 def test_all_float_settings_are_covered() -> None:
     seconds = {"connect_seconds", "deadline_seconds", "heartbeat_seconds", "lost_seconds", "start_seconds"}
-    seconds |= {"snapshot_seconds", "reconnect_seconds"}
+    seconds |= {"snapshot_seconds", "notice_seconds", "reconnect_seconds"}
     assert set(FLOATS) == {"alpha", "rho", "outer_rate", "outer_momentum", "resume_epoch", *seconds}
 
 

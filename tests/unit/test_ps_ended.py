@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 from in_thread import in_thread
@@ -88,3 +89,21 @@ def test_an_end_that_is_told_while_the_server_closes_does_nothing(monkeypatch: p
         closed.set()
         tells.join()
     assert failures == []
+
+
+def test_the_end_of_an_earlier_life_that_is_told_late_changes_nothing() -> None:
+    with in_thread(Server.of(SETTINGS, "tcp://127.0.0.1:*")) as server:
+        again = msgspec.structs.replace(SETTINGS, life=1)
+        clients = [
+            Client([server.address], job="job", group=group, groups=2, settings=settings)
+            for group, settings in ((0, SETTINGS), (1, again))
+        ]
+        asked = [server.address], clients[0].session.number, 600.0, SETTINGS
+        server.end_group("job", 1, returns=True, life=0)
+        server.end_group("job", 0, returns=False, life=0)
+        until(lambda: silent_groups([server.address], clients[1].session.number, 600.0, SETTINGS) == (0,))
+        clients[1].register("w", LAYOUT, np.zeros(16, np.float32), Sum())
+        with pytest.raises(ServerError):
+            silent_groups(*asked)
+        clients[1].close()
+        clients[0].close(lost=True)

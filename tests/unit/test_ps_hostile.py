@@ -84,7 +84,7 @@ class Recording(Server):
 def recorded():
     """The messages of two groups that use everything there is."""
     server = Recording()
-    settings = Settings(chunk_bytes=1024, heartbeat_seconds=0.005)
+    settings = Settings(chunk_bytes=1024, heartbeat_seconds=0.005, group_sizes=(1, 1))
     with in_thread(server), ThreadPoolExecutor(2) as pool:
         held = list(pool.map(lambda group: use_everything(server.address, group, settings), range(2)))
     kinds = {type(wire.decode_request(frames[0])) for frames in server.heard}
@@ -93,9 +93,22 @@ def recorded():
     del held  # the memory that is offered in them
 
 
+def ask(address, message):
+    """The answer to a message that comes alone."""
+    with zmq.Context.instance().socket(zmq.DEALER) as socket:
+        socket.connect(address)
+        socket.send(wire.encode(message))
+        assert socket.poll(10_000)
+        return wire.decode_answer(socket.recv())
+
+
 def use_everything(address, group, settings):
     with Client([address], job="job", group=group, groups=2, settings=settings) as store:
         store.profile("run")
+        store.session.send(0, wire.Back())
+        given = ask(address, wire.AskToJoin(wire.VERSION, "job", (1,)))
+        end = wire.EndOfGroup(wire.VERSION, "job", given.numbers[0], 0, given.ticket)
+        assert ask(address, end) == wire.Alive()
         silent_groups([address], store.session.number, 60.0, settings)
         values = np.arange(LAYOUT.length, dtype=np.float32)
         shared = shared_memory(LAYOUT.nbytes).view(np.float32)

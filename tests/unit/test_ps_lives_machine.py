@@ -116,6 +116,8 @@ class LivesMachine(RuleBasedStateMachine):
         self.brought = [each for each in self.brought if not each.is_gone]
         outcomes = [outcome for each in (*unread, *self.brought) for outcome in self._send(each)]
         self._check(outcomes, [*unread, *self._count(admits=False)])
+        for group in self.members | self.joining:
+            self.lives.jobs.be_back("job", group)
         # Groups that wait until no round is under way may have been let in, or wait for the next one.
         (_, table), *_ = self.lives.jobs.tables()
         assert self.members <= table.rounds.members <= self.members | (set() if self.brought else self.joining)

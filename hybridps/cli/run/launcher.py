@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 
-from hybridps.cli.run.groups.ending import how_ended, tell_servers
+from hybridps.cli.run.groups.ending import Told, how_ended
 from hybridps.cli.run.groups.environment import environment_of_groups
 from hybridps.cli.run.groups.lives import Lives
 from hybridps.cli.run.groups.starting import Starting, announced
@@ -22,6 +22,7 @@ from hybridps.cli.run.places import SSH
 from hybridps.cli.run.plan import GroupLaunch, Launch, ServerLaunch
 from hybridps.cli.run.processes import Child, Processes
 from hybridps.cli.run.run_log import RunLog
+from hybridps.cli.told import AGAIN, Groups, changes, groups_in
 from hybridps.config import PREFIX, SECRETS
 from hybridps.errors import FAILED, MISUSED, ServerError
 from hybridps.events import check_run_folder
@@ -71,6 +72,11 @@ class Launcher:
         """Of the servers that have said theirs, by their names."""
         self._keys: str | None = None
         self._credentials: str | None = None
+        self._left = False
+        """Whether all groups have left, as they were told."""
+        self._told = Told()
+        self._others = Groups()
+        """The groups of the job, as its first server has said last."""
         self._signals: list[int] = []
         self._failed = 0
         self._ends_all = False
@@ -90,12 +96,14 @@ class Launcher:
             if not self._signals:
                 self._start_groups(stay)
             self._watch_groups()
+            self._await_others()
+            self._give_notice()
         finally:
             self._stop()
             stay.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
-        status = 128 + self._signals[0] if self._signals else self._failed
+        status = 128 + self._signals[0] if self._signals and not self._left else self._failed
         if said := self._log.ended(status):
             self._screen.message(said)
         return status
@@ -158,7 +166,12 @@ class Launcher:
         def hear(line: str) -> bool:
             if line.startswith(SAYS):
                 self._addresses[server.name] = line.removeprefix(SAYS)
-            return False
+            if line == AGAIN:
+                self._told.again(next(child for child in self._servers[-1] if child.name == server.name))
+            told = groups_in(line)
+            if told is not None and self._servers[-1][0].name == server.name:
+                self._note_groups(told[1])
+            return told is not None or line == AGAIN
 
         command = [sys.executable, "-m", "hybridps", "serve", "--bind", self._launch.bind]
         command += ["--insecure"] if self._launch.insecure else []
@@ -170,6 +183,35 @@ class Launcher:
         return self._processes.start(
             server.name, command, environ, death_signal=signal.SIGKILL, listens=listens, on_line=hear
         )
+
+    def _note_groups(self, now: Groups) -> None:
+        """The first server says which groups have joined the job."""
+        for line in changes(self._others.joined, now):
+            self._screen.message(line)
+        if now.joined != self._others.joined:
+            self._log.joined(sorted(now.joined), now.groups, now.workers)
+        self._others = now
+
+    def _await_others(self) -> None:
+        """Wait until the groups that have joined the job have left: they need the servers."""
+        servers = _running(self._servers[-1]) if self._servers else []
+        if not servers or not self._others.there or self._signals or self._ends_all:
+            return
+        names = ", ".join(map(str, sorted(self._others.there)))
+        self._screen.message(f"the servers stay for groups that have joined the job: {names}")
+        self._processes.until(lambda: bool(self._signals) or not self._others.there or _running(servers) != servers)
+
+    def _give_notice(self) -> None:
+        """At the first SIGTERM, tell the groups to leave, if they get notice, and wait as long as was said."""
+        seconds, groups = self._launch.settings.notice_seconds, _running(self._groups)
+        if seconds is None or self._signals != [signal.SIGTERM] or not groups or self._starting is None:
+            return
+        self._screen.message(f"SIGTERM: {len(groups)} groups have {seconds:g} s to leave")
+        for child in groups:  # once: while Python ends, the signal would kill a rank
+            if self._starting.has_started(self._groups.index(child)):
+                child.process.send_signal(signal.SIGUSR1)
+        self._processes.until(lambda: len(self._signals) > 1 or not _running(groups), seconds)
+        self._left = not any(child.status or child.status is None for child in groups)
 
     def _await_servers(self) -> None:
         """Wait until the servers have printed their addresses. Raises ServerError if one does not."""
@@ -198,6 +240,9 @@ class Launcher:
         self._log.launched(count, len(launch.groups), len(launch.servers), launch.command)
         if announced(launch.command):
             self._starting = Starting(launch.groups, launch.settings.start_seconds)
+        if self._launch.settings.ticket is not None:
+            names = ", ".join(str(group.number) for group in self._launch.groups)
+            self._screen.message(f"joining job {self._launch.settings.job!r} as group {names}")
         for group in self._launch.groups:
             self._groups.append(self._start_group(group))
 
@@ -227,6 +272,9 @@ class Launcher:
     def _start_group(self, group: GroupLaunch) -> Child:
         life = self._lives.of[group.index]
         resume = Resume(life, self._log.epoch, self._log.step) if life else Resume()
+        if self._launch.settings.ticket is not None:  # it takes the job's weights, as if it were started again
+            epoch, step = self._launch.done
+            resume = Resume(life + 1, max(epoch, self._log.epoch), max(step, self._log.step))
         settings = self._launch.group_settings(
             group, self._last_addresses(), self._credentials, self._meeting_folder, resume
         )
@@ -258,7 +306,10 @@ class Launcher:
                 self._screen.line(_name(self._launch.groups[group]), before)
             return True
         sizes = zip(self._groups, self._launch.groups, strict=False)
+        known = self._log.epoch, self._log.step
         heard = self._log.hear(group, line, sum(launch.size for child, launch in sizes if child.status is None))
+        if known != (self._log.epoch, self._log.step):
+            self._told.done(self._launch, self._servers, self._credentials, self._log)
         if heard.message:
             self._screen.message(heard.message)
         return heard.hide
@@ -300,20 +351,29 @@ class Launcher:
         return "; stopping the others" if self._ends_all else "; the other groups go on"
 
     def _tell_servers(self, group: int, returns: bool = False) -> None:
-        tell_servers(self._launch, self._servers, self._credentials, group, returns)
+        life = self._lives.of[group]
+        if self._launch.settings.ticket is not None:
+            from hybridps.cli.run.joining import tell_end
+
+            tell_end(self._launch, group, life + 1, returns)
+            return
+        self._told.end(self._launch, self._servers, self._credentials, group, life, returns)
 
     def _stop(self) -> None:
-        if self._signals:
+        if self._signals and not self._left:
             name, servers = signal.Signals(self._signals[0]).name, _running([*chain(*self._servers)])
             self._screen.message(f"{name}: stopping {len(_running(self._groups))} groups and {len(servers)} servers")
         self._stopping = True
+        ended = [group for group, child in enumerate(self._groups) if child.status is None]
         for children in (self._groups, *reversed(self._servers)):
             self._processes.stop(children, lambda: len(self._signals) > 1)
+        for group in ended if self._launch.settings.ticket is not None else ():
+            self._tell_servers(group)
         self._processes.close()
 
 
 def _name(group: GroupLaunch) -> str:
-    return f"group {group.index}"
+    return f"group {group.number}"
 
 
 def _running(children: list[Child]) -> list[Child]:

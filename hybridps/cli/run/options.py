@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hybridps.config import Settings, make_settings
 from hybridps.errors import ConfigError
 
 CommandArgument = Annotated[
@@ -25,6 +26,10 @@ ServersOption = Annotated[
         "--num-servers",
         help="Number of servers to start. Default: 1 for several groups, else 0.",
     ),
+]
+JoinOption = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS,...", help="Join the job that runs at these servers; the first one is enough."),
 ]
 RestartsOption = Annotated[
     int, typer.Option(metavar="N", help="Start a group that dies again, at most N times in all. Default: 0.")
@@ -94,6 +99,12 @@ ServerEnvOption = Annotated[
     list[str] | None, typer.Option("--env-server", metavar="NAME:VALUE,...", help="The same, for servers alone.")
 ]
 SyncOption = Annotated[str | None, typer.Option("--sync-dst-dir", hidden=True)]
+NoticeOption = Annotated[
+    float | None,
+    typer.Option(
+        help="At SIGTERM the groups have so many seconds to leave the job in good order. Default: they are stopped."
+    ),
+]
 RunOption = Annotated[str | None, typer.Option("--run", help="Run folder, for events and the report.")]
 AlphaOption = Annotated[float | None, typer.Option(help="Moving rate of Elastic SGD.")]
 TauOption = Annotated[int | None, typer.Option(help="Steps between two averagings of weights.")]
@@ -104,6 +115,23 @@ InsecureOption = Annotated[
     bool, typer.Option("--insecure", help="Let anyone on the network use the servers, without keys.")
 ]
 QuietOption = Annotated[bool | None, typer.Option("--quiet", help="Do not print settings, notes and the summary.")]
+
+
+def addresses_of(join: str | None, servers: int | None, settings: Settings) -> tuple[str, ...]:
+    """The servers of `--join`. Raises ConfigError for other options that have no meaning with it."""
+    if join is None:
+        return ()
+    addresses = make_settings({"servers": join}).servers
+    problem = None
+    if not addresses:
+        problem = "give the address of its first server, as in tcp://127.0.0.1:5555"
+    elif servers or settings.servers:
+        problem = "it uses the servers that run: leave --servers and HYBRIDPS_SERVERS out"
+    elif settings.racks > 1 or settings.parents or settings.snapshots is not None or settings.backend != "hybridps":
+        problem = "racks, parents, snapshots and the backend are those of its servers: leave them out"
+    if problem is not None:
+        raise ConfigError(f"--join {join} cannot be used: {problem}")
+    return addresses
 
 
 def trigger_of(trigger: str | None, budget: str | None) -> str | None:

@@ -47,8 +47,11 @@ class GroupLaunch:
     """One mpirun. Without hosts it runs on this host."""
 
     index: int
+    """Among the groups of this launch."""
     size: int
     hosts: tuple[Host, ...]
+    number: int = -1
+    """In the job."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,10 @@ class Launch:
     """How often groups that die may be started again, in all."""
     begins_together: bool = False
     """Whether a group that was started again could not join the others."""
+    sizes: tuple[int, ...] = ()
+    """Workers of all groups of a job that these groups join, by their numbers; empty for a job of this launch."""
+    done: tuple[float, int] = (0.0, 0)
+    """Epochs and steps that the job had done then."""
 
     @property
     def workers_on_a_host(self) -> int:
@@ -116,8 +123,8 @@ class Launch:
         unsecured = bool(self.servers) and not self.makes_keys and self.settings.server_keys is None
         return msgspec.structs.replace(
             self._common_settings(),
-            group_sizes=tuple(other.size for other in self.groups),
-            group_index=group.index,
+            group_sizes=self.sizes[: group.number + 1] or tuple(other.size for other in self.groups),
+            group_index=group.number,
             servers=tuple(servers) or self.settings.servers,
             racks=self.settings.racks,
             awaits_refusing=self.settings.awaits_refusing and not self.servers,
@@ -167,14 +174,18 @@ def make_launch(
     insecure: bool = False,
     environment: Environment | None = None,
     launcher: str | None = None,
+    join: Sequence[str] = (),
 ) -> Launch:
-    """Plan what the command line of `hybridps run` asks for; None means not given.
+    """Plan what the command line of `hybridps run` asks for; None means not given. `join`: the servers of a job that
+    the groups join.
 
     Raises HybridPSError for what cannot be met.
     """
     user_command.check(command)
     settings = msgspec.structs.replace(settings, group_index=None, launch=uuid.uuid4().hex)
-    if settings.job == Settings().job:
+    if join:
+        settings = msgspec.structs.replace(settings, servers=tuple(join))
+    elif settings.job == Settings().job:
         settings = msgspec.structs.replace(settings, job=_job(settings))
     count = _workers(workers, hosts, settings)
     hosts = spread_workers(hosts, count)
@@ -182,7 +193,8 @@ def make_launch(
     sizes = make_plan([WORKER] * count, [""] * count, seen).group_sizes
     gossips = _gossips(seen)
     parts: Sequence[tuple[Host, ...]] = split_hosts(hosts, sizes) if hosts else [()] * len(sizes)
-    groups = tuple(GroupLaunch(index, size, part) for index, (size, part) in enumerate(zip(sizes, parts, strict=True)))
+    pairs = enumerate(zip(sizes, parts, strict=True))
+    groups = tuple(GroupLaunch(index, size, part, index) for index, (size, part) in pairs)
     needs_server = len(sizes) > 1 and not settings.servers and not gossips
     launches = _server_launches(_servers(servers, needs_server, settings), len(sizes), server_restarts, settings)
     elsewhere = [host.name for host in hosts if not is_here(host.name)]
@@ -192,7 +204,7 @@ def make_launch(
     peers = _peers(groups, settings, bind) if may_gossip else ()
     if settings.backend == "mxnet" and bind != _LOOPBACK:
         check_unsecured(bind, insecure)
-    return Launch(
+    made = Launch(
         groups=groups,
         servers=launches,
         bind=f"tcp://{bind}:*",
@@ -205,8 +217,13 @@ def make_launch(
         may_gossip=may_gossip,
         peers=peers,
         restarts=check_restarts(restarts, len(sizes), settings),
-        begins_together=len(sizes) > 1 and seen.algorithm == "sync",
+        begins_together=not join and len(sizes) > 1 and seen.algorithm == "sync",
     )
+    if not join:
+        return made
+    from hybridps.cli.run import joining  # brings the compiler too
+
+    return joining.join(made)
 
 
 def _job(settings: Settings) -> str:

@@ -11,7 +11,7 @@ import msgspec
 
 from hybridps.config import Settings, without_secrets
 from hybridps.errors import ConfigError
-from hybridps.events import Configured, Ended, Evaluated, EventLog, Launched, Restarted
+from hybridps.events import Configured, Ended, Evaluated, EventLog, Joined, Launched, Restarted
 from hybridps.progress import mean_of, parse_progress
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ class RunLog:
     def restarted(self, group: int, life: int, status: int) -> None:
         """A group is started again, after its earlier life has ended with this status."""
         self._events.emit(Restarted(group, life, status))
+
+    def joined(self, joined: Sequence[int], groups: int, workers: int) -> None:
+        """These groups have joined the job, which has so many groups and workers in all."""
+        self._events.emit(Joined(list(joined), groups, workers))
 
     def begin_anew(self) -> None:
         """What was reported is lost: all groups begin anew."""

@@ -41,6 +41,8 @@ class Heartbeat(threading.Thread):
         """Servers that do not know this client, or have taken it as lost, and what they said."""
         self.report: Callable[[], tuple[float, float | None]] = lambda: (0.0, None)
         """For how long some rank of the group has been silent, and for how long the group has waited for servers."""
+        self.counted: tuple[int, int] | None = None
+        """The groups of the job and their workers, as the first server has told last."""
         self.settled = 0
         """All requests before this one are answered: the servers need not keep those answers."""
         self._session = session
@@ -111,6 +113,8 @@ class Heartbeat(threading.Thread):
                     if not isinstance(error, UnknownClientError):
                         raise error
                     self.strangers[server] = error
+                if not server and isinstance(answer, wire.Alive) and answer.groups:
+                    self.counted = answer.groups, answer.workers
                 self._hear(server)
             # After reading: a process that was stopped for a while finds the answers that came meanwhile first.
             if server in self._asked:

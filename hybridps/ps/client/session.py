@@ -22,6 +22,7 @@ from hybridps.ps import wire
 from hybridps.ps.client.heartbeat import Heartbeat
 from hybridps.ps.client.operations import EXACT, Operation, Pace, Sent, Table
 from hybridps.ps.client.sockets import Sockets
+from hybridps.ps.joining import terms_of
 from hybridps.ps.keys import Credentials
 from hybridps.ps.model import GroupTakenError, UnknownClientError
 from hybridps.ps.zmq_sockets import has_message
@@ -57,7 +58,9 @@ class Session:
         self.number = secrets.randbits(62)
         """Names this life of the group to its servers; a secret of the job."""
         credentials = Credentials.of(settings)
-        self._hello = wire.Hello(wire.VERSION, self.number, job, group, groups)
+        terms = terms_of(settings, self.addresses)
+        groups = settings.joins or groups
+        self._hello = wire.Hello(wire.VERSION, self.number, job, group, groups, life=settings.life, terms=terms)
         if credentials is not None:
             self._hello = msgspec.structs.replace(self._hello, tenant=credentials.tenant, token=credentials.token)
         self._sockets = Sockets(self.addresses, credentials, context)
@@ -69,6 +72,11 @@ class Session:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def counted(self) -> tuple[int, int] | None:
+        """The groups of the job, and their workers, as the first server has told last."""
+        return self._heartbeat.counted
 
     def begin(
         self, what: str, messages: Callable[[int], Iterable[Sent]], table: Table | None = None, codec: Codec = EXACT
@@ -187,7 +195,7 @@ class Session:
         settings = self._settings
         patience = time.monotonic() + settings.lost_seconds + settings.connect_seconds
         while server not in self._welcomed:
-            self.send(server, self._hello)
+            self.send(server, self._hello_to(server))
             try:
                 if not self._until(lambda: server in self._welcomed, settings.connect_seconds):
                     raise ServerError(
@@ -199,6 +207,10 @@ class Session:
                     raise
                 self._failure = None
                 time.sleep(min(settings.heartbeat_seconds, settings.lost_seconds / 4))
+
+    def _hello_to(self, server: int) -> wire.Hello:
+        terms = msgspec.structs.replace(self._hello.terms, server=server)
+        return msgspec.structs.replace(self._hello, terms=terms)
 
     def _waiting_seconds(self) -> float:
         """For how long the oldest operation has been under way, as any thread may ask; 0 if none is."""
@@ -278,6 +290,7 @@ class Session:
                         self.send(server, offer)
                     for sent in [sent for each in self.under_way.values() for sent in each.begin_again(server)]:
                         self.send(*sent[:3])
+                    self.send(server, wire.Back())
                 self._lives[server] = answer.life
             case wire.Alive():
                 if self._left is not None:
@@ -288,7 +301,7 @@ class Session:
     def _greet_again(self, server: int) -> None:
         """The connection is restored: requests under way may have been lost with the old one, or their answers."""
         self._greeting.add(server)
-        self.send(server, msgspec.structs.replace(self._hello, again=server in self._welcomed))
+        self.send(server, msgspec.structs.replace(self._hello_to(server), again=server in self._welcomed))
         if self._left is not None:
             self.send(server, wire.Leave())
 

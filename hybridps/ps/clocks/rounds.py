@@ -48,6 +48,8 @@ class Rounds(ABC):
         """Elements of each group. One that joins begins where the slowest one is."""
         self.computed = 0
         """Elements of all rounds."""
+        self.held = False
+        """Whether groups that join wait though nothing is under way: others may be in the middle of a step."""
 
     @property
     def lag(self) -> tuple[int | None, int]:
@@ -83,6 +85,10 @@ class Rounds(ABC):
     def join(self, group: int) -> None:
         """`group` takes part as soon as it can. Nothing changes if it does already."""
         self.brought.setdefault(group, min(self.brought.values(), default=0))
+
+    def let_in(self) -> None:
+        """Groups that join are held no longer."""
+        self.held = False
 
     def leave(self, group: int) -> list[tuple[int, Verdict]]:
         """`group` takes part no longer; what that means for chunks, ascending."""

@@ -39,6 +39,10 @@ class SynchronousRounds(Rounds):
             self._joining.add(group)
             self._admit()
 
+    def let_in(self) -> None:
+        super().let_in()
+        self._admit()
+
     def leave(self, group: int) -> list[tuple[int, Verdict]]:
         super().leave(group)
         self._joining.discard(group)
@@ -71,6 +75,6 @@ class SynchronousRounds(Rounds):
 
     def _admit(self) -> None:
         """Groups that wait until no round is under way take part now, if none is."""
-        if not self._open:
+        if not (self._open or self.held):
             self.members |= self._joining
             self._joining.clear()

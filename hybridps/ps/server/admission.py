@@ -177,6 +177,14 @@ class Accounts:
         tenant = job.partition("/")[0]
         return self._accounts.get(tenant) or Account(tenant, Budget(0, self._whole, tenant))
 
+    def name_of(self, message: wire.Hello | wire.AskToJoin | wire.EndOfGroup, key: str) -> str:
+        """What the job of a message is called here; empty if it has no name. As in `admit`."""
+        name = message.job or ""
+        if self._allowed is None:
+            return name
+        tenant = self._tenant(message, key)
+        return name and f"{tenant}/{name}"
+
     def admit(self, hello: wire.Hello, key: str) -> tuple[Account, str]:
         """The account of a client whose connection has that public key, and what its job is called here.
 
@@ -187,11 +195,16 @@ class Accounts:
                 idle = (name for name, account in self._accounts.items() if not account.budget.used_bytes)
                 self._accounts.pop(next(idle, ""), None)
             return self._accounts.setdefault(hello.job, Account(hello.job, Budget(None, self._whole))), hello.job
-        tenant = self._allowed.tenants.get(key)
-        if tenant is None or hello.tenant != tenant.name or not tenant.knows(hello.token):
+        tenant = self._tenant(hello, key)
+        return self._accounts[tenant], f"{tenant}/{hello.job}"
+
+    def _tenant(self, message: wire.Hello | wire.AskToJoin | wire.EndOfGroup, key: str) -> str:
+        """Who sends a message, by the key of the connection. Raises ServerError if it says otherwise."""
+        tenant = self._allowed.tenants.get(key) if self._allowed is not None else None
+        if tenant is None or message.tenant != tenant.name or not tenant.knows(message.token):
             whose = f"the key of tenant {tenant.name!r}" if tenant else "no key"
             raise ServerError(
-                f"the token is not that of the key: this connection has {whose}, and says it is {hello.tenant!r}; "
+                f"the token is not that of the key: this connection has {whose}, and says it is {message.tenant!r}; "
                 "use the folder that `hybridps keys` made, as it is"
             )
-        return self._accounts[tenant.name], f"{tenant.name}/{hello.job}"
+        return tenant.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from hybridps.ps.model import Admitted, Answer, Origin, Outcome, ParentRequest, 
 from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.server.admission import CONTROL_WEIGHT, FRAME_BYTES, MESSAGE_BYTES, Account, Accounts, FairQueue
 from hybridps.ps.server.door import MOST_UNREAD
-from hybridps.ps.server.members import JUDGED_PER_LOST, Member, Members
+from hybridps.ps.server.members import JUDGED_PER_LOST, EndedGroup, Member, Members
 from hybridps.ps.server.profiles import PAGE_BYTES, Profiles
 from hybridps.ps.server.requests import carry_out
 from hybridps.ps.server.snapshots import Snapshots
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hybridps.ps")
 
+OnGroups = Callable[[str, Sequence[int], Sequence[int], int, int], None]
+
 _LONGEST_LAP_SECONDS = 0.05
 """A message that never ends wakes nobody: what it takes meanwhile is kept in memory."""
 
@@ -39,7 +41,7 @@ _MESSAGES_PER_LAP = 32
 _MOST_BACKLOG = 32
 """Tasks that are handed out in advance: what a tenant waits for that has just come."""
 
-_LARGEST_GREETING_BYTES = 4096
+_LARGEST_GREETING_BYTES = 1 << 14
 """A client that is not known yet cannot say more."""
 
 
@@ -66,6 +68,8 @@ class Loop:
     """How many processes have been this server before, and were killed."""
     snapshots: Snapshots | None = None
     """Takes snapshots of the tables, if they are wanted."""
+    on_groups: OnGroups = lambda job, joined, awaited, groups, workers: None
+    """Is told which groups have joined a job, which are on their way, and how many groups and workers it has."""
 
     def run(self) -> None:
         """Serve until `stopping`, or until so many groups came and none is there any more."""
@@ -79,10 +83,17 @@ class Loop:
             self._serve_waiting()
             self._follow(self.workers.collect(self.workers.ready in events))
             self._hear_parents()
+            self._tell_groups()
             if self.observer is not None:
                 self.observer.look(time.monotonic())
             if self.snapshots is not None:
                 self.workers.hand(self.snapshots.look(self.jobs))
+
+    def _tell_groups(self) -> None:
+        """Say which groups jobs have, where that has changed."""
+        while self.jobs.changed:
+            name, job = self.jobs.changed.popitem()
+            self.on_groups(name, sorted(job.joined), sorted(job.places.awaited), *job.counted)
 
     def _idle_seconds(self) -> float:
         """How long there is nothing to do if nothing comes."""
@@ -173,9 +184,15 @@ class Loop:
                 return CONTROL_WEIGHT * len(frames[0]) if cost is None else cost
             case wire.Heartbeat():
                 self.members.beat(message, now)
-                self.transport.send(identity, wire.Alive())
+                self.transport.send(identity, wire.Alive(*self.jobs.counted(self.members.by_name[message.session].job)))
             case wire.Hello():
                 self._greet(identity, message, frames[0], now)
+            case wire.Back():
+                known = self.members.by_name.get(identity)
+                if known is not None:  # else the connection broke again: a greeting follows, and all of this once more
+                    self._carry_on(self.jobs.be_back(known.job, known.group))
+            case wire.AskToJoin() | wire.EndOfGroup():
+                self.transport.send(identity, self._of_launcher(message, self.transport.door.key_of(frames[0])))
             case wire.Leave():
                 self._remove(self.members.of(identity, now), lost=False)
                 self.transport.send(identity, wire.Alive())
@@ -201,9 +218,22 @@ class Loop:
             self.transport.door.refuse(f"a client: {error}")
             raise
         member = Member(identity, hello.session, job, hello.group, now, account, key)
-        self.members.enter(member, hello.groups, hello.again)
+        self.members.enter(member, hello.groups, hello.again, hello.terms, hello.life)
         self._keep()
         self.transport.send(identity, wire.Welcome(wire.VERSION, self.parents is not None, self.life))
+
+    def _of_launcher(self, message: wire.AskToJoin | wire.EndOfGroup, key: str) -> wire.ToldToJoin | wire.Alive:
+        """The answer to the launcher of groups that join a job. Raises ServerError if it may not, or they cannot."""
+        job = self.accounts.name_of(message, key)
+        if isinstance(message, wire.AskToJoin):
+            name = job or self.members.only_job(message.tenant if key else "")
+            told = self.jobs.join(name, message.sizes)
+            self._keep()
+            return told
+        if self.jobs.ticket_of(job, message.group) != message.ticket:
+            raise ServerError(f"the ticket is not that of group {message.group}: its launcher says when it has ended")
+        self.members.ended.append(EndedGroup(job, message.group, message.returns, message.life))
+        return wire.Alive()
 
     def _remove(self, member: Member, lost: bool) -> None:
         # Their memory is their own again: no task may be left that uses it.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from hybridps.errors import ServerError
+from hybridps.ps.joining import Terms
 from hybridps.ps.model import GroupTakenError, Outcome, UnknownClientError
 from hybridps.ps.server.admission import Account
 from hybridps.ps.server.requests import Regions
@@ -32,6 +33,9 @@ _SETTLED_PER_LOST = 8
 
 _ABSENT_LAPS = 3
 """So many times `lost_seconds` after a job's first group, its tables wait no more for one that is not there."""
+
+_AWAITED_SECONDS = 300.0
+"""So long a number is kept for a group that was given it and has not come: its processes have to start."""
 
 _REMEMBERED = 4096
 _MOST_CAME = 1 << 16
@@ -101,6 +105,8 @@ class EndedGroup(NamedTuple):
     group: int
     returns: bool
     """Whether it is started again."""
+    life: int
+    """How often it was started again before."""
 
 
 class Members:
@@ -132,6 +138,10 @@ class Members:
         self._began_seconds: dict[str, float] = {}
         self.ended: deque[EndedGroup] = deque()
         """Any thread adds to it."""
+        self._given_seconds: dict[str, float] = {}
+        """When groups were last seen to have numbers of jobs, without having come."""
+        self.done: dict[str, tuple[float, int]] = {}
+        """Epochs and steps that jobs have done, as their launcher tells. Any thread adds to it."""
         self._looked_seconds = math.inf
         """When it was last seen who is silent."""
         self._lost: dict[bytes | int, _Lost] = {}
@@ -158,15 +168,16 @@ class Members:
         """Whether as many groups came as were wanted, if any, and none is there any more."""
         return wanted is not None and len(self._came) >= wanted and not self.by_name
 
-    def enter(self, new: Member, groups: int, again: bool = False) -> None:
+    def enter(self, new: Member, groups: int, again: bool = False, terms: Terms = Terms(), life: int = 0) -> None:  # noqa: B008
         """A client of a job of so many groups comes, or comes back, maybe at another socket.
 
-        `again`: it was there before. Raises ServerError if it may not come, also if it was lost.
+        `again`: it was there before. `terms`, `life`: as in `Hello`. Raises ServerError if it may not come, also if it
+        was lost.
         """
         comes_back = again and self._may_come_back(new)
         known = self.of(new.session, new.seen_seconds) if again and not comes_back else self.by_name.get(new.session)
         if known is None and new.identity not in self.by_name:
-            self._enter_job(new, groups, comes_back)
+            self._enter_job(new, groups, comes_back, terms, life)
             self.by_name |= dict.fromkeys((new.identity, new.session), new)
             self._lost_groups.get(new.job, {}).pop(new.group, None)
             if len(self._came) < _MOST_CAME:
@@ -194,9 +205,9 @@ class Members:
             return False
         return self._jobs.may_come_back(new.job, new.group, new.session)
 
-    def _enter_job(self, new: Member, groups: int, comes_back: bool) -> None:
+    def _enter_job(self, new: Member, groups: int, comes_back: bool, terms: Terms, life: int) -> None:
         try:
-            self._jobs.enter(new.job, new.group, groups, new.account.budget)
+            self._jobs.enter(new.job, new.group, groups, new.account.budget, terms, life)
         except GroupTakenError:
             for member in self.there(new.job):
                 member.wanted |= member.group == new.group
@@ -326,14 +337,38 @@ class Members:
             if member is not None and member.has_unserved:
                 self.ended.append(ended)  # its tenant rests: maybe it has said goodbye
                 continue
+            if member is not None and self._jobs.life_of(ended.job, ended.group) > ended.life:
+                continue  # of an earlier life, and told late
             if member is not None:
                 member.seen_seconds = -math.inf
             found[ended.job, ended.group] = ended, member
         return [*found.values()]
 
+    def only_job(self, tenant: str) -> str:
+        """The name of the only job of a tenant that somebody is in. Raises ServerError if there is none, or several."""
+        names = sorted({member.job for member in self if member.job.rpartition("/")[0] == tenant})
+        if len(names) == 1:
+            return names[0]
+        listed = ", ".join(name.rpartition("/")[2] for name in names[:10])
+        raise ServerError(
+            f"the jobs {listed} run here: give the name of one with --set job=NAME"
+            if names
+            else "no job runs here that could be joined: start it first, without --join"
+        )
+
     def begin_without_absent(self, now: float) -> list[Outcome]:
-        """Let jobs begin whose first group has waited long enough for the others."""
+        """Let jobs begin whose first group has waited long enough for the others, and do without groups that were given
+        numbers and do not come."""
         late = now - _ABSENT_LAPS * self.lost_seconds
+        while self.done:
+            name, done = self.done.popitem()
+            self._jobs.note_done(name, *done)
+        awaits = self._jobs.awaits()
+        for job in [*self._given_seconds.keys() - awaits]:
+            del self._given_seconds[job]
+        for job in awaits:
+            if now - self._given_seconds.setdefault(job, now) > _AWAITED_SECONDS:
+                self._jobs.stop_awaiting(job)
         begun = [job for job, began in self._began_seconds.items() if began < late]
         self._began_seconds |= dict.fromkeys(begun, math.inf)
         return [outcome for job in begun for outcome in self._jobs.begin_without_absent(job)]

@@ -16,7 +16,7 @@ from hybridps.config import Settings
 from hybridps.ps.keys import AllowList
 from hybridps.ps.server.admission import Accounts
 from hybridps.ps.server.door import Gatekeeper
-from hybridps.ps.server.loop import Loop
+from hybridps.ps.server.loop import Loop, OnGroups
 from hybridps.ps.server.members import EndedGroup, Members
 from hybridps.ps.server.snapshots import SnapshotFolder, Snapshots
 from hybridps.ps.server.tables.images import KeptJobs
@@ -153,14 +153,25 @@ class Server:
             self._loop.stopping = True
             self._loop.workers.wake()
 
-    def end_group(self, job: str, group: int, returns: bool = False) -> None:
+    def note_done(self, job: str, epoch: float, step: int) -> None:
+        """A job has done so much, as its launcher knows. From any thread."""
+        with self._closing:
+            self._loop.members.done[job] = epoch, step
+            self._loop.workers.wake()
+
+    def say_groups(self, say: OnGroups) -> None:
+        """Call `say` when the groups of a job change, and for jobs that an earlier process has left."""
+        self._loop.on_groups = say
+
+    def end_group(self, job: str, group: int, returns: bool = False, life: int = 0) -> None:
         """Take a group as lost as soon as its messages are read: its processes have ended. From any thread.
 
         `job` is as it is called here, with its tenant if there are keys. A group that is not there is left alone.
-        `returns`: it is started again, so that its tables are kept even if all others leave meanwhile.
+        `returns`: it is started again, so that its tables are kept even if all others leave meanwhile. `life`: how
+        often it was started again before; nothing follows if a later one has come.
         """
         with self._closing:
-            self._loop.members.ended.append(EndedGroup(job, group, returns))
+            self._loop.members.ended.append(EndedGroup(job, group, returns, life))
             self._loop.workers.wake()
 
     def close(self) -> None:

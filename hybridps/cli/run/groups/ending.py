@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from hybridps.cli.run.plan import Launch
 from hybridps.cli.run.processes import Child
+from hybridps.cli.run.run_log import RunLog
+from hybridps.cli.told import done_of, end_of
 from hybridps.errors import HybridPSError
-from hybridps.processes import RETURNS
 from hybridps.ps.keys import Credentials
 from hybridps.racks import place_in_rack
 
@@ -25,23 +26,60 @@ def how_ended(child: Child) -> str:
     return f"{text} ({who}{how})" if rank is not None else text
 
 
-def tell_servers(
-    launch: Launch, started: Sequence[Sequence[Child]], credentials: str | None, group: int, returns: bool
-) -> None:
-    """Tell the servers that a group has ended: if it has not left, they need not wait for its sign of life.
+class Told:
+    """What the servers of a launch were told: a later life of one may not know it, and is told again."""
 
-    `started`: the servers of the launch; the last ones are those that groups meet at. `credentials`: as the groups have
-    them, if they were made for this launch. `returns`: the group is started again.
-    """
-    servers = [server for server in launch.servers if launch.settings.racks == 1 or server.rack is not None]
-    if not servers:
-        return
-    place = place_in_rack(group, len(launch.groups), launch.settings.racks, [server.name for server in servers])
+    def __init__(self) -> None:
+        self._lines: dict[str, dict[int, str]] = {}
+        """By server: of each group that has ended the last line, and under -1 how much of the job is done."""
+
+    def end(
+        self,
+        launch: Launch,
+        started: Sequence[Sequence[Child]],
+        credentials: str | None,
+        group: int,
+        life: int,
+        returns: bool,
+    ) -> None:
+        """Tell the servers that a life of a group has ended: if it has not left, they need not wait for a sign of life.
+
+        `started`: the servers of the launch; the last ones are those that groups meet at. `credentials`: as the groups
+        have them, if they were made for this launch. `returns`: the group is started again.
+        """
+        servers = [server for server in launch.servers if launch.settings.racks == 1 or server.rack is not None]
+        job = job_at_servers(launch, credentials) if servers else None
+        if job is None:
+            return
+        place = place_in_rack(group, len(launch.groups), launch.settings.racks, [server.name for server in servers])
+        for child in started[-1]:
+            if child.name in place.servers:
+                self._tell(child, place.group, end_of(job, place.group, life, returns))
+
+    def done(self, launch: Launch, started: Sequence[Sequence[Child]], credentials: str | None, log: RunLog) -> None:
+        """Tell the servers that groups meet at how much of the job is done: those that join it go on there."""
+        job = job_at_servers(launch, credentials) if launch.servers else None
+        if job is None or not started:
+            return
+        for child in started[-1]:
+            self._tell(child, -1, done_of(job, log.epoch, log.step))
+
+    def again(self, child: Child) -> None:
+        """Tell a server all that it was told."""
+        for line in self._lines.get(child.name, {}).values():
+            child.tell(line)
+
+    def _tell(self, child: Child, group: int, line: str) -> None:
+        lines = self._lines.setdefault(child.name, {})
+        if lines.get(group) != line:
+            lines[group] = line
+            child.tell(line)
+
+
+def job_at_servers(launch: Launch, credentials: str | None) -> str | None:
+    """What the servers of a launch call its job; None if the folder of the keys is gone."""
     try:
-        known = Credentials.of(launch.group_settings(launch.groups[group], (), credentials))
-    except HybridPSError:  # the folder of the keys is gone: the servers find out by themselves
-        return
-    job = launch.settings.job if known is None else f"{known.tenant}/{launch.settings.job}"
-    for child in started[-1]:
-        if child.name in place.servers:
-            child.tell(f"{job} {place.group} {RETURNS if returns else ''}".rstrip())
+        known = Credentials.of(launch.group_settings(launch.groups[0], (), credentials))
+    except HybridPSError:
+        return None
+    return launch.settings.job if known is None else f"{known.tenant}/{launch.settings.job}"

@@ -15,9 +15,10 @@ RUNS = "hybridps: this rank runs"
 _BY_PYTHON = (
     f"import os, signal, sys; os.write(1, b'{RUNS}\\n'); "
     "[signal.signal(each, signal.SIG_DFL) for each in (signal.SIGPIPE, signal.SIGXFSZ)]; "
+    "'HYBRIDPS_NOTICE_SECONDS' in os.environ and signal.signal(signal.SIGUSR1, signal.SIG_IGN); "
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
-_BY_SHELL = f'echo "{RUNS}"; exec "$0" "$@"'
+_BY_SHELL = f'[ -z "$HYBRIDPS_NOTICE_SECONDS" ] || trap "" USR1; echo "{RUNS}"; exec "$0" "$@"'
 _SHELLS = ("sh", "bash", "dash")
 
 
@@ -56,6 +57,10 @@ class Starting:
             return None
         self._running[group] += 1
         return line.removesuffix(RUNS)
+
+    def has_started(self, group: int) -> bool:
+        """Whether all ranks of a group run."""
+        return self._running[group] >= self._groups[group].size
 
     def late(self) -> list[int]:
         """The groups that should have started by now, and have not."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from hybridps.ps.joining import Terms
 from hybridps.ps.model import Admitted, Origin, SnapshotStart, TableSpec
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ token: no name of one begins with that of another."""
 
 
 class JobImage(msgspec.Struct, frozen=True, array_like=True):
-    """A job: its number of groups, those that are there, those that have gone and whether they return, and the tables
-    that were dropped."""
+    """A job: its number of groups, those that are there, those that have gone and whether they return, the tables that
+    were dropped, what all groups say of it, and the groups that may join it. See `Job` and `Places`."""
 
     name: str
     groups: int
@@ -31,6 +32,10 @@ class JobImage(msgspec.Struct, frozen=True, array_like=True):
     returns: dict[int, bool]
     dropped: dict[str, int]
     waits_for_absent: bool
+    terms: Terms
+    tickets: dict[int, int]
+    lives: dict[int, int]
+    done: tuple[float, int]
 
 
 class TableImage(msgspec.Struct, frozen=True, array_like=True):

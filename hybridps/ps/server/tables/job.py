@@ -13,6 +13,7 @@ from hybridps.ps.clocks import MOST_CELLS, BoundedStale
 from hybridps.ps.model import SnapshotStart, TableSpec
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.tables.images import JobImage
+from hybridps.ps.server.tables.places import Places
 from hybridps.ps.server.tables.table import Table
 
 if TYPE_CHECKING:
@@ -42,11 +43,41 @@ class Job:
     """The groups that were lost and may come back: the epoch and the tables of each."""
     waits_for_absent: bool = True
     """Whether a table waits for a group that has not come yet, to initialise it."""
+    may_return: bool = False
+    """Whether the group that went last was lost, and its tables are kept."""
+    not_back: set[int] = field(default_factory=set)
+    """Groups that were there when an earlier process was killed, and have not sent again what was under way."""
+    lives: dict[int, int] = field(default_factory=dict)
+    """The life of each group that is there, or was."""
+    done: tuple[float, int] = (0.0, 0)
+    """Epochs and steps that the job has done, as its launcher has told."""
+    counted: tuple[int, int] = (0, 0)
+    """Groups that are there or expected, and their workers, as of the last change."""
+
+    def __post_init__(self) -> None:
+        self.places = Places(self.groups)
+        """The numbers of its groups."""
+
+    @property
+    def joined(self) -> set[int]:
+        """Those of the groups that have joined it, and are there or started again."""
+        numbers = self.present | {group for group, back in self.returns.items() if back}
+        return {number for number in numbers if number >= self.groups}
+
+    def count(self) -> tuple[int, int]:
+        """Count the groups, and their workers."""
+        first = {group for group in range(self.groups) if group not in self.gone or self.returns.get(group)}
+        if not self.waits_for_absent:
+            first &= self.present | self.returns.keys()
+        groups = first | self.joined
+        self.counted = len(groups), sum(map(self.places.size_of, groups))
+        return self.counted
 
     def is_over(self, may_return: bool) -> bool:
         """Whether no group is there or comes back: they `may_return` unless all are known to have ended."""
-        have_ended = len(self.returns) == self.groups
-        return not self.present and not any(self.returns.values()) and (have_ended or not may_return)
+        have_ended = self.returns.keys() >= {*range(self.groups)}
+        somebody = self.present or self.places.awaited or any(self.returns.values())
+        return not somebody and (have_ended or not may_return)
 
     def note_lost(self, group: int, lost: bool) -> None:
         """A group goes; if it is `lost` it may come back."""
@@ -66,7 +97,20 @@ class Job:
 
     def image(self, name: str) -> JobImage:
         """What of it outlives the process; it is called `name`."""
-        return JobImage(name, self.groups, self.present, self.gone, self.returns, self.dropped, self.waits_for_absent)
+        places = self.places
+        groups = self.groups, self.present, self.gone, self.returns
+        waits = self.dropped, self.waits_for_absent
+        return JobImage(name, *groups, *waits, places.terms, places.tickets, self.lives, self.done)
+
+    @staticmethod
+    def of(image: JobImage, budget: Budget) -> Job:
+        """The job that was kept. The groups that were there are awaited."""
+        job = Job(image.groups, budget, image.present, image.gone, image.returns, dropped=image.dropped)
+        job.waits_for_absent, job.not_back = image.waits_for_absent, {*image.present}
+        job.lives, job.done = image.lives, image.done
+        job.places.terms, job.places.tickets = image.terms, image.tickets
+        job.places.awaited = {*image.tickets} - image.present - image.gone
+        return job
 
 
 def table_bytes(spec: TableSpec, groups: int, more_arrays: int) -> int:

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
+from hybridps.errors import HybridPSError, LayoutError, ServerError
+from hybridps.ps.joining import MOST_JOINED, Terms, ToldToJoin
 from hybridps.ps.model import Admitted, Answer, GroupTakenError, Origin, Outcome, SnapshotStart, TableSpec, Task
 from hybridps.ps.rules import warm_up
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.tables.images import KeptJobs
 from hybridps.ps.server.tables.job import Job, digest, find_start, table_bytes
+from hybridps.ps.server.tables.places import Places
 from hybridps.ps.server.tables.table import Table, check_spec
 from hybridps.ps.server.workers import as_refusal
 
@@ -51,6 +53,8 @@ class Jobs:
         self._kept = kept
         self._snapshots = snapshots
         self._jobs: dict[str, Job] = {}
+        self.changed: dict[str, Job] = {}
+        """Jobs whose groups may be others than when this was emptied."""
 
     def restore(self, budget_of: Callable[[str], Budget], present: Set[tuple[str, int]]) -> None:
         """Go on where the process before was killed. `budget_of` a job; `present`: jobs and groups that were there.
@@ -58,16 +62,17 @@ class Jobs:
         Raises ServerError if a table's rule cannot be loaded.
         """
         for image in self._kept.jobs() if self._kept is not None else ():
-            job = self._jobs[image.name] = Job(image.groups, budget_of(image.name), image.present, image.gone)
-            job.returns, job.dropped, job.waits_for_absent = image.returns, image.dropped, image.waits_for_absent
+            self._jobs[image.name] = Job.of(image, budget_of(image.name))
         for made, state in self._kept.begun_tables() if self._kept is not None else ():
             warm_up(made.spec.rule, made.spec.layout.dtype, made.spec.codec)
             job = self._jobs[made.job]
             table = job.tables[made.name] = self._make(job, made.job, made.name, made.spec)
             table.restore(state)
+            table.rounds.held = bool(job.not_back)
         for name, job in [*self._jobs.items()]:
             for group in [group for group in job.present if (name, group) not in present]:
                 self.leave(name, group, lost=True)
+            self._note(name)
         self.keep(idle=True)
 
     def keep(self, idle: bool) -> None:
@@ -77,18 +82,34 @@ class Jobs:
 
     def _note(self, name: str) -> None:
         """A job has changed."""
-        if self._kept is not None and name in self._jobs:
-            job = self._jobs[name]
+        if name not in self._jobs:
+            return
+        job = self._jobs[name]
+        self.changed[name] = job
+        job.count()
+        if self._kept is not None:
             self._kept.note_job(name, lambda: job.image(name))
 
-    def enter(self, job: str, group: int, groups: int, budget: Budget | None = None) -> None:
-        """Group `group` of `groups` takes part in `job`, which uses memory of a tenant's `budget`.
+    def enter(
+        self,
+        job: str,
+        group: int,
+        groups: int,
+        budget: Budget | None = None,
+        terms: Terms = Terms(),  # noqa: B008 (frozen)
+        life: int = 0,
+    ) -> None:
+        """Group `group` of `groups` takes part in `job`, which uses memory of a tenant's `budget`. `life`: how often it
+        was started again.
 
-        Raises ServerError if the job has another number of groups, GroupTakenError if that group is there.
+        Raises ServerError if the job has another number of groups, or it may not come; GroupTakenError if that group is
+        there.
         """
-        if not 0 <= group < groups:
-            raise ProtocolError(f"group {group} is none of {groups} groups: they count from 0")
         there = self._jobs.get(job)
+        if terms.ticket is not None and terms.server == 0 and there is None:
+            raise ServerError(f"job {job!r} has ended: there is nothing to join")
+        known = there.places if there is not None and there.groups == groups else Places(groups)
+        known.check(group, terms, there is not None and group in there.present)
         if there is not None and there.present and there.groups != groups:
             raise ServerError(
                 f"job {job!r} has groups={there.groups}, and this group gives {groups}: "
@@ -107,7 +128,72 @@ class Jobs:
         there.present.add(group)
         there.gone.discard(group)
         there.returns.pop(group, None)
+        there.lives[group] = life
+        there.places.enter(group, terms)
         self._note(job)
+
+    def join(self, name: str, sizes: Sequence[int]) -> ToldToJoin:
+        """Give groups of these sizes numbers in a job; without sizes only say what is known of it. Raises ServerError
+        if they cannot join it."""
+        job = self._jobs.get(name)
+        called = name.rpartition("/")[2]
+        if job is None or not (job.present or any(job.returns.values())):
+            raise ServerError(f"no job {called!r} is here: see which one runs, and give its name with --set job=NAME")
+        numbers, ticket = tuple[int, ...](), 0
+        if sizes:
+            if self._make_table is not Table:
+                raise ServerError(f"job {called!r} has racks, which groups cannot join: start it with more groups")
+            back = {group for group, returns in job.returns.items() if returns}
+            try:
+                numbers, ticket = job.places.give(sizes, job.present | back)
+            except ServerError as error:
+                raise ServerError(f"job {called!r} cannot be joined: {error}") from None
+            self._note(name)
+        return ToldToJoin(called, job.groups, job.places.terms, numbers, ticket, *job.done)
+
+    def stop_awaiting(self, name: str, groups: Set[int] | None = None) -> None:
+        """Groups that were given numbers do not come: these, or all of them."""
+        job = self._jobs.get(name)
+        if job is not None and job.places.awaited:
+            job.places.awaited -= job.places.awaited if groups is None else groups
+            self._note(name)
+            self._forget_if_over(name, may_return=job.may_return)
+
+    def ticket_of(self, name: str, group: int) -> int | None:
+        """Whom the number of a group that has joined was given to."""
+        job = self._jobs.get(name)
+        return None if job is None else job.places.tickets.get(group)
+
+    def note_done(self, name: str, epoch: float, step: int) -> None:
+        """So much of a job is done."""
+        if name in self._jobs:
+            self._jobs[name].done = epoch, step
+            self._note(name)
+
+    def life_of(self, name: str, group: int) -> int:
+        """The last life of a group that came."""
+        return self._jobs[name].lives.get(group, 0) if name in self._jobs else 0
+
+    def counted(self, name: str) -> tuple[int, int]:
+        """The groups of a job that are there or expected, and their workers."""
+        return self._jobs[name].counted if name in self._jobs else (0, 0)
+
+    def awaits(self) -> list[str]:
+        """The jobs in which groups have numbers that have not come yet."""
+        return [name for name, job in self._jobs.items() if job.places.awaited]
+
+    def be_back(self, name: str, group: int) -> list[Outcome]:
+        """A group has sent again what was under way when the process before was killed. When all have, those that wait
+        to take part may: none enters a round that the others were in the middle of."""
+        job = self._jobs.get(name)
+        if job is None or group not in job.not_back:
+            return []
+        job.not_back.discard(group)
+        outcomes: list[Outcome] = []
+        for table in job.tables.values() if not job.not_back else ():
+            table.rounds.let_in()
+            outcomes += table.registrations.release()
+        return outcomes
 
     def may_come_back(self, job: str, group: int, epoch: int) -> bool:
         """Whether a group that was lost can go on in that life."""
@@ -136,18 +222,23 @@ class Jobs:
         for table in there.tables.values():
             outcomes += table.leave(group, returns=returns, lost=group in there.lost)
         outcomes += self._free_unwanted(there)
+        outcomes += self.be_back(job, group)
         self._note(job)
-        self._forget_if_over(job, may_return=lost and bool(there.tables) and self._make_table is Table)
+        there.may_return = lost and bool(there.tables) and self._make_table is Table
+        self._forget_if_over(job, may_return=there.may_return)
         return outcomes
 
-    def end(self, job: str, group: int, returns: bool) -> list[Outcome]:
-        """The processes of a group have ended; it is started again (`returns`), or not. If it is there, it goes next.
+    def end(self, job: str, group: int, returns: bool, life: int = 0) -> list[Outcome]:
+        """The processes of a life of a group have ended; it is started again (`returns`), or not. If it is there, it
+        goes next. Of a life before the last one that came nothing follows.
 
         What it needs is kept for it, also when all other groups have left; not in a rack, as the parents have it.
         """
         there = self._jobs.get(job)
-        if there is None or not 0 <= group < there.groups:
+        known = there is not None and (0 <= group < there.groups or group in there.places.tickets)
+        if there is None or not known or there.lives.get(group, 0) > life:
             return []
+        there.places.awaited.discard(group)
         there.returns[group] = returns and self._make_table is Table
         there.lost.pop(group, None)
         self._note(job)
@@ -279,7 +370,7 @@ class Jobs:
         self.evict_for(job.budget, nbytes)
         job.budget.check(nbytes, f"table {name!r}")
         refuses, members = self._check_finite or not spec.rule.transparent, set(range(job.groups)) - job.gone
-        keep = None if self._kept is None else (self._kept.make_table(of_job, name, spec), job.groups)
+        keep = None if self._kept is None else (self._kept.make_table(of_job, name, spec), job.groups + MOST_JOINED)
         table = self._make_table(of_job, name, spec, members, self._threads, refuses, job.budget, keep)
         if (kept := self._kept) is not None:
             joined = table.registrations

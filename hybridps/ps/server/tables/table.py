@@ -250,7 +250,7 @@ class Table:
         if not isinstance(self.spec.clock, BulkSynchronous):
             return True
         is_idle = not any(chunk.is_busy for chunk in self._chunks.values())
-        return is_idle and self.rounds.computed == self._lost[group][1]
+        return is_idle and not self.rounds.held and self.rounds.computed == self._lost[group][1]
 
     def come_back(self, group: int) -> None:
         """It `may_come_back`, and does."""

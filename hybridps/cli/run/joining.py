@@ -1,0 +1,101 @@
+"""A launch whose groups join a job that runs: what its servers are asked, and told when a group has ended."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import msgspec
+
+from hybridps.cli.run.plan import Launch
+from hybridps.config import PREFIX, Settings, make_settings, to_environment
+from hybridps.errors import ConfigError, ServerError
+from hybridps.ps import wire
+from hybridps.ps.client.sockets import Sockets
+from hybridps.ps.keys import Credentials
+from hybridps.ps.zmq_sockets import has_message
+
+_TELL_SECONDS = 2.0
+_WAY_OUT = (
+    "groups may join jobs of elastic, eamsgd, local, diloco, async and stale; else end the job, and start it again "
+    "with more groups from a checkpoint"
+)
+
+
+def join(launch: Launch) -> Launch:
+    """The launch with what the job's first server says: numbers for its groups, settings and servers.
+
+    Raises ConfigError for settings that are not those of the job, or a job that cannot be joined so; ServerError if the
+    server refuses, or does not answer.
+    """
+    settings = launch.settings
+    credentials = Credentials.of(settings)
+    job = settings.job if settings.job != Settings().job else None
+    ask = wire.AskToJoin(wire.VERSION, job)
+    known = _ask(settings.servers[0], ask, credentials, settings.connect_seconds)
+    settings = _merged(launch, known)
+    ask = wire.AskToJoin(wire.VERSION, known.job, tuple(group.size for group in launch.groups))
+    told = _ask(settings.servers[0], ask, credentials, settings.connect_seconds)
+    settings = msgspec.structs.replace(settings, joins=told.groups, ticket=told.ticket)
+    groups = tuple(replace(group, number=number) for group, number in zip(launch.groups, told.numbers, strict=True))
+    return replace(launch, settings=settings, groups=groups, sizes=told.terms.sizes, done=(told.epoch, told.step))
+
+
+def tell_end(launch: Launch, group: int, life: int, returns: bool) -> None:
+    """Tell all servers that a life of a group has ended. Those that do not answer find out by themselves."""
+    settings, number = launch.settings, launch.groups[group].number
+    end = wire.EndOfGroup(wire.VERSION, settings.job, number, life, settings.ticket or 0, returns)
+    for address in settings.servers:
+        try:
+            _ask(address, end, Credentials.of(settings), _TELL_SECONDS)
+        except (ServerError, ConfigError):
+            continue
+
+
+def _merged(launch: Launch, known: wire.ToldToJoin) -> Settings:
+    """The settings of the launch with those of the job. Raises ConfigError if they do not fit."""
+    from hybridps.algorithms import resolve
+
+    settings, terms = launch.settings, known.terms
+    agreed = wire.agreed_settings(resolve(settings), known.job, terms)
+    algorithm = agreed.get("algorithm", "sync")
+    if algorithm in ("sync", "easgd") or agreed.get("racks") or agreed.get("backend"):
+        what = "has racks" if agreed.get("racks") else f"has the algorithm {algorithm}, whose groups are in step"
+        raise ConfigError(f"job {known.job!r} cannot be joined: it {what}: {_WAY_OUT}")
+    servers = settings.servers
+    if len(servers) == 1 and terms.servers:
+        servers = terms.servers
+    elif terms.servers and len(servers) != len(terms.servers):
+        raise ConfigError(
+            f"--join {','.join(servers)} has {len(servers)} addresses, and job {known.job!r} has {len(terms.servers)} "
+            f"servers: give all in order, {','.join(terms.servers)}, or only the first"
+        )
+    values = {name.removeprefix(PREFIX).lower(): text for name, text in to_environment(settings).items()}
+    return make_settings({**values, **agreed, "job": known.job, "servers": servers})
+
+
+def _ask(address: str, message: wire.AskToJoin | wire.EndOfGroup, credentials: Credentials | None, seconds: float):  # type: ignore[no-untyped-def]
+    """The answer of a server. Raises ServerError if there is none, or it refuses."""
+    if credentials is not None:
+        message = msgspec.structs.replace(message, tenant=credentials.tenant, token=credentials.token)
+    sockets = Sockets([address], credentials, None)
+    try:
+        (socket,), (monitor,) = sockets.sockets, sockets.monitors
+        socket.send(wire.encode(message))
+        deadline = time.monotonic() + seconds
+        while not has_message(socket):
+            sockets.poller.poll(50)
+            while has_message(monitor):
+                if sockets.is_restored(0):
+                    socket.send(wire.encode(message))
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"no answer from {address} within {seconds:g} s: is the job running, is this the address of its "
+                    "first server, and are these its keys?"
+                )
+        answer = wire.decode_answer(socket.recv())
+    finally:
+        sockets.close(linger_seconds=0.0)
+    if isinstance(answer, wire.Refused):
+        raise wire.error_of(answer, address)
+    return answer

@@ -1,0 +1,92 @@
+"""The numbers of the groups of a job: those that it was started with, and those that have joined it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hybridps.errors import ProtocolError, ServerError
+from hybridps.ps.joining import MOST_JOINED, Terms
+from hybridps.ps.model import GroupTakenError
+
+
+@dataclass
+class Places:
+    """Of one job, which was started with so many `groups`. A number that a group had which has gone is given to a later
+    one of the same size, so that no two workers have the same number."""
+
+    groups: int
+    terms: Terms = field(default_factory=Terms)
+    """As the groups of the job say. `sizes`: of all groups, by their numbers."""
+    tickets: dict[int, int] = field(default_factory=dict)
+    """Of the numbers beyond `groups`, whom they were given to last."""
+    awaited: set[int] = field(default_factory=set)
+    """Numbers that were given, and whose groups have not come yet."""
+
+    def learn(self, terms: Terms) -> None:
+        """What one of the groups that the job was started with says of it."""
+        if not self.terms.sizes and len(terms.sizes) == self.groups:
+            self.terms = terms
+
+    def size_of(self, group: int) -> int:
+        """Workers of a group; 1 if nobody has said that."""
+        return self.terms.sizes[group] if group < len(self.terms.sizes) else 1
+
+    def give(self, sizes: Sequence[int], taken: set[int]) -> tuple[tuple[int, ...], int]:
+        """Numbers for groups of these sizes, and their ticket. `taken`: those of groups that are there, or return.
+
+        Raises ServerError if it is not known how large the groups of the job are, or if there are too many.
+        """
+        if len(self.terms.sizes) < self.groups:
+            raise ServerError("its groups have not said how large they are: ask again when they have started")
+        known, numbers, ticket = list(self.terms.sizes), list[int](), secrets.randbits(62)
+        for size in sizes:
+            free = [
+                number
+                for number in range(self.groups, len(known))
+                if known[number] == size and number not in {*taken, *self.awaited, *numbers}
+            ]
+            numbers.append(free[0] if free else len(known))
+            known += [] if free else [size]
+        if len(known) > self.groups + MOST_JOINED:
+            raise ServerError(f"it has places for {MOST_JOINED} groups more, each for one size: wait until one ends")
+        self._set_sizes(tuple(known))
+        self.tickets |= dict.fromkeys(numbers, ticket)
+        self.awaited |= {*numbers}
+        return tuple(numbers), ticket
+
+    def check(self, group: int, terms: Terms, is_there: bool) -> None:
+        """Raise ServerError unless the group may come: one of the first, or one whose ticket is that of its number.
+
+        The first server gives tickets, and is the first to be greeted: the others believe it.
+        """
+        if terms.ticket is None and not 0 <= group < self.groups:
+            raise ProtocolError(f"group {group} is none of {self.groups} groups: they count from 0")
+        if terms.ticket is None:
+            return
+        if not self.groups <= group < self.groups + MOST_JOINED:
+            raise ProtocolError(f"group {group} cannot join a job of {self.groups} groups: ask for a number")
+        known = self.tickets.get(group)
+        if known == terms.ticket:
+            return
+        if terms.server == 0:
+            raise ServerError(
+                f"the number of group {group} was given to another group, as this one had gone: join the job again"
+            )
+        if is_there:
+            raise GroupTakenError(f"group {group} is there already")
+
+    def enter(self, group: int, terms: Terms) -> None:
+        """A group has come that may."""
+        self.awaited.discard(group)
+        if terms.ticket is None:
+            self.learn(terms)
+            return
+        self.tickets[group] = terms.ticket
+        if terms.server and len(terms.sizes) > len(self.terms.sizes):
+            self._set_sizes(terms.sizes)
+
+    def _set_sizes(self, sizes: tuple[int, ...]) -> None:
+        terms = self.terms
+        self.terms = Terms(sizes, terms.settings, terms.servers, terms.server)

@@ -1,0 +1,114 @@
+"""Who is there: how many groups and workers the job has, and whether this group leaves it. All ranks agree."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from hybridps.events import Counted
+from hybridps.resuming import notice
+from hybridps.step.job_context import JobContext
+from hybridps.tensor_collectives import Levels
+
+if TYPE_CHECKING:
+    from hybridps.step.schedule import Schedule
+
+LOOK_SECONDS = 0.5
+"""About so long after a look the ranks of a group look again."""
+
+_MOST_STEPS = 500
+_SOON = 16
+"""After a change, so many steps are looks: until the programs of all ranks have read the number of workers."""
+
+_GROUPS_BITS, _WORKERS_BITS = 13, 10 + 12
+
+
+class _Seen(NamedTuple):
+    """What the ranks of a group have agreed on."""
+
+    groups: int
+    workers: int
+    read: int
+    """The last change of these that the programs of all ranks have read."""
+    leaves: bool
+    steps: int
+    """Until a later look."""
+
+
+class Roll:
+    """Each step of a model calls `begin`, on the program's thread: all ranks of a group in the same steps.
+
+    A look goes through the schedule like all that ranks do together, and counts from the next look on. So the program
+    need not wait, and all ranks come to the same in the same step.
+    """
+
+    def __init__(self, schedule: Schedule, levels: Levels, context: JobContext) -> None:
+        self._schedule, self._levels, self._context = schedule, levels, context
+        self.groups = context.headcount.groups
+        self.divisor = context.headcount.workers
+        """The workers that sums stand for: as many as the programs of all ranks have read that there are."""
+        self.hands_in = False
+        """Whether the group leaves after this step: its weights are averaged once more."""
+        self.version = 0
+        """How often any of these was changed."""
+        self._workers_of = [self.divisor]
+        """By the number of changes."""
+        self._begun, self._next, self._soon = 0, 1, 0
+        self._looked = 0, time.monotonic()
+        self._seen: deque[_Seen] = deque()
+        self._told = threading.Event()
+        self._asked = False
+
+    def begin(self) -> None:
+        """A step begins."""
+        if self.hands_in:
+            notice.agreed = True
+        self._begun += 1
+        if self._begun < self._next:
+            return
+        steps = 1
+        if self._asked:
+            steps = self._take()
+        self._next = self._begun + steps
+        self._asked = True
+        begun, since = self._looked
+        now = time.monotonic()
+        self._looked = self._begun, now
+        pace = (now - since) / max(1, self._begun - begun)
+        self._schedule.begin_call("a look at who is there", lambda: self._look(pace))
+
+    def _take(self) -> int:
+        """What the last look has found counts from now on. Returns the steps until the next one."""
+        while not self._seen:
+            self._told.clear()
+            if not self._seen:
+                self._schedule.wait_for(self._told)
+        seen, headcount = self._seen.popleft(), self._context.headcount
+        before = self.groups, self.divisor, self.hands_in
+        if seen.workers and (seen.groups, seen.workers) != (headcount.groups, headcount.workers):
+            headcount.change(seen.groups, seen.workers)
+            self._workers_of.append(seen.workers)
+            self._soon = _SOON
+            self._context.events.emit(Counted(self._begun, seen.groups, seen.workers))
+        self.groups, self.divisor = headcount.groups, self._workers_of[seen.read]
+        self.hands_in |= seen.leaves
+        self.version += before != (self.groups, self.divisor, self.hands_in)
+        if seen.read < headcount.changes and self._soon:
+            self._soon -= 1
+            return 1
+        return seen.steps
+
+    def _look(self, pace: float) -> None:
+        """On the communication thread. `pace`: seconds of a step."""
+        steps = max(1, min(_MOST_STEPS, int(LOOK_SECONDS / max(pace, 1e-6))))
+        groups, workers = self._context.counted() or (0, 0)
+        mine = steps << _GROUPS_BITS + _WORKERS_BITS | groups << _WORKERS_BITS | workers
+        _, told = self._levels.vote(mine if self._levels.group.rank == 0 else 0)
+        read, _ = self._levels.vote(self._context.headcount.read)
+        _, leaves = self._levels.vote(int(notice.given))
+        workers, rest = told & (1 << _WORKERS_BITS) - 1, told >> _WORKERS_BITS
+        groups, steps = rest & (1 << _GROUPS_BITS) - 1, rest >> _GROUPS_BITS
+        self._seen.append(_Seen(groups, workers, read, bool(leaves), steps))
+        self._told.set()
