@@ -361,7 +361,7 @@ def test_a_lost_rack_is_a_lost_group():
 
 @pytest.mark.slow
 def test_without_parents_all_groups_are_refused_with_the_reason():
-    settings = msgspec.structs.replace(SETTINGS, lost_seconds=1.0)
+    settings = msgspec.structs.replace(SETTINGS, lost_seconds=1.0, reconnect_seconds=0.0)
     with ServerProcess(settings) as parent, hierarchy(racks=0, settings=settings) as tree:
         tree.racks, tree.servers = 2, tree.rack_servers([parent], 2)
         stores = joined(tree, 4, Sum())
