@@ -183,8 +183,8 @@ class Loop:
                 known = self.members.by_name.get(identity)
                 if known is not None:  # else the connection broke again: a greeting follows, and all of this once more
                     self._carry_on(self.jobs.be_back(known.job, known.group))
-            case wire.Leave():
-                self._remove(self.members.of(identity, now), lost=False)
+            case wire.Leave(early=early):
+                self._remove(self.members.of(identity, now), lost=False, early=early)
                 self.transport.send(identity, wire.Alive())
             case wire.Profile(request=request) | wire.ProfilePage(request=request):
                 member = self.members.of(identity, now)
@@ -198,11 +198,11 @@ class Loop:
                 self.transport.send(identity, told)
         return len(frames[0])
 
-    def _remove(self, member: Member, lost: bool) -> None:
+    def _remove(self, member: Member, lost: bool, early: bool = False) -> None:
         # Their memory is their own again: no task may be left that uses it.
         while self.workers.backlog:
             self._follow(self.workers.collect(is_ready=False, wait=True))
-        self._carry_on(self.members.leave(member, lost))
+        self._carry_on(self.members.leave(member, lost, early))
         if not self.members.there(member.job):
             self.profiles.of.pop(member.job, None)
             if self.parents is not None:

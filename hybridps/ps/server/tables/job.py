@@ -22,6 +22,9 @@ class Job:
     budget: Budget
     present: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
+    finished: set[int] = field(default_factory=set)
+    """Those of the groups that the job was started with which have gone at the end of their training: they still count,
+    so that the groups that train on divide by the same number."""
     returns: dict[int, bool] = field(default_factory=dict)
     """Of the groups whose processes have ended, as far as that is known: whether they are started again."""
     tables: dict[str, Table] = field(default_factory=dict)
@@ -40,7 +43,7 @@ class Job:
     done: tuple[float, int] = (0.0, 0)
     """Epochs and steps that the job has done, as its launcher has told."""
     counted: tuple[int, int] = (0, 0)
-    """Groups that are there or expected, and their workers, as of the last change."""
+    """Groups that are there, expected or finished, and their workers, as of the last change."""
 
     def __post_init__(self) -> None:
         self.places = Places(self.groups)
@@ -73,6 +76,7 @@ class Job:
         first = {group for group in range(self.groups) if group not in self.gone or self.returns.get(group)}
         if not self.waits_for_absent:
             first &= self.present | self.returns.keys()
+        first |= self.finished
         groups = first | self.joined
         self.counted = len(groups), sum(map(self.places.size_of, groups))
         return self.counted
@@ -83,16 +87,20 @@ class Job:
         somebody = self.present or self.places.awaited or self.returning
         return not somebody and (have_ended or not may_return)
 
-    def leave(self, group: int, lost: bool) -> list[Outcome]:
-        """A group that is there goes; if it is `lost` it may come back."""
+    def leave(self, group: int, lost: bool, early: bool, may_return: bool) -> list[Outcome]:
+        """A group that is there goes: it is `lost`, goes `early`, or at the end of its training. If it is lost, it
+        `may_return`."""
         self.present.discard(group)
         self.gone.add(group)
+        self.finished.discard(group)
+        if not (lost or early) and group < self.groups:
+            self.finished.add(group)
         self.lost.pop(group, None)
         had = [table for table in self.tables.values() if table.registrations.is_admitted(group)]
-        if lost and had:
+        if may_return and had:
             self.lost[group] = had[0].registrations.joined[group].epoch, had
-        returns, lost = self.returns.get(group, False), group in self.lost
-        left = [table.leave(group, returns=returns, lost=lost) for table in self.tables.values()]
+        returns, stays = self.returns.get(group, False), group in self.lost
+        left = [table.leave(group, returns=returns, lost=stays) for table in self.tables.values()]
         return [outcome for outcomes in left for outcome in outcomes]
 
     def be_back(self, group: int) -> list[Outcome]:
@@ -125,14 +133,15 @@ class Job:
     def image(self) -> JobImage:
         """What of it outlives the process."""
         places = self.places
-        groups = self.groups, self.present, self.gone, self.returns
+        groups = self.groups, self.present, self.gone, self.finished, self.returns
         waits = self.dropped, self.waits_for_absent
         return JobImage(self.name, *groups, *waits, places.terms, places.tickets, self.lives, self.done)
 
     @staticmethod
     def of(image: JobImage, budget: Budget) -> Job:
         """The job that was kept. The groups that were there are awaited."""
-        job = Job(image.name, image.groups, budget, image.present, image.gone, image.returns, dropped=image.dropped)
+        groups = image.present, image.gone, image.finished, image.returns
+        job = Job(image.name, image.groups, budget, *groups, dropped=image.dropped)
         job.waits_for_absent, job.not_back = image.waits_for_absent, {*image.present}
         job.lives, job.done = image.lives, image.done
         job.places.terms, job.places.tickets = image.terms, image.tickets

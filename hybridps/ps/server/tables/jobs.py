@@ -163,17 +163,17 @@ class Jobs:
         job = self._jobs.get(name)
         return [] if job is None else job.be_back(group)
 
-    def leave(self, job: str, group: int, lost: bool = False) -> list[Outcome]:
+    def leave(self, job: str, group: int, lost: bool = False, early: bool = False) -> list[Outcome]:
         """A group goes. The last one takes the tables with it, unless it, or another one, may come back.
 
         It may if it was `lost`, unless all groups have ended for good. In a rack it takes them in any case: the parents
-        have them.
+        have them. `early`: before the end of its training.
         """
         there = self._jobs.get(job)
         if there is None or group not in there.present:
             return []
         is_kept = lost and self._maker.is_root
-        outcomes = there.leave(group, is_kept)
+        outcomes = there.leave(group, lost, early, may_return=is_kept)
         outcomes += self._maker.free_unwanted(there)
         outcomes += there.be_back(group)
         self._note(there)
