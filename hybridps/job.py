@@ -72,7 +72,7 @@ class Job:
 
     @property
     def workers(self) -> int:
-        """Of all groups that are there, expected or finished. All ranks of a group see another number in the same step."""
+        """Of all groups that are there, expected or finished. It changes in the same step on all ranks of a group."""
         return self.session.headcount.read_workers()
 
     @property
@@ -103,8 +103,9 @@ class Job:
         Groups that are in step would hear of a change at different steps, and divide the same sum by different numbers.
         """
         client = self.client
-        fixed = client is None or self._in_step or self.session.settings.racks > 1
-        return None if fixed else client.session.counted
+        if client is None or self._in_step or self.session.settings.racks > 1:
+            return None
+        return client.session.counted
 
     @property
     def client(self) -> Client | None:

@@ -232,10 +232,10 @@ class HybridKVStore(KVStore):
 
     @property
     def num_workers(self) -> int:
-        """Workers of all groups that are there, expected or finished: another number after a step in which that changed.
+        """Workers of all groups that are there, expected or finished.
 
-        Sums stand for as many as a script has read here, on all ranks of its group. Where groups are in step the number
-        never changes.
+        The number may change between two steps, never where groups are in step. Sums stand for as many as the scripts
+        of all ranks of the group have read here.
         """
         workers = self._job.workers
         if workers != self._workers_read:
