@@ -203,6 +203,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     run_folder: str | None = None
     """Folder for the events of a run. Default: events are not written."""
 
+    trace: bool = False
+    """Whether each worker writes a trace of its steps to the run folder, and worker 0 one of the servers."""
+
+    trace_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 34)] = 16 << 20
+    """Size of the trace of each worker, and of the servers. The oldest steps make room for new ones."""
+
     quiet: bool = False
     """Do not print the resolved settings and notes on standard error."""
 

@@ -15,6 +15,7 @@ from hybridps.gossip import Partners
 from hybridps.gossip.start import start_partners
 from hybridps.job.levels import make_levels
 from hybridps.job.servers import connect, find_backend, find_servers, silent_workers
+from hybridps.job.servers_trace import ServersTrace, trace_servers
 from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.session import Session, agree, open_session
 from hybridps.processes import ServerProcess
@@ -54,6 +55,8 @@ class Job:
         """Of a leader, once there is an algorithm that gossips."""
         self._gossip_tier: GossipTier | None = None
         """The last one that was made."""
+        self._servers_trace: ServersTrace | None = None
+        """Of a leader, if the job is traced."""
         self._connected: set[str] = set()
         """The tiers that there is a connection for."""
         self._session_number: int | None = None
@@ -148,6 +151,8 @@ class Job:
         if self._closed:
             return
         self._closed = True
+        if self._servers_trace is not None:
+            self._servers_trace.close()
         if self.client is not None:
             self.client.close(early=notice.agreed)
         elif self._store is not None:
@@ -226,6 +231,8 @@ class Job:
             self._partners = start_partners(self.session)
         elif row.tier != "gossip" and self.servers and self.session.place.is_leader:
             self._store = connect(self.session, self.servers, self._open_store, row.name)
+            if self.client is not None and self.session.trace.process is not None:
+                self._servers_trace = trace_servers(self.session, self.client, self.servers)
 
     def _give_signs_of_life(self) -> None:
         """From now on servers and other groups hear from the leader for how long some rank of its group is silent."""

@@ -21,6 +21,7 @@ from hybridps.mpi_groups.headcount import Headcount
 from hybridps.mpi_groups.plan import WORKER, Place, Plan, make_plan
 from hybridps.mpi_groups.threads import SoloGroup
 from hybridps.mpi_groups.watchdog import Watchdog
+from hybridps.tracing.recorder import Recorder, check_trace
 
 
 class _Hello(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,6 +61,10 @@ class Session:
         """The same as the servers say; None where that is not known."""
         name = place.worker if place.role == WORKER else f"server-{place.world_rank}"
         self.events = EventLog(settings.run_folder, name)
+        self.trace = (
+            Recorder() if place.role != WORKER else Recorder.of(settings, place.worker, place.group, place.group_rank)
+        )
+        """What this worker records of its steps."""
         self.watchdog = Watchdog(settings.deadline_seconds, self._late)
         self.events.emit(Configured(time.time(), msgspec.to_builtins(without_secrets(settings))))
 
@@ -92,6 +97,7 @@ class Session:
         """Stop the watchdog, close the events and free the groups. Later calls do nothing."""
         self.watchdog.stop()
         self.events.close()
+        self.trace.close()
         for group in (self.group, self.workers, self.world):
             group.free()
 
@@ -124,6 +130,7 @@ def open_session(read_settings: Callable[[], Settings] = load_settings, role: st
     try:
         settings = read_settings()
         check_run_folder(settings.run_folder)
+        check_trace(settings)
     except HybridPSError as wrong:
         settings, error = Settings(), str(wrong)
     world, host = _join_world(settings.deadline_seconds)

@@ -16,11 +16,13 @@ RECORD = np.dtype(
         ("chunk", "i8"),
         ("group", "i8"),
         ("thread", "i8"),
+        ("request", "i8"),
         ("began_ns", "i8"),
         ("took_ns", "i8"),
     ]
 )
-"""`kind`: of the message, or `ROUND`; empty: nothing is recorded here. `chunk`, `group`: -1 where there is none.
+"""`kind`: of the message, or `ROUND`; empty: nothing is recorded here. `chunk`, `group`, `request`: -1 where there is
+none; `request` is the number that its client gave a message.
 
 `thread`: 0 for the thread that handles messages, 1 + n for number n of those that own chunks. Times are of the
 monotonic clock of the server's host.

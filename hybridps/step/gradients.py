@@ -212,4 +212,5 @@ class Gradients:
         weights = levels.tensor(layout.length, layout.dtype) if apart else None
         with self._context.watch(f"the registration of {name}"):
             self._algorithm.join_gradients(name, layout)
+        self._context.trace.add_keys(name, layout, vectors)
         return Table(name, layout, tensor, weights, self._algorithm.row.rule.whole_keys)

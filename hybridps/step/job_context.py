@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hybridps.config import Settings
 from hybridps.events import EventLog
 from hybridps.mpi_groups import Headcount, Session
+from hybridps.tracing import Recorder
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,15 @@ class JobContext:
     """The groups and workers of the job, as the program is told."""
     counted: Callable[[], tuple[int, int] | None] = lambda: None
     """The same as the leader knows from its servers; None elsewhere."""
+    trace: Recorder = field(default_factory=Recorder)
+    """What this worker records of its steps."""
 
     @staticmethod
     def of(session: Session) -> JobContext:
         """The context of a worker of this session."""
         place, watch = session.place, session.watchdog.watch
         groups, with_servers = session.plan.groups, session.bytes_with_servers
-        told = session.headcount, session.counted
+        told = session.headcount, session.counted, session.trace
         return JobContext(
             session.settings, place.worker, groups, session.events, watch, place.group, with_servers, *told
         )

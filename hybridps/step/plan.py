@@ -95,6 +95,11 @@ class Span(NamedTuple):
     start: int
     stop: int
 
+    @property
+    def nbytes(self) -> int:
+        """Of one vector."""
+        return (self.stop - self.start) * self.table.layout.itemsize
+
 
 class Bucket(NamedTuple):
     """What is reduced at a time. `spans`, at least one, leave out keys that are not expected.

@@ -30,8 +30,11 @@ class Reducer:
         self._updates = algorithm.updates
         self._bucket_bytes = context.settings.bytes_reduced_at_a_time
         self._finite = FiniteCheck(algorithm, context)
-        self._under_way: deque[Sequence[Item]] = deque()
+        self._under_way: deque[tuple[Span, Sequence[Item]]] = deque()
         self.spent = TimeSpent(context.events, context.bytes_with_servers)
+        self.trace = context.trace
+        self.model = context.trace.add_model()
+        """The number of this model in the trace."""
         self.in_order: Plan | None = None
         """The plan of the steps that stay in program order."""
 
@@ -48,10 +51,12 @@ class Reducer:
         `finished`: items that are done when it is done, and those before it.
         """
         rules = span.table.rules(span.start, span.stop, lambda key: items[key].rule) if self._updates else ()
-        what = f"step {step}: the sum of {span.table.name} in the group, from key {span.table.key_at(span.start)!r} on"
+        key, began = span.table.key_at(span.start), time.monotonic()
+        what = f"step {step}: the sum of {span.table.name} in the group, from key {key!r} on"
         with self._context.watch(what), self.spent.on("group"), self._finite.reducing(span, step):
             self._algorithm.reduce_(span.table.name, span.table.tensor, span.start, span.stop, rules)
-        self._under_way.append(finished)
+        self.trace.span("allreduce", began, span.table.name, key, span.nbytes)
+        self._under_way.append((span, finished))
         if len(self._under_way) > UNDER_WAY:
             self._finish(step)
 
@@ -61,10 +66,13 @@ class Reducer:
             self._finish(step)
 
     def _finish(self, step: int) -> None:
+        began = time.monotonic()
         with self._context.watch(f"step {step}: the answer of the servers"), self.spent.on("exchange"):
             found = self._algorithm.finish_()
         self._finite.reduced(found or {})
-        for item in self._under_way.popleft():
+        span, finished = self._under_way.popleft()
+        self.trace.span("exchange", began, span.table.name, span.table.key_at(span.start), span.nbytes)
+        for item in finished:
             item.finish()
 
 
@@ -103,6 +111,7 @@ class Begin(Item):
         """Reduce what the step expects. The rest follows in program order."""
         self.finish()
         plan, reducer = self.step.plan, self.step.reducer
+        reducer.trace.begin(self.step.number, reducer.model)
         if plan.buckets and plan is not reducer.in_order:
             fused = FusedStep(self.step, self._schedule, self._context)
             with self._schedule.reporting_to(fused.see):
@@ -147,6 +156,10 @@ class Gradient(Item):
         self.arrived_at = time.monotonic()
         super().__call__(release)
 
+    def note_arrival(self) -> None:
+        """It is in the trace from now on."""
+        self.step.reducer.trace.arrived(self._span.table.name, self.name, self.arrived_at)
+
     @property
     def remaining(self) -> Span:
         """What is not reduced yet."""
@@ -157,6 +170,7 @@ class Gradient(Item):
         mates = self._mates(items)
         self.step.reducer.reduce(merged(mate.remaining for mate in mates.values()), self.step.number, mates)
         for mate in mates.values():
+            mate.note_arrival()
             mate.finish()
         return len(mates)
 
@@ -200,6 +214,7 @@ class FusedStep:
             if item.in_step and item.step is self._step and item.name in self._step.plan.buckets_of:
                 self._items[item.name] = item
                 if item.arrived:
+                    item.note_arrival()
                     self._last_arrival = max(self._last_arrival, item.arrived_at)
                     for number in self._step.plan.buckets_of[item.name]:
                         self._missing[number] -= 1
@@ -220,6 +235,7 @@ class FusedStep:
         step.reducer.drain(step.number)
         if vote is Vote.COMPLETE:
             step.reducer.spent.end_step(self._last_arrival)
+            step.reducer.trace.end()
         return vote is Vote.STAY_OVER
 
     def _decide(self, number: int, bucket: Bucket) -> Vote:
@@ -260,8 +276,10 @@ class FusedStep:
 
     def _vote(self, bucket: Bucket, own: Vote) -> Vote:
         keys = f"keys {bucket.keys[0]!r} to {bucket.keys[-1]!r}"
+        began = time.monotonic()
         with self._watch(f"{self._step.title}: gradients of {keys} that another worker has not computed"):
             _, largest = self._schedule.agreement.vote(self._step.phase, int(own), self._step.title)
+        self._step.reducer.trace.span("vote", began, bucket.spans[0].table.name, bucket.keys[0])
         return Vote(largest)
 
     def _reduce(self, bucket: Bucket) -> None:

@@ -14,13 +14,13 @@ import hybridps
 
 PACKAGE = Path(hybridps.__file__).parent
 BASE = {"errors", "addresses", "config", "memory", "shared_memory", "codecs", "events", "processes", "racks"}
-BASE |= {"progress", "resuming", "links"}
+BASE |= {"progress", "resuming", "links", "tracing"}
 PURE_PS = {"ps.store", "ps.model", "ps.clocks", "ps.chunk_map", "ps.rules"}
 """The parameter service without sockets and threads."""
 
 CORE = BASE | {"mpi_groups", "tensor_collectives"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "__init__": {"progress", "resuming"},
+    "__init__": {"progress", "resuming", "tracing.loading"},
     "errors": set(),
     "addresses": {"errors"},
     "compiled": set(),
@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "progress": BASE,
     "resuming": BASE,
     "links": BASE,
+    "tracing": BASE,
     "mpi_groups": BASE,
     "tensor_collectives": CORE | {"compiled"},
     "ps": BASE | {"compiled"},

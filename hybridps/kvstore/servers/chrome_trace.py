@@ -21,7 +21,7 @@ def chrome_trace(server: int, records: np.ndarray) -> dict[str, Any]:
     for thread in np.unique(records["thread"]).tolist():
         name = f"chunks, thread {thread - 1}" if thread else "messages"
         events.append({"ph": "M", "name": "thread_name", "pid": server, "tid": thread, "args": {"name": name}})
-    for kind, table, chunk, group, thread, began_ns, took_ns in records.tolist():
+    for kind, table, chunk, group, thread, _request, began_ns, took_ns in records.tolist():
         args = {"table": table.decode(errors="replace"), "chunk": chunk, "group": group}
         events.append(
             {

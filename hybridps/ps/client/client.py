@@ -164,12 +164,15 @@ class Client:
         """As `ParameterStore.away`."""
         return self.session.away
 
-    def profile(self, state: State) -> None:
-        """Have the servers record what they do for this job and when, keep that, or forget it.
+    def profile(self, state: State, servers: Iterable[int] | None = None) -> int:
+        """Have the servers, or some of them, record what they do for this job and when, keep that, or forget it.
 
-        Raises ServerError if the tenant has no room for it.
+        Returns the number of the request, which is in the profile. Raises ServerError if the tenant has no room for it.
         """
-        self.session.ask("change of a profile", self.servers, lambda request, _: wire.Profile(request, state)).wait()
+        asked = self.servers if servers is None else servers
+        operation = self.session.ask("change of a profile", asked, lambda request, _: wire.Profile(request, state))
+        operation.wait()
+        return operation.request
 
     def read_profile(self, server: int) -> tuple[np.ndarray, int]:
         """What one server has recorded for this job (of dtype `RECORD`), and how many records it had no room for.

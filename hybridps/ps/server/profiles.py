@@ -36,13 +36,23 @@ class Profile:
         self._lock = threading.Lock()
         budget.lend(self._records)
 
-    def add(self, kind: bytes, began_ns: int, thread: int, table: str = "", chunk: int = -1, group: int = -1) -> None:
+    def add(
+        self,
+        kind: bytes,
+        began_ns: int,
+        thread: int,
+        table: str = "",
+        chunk: int = -1,
+        group: int = -1,
+        request: int = -1,
+    ) -> None:
         """Record what has just ended."""
         ended_ns = time.monotonic_ns()
         with self._lock:
             number, self._count = self._count, self._count + 1
         if number < MOST_RECORDS:
-            self._records[number] = kind, table.encode(), chunk, group, thread, began_ns, ended_ns - began_ns
+            took_ns = ended_ns - began_ns
+            self._records[number] = kind, table.encode(), chunk, group, thread, request, began_ns, took_ns
 
     def page(self, number: int) -> np.ndarray:
         """A copy of one page, behind a record that counts them all."""
@@ -95,7 +105,8 @@ class Profiles:
             profile = None if member is None else self.of.get(member.job)
             if member is not None and profile is not None and profile.runs:
                 kind = type(message).__name__.lower().encode()
-                profile.add(kind, began_ns, 0, getattr(message, "table", ""), group=member.group)
+                table, request = getattr(message, "table", ""), getattr(message, "request", -1)
+                profile.add(kind, began_ns, 0, table, group=member.group, request=request)
 
     def timed(self, task: Task) -> Task:
         """The task, with its time recorded if it computes a round of a job that is profiled."""

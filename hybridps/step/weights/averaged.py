@@ -107,6 +107,8 @@ class Weights:
                 self._context.events.emit(Skipped(table, step))
             self._tell(self._algorithm.skipped > skipped, bool(nbytes))
             took = time.monotonic() - began
+            if nbytes:
+                self._context.trace.span("averaging", began, nbytes=nbytes)
             change = self._algorithm.change(table)
             if math.isfinite(change):
                 self._context.events.emit(Changed(table, step, change, arena.layout.nbytes, nbytes))

@@ -1,0 +1,117 @@
+"""The trace of a job's servers: a leader asks them now and then what they did, and writes that to the run folder."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from hybridps.errors import HybridPSError
+from hybridps.mpi_groups.session import Session
+from hybridps.ps.client import Client
+from hybridps.ps.profile import PAGE_RECORDS
+from hybridps.racks import place_in_rack
+from hybridps.tracing import Probe, Recorder, Served, TraceFile
+
+PAUSE_SECONDS = 2.0
+"""Between two times that the servers are asked, at least."""
+
+PAUSE_PER_COST = 300
+"""The pause is at least so many times what asking has taken: it costs a third of a percent of the time at most."""
+
+PROBES = 4
+"""Messages that compare the clocks, each time."""
+
+
+class ServersTrace:
+    """Of the servers of one rack. Used by the thread that uses the client; it asks while no exchange is under way.
+
+    The leader of the first group reads what the servers have recorded. Those of other groups only compare their clocks
+    with the servers' ones. An error of the servers ends no job: the rest of their trace is missing, and a note says so.
+    """
+
+    def __init__(self, session: Session, client: Client, addresses: tuple[str, ...], first: int, reads: bool) -> None:
+        """`first`: the number of the first of these servers among all of the job. `reads`: as the first group does."""
+        self._session = session
+        self._client = client
+        self._addresses = addresses
+        self._first = first
+        self._reads = reads
+        self._due = 0.0
+        self._written = [0] * len(addresses)
+        """Of what each server has recorded, how much the file has."""
+        settings, place = session.settings, session.place
+        self._file = TraceFile(str(settings.run_folder), f"servers-{place.worker}", settings.trace_bytes)
+        if session.trace.process is not None:
+            self._file.write(session.trace.process, stays=True)
+        self._failed = False
+
+    def ask_if_due(self) -> None:
+        """Ask the servers, if it is time for it."""
+        began = time.monotonic()
+        if not self._failed and began >= self._due:
+            self.ask()
+            now = time.monotonic()
+            self._due = now + max(PAUSE_SECONDS, PAUSE_PER_COST * (now - began))
+
+    def ask(self) -> None:
+        """Compare the clocks; on the first leader, read what the servers have recorded."""
+        try:
+            for server, address in enumerate(self._addresses):
+                if self._reads and self._due:
+                    self._read(server, address)
+                self._probe(server, address)
+        except HybridPSError as error:
+            self._failed = True
+            self._session.note(f"the trace of the servers ends here: {error}")
+
+    def close(self) -> None:
+        """Read what is left, and have the servers forget it."""
+        if not self._failed and self._reads:
+            self.ask()
+        if not self._failed and self._reads:
+            try:
+                self._client.profile("end")
+            except HybridPSError as error:
+                self._session.note(f"the servers still keep their profile of this job: {error}")
+        self._file.close()
+
+    def _probe(self, server: int, address: str) -> None:
+        trace: Recorder = self._session.trace
+        for _ in range(PROBES):
+            began = time.monotonic()
+            request = self._client.profile("run", [server])
+            ended = time.monotonic()
+            times = trace.microseconds(began), trace.microseconds(ended)
+            self._file.write(Probe(self._first + server, address, request, *times))
+
+    def _read(self, server: int, address: str) -> None:
+        """Write what is new. When the profile has a page, it begins anew: later ones would be read in vain."""
+        records, missing = self._client.read_profile(server)
+        new = records[self._written[server] :]
+        self._written[server] = len(records)
+        if len(records) >= PAGE_RECORDS:
+            self._client.profile("end", [server])
+            self._written[server] = 0
+        if len(new):
+            self._file.write(_served(self._first + server, address, new, missing))
+
+
+def trace_servers(session: Session, client: Client, servers: tuple[str, ...]) -> ServersTrace:
+    """Trace the servers of the rack of this leader, which has this client. They are asked after its steps."""
+    settings, group = session.settings, session.place.group
+    place = place_in_rack(group, session.plan.groups, settings.racks, servers)
+    trace = ServersTrace(session, client, place.servers, place.rack * len(place.servers), reads=place.group == 0)
+    session.trace.on_step = trace.ask_if_due
+    return trace
+
+
+def _served(server: int, address: str, records: np.ndarray, missing: int) -> Served:
+    numbers: dict[bytes, int] = {}
+    kinds, tables = (
+        [numbers.setdefault(name, len(numbers)) for name in records[column].tolist()] for column in ("kind", "table")
+    )
+    chunks, groups, threads, requests = (records[column].tolist() for column in ("chunk", "group", "thread", "request"))
+    began, took = ((records[column] // 1000).tolist() for column in ("began_ns", "took_ns"))
+    names = [name.decode(errors="replace") for name in numbers]
+    return Served(server, address, names, kinds, tables, chunks, groups, threads, requests, began, took, missing)

@@ -1,0 +1,181 @@
+"""Puts the times of all processes on one clock: that of the lowest worker.
+
+No message is sent for it. Within a group, nobody leaves a vote before everybody has entered it, and all leave it at
+about the same time. A server begins to handle the message of a leader between its departure and the arrival of the
+answer. Each such pair of times bounds the difference of two clocks. The differences are estimated again every few seconds,
+as clocks drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from hybridps.tracing.reading import Interval, Trace, TracedStep, TracedWorker
+
+WINDOW_SECONDS = 10.0
+"""The difference of two clocks counts as constant for so long: at 20 parts in a million it changes by 0.2 ms."""
+
+Node = tuple[str, int]
+"""`worker` or `server`, and its number."""
+
+
+class Bound(NamedTuple):
+    """At a time of clock A, clock B is ahead of it by `low` to `high` seconds, probably by `likely`."""
+
+    when: float
+    low: float
+    high: float
+    likely: float
+
+
+class Difference(NamedTuple):
+    """How far clock B is ahead of clock A, at times of A; on a line in between. `uncertainty`: in seconds."""
+
+    times: tuple[float, ...]
+    seconds: tuple[float, ...]
+    uncertainty: float
+
+    def at(self, when: float) -> float:
+        return float(np.interp(when, self.times, self.seconds))
+
+
+class OneClock(NamedTuple):
+    """A trace on one clock. `uncertainty`: of the times of one process to another, in seconds, at most, as measured.
+
+    `by_wall_clock`: processes of which no message tells, whose hosts' wall clocks were compared.
+    """
+
+    trace: Trace
+    uncertainty: float
+    by_wall_clock: tuple[str, ...]
+
+
+def on_one_clock(trace: Trace) -> OneClock:
+    """The same trace, with all times in seconds of the clock of the lowest worker."""
+    nodes: list[Node] = [("worker", number) for number in sorted(trace.workers)]
+    nodes += [("server", number) for number in sorted(trace.servers)]
+    if not nodes:
+        return OneClock(trace, 0.0, ())
+    edges = _edges(trace)
+    reached: dict[Node, Callable[[float], float]] = {nodes[0]: lambda when: when}
+    uncertainties = {nodes[0]: 0.0}
+    waiting = [nodes[0]]
+    while waiting:
+        node = waiting.pop(0)
+        for (first, second), difference in edges.items():
+            if node not in (first, second) or (other := second if node == first else first) in reached:
+                continue
+            sign = -1.0 if node == first else 1.0
+            reached[other] = _chain(reached[node], difference, sign)
+            uncertainties[other] = uncertainties[node] + difference.uncertainty
+            waiting.append(other)
+    left = [node for node in nodes if node not in reached]
+    for node in left:
+        reached[node] = _by_wall_clock(trace, nodes[0], node)
+    names = tuple(f"{kind} {number}" for kind, number in left if kind == "worker")
+    return OneClock(_shifted(trace, reached), max(uncertainties.values()), names)
+
+
+def difference(bounds: Iterable[Bound]) -> Difference | None:
+    """The difference of two clocks that these bounds leave; None without bounds."""
+    windows: dict[int, list[Bound]] = {}
+    for bound in bounds:
+        windows.setdefault(int(bound.when // WINDOW_SECONDS), []).append(bound)
+    times, seconds, widths = [], [], []
+    for _, within in sorted(windows.items()):
+        low, high = max(bound.low for bound in within), min(bound.high for bound in within)
+        likely = float(np.median([bound.likely for bound in within]))
+        times.append(float(np.mean([bound.when for bound in within])))
+        seconds.append(min(max(likely, low), high) if low <= high else (low + high) / 2)
+        widths.append(abs(high - low))
+    return Difference(tuple(times), tuple(seconds), max(widths)) if times else None
+
+
+def _edges(trace: Trace) -> dict[tuple[Node, Node], Difference]:
+    bounds: dict[tuple[Node, Node], list[Bound]] = {}
+    leaders: dict[int, TracedWorker] = {}
+    for worker in sorted(trace.workers.values(), key=lambda each: each.process.group_rank):
+        leader = leaders.setdefault(worker.process.group, worker)
+        if leader is not worker:
+            nodes: tuple[Node, Node] = ("worker", leader.process.worker), ("worker", worker.process.worker)
+            bounds[nodes] = list(_of_votes(leader, worker))
+    handled = {
+        (server.number, work.group, work.request): work.time
+        for server in trace.servers.values()
+        for work in server.work
+        if work.kind == "profile"
+    }
+    for probe in trace.probes:
+        group = trace.workers[probe.worker].process.group if probe.worker in trace.workers else -1
+        time = handled.get((probe.server, group, probe.request))
+        if time is not None:
+            bounds.setdefault((("worker", probe.worker), ("server", probe.server)), []).append(_bound(probe.time, time))
+    found = {nodes: difference(each) for nodes, each in bounds.items()}
+    return {nodes: each for nodes, each in found.items() if each is not None}
+
+
+def _of_votes(first: TracedWorker, second: TracedWorker) -> Iterable[Bound]:
+    others = {(step.model, step.number): _votes(step) for step in second.steps}
+    for step in first.steps:
+        here, there = _votes(step), others.get((step.model, step.number), [])
+        if len(here) == len(there):
+            for mine, other in zip(here, there, strict=True):
+                likely = other.ended - mine.ended
+                yield Bound(mine.began, other.began - mine.ended, other.ended - mine.began, likely)
+
+
+def _votes(step: TracedStep) -> list[Interval]:
+    return [span.time for span in step.spans if span.kind == "vote"]
+
+
+def _bound(asked: Interval, handled: Interval) -> Bound:
+    """From a message. The server may go on with it after the answer has left, so only its beginning counts."""
+    low, high = handled.began - asked.ended, handled.began - asked.began
+    return Bound(asked.began, low, high, (low + high) / 2)
+
+
+def _chain(before: Callable[[float], float], difference: Difference, sign: float) -> Callable[[float], float]:
+    if sign < 0:  # from the time of B to that of A; A's own time is close enough to look the difference up
+        return lambda when: before(when - difference.at(when - difference.seconds[0]))
+    return lambda when: before(when + difference.at(when))
+
+
+def _by_wall_clock(trace: Trace, reference: Node, node: Node) -> Callable[[float], float]:
+    """For a process that no message connects with the first worker."""
+    if node[0] == "server" or reference[0] == "server":
+        return lambda when: when
+    first, other = trace.workers[reference[1]].process, trace.workers[node[1]].process
+    shift = 0.0 if first.clock and first.clock == other.clock else (other.wall - other.base) - (first.wall - first.base)
+    return lambda when: when + shift
+
+
+def _shifted(trace: Trace, to: dict[Node, Callable[[float], float]]) -> Trace:
+    shifted = Trace()
+    for number, worker in trace.workers.items():
+        at = to["worker", number]
+        steps = [_shift_step(step, at) for step in worker.steps]
+        shifted.workers[number] = replace(worker, steps=steps)
+    for number, server in trace.servers.items():
+        at = to["server", number]
+        work = [each._replace(time=_shift(each.time, at)) for each in server.work]
+        shifted.servers[number] = replace(server, work=work)
+    return shifted
+
+
+def _shift_step(step: TracedStep, at: Callable[[float], float]) -> TracedStep:
+    return replace(
+        step,
+        time=_shift(step.time, at),
+        began=at(step.began),
+        arrived=tuple((key, at(when)) for key, when in step.arrived),
+        spans=tuple(span._replace(time=_shift(span.time, at)) for span in step.spans),
+        loading=tuple(_shift(each, at) for each in step.loading),
+    )
+
+
+def _shift(time: Interval, at: Callable[[float], float]) -> Interval:
+    return Interval(at(time.began), at(time.ended))

@@ -1,0 +1,129 @@
+"""What a worker records of its steps."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from hybridps.config import Settings
+from hybridps.errors import ConfigError
+from hybridps.memory import Layout
+from hybridps.tracing.files import TraceFile
+from hybridps.tracing.loading import take_loads
+from hybridps.tracing.records import Keys, Kind, Process, Span, Step
+
+KEYS_AT_A_TIME = 1000
+
+
+class Recorder:
+    """The trace of a worker's steps, or nothing if there is no file. Used by the communication thread.
+
+    It takes times in seconds of the monotonic clock. It holds one step, and writes one line for it.
+    """
+
+    def __init__(self, file: TraceFile | None = None, process: Process | None = None) -> None:
+        self.process = process
+        """This worker; None if nothing is recorded."""
+        self.on_step: Callable[[], None] = lambda: None
+        """Called after each step."""
+        self._file = file
+        self._base = process.base if process is not None else 0.0
+        self._keys: dict[tuple[str, str], int] = {}
+        self._models = 0
+        self._open: tuple[int, int, float] | None = None
+        """The step's number, its model, and when it began."""
+        self._arrived: dict[int, float] = {}
+        self._spans: list[Span] = []
+
+    @staticmethod
+    def of(settings: Settings, worker: int, group: int, group_rank: int) -> Recorder:
+        """The recorder of a worker, as the settings say."""
+        if not settings.trace or settings.run_folder is None:
+            return Recorder()
+        file, base = TraceFile(settings.run_folder, str(worker), settings.trace_bytes), time.monotonic()
+        process = Process(worker, group, group_rank, base, time.time(), clock_name(), settings.launch, settings.life)
+        file.write(process, stays=True)
+        return Recorder(file, process)
+
+    def add_model(self) -> int:
+        """The number of another model."""
+        self._models += 1
+        return self._models - 1
+
+    def add_keys(self, table: str, layout: Layout, vectors: int) -> None:
+        """The keys of a table, whose gradients have so many `vectors`."""
+        if self._file is None:
+            return
+        for start in range(0, len(layout.slots), KEYS_AT_A_TIME):
+            slots, first = layout.slots[start : start + KEYS_AT_A_TIME], len(self._keys)
+            self._keys |= {(table, slot.key): first + number for number, slot in enumerate(slots)}
+            sizes = [slot.size for slot in slots]
+            nbytes = [size * layout.itemsize * vectors for size in sizes]
+            self._file.write(Keys(table, first, [slot.key for slot in slots], sizes, nbytes), stays=True)
+
+    def begin(self, number: int, model: int) -> None:
+        """A step of a model begins."""
+        if self._file is not None:
+            now = time.monotonic()
+            if self._open is not None:
+                self._write(max([self._open[2], *self._arrived.values()]))
+            self._open = number, model, now
+
+    def arrived(self, table: str, key: str, when: float) -> None:
+        """The gradient of a key had been computed then."""
+        if self._file is not None:
+            self._arrived[self._keys.get((table, key), -1)] = when
+
+    def span(self, kind: Kind, began: float, table: str = "", key: str = "", nbytes: int = 0) -> None:
+        """The communication thread has done this from `began` until now."""
+        if self._file is not None:
+            number = self._keys.get((table, key), -1)
+            self._spans.append(
+                Span(kind, self.microseconds(began), self.microseconds(time.monotonic()), number, nbytes)
+            )
+
+    def end(self) -> None:
+        """All sums of the step are there."""
+        if self._open is not None:
+            self._write(time.monotonic())
+            self.on_step()
+
+    def microseconds(self, seconds: float) -> int:
+        """A time of the monotonic clock, as lines have it."""
+        return round(1e6 * (seconds - self._base))
+
+    def close(self) -> None:
+        """Write the step that is open, and close the file. After the communication thread has ended."""
+        if self._file is not None:
+            if self._open is not None:
+                self._write(max([self._open[2], *self._arrived.values()]))
+            self._file.close()
+
+    def _write(self, ended: float) -> None:
+        if self._open is None or self._file is None:
+            return
+        number, model, began = self._open
+        arrived = [(key, self.microseconds(when)) for key, when in self._arrived.items()]
+        at_end = max([self.microseconds(ended), *(span.ended for span in self._spans)])
+        loads = [(self.microseconds(start), self.microseconds(stop)) for start, stop in take_loads()]
+        self._file.write(Step(number, model, self.microseconds(began), at_end, arrived, self._spans, loads))
+        self._open, self._arrived, self._spans = None, {}, []
+
+
+def check_trace(settings: Settings) -> None:
+    """Raise ConfigError for a trace without a folder to write it to."""
+    if settings.trace and settings.run_folder is None:
+        raise ConfigError(
+            "HYBRIDPS_TRACE needs a folder to write to: set HYBRIDPS_RUN_FOLDER, or give `hybridps run --run FOLDER`"
+        )
+
+
+def clock_name() -> str:
+    """The host, and its last boot where that is known."""
+    boot = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()} {boot}".strip()
