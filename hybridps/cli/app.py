@@ -254,11 +254,31 @@ def tune_command(
 
 
 @app.command(name="report")
-def report_command(folder: Annotated[str, typer.Argument(help="The run folder.")]) -> None:
-    """Write the report of a run folder, and print its summary."""
-    from hybridps.cli.summary import print_summary
+def report_command(
+    folders: Annotated[list[str], typer.Argument(metavar="RUN...", help="The run folders.")],
+    page: Annotated[
+        Path,
+        typer.Option("--page", help="Where the page of several runs goes. That of a single one goes to its folder."),
+    ] = Path("report.html"),
+) -> None:
+    """Write the report of a run folder: summary.json, pictures and report.html; or one page of several runs."""
+    from hybridps.cli.summary import print_comparison, print_summary
 
-    print_summary(folder)
+    if len(folders) > 1:
+        print_comparison(folders, page)
+    else:
+        print_summary(folders[0])
+
+
+@app.command(name="trace")
+def trace_command(
+    folder: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run that was started with --trace.")],
+    out: Annotated[Path | None, typer.Option("--out", help="The file. Default: RUN/trace.json.")] = None,
+) -> None:
+    """Write one Chrome trace of all workers and servers of a run, on one clock: open it at https://ui.perfetto.dev."""
+    from hybridps.cli.summary import write_trace
+
+    write_trace(Path(folder), out)
 
 
 def read_settings(options: Mapping[str, Any], pairs: Iterable[str] = ()) -> Settings:

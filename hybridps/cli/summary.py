@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,11 @@ def print_summary(folder: str, *, only_if_events: bool = False) -> None:
             raise
         print(f"hybridps: no report of {folder}: {error}", file=sys.stderr)
         return
+    findings = summary.pop("findings", [])
     if not sys.stdout.isatty():
         for key, value in summary.items():
             print(f"{key}: {text_of(value)}")
+        print("".join(f"{said}\n" for said in findings), end="")
         return
     from rich.console import Console
     from rich.table import Table
@@ -37,7 +39,44 @@ def print_summary(folder: str, *, only_if_events: bool = False) -> None:
     table = Table(title=folder, show_header=False)
     for key, value in summary.items():
         table.add_row(key.replace("_", " "), text_of(value))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for said in findings:
+        console.print(f"- {said}", highlight=False)
+    console.print(f"The page: {Path(folder, 'report.html')}", highlight=False)
+
+
+def print_comparison(folders: Sequence[str], page: Path) -> None:
+    """Write the page of several runs, and print their figures side by side. Raises HybridPSError."""
+    from hybridps.report import compare_reports
+
+    summaries = compare_reports([Path(folder) for folder in folders], page)
+    for folder, summary in zip(folders, summaries, strict=True):
+        figures = ("algorithm", "accuracy", "seconds", "step_ms", "bytes_across_groups")
+        said = ", ".join(f"{name} {text_of(summary[name])}" for name in figures if summary.get(name) is not None)
+        print(f"{folder}: {said}")
+    print(f"hybridps: wrote {page}")
+
+
+def write_trace(folder: Path, out: Path | None) -> None:
+    """Write the Chrome trace of a run. Raises HybridPSError if it was not traced, or the file cannot be written."""
+    from hybridps.tracing import on_one_clock, read_trace, write_chrome_trace
+
+    clock = on_one_clock(read_trace(folder))
+    if not clock.trace:
+        raise HybridPSError(
+            f"{folder} has no trace of a step: start the run with `hybridps run --trace --run {folder}`"
+        )
+    path = out or folder / "trace.json"
+    try:
+        count = write_chrome_trace(clock, path)
+    except OSError as error:
+        raise HybridPSError(f"the trace cannot be written to {str(path)!r}: {error.strerror}") from None
+    workers, servers = len(clock.trace.workers), len(clock.trace.servers)
+    print(
+        f"hybridps: wrote {path}: {count} events of {workers} workers and {servers} servers, whose clocks are known to "
+        f"{1e3 * clock.uncertainty:.2g} ms. Open it at https://ui.perfetto.dev"
+    )
 
 
 def text_of(value: Any) -> str:

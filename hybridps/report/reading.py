@@ -24,17 +24,33 @@ from hybridps.events import (
     Count,
     Ended,
     Evaluated,
+    Event,
     Exchanged,
+    Joined,
     Launched,
+    Noted,
+    NotFinite,
     Planned,
     Restarted,
     Skipped,
 )
 
-Known = Configured | Planned | Communicated | Exchanged | Skipped | Closed | Launched | Restarted | Evaluated | Ended
-KnownT = TypeVar(
-    "KnownT", Configured, Planned, Communicated, Exchanged, Skipped, Closed, Launched, Restarted, Evaluated, Ended
+Known = (
+    Configured
+    | Planned
+    | Communicated
+    | Exchanged
+    | Skipped
+    | Closed
+    | Launched
+    | Restarted
+    | Joined
+    | Evaluated
+    | Ended
+    | Noted
+    | NotFinite
 )
+KnownT = TypeVar("KnownT", bound=Event)
 Line = dict[str, Any]
 
 _DIGITS = 6

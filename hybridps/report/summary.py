@@ -1,30 +1,13 @@
-"""The report of a run: its size, accuracy, speed and traffic, and the plot."""
+"""The figures of a run: its size, accuracy, speed and traffic."""
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
 from typing import Any
 
 from hybridps.events import Closed, Ended, Launched, Planned, Restarted
-from hybridps.report.plots import plot
 from hybridps.report.points import points_of, started, traffic_of
-from hybridps.report.reading import Run, fraction, mean_loss, read_run
+from hybridps.report.reading import Run, fraction, mean_loss
 from hybridps.report.traffic import figures
-
-
-def make_report(folder: Path) -> dict[str, Any]:
-    """Write `summary.json` and `training.png` into a run folder, and return the summary.
-
-    Half-written lines are skipped. Raises HybridPSError if nobody wrote anything there, or if
-    matplotlib is not installed; the summary is written before the plot.
-    """
-    run = read_run(folder)
-    summary = summarise(run)
-    _write_atomically(folder / "summary.json", json.dumps(summary, indent=1).encode() + b"\n")
-    _write_atomically(folder / "training.png", plot(run, summary))
-    return summary
 
 
 def summarise(run: Run) -> dict[str, Any]:
@@ -96,9 +79,3 @@ def _seconds(run: Run) -> float:
     known = [*run.ranks, *run.reports, *([run.launch] if run.launch else [])]
     last = max((rank.times[-1] for rank in known if rank.times), default=0.0)
     return max(0.0, last - started(run))
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)

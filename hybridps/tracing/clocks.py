@@ -2,8 +2,8 @@
 
 No message is sent for it. Within a group, nobody leaves a vote before everybody has entered it, and all leave it at
 about the same time. A server begins to handle the message of a leader between its departure and the arrival of the
-answer. Each such pair of times bounds the difference of two clocks. The differences are estimated again every few seconds,
-as clocks drift.
+answer. Each such pair of times bounds the difference of two clocks. As clocks drift, it is estimated again every few
+seconds.
 """
 
 from __future__ import annotations

@@ -133,10 +133,11 @@ class Trace:
         return any(worker.steps for worker in self.workers.values())
 
 
-def read_trace(folder: Path) -> Trace:
+def read_trace(folder: Path, launch: str | None = None) -> Trace:
     """The trace of a run; it is false if there is none. Lines that a killed process left half written are skipped.
 
-    Of a worker that was started again, its last life counts. Raises HybridPSError for files that cannot be read.
+    Of a worker that was started again, its last life counts. `launch`: the id of the launch; files of others, which an
+    earlier run has left, do not count. Raises HybridPSError for files that cannot be read.
     """
     trace = Trace()
     for path in sorted(folder.glob("trace-*.jsonl")):
@@ -145,9 +146,9 @@ def read_trace(folder: Path) -> Trace:
             continue
         lines = [*_lines(path.with_name(f"trace-{name}.older.jsonl")), *_lines(path)]
         if name.removeprefix(SERVERS).isdecimal() and name.startswith(SERVERS):
-            _add_servers(trace, _last_life(lines))
+            _add_servers(trace, _last_life(lines, launch))
         elif name.isdecimal():
-            worker = _worker(_last_life(lines))
+            worker = _worker(_last_life(lines, launch))
             if worker is not None:
                 trace.workers[worker.process.worker] = worker
     return trace
@@ -166,10 +167,12 @@ def _lines(path: Path) -> Iterator[AnyLine]:
             continue
 
 
-def _last_life(lines: list[AnyLine]) -> list[AnyLine]:
-    """The lines from the last process on; every file begins with the line of its process."""
+def _last_life(lines: list[AnyLine], launch: str | None) -> list[AnyLine]:
+    """The lines from the last process on; every file begins with the line of its process. Empty if it is of another
+    launch."""
     last = max((place for place, line in enumerate(lines) if isinstance(line, Process)), default=0)
-    if not lines or not isinstance(lines[last], Process):
+    process = lines[last] if lines else None
+    if not isinstance(process, Process) or (launch and process.launch and process.launch != launch):
         return []
     while (before := _process_before(lines, last)) is not None:
         last = before

@@ -1,0 +1,59 @@
+"""Writes the report of a run, or of several side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hybridps.errors import HybridPSError
+from hybridps.report.page import make_page
+from hybridps.report.pictures import pictures_of
+from hybridps.report.plots import plot
+from hybridps.report.run_report import RunReport, read_report
+
+PAGE = "report.html"
+
+
+def make_report(folder: Path) -> dict[str, Any]:
+    """Write `summary.json`, the pictures and `report.html` into a run folder, and return the summary.
+
+    Half-written lines are skipped. Raises HybridPSError if nobody wrote anything there, or if
+    matplotlib is not installed; the summary is written before the pictures.
+    """
+    report = read_report(folder)
+    _write_summary(report)
+    pictures = _draw(report)
+    for name, content in pictures.items():
+        _write_atomically(folder / f"{name}.png", content)
+    _write_atomically(folder / PAGE, make_page([report], pictures, {}).encode())
+    return report.summary
+
+
+def compare_reports(folders: Sequence[Path], page: Path) -> list[dict[str, Any]]:
+    """Write the page of several runs side by side, and return their summaries. Raises as `make_report`."""
+    reports = [read_report(folder) for folder in folders]
+    names = [report.name for report in reports]
+    if len(set(names)) < len(names):
+        raise HybridPSError(f"two of the runs have the same name, in {', '.join(map(str, folders))}: rename a folder")
+    own = {report.name: _draw(report) for report in reports}
+    together = dict(pictures_of(reports))
+    page.parent.mkdir(parents=True, exist_ok=True)
+    _write_atomically(page, make_page(reports, together, own).encode())
+    return [report.summary for report in reports]
+
+
+def _draw(report: RunReport) -> dict[str, bytes]:
+    return {"training": plot(report.run, report.summary), **dict(pictures_of([report]))}
+
+
+def _write_summary(report: RunReport) -> None:
+    _write_atomically(report.folder / "summary.json", json.dumps(report.summary, indent=1).encode() + b"\n")
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)

@@ -1,0 +1,134 @@
+"""The page of a report: one HTML file with the pictures in it, for one run or for several side by side."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from hybridps.report.run_report import RunReport
+from hybridps.report.traffic import size
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1180px; margin: 2em auto; padding: 0 1em; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
+pre { background: #f5f5f5; padding: .7em 1em; overflow-x: auto; }
+table { border-collapse: collapse; font-size: 14px; } .wide { overflow-x: auto; }
+th, td { padding: .3em .8em; text-align: right; border-bottom: 1px solid #ddd; vertical-align: top; }
+th:first-child, td:first-child { text-align: left; } th { font-weight: 600; border-bottom: 2px solid #999; }
+small { color: #777; white-space: nowrap; } .failed { color: #b00020; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 1.5em; }
+figure { margin: 0; } figcaption { font-weight: 600; } img { width: 100%; }
+"""
+TITLES = {
+    "time": "Where the time of a step goes",
+    "timeline": "A typical step",
+    "training": "Training",
+    "learning": "Loss and accuracy over time",
+    "rate": "Rate of steps",
+    "traffic": "Traffic between the groups, and with the servers",
+    "distance": "Distance between the groups and the centre",
+}
+ROWS = {
+    "algorithm": "algorithm",
+    "workers": "workers",
+    "groups": "groups",
+    "servers": "servers",
+    "epochs": "epochs",
+    "accuracy": "accuracy",
+    "accuracy_centre": "accuracy of the centre",
+    "loss": "loss",
+    "seconds": "seconds",
+    "steps": "steps",
+    "step_ms": "milliseconds of a step",
+    "images_per_second": "images/s",
+    "bytes_within_groups": "sent within groups",
+    "bytes_across_groups": "sent across groups",
+    "exchanges": "exchanges",
+    "exchanges_saved": "exchanges saved",
+    "exchanges_skipped": "exchanges left out",
+    "staleness": "staleness (steps)",
+    "distance": "distance",
+    "slow_workers": "slow workers",
+    "lost": "not finished",
+    "status": "exit status",
+}
+"""The figures of `summary.json` that the page shows, and what it calls them."""
+
+
+def make_page(
+    reports: Sequence[RunReport], pictures: Mapping[str, bytes], own: Mapping[str, Mapping[str, bytes]]
+) -> str:
+    """The HTML. `pictures`: of all runs together; `own`: those of each run, where there are several."""
+    title = ", ".join(report.name for report in reports)
+    body = f"<h1>{escape(title)}</h1>\n<div class='wide'>{_figures(reports)}</div>\n"
+    if len(reports) == 1:
+        body += _said(reports[0])
+    body += _gallery(pictures)
+    for report in reports if len(reports) > 1 else ():
+        body += f"<h2>{escape(report.name)}</h2>\n{_said(report)}{_gallery(own.get(report.name, {}))}"
+    if len(reports) == 1:
+        body += _faults(reports[0])
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)} - hybridps report</title>'
+        f"<style>{STYLE}</style></head><body>\n{body}</body></html>\n"
+    )
+
+
+def picture(title: str, content: bytes) -> str:
+    """A figure with a PNG in it."""
+    data = b64encode(content).decode()
+    shown = escape(title)
+    return f'<figure><figcaption>{shown}</figcaption><img alt="{shown}" src="data:image/png;base64,{data}"></figure>'
+
+
+def _figures(reports: Sequence[RunReport]) -> str:
+    head = "".join(f"<th>{escape(report.name)}</th>" for report in reports)
+    rows = ""
+    for field, title in ROWS.items():
+        values = [_text(field, report.summary.get(field)) for report in reports]
+        if any(values):
+            rows += (
+                f"<tr><td>{escape(title)}</td>"
+                + "".join(f"<td>{escape(each) or '-'}</td>" for each in values)
+                + "</tr>"
+            )
+    return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _text(field: str, value: Any) -> str:
+    """A figure in words; empty if it is not known, or says nothing."""
+    if value is None or value == [] or (value == 0 and field in ("servers", "epochs", "exchanges_skipped", "status")):
+        return ""
+    if field == "slow_workers":
+        return ", ".join(f"{each['worker']} (+{each['percent']:.0f} %)" for each in value)
+    if field.startswith("accuracy"):
+        return f"{100 * value:.1f} %"
+    if field.startswith("bytes"):
+        return size(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _said(report: RunReport) -> str:
+    if report.time is None:
+        return ""
+    lines = "".join(f"<li>{escape(said)}</li>" for said in report.time.sentences)
+    return f"<h2>Where the time goes</h2>\n<ul>{lines}</ul>\n"
+
+
+def _gallery(pictures: Mapping[str, bytes]) -> str:
+    shown = "".join(picture(title, pictures[name]) for name, title in TITLES.items() if name in pictures)
+    return f'<div class="pictures">{shown}</div>\n' if shown else ""
+
+
+def _faults(report: RunReport) -> str:
+    if not report.faults:
+        return ""
+    rows = "".join(
+        f"<tr><td>{when:.1f} s</td><td style='text-align: left'>{escape(said)}</td></tr>"
+        for when, said in report.faults
+    )
+    return f"<h2>What happened</h2>\n<table><tbody>{rows}</tbody></table>\n"

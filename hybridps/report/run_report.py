@@ -1,0 +1,39 @@
+"""Everything that the report of one run is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hybridps.report.faults import faults_of
+from hybridps.report.points import started, traffic_of
+from hybridps.report.reading import Run, read_run
+from hybridps.report.step_time import StepTime, figures_of, step_time
+from hybridps.report.summary import summarise
+from hybridps.report.traffic import GroupTraffic
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A run, and what is known of it."""
+
+    name: str
+    folder: Path
+    run: Run
+    summary: dict[str, Any]
+    """The figures of `summary.json`."""
+    traffic: list[GroupTraffic]
+    time: StepTime | None
+    faults: list[tuple[float, str]]
+    started: float
+    """When its workers started, in seconds since 1970."""
+
+
+def read_report(folder: Path) -> RunReport:
+    """Read a run folder. Raises HybridPSError if nobody wrote anything there."""
+    run = read_run(folder)
+    time = step_time(run, folder)
+    name = folder.resolve().name
+    summary = summarise(run) | figures_of(time)
+    return RunReport(name, folder, run, summary, traffic_of(run), time, faults_of(run), started(run))

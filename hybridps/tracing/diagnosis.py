@@ -1,0 +1,203 @@
+"""What the trace of a run says, in words and figures: where a step's time goes, and who the others wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from hybridps.tracing.clocks import OneClock
+from hybridps.tracing.parts import WORDS, Parts, hidden_seconds, mean_parts, parts_of
+from hybridps.tracing.reading import Trace, TracedStep
+
+START_UP = 3
+"""Steps at the beginning that do not count, if there are more: memory and buckets are set up in them."""
+
+SLOWER = 0.1
+"""A worker that takes longer than the others by this share is named."""
+
+LEAST_SECONDS = 1e-4
+"""Shorter times are not worth a word."""
+
+StepId = tuple[int, int]
+"""Number of the model, and of the step."""
+
+
+class Slow(NamedTuple):
+    """A worker that takes longer than the median of the others until its last gradient."""
+
+    worker: int
+    share: float
+    """By how much longer, as a share of the others' time."""
+    seconds: float
+    others_seconds: float
+    of_loading: bool
+    """Whether most of the difference is loading."""
+    last_in: float
+    """The share of steps in which it is the last."""
+
+
+class Diagnosis(NamedTuple):
+    """Of all steps that count. Seconds are means of a step, over the workers."""
+
+    steps: int
+    step_seconds: float
+    parts: Parts
+    by_worker: dict[int, Parts]
+    hidden: float
+    """Communication under backward."""
+    slow: list[Slow]
+    sentences: list[str]
+    typical: StepId
+    slowest: StepId
+
+
+Table = Mapping[StepId, Mapping[int, TracedStep]]
+"""By step and worker."""
+
+
+def diagnose(clock: OneClock) -> Diagnosis | None:
+    """What a trace says; None if it has no step of all workers."""
+    table = steps_of(clock.trace)
+    if not table:
+        return None
+    every = {step: {worker: parts_of(each) for worker, each in row.items()} for step, row in table.items()}
+    by_worker = {worker: mean_parts([row[worker] for row in every.values()]) for worker in clock.trace.workers}
+    parts = mean_parts(list(by_worker.values()))
+    hidden = [hidden_seconds(each) for row in table.values() for each in row.values()]
+    length = {step: max(part.whole for part in row.values()) for step, row in every.items()}
+    middle = median(length.values())
+    typical, slowest = (
+        min(length, key=lambda step: abs(length[step] - middle)),
+        max(length, key=lambda step: length[step]),
+    )
+    slow = slow_workers(every)
+    said = [_shares(parts), *map(_slow_in_words, slow)]
+    said += _groups_in_words(clock.trace, table)
+    said += [f"step {typical[1]}, a typical one of {1e3 * length[typical]:.3g} ms: {path(clock.trace, table, typical)}"]
+    if length[slowest] > (1 + SLOWER) * middle:
+        said += [
+            f"step {slowest[1]}, the longest with {1e3 * length[slowest]:.3g} ms: {path(clock.trace, table, slowest)}"
+        ]
+    return Diagnosis(len(table), parts.whole, parts, by_worker, sum(hidden) / len(hidden), slow, said, typical, slowest)
+
+
+def steps_of(trace: Trace) -> dict[StepId, dict[int, TracedStep]]:
+    """The steps that all workers have recorded, without those of the start-up."""
+    table: dict[StepId, dict[int, TracedStep]] = {}
+    for number, worker in trace.workers.items():
+        for step in worker.steps:
+            table.setdefault((step.model, step.number), {})[number] = step
+    whole = {step: row for step, row in table.items() if len(row) == len(trace.workers)}
+    return {step: row for step, row in whole.items() if step[1] >= START_UP} or whole
+
+
+def slow_workers(every: Mapping[StepId, Mapping[int, Parts]]) -> list[Slow]:
+    """The workers that take longer than the others by `SLOWER`, in the median of the steps; the slowest first."""
+    workers = sorted(next(iter(every.values())))
+    found = []
+    for worker in workers if len(workers) > 1 else ():
+        pairs = [(row[worker], _others(row, worker)) for row in every.values()]
+        mine, others = median(part.own for part, _ in pairs), median(other.own for _, other in pairs)
+        share = median(part.own / other.own - 1 for part, other in pairs if other.own > 0) if others > 0 else 0.0
+        if share > SLOWER and mine - others > LEAST_SECONDS:
+            loads = median(part.loading - other.loading for part, other in pairs)
+            last = sum(
+                part.own >= max(each.own for each in row.values())
+                for (part, _), row in zip(pairs, every.values(), strict=True)
+            )
+            found.append(Slow(worker, share, mine, others, loads > (mine - others) / 2, last / len(pairs)))
+    return sorted(found, key=lambda slow: -slow.share)
+
+
+def path(trace: Trace, table: Table, step: StepId) -> str:
+    """The critical path of a step in words: who is the last to have its gradients, why, and what follows."""
+    row = table[step]
+    last = max(row, key=lambda worker: row[worker].last_gradient)
+    mine, others = parts_of(row[last]), _others({worker: parts_of(each) for worker, each in row.items()}, last)
+    said = [_last_in_words(last, mine, others if len(row) > 1 else None)]
+    for kind, what in (("allreduce", "of its allreduce are not hidden"), ("exchange", "it waits for the servers")):
+        seconds = getattr(mine, kind)
+        if seconds > max(LEAST_SECONDS, 0.01 * mine.whole):
+            said.append(f"{_ms(seconds)} {what}" if kind == "allreduce" else f"{what} for {_ms(seconds)}")
+    rounds = _rounds_within(trace, row[last])
+    if rounds > LEAST_SECONDS and mine.exchange > LEAST_SECONDS:
+        said[-1] += f", which compute for {_ms(rounds)} of them"
+    if mine.averaging > LEAST_SECONDS:
+        said.append(f"averaging weights takes {_ms(mine.averaging)}")
+    return "; ".join(said)
+
+
+def _last_in_words(worker: int, mine: Parts, others: Parts | None) -> str:
+    who = f"worker {worker}"
+    loads = f", {_ms(mine.loading)} of them loading data" if mine.loading > LEAST_SECONDS else ""
+    if others is None or others.own <= 0:
+        return f"{who} computes for {_ms(mine.own)}{loads}"
+    more = mine.own / others.own - 1
+    if more < 0.05:
+        return f"all workers take about as long until their last gradient ({_ms(mine.own)}{loads})"
+    if mine.loading - others.loading > (mine.own - others.own) / 2:
+        return f"{who} loads data for {_ms(mine.loading)}, the others for {_ms(others.loading)}"
+    times = f"{_ms(mine.own)}; the others {_ms(others.own)}{loads}"
+    return f"{who} computes {100 * more:.0f} % longer than the others ({times})"
+
+
+def _others(row: Mapping[int, Parts], worker: int) -> Parts:
+    """The parts of the other workers: the median of each."""
+    others = [parts for number, parts in row.items() if number != worker] or [row[worker]]
+    return Parts(*(median(column) for column in zip(*others, strict=True)))
+
+
+def _shares(parts: Parts) -> str:
+    worth = [(name, seconds) for name, seconds in parts._asdict().items() if seconds > 0.005 * parts.whole]
+    said = ", ".join(f"{100 * seconds / parts.whole:.0f} % {WORDS[name]}" for name, seconds in worth)
+    return f"a step takes {_ms(parts.whole)}: {said}"
+
+
+def _slow_in_words(slow: Slow) -> str:
+    what = "loads data so long that it has its gradients" if slow.of_loading else "computes"
+    return (
+        f"worker {slow.worker} {what} {100 * slow.share:.0f} % longer than the others ({_ms(slow.seconds)}; the others "
+        f"{_ms(slow.others_seconds)}), and is the last in {100 * slow.last_in:.0f} % of the steps"
+    )
+
+
+def _groups_in_words(trace: Trace, table: Table) -> list[str]:
+    """Which group the others wait for at the servers, if there is one."""
+    group_of = {number: worker.process.group for number, worker in trace.workers.items()}
+    groups = sorted(set(group_of.values()))
+    waits = {group: _mean_exchange(table, [w for w, of in group_of.items() if of == group]) for group in groups}
+    if len(groups) < 2 or not trace.servers:
+        return []
+    least = min(waits, key=lambda group: waits[group])
+    others = median(wait for group, wait in waits.items() if group != least)
+    if others - waits[least] < max(LEAST_SECONDS, 0.5 * others):
+        return []
+    return [
+        f"the others wait for group {least} at the servers: {_ms(others)} a step, and group {least} {_ms(waits[least])}"
+    ]
+
+
+def _mean_exchange(table: Table, workers: Sequence[int]) -> float:
+    every = [parts_of(row[worker]).exchange for row in table.values() for worker in workers]
+    return sum(every) / len(every)
+
+
+def _rounds_within(trace: Trace, step: TracedStep) -> float:
+    """Seconds after the last gradient in which some thread of a server computes a round."""
+    begin, end = step.last_gradient, step.time.ended
+    times = sorted(
+        (max(begin, work.time.began), min(end, work.time.ended))
+        for server in trace.servers.values()
+        for work in server.work
+        if work.kind == "round" and work.time.within(begin, end) > 0
+    )
+    seconds, done = 0.0, begin
+    for began, ended in times:
+        seconds += max(0.0, ended - max(began, done))
+        done = max(done, ended)
+    return seconds
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"

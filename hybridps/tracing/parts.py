@@ -1,0 +1,74 @@
+"""Where the time of a step goes, on one worker. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from hybridps.tracing.reading import Interval, TracedStep
+
+WORDS = {
+    "compute": "computing",
+    "loading": "loading data",
+    "waiting": "waiting for workers of the group",
+    "allreduce": "allreduce that backward does not hide",
+    "exchange": "waiting for the servers",
+    "averaging": "averaging weights with other groups",
+    "other": "other",
+}
+"""The parts of a step, in words."""
+
+
+class Parts(NamedTuple):
+    """The seconds of a step, or means of several; they add up to the whole step.
+
+    After the last gradient nothing hides communication: it counts as `waiting`, `allreduce` or `exchange` from then on.
+    What runs before it is hidden, and counts as `compute`.
+    """
+
+    compute: float
+    loading: float
+    waiting: float
+    allreduce: float
+    exchange: float
+    averaging: float
+    other: float
+
+    @property
+    def whole(self) -> float:
+        return sum(self)
+
+    @property
+    def own(self) -> float:
+        """What the worker does before it needs the others."""
+        return self.compute + self.loading
+
+
+def parts_of(step: TracedStep) -> Parts:
+    """The parts of one step, which begins where the step before it has ended."""
+    began, last, ended = step.began, step.last_gradient, step.time.ended
+    averaging = _within((span.time for span in step.spans if span.kind == "averaging"), began, ended)
+    before = _within((span.time for span in step.spans if span.kind == "averaging"), began, last)
+    loading = min(_within(step.loading, began, step.first_gradient), max(0.0, last - began - before))
+    waiting, allreduce, exchange = (
+        _within((span.time for span in step.spans if span.kind == kind), last, ended)
+        for kind in ("vote", "allreduce", "exchange")
+    )
+    compute = max(0.0, last - began - before - loading)
+    known = compute + loading + waiting + allreduce + exchange + averaging
+    return Parts(compute, loading, waiting, allreduce, exchange, averaging, max(0.0, ended - began - known))
+
+
+def mean_parts(every: Sequence[Parts]) -> Parts:
+    """The mean of each part."""
+    return Parts(*(sum(column) / len(every) for column in zip(*every, strict=True)))
+
+
+def hidden_seconds(step: TracedStep) -> float:
+    """Seconds of communication under backward, waiting for other workers not among them."""
+    spans = (span.time for span in step.spans if span.kind in ("allreduce", "exchange"))
+    return _within(spans, step.began, step.last_gradient)
+
+
+def _within(times: Iterable[Interval], began: float, ended: float) -> float:
+    return sum(time.within(began, ended) for time in times)
