@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from hybridps.addresses import Scheduler
 from hybridps.cli.run.output import Screen
-from hybridps.cli.run.plan import check_unsecured
+from hybridps.cli.run.plan.servers import check_unsecured
 from hybridps.cli.run.processes import Child, Processes
 from hybridps.config import Settings
 from hybridps.errors import ConfigError, ServerError
