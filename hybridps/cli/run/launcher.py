@@ -6,13 +6,13 @@ import signal
 import sys
 from contextlib import ExitStack
 
+from hybridps.cli.run.children.output import Screen
+from hybridps.cli.run.children.processes import Child, Processes, running
 from hybridps.cli.run.groups.ending import how_ended
 from hybridps.cli.run.groups.launched import LaunchedGroups, group_name
 from hybridps.cli.run.groups.lives import Lives
 from hybridps.cli.run.mpirun import Mpirun, find_mpirun
-from hybridps.cli.run.output import Screen
 from hybridps.cli.run.plan import Launch
-from hybridps.cli.run.processes import Child, Processes, running
 from hybridps.cli.run.run_log import RunLog
 from hybridps.cli.run.servers import LaunchedServers
 from hybridps.cli.run.signals import Signals

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from itertools import chain, groupby
 from pathlib import Path
 
+from hybridps.cli.run.children.output import Screen
+from hybridps.cli.run.children.processes import Child, Processes, running
 from hybridps.cli.run.groups.ending import Told, how_ended
-from hybridps.cli.run.output import Screen
 from hybridps.cli.run.plan import Launch, ServerLaunch
-from hybridps.cli.run.processes import Child, Processes, running
 from hybridps.cli.run.run_log import RunLog
 from hybridps.cli.run.signals import Signals
 from hybridps.cli.told import AGAIN, Groups, changes, groups_in

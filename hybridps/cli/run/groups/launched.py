@@ -6,13 +6,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
+from hybridps.cli.run.children.output import Screen
+from hybridps.cli.run.children.processes import Child, Processes, running
 from hybridps.cli.run.groups.environment import environment_of_groups
 from hybridps.cli.run.groups.starting import Starting, announced
 from hybridps.cli.run.mpirun import Mpirun
-from hybridps.cli.run.output import Screen
 from hybridps.cli.run.plan import GroupLaunch, Launch
 from hybridps.cli.run.plan.places import SSH
-from hybridps.cli.run.processes import Child, Processes, running
 from hybridps.cli.run.servers import LaunchedServers
 from hybridps.config import PREFIX, SECRETS
 from hybridps.processes import child_environment

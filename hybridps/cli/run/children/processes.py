@@ -19,8 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
 
-from hybridps.cli.run import keeper
-from hybridps.cli.run.output import ERR, OUT, LineSplitter, NoiseFilter, Screen
+from hybridps.cli.run.children import keeper
+from hybridps.cli.run.children.output import ERR, OUT, LineSplitter, NoiseFilter, Screen
 from hybridps.errors import ConfigError
 from hybridps.processes import STOP_SECONDS, die_with_parent, prctl
 
