@@ -27,7 +27,7 @@ from hybridps.ps.profile import PAGES, State
 from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.rules.rule import MOST_STATES
 
-VERSION = 16
+VERSION = 17
 """Of the protocol: both sides must have the same."""
 
 LARGEST_CONTROL_BYTES = 1 << 22
@@ -176,7 +176,12 @@ class Back(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """The group is done with all its tables. Answer: Alive."""
+    """The group is done with all its tables. Answer: Alive.
+
+    `early`: it leaves the job before the end of its training, and is not counted among the job's groups any more.
+    """
+
+    early: bool = False
 
 
 class Heartbeat(Message, frozen=True):

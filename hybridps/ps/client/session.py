@@ -52,6 +52,7 @@ class Session:
         self.offers_of: Callable[[int], Iterable[wire.Attach]] = lambda server: ()
         """The memory that a server has, which another process of it is to be offered again."""
         self._left: set[int] | None = None
+        self._leave = wire.Leave()
         """Servers that have let this group go; None before it leaves."""
         self._failure: HybridPSError | None = None
         """The error that ended the session; it concerns no single request."""
@@ -166,17 +167,19 @@ class Session:
         beats = self._heartbeat
         return lambda: beats.failure or next(iter([*beats.strangers.values()]), None)
 
-    def close(self, lost: bool = False) -> None:
+    def close(self, lost: bool = False, early: bool = False) -> None:
         """Release what is held. A second time does nothing.
 
         Unless `lost` tells the servers, and waits a moment for their answers, so that they do not take it as lost.
+        `early`: the group leaves before the end of its training.
         """
         if self._left is not None:
             return
         left = self._left = set()
+        self._leave = wire.Leave(early)
         try:
             for server in () if lost else self._welcomed:
-                self.send(server, wire.Leave())
+                self.send(server, self._leave)
             with contextlib.suppress(HybridPSError):
                 seconds = min(_LEAVE_SECONDS, self._settings.connect_seconds)
                 self._until(lambda: lost or left >= self._welcomed, seconds)
@@ -303,7 +306,7 @@ class Session:
         self._greeting.add(server)
         self.send(server, msgspec.structs.replace(self._hello_to(server), again=server in self._welcomed))
         if self._left is not None:
-            self.send(server, wire.Leave())
+            self.send(server, self._leave)
 
     def _take_refusal(self, refused: wire.Refused, server: int) -> None:
         error = wire.error_of(refused, self.addresses[server])

@@ -193,8 +193,8 @@ class Loop:
                     self._carry_on(self.jobs.be_back(known.job, known.group))
             case wire.AskToJoin() | wire.EndOfGroup():
                 self.transport.send(identity, self._of_launcher(message, self.transport.door.key_of(frames[0])))
-            case wire.Leave():
-                self._remove(self.members.of(identity, now), lost=False)
+            case wire.Leave(early=early):
+                self._remove(self.members.of(identity, now), lost=False, early=early)
                 self.transport.send(identity, wire.Alive())
             case wire.Attach(request=request) | wire.Detach(request=request):
                 self.members.of(identity, now).regions.change(message)
@@ -235,11 +235,11 @@ class Loop:
         self.members.ended.append(EndedGroup(job, message.group, message.returns, message.life))
         return wire.Alive()
 
-    def _remove(self, member: Member, lost: bool) -> None:
+    def _remove(self, member: Member, lost: bool, early: bool = False) -> None:
         # Their memory is their own again: no task may be left that uses it.
         while self.workers.backlog:
             self._follow(self.workers.collect(is_ready=False, wait=True))
-        self._carry_on(self.members.leave(member, lost))
+        self._carry_on(self.members.leave(member, lost, early))
         if not self.members.there(member.job):
             self.profiles.of.pop(member.job, None)
             if self.parents is not None:

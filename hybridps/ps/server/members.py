@@ -216,8 +216,8 @@ class Members:
             del self._lost[new.session]
             self._jobs.come_back(new.job, new.group)
 
-    def leave(self, member: Member, lost: bool) -> list[Outcome]:
-        """A client goes: what follows for its job. `lost`: without a word."""
+    def leave(self, member: Member, lost: bool, early: bool = False) -> list[Outcome]:
+        """A client goes: what follows for its job. `lost`: without a word; `early`: before the end of its training."""
         names = member.identity, member.session
         for name in names:
             self.by_name.pop(name, None)
@@ -233,7 +233,7 @@ class Members:
             self._lost |= dict.fromkeys(names, lost_member)
             for name in [*islice(self._lost, max(0, len(self._lost) - _REMEMBERED))]:
                 del self._lost[name]
-        return self._jobs.leave(member.job, member.group, lost)
+        return self._jobs.leave(member.job, member.group, lost, early)
 
     def there(self, job: str) -> list[Member]:
         """The clients of a job."""

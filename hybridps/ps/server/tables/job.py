@@ -34,6 +34,9 @@ class Job:
     budget: Budget
     present: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
+    finished: set[int] = field(default_factory=set)
+    """Those of the groups that the job was started with which have gone at the end of their training: they still count,
+    so that the groups that train on divide by the same number."""
     returns: dict[int, bool] = field(default_factory=dict)
     """Of the groups whose processes have ended, as far as that is known: whether they are started again."""
     tables: dict[str, Table] = field(default_factory=dict)
@@ -52,7 +55,7 @@ class Job:
     done: tuple[float, int] = (0.0, 0)
     """Epochs and steps that the job has done, as its launcher has told."""
     counted: tuple[int, int] = (0, 0)
-    """Groups that are there or expected, and their workers, as of the last change."""
+    """Groups that are there, expected or finished, and their workers, as of the last change."""
 
     def __post_init__(self) -> None:
         self.places = Places(self.groups)
@@ -69,6 +72,7 @@ class Job:
         first = {group for group in range(self.groups) if group not in self.gone or self.returns.get(group)}
         if not self.waits_for_absent:
             first &= self.present | self.returns.keys()
+        first |= self.finished
         groups = first | self.joined
         self.counted = len(groups), sum(map(self.places.size_of, groups))
         return self.counted
@@ -78,6 +82,13 @@ class Job:
         have_ended = self.returns.keys() >= {*range(self.groups)}
         somebody = self.present or self.places.awaited or any(self.returns.values())
         return not somebody and (have_ended or not may_return)
+
+    def note_gone(self, group: int, finished: bool) -> None:
+        """A group has gone; `finished`: at the end of its training."""
+        self.gone.add(group)
+        self.finished.discard(group)
+        if finished and group < self.groups:
+            self.finished.add(group)
 
     def note_lost(self, group: int, lost: bool) -> None:
         """A group goes; if it is `lost` it may come back."""
@@ -98,14 +109,15 @@ class Job:
     def image(self, name: str) -> JobImage:
         """What of it outlives the process; it is called `name`."""
         places = self.places
-        groups = self.groups, self.present, self.gone, self.returns
+        groups = self.groups, self.present, self.gone, self.finished, self.returns
         waits = self.dropped, self.waits_for_absent
         return JobImage(name, *groups, *waits, places.terms, places.tickets, self.lives, self.done)
 
     @staticmethod
     def of(image: JobImage, budget: Budget) -> Job:
         """The job that was kept. The groups that were there are awaited."""
-        job = Job(image.groups, budget, image.present, image.gone, image.returns, dropped=image.dropped)
+        groups = image.present, image.gone, image.finished, image.returns
+        job = Job(image.groups, budget, *groups, dropped=image.dropped)
         job.waits_for_absent, job.not_back = image.waits_for_absent, {*image.present}
         job.lives, job.done = image.lives, image.done
         job.places.terms, job.places.tickets = image.terms, image.tickets

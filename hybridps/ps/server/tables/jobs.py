@@ -205,17 +205,17 @@ class Jobs:
         for table in self._jobs[job].lost.pop(group)[1]:
             table.come_back(group)
 
-    def leave(self, job: str, group: int, lost: bool = False) -> list[Outcome]:
+    def leave(self, job: str, group: int, lost: bool = False, early: bool = False) -> list[Outcome]:
         """A group goes. The last one takes the tables with it, unless it, or another one, may come back.
 
         It may if it was `lost`, unless all groups have ended for good. In a rack it takes them in any case: the parents
-        have them.
+        have them. `early`: before the end of its training.
         """
         there = self._jobs.get(job)
         if there is None or group not in there.present:
             return []
         there.present.discard(group)
-        there.gone.add(group)
+        there.note_gone(group, finished=not (lost or early))
         returns = there.returns.get(group, False)
         there.note_lost(group, lost and self._make_table is Table)
         outcomes: list[Outcome] = []
