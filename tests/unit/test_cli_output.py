@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridps.cli.run import output
+from hybridps.cli.run.children import output
 from hybridps.cli.run.children.output import ERR, LineSplitter, NoiseFilter, Screen
 
 DASHES = "-" * 74
