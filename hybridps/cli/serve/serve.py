@@ -18,7 +18,7 @@ def serve(given: ServeOptions, settings: Settings) -> int:
     in_world = world_size(os.environ) > 1
     _check(given, settings, in_world)
     if in_world:
-        from hybridps.embedded import serve_in_world
+        from hybridps.job.servers import serve_in_world
 
         serve_in_world(settings, given.bind, given.insecure)
         return 0
