@@ -1,6 +1,6 @@
 """One Chrome trace of all processes of a run: for https://ui.perfetto.dev or chrome://tracing.
 
-Each worker has rows for its steps, for computing (loading, and each gradient as backward finishes it), and for what its
+Each worker has rows for its steps, for loading data, for each gradient as backward finishes it, and for what its
 communication thread does. Buckets are asynchronous slices, as several are under way at a time. Each server has a row
 for messages and one for each thread that computes rounds.
 """
@@ -16,16 +16,18 @@ from hybridps.tracing.clocks import OneClock
 from hybridps.tracing.reading import Interval, TracedServer, TracedStep, TracedWorker
 
 Event = dict[str, Any]
-"""As in the "Trace Event Format" of Chrome. Times and durations are microseconds."""
+"""As in the "Trace Event Format" of Chrome. Times and durations are whole microseconds, so that slices nest exactly."""
 
-STEPS, COMPUTE, COMMUNICATION = 1, 2, 3
-_ROWS = {STEPS: "steps", COMPUTE: "compute", COMMUNICATION: "communication"}
+STEPS, LOADING, COMPUTE, COMMUNICATION = 1, 2, 3, 4
+_ROWS = {STEPS: "steps", LOADING: "loading", COMPUTE: "compute", COMMUNICATION: "communication"}
 
 
 def chrome_events(clock: OneClock) -> Iterator[Event]:
-    """The events of all processes. Times begin at the first step."""
+    """The events of all processes. Times begin at the first of them."""
     trace = clock.trace
     starts = [step.began for worker in trace.workers.values() for step in worker.steps]
+    starts += [load.began for worker in trace.workers.values() for step in worker.steps for load in step.loading]
+    starts += [work.time.began for server in trace.servers.values() for work in server.work]
     zero = min(starts, default=0.0)
     for number, worker in sorted(trace.workers.items()):
         yield from _name(number, f"worker {number} (group {worker.process.group})", _ROWS)
@@ -57,8 +59,13 @@ def _name(pid: int, name: str, rows: dict[int, str]) -> Iterator[Event]:
 
 
 def _slice(pid: int, tid: int, name: str, kind: str, time: Interval, zero: float, **args: Any) -> Event:
-    at = {"ts": round(1e6 * (time.began - zero), 3), "dur": round(1e6 * max(0.0, time.seconds), 3)}
+    began, ended = _at(time.began, zero), _at(time.ended, zero)
+    at = {"ts": began, "dur": max(0, ended - began)}
     return {"ph": "X", "name": name, "cat": kind, "pid": pid, "tid": tid, **at, "args": args}
+
+
+def _at(when: float, zero: float) -> int:
+    return round(1e6 * (when - zero))
 
 
 def _step(pid: int, worker: TracedWorker, step: TracedStep, zero: float) -> Iterator[Event]:
@@ -66,7 +73,7 @@ def _step(pid: int, worker: TracedWorker, step: TracedStep, zero: float) -> Iter
     whole = Interval(step.began, step.time.ended)
     yield _slice(pid, STEPS, f"step {step.number}", "step", whole, zero, **of)
     for load in step.loading:
-        yield _slice(pid, COMPUTE, "loading", "loading", load, zero, **of)
+        yield _slice(pid, LOADING, "loading", "loading", load, zero, **of)
     before = step.first_gradient
     if step.arrived:
         backward = Interval(before, step.last_gradient)
@@ -93,10 +100,10 @@ def _buckets(pid: int, worker: TracedWorker, step: TracedStep, zero: float) -> I
         key = worker.keys.get(first.key)
         name = f"bucket from {key.name}" if key is not None else f"bucket {number}"
         common = {"name": name, "cat": "bucket", "pid": pid, "tid": COMMUNICATION}
-        common |= {"id": f"{pid}.{step.model}.{step.number}.{number}"}
+        common |= {"id2": {"local": f"{step.model}.{step.number}.{number}"}}
         args = {"step": step.number, "bytes": first.nbytes}
-        yield {"ph": "b", "ts": round(1e6 * (first.time.began - zero), 3), "args": args, **common}
-        yield {"ph": "e", "ts": round(1e6 * (last.time.ended - zero), 3), **common}
+        yield {"ph": "b", "ts": _at(first.time.began, zero), "args": args, **common}
+        yield {"ph": "e", "ts": _at(last.time.ended, zero), **common}
 
 
 def _server(pid: int, server: TracedServer, zero: float) -> Iterator[Event]:

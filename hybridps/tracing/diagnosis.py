@@ -74,11 +74,9 @@ def diagnose(clock: OneClock) -> Diagnosis | None:
     slow = slow_workers(every)
     said = [_shares(parts), *map(_slow_in_words, slow)]
     said += _groups_in_words(clock.trace, table)
-    said += [f"step {typical[1]}, a typical one of {1e3 * length[typical]:.3g} ms: {path(clock.trace, table, typical)}"]
+    said += [f"step {typical[1]}, a typical one of {_ms(length[typical])}: {path(clock.trace, table, typical)}"]
     if length[slowest] > (1 + SLOWER) * middle:
-        said += [
-            f"step {slowest[1]}, the longest with {1e3 * length[slowest]:.3g} ms: {path(clock.trace, table, slowest)}"
-        ]
+        said += [f"step {slowest[1]}, the longest with {_ms(length[slowest])}: {path(clock.trace, table, slowest)}"]
     return Diagnosis(len(table), parts.whole, parts, by_worker, sum(hidden) / len(hidden), slow, said, typical, slowest)
 
 
@@ -130,15 +128,15 @@ def path(trace: Trace, table: Table, step: StepId) -> str:
 
 def _last_in_words(worker: int, mine: Parts, others: Parts | None) -> str:
     who = f"worker {worker}"
-    loads = f", {_ms(mine.loading)} of them loading data" if mine.loading > LEAST_SECONDS else ""
+    loads = f", of which it loads data for {_ms(mine.loading)}" if mine.loading > 0.05 * mine.own else ""
     if others is None or others.own <= 0:
         return f"{who} computes for {_ms(mine.own)}{loads}"
     more = mine.own / others.own - 1
     if more < 0.05:
-        return f"all workers take about as long until their last gradient ({_ms(mine.own)}{loads})"
+        return f"all workers take about as long until their last gradient ({_ms(mine.own)})"
     if mine.loading - others.loading > (mine.own - others.own) / 2:
         return f"{who} loads data for {_ms(mine.loading)}, the others for {_ms(others.loading)}"
-    times = f"{_ms(mine.own)}; the others {_ms(others.own)}{loads}"
+    times = f"{_ms(mine.own)}{loads}; the others {_ms(others.own)}"
     return f"{who} computes {100 * more:.0f} % longer than the others ({times})"
 
 
@@ -200,4 +198,5 @@ def _rounds_within(trace: Trace, step: TracedStep) -> float:
 
 
 def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
+    milliseconds = 1e3 * seconds
+    return f"{milliseconds:.0f} ms" if milliseconds >= 100 else f"{milliseconds:.2g} ms"

@@ -58,7 +58,7 @@ class TracedStep:
     time: Interval
     """From its first key to its last sum."""
     began: float
-    """When the step before it, or the start of the trace, had ended."""
+    """When the step before it had ended. A gradient may have been computed earlier, as sums are released one by one."""
     arrived: tuple[tuple[int, float], ...]
     """The numbers of keys, and when their gradients had been computed; the first one first."""
     spans: tuple[Communication, ...]
@@ -208,9 +208,8 @@ def _step(line: Step, base: float, before: float | None) -> TracedStep:
     arrived = sorted(((key, base + 1e-6 * when) for key, when in line.arrived), key=lambda each: each[1])
     spans = [Communication(each.kind, seconds(each.began, each.ended), each.key, each.nbytes) for each in line.spans]
     time = seconds(line.began, line.ended)
-    earliest = min([time.began, *(when for _, when in arrived[:1])])
+    began = min([time.began, *(when for _, when in arrived[:1])]) if before is None else before
     loading = tuple(seconds(*each) for each in line.loading)
-    began = earliest if before is None else min(before, earliest)
     return TracedStep(line.number, line.model, time, began, tuple(arrived), tuple(spans), loading)
 
 

@@ -16,6 +16,10 @@ from hybridps.tracing.loading import take_loads
 from hybridps.tracing.records import Keys, Kind, Process, Span, Step
 
 KEYS_AT_A_TIME = 1000
+"""Of a line that describes keys."""
+
+MOST_ARRIVALS = 1000
+"""Gradients of a step whose times are written one by one; of more only the last one's, so that the cost stays small."""
 
 
 class Recorder:
@@ -75,7 +79,8 @@ class Recorder:
     def arrived(self, table: str, key: str, when: float) -> None:
         """The gradient of a key had been computed then."""
         if self._file is not None:
-            self._arrived[self._keys.get((table, key), -1)] = when
+            seen = len(self._arrived) >= MOST_ARRIVALS
+            self._arrived[-1 if seen else self._keys.get((table, key), -1)] = when
 
     def span(self, kind: Kind, began: float, table: str = "", key: str = "", nbytes: int = 0) -> None:
         """The communication thread has done this from `began` until now."""
@@ -106,6 +111,8 @@ class Recorder:
         if self._open is None or self._file is None:
             return
         number, model, began = self._open
+        if not self._arrived and not self._spans:
+            return  # of a model that did nothing in this step
         arrived = [(key, self.microseconds(when)) for key, when in self._arrived.items()]
         at_end = max([self.microseconds(ended), *(span.ended for span in self._spans)])
         loads = [(self.microseconds(start), self.microseconds(stop)) for start, stop in take_loads()]

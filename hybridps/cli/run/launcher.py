@@ -19,12 +19,14 @@ from hybridps.cli.run.signals import Signals
 from hybridps.errors import FAILED, MISUSED
 from hybridps.events import check_run_folder
 from hybridps.resuming import Resume
+from hybridps.tracing.recorder import check_trace
 
 
 def run(launch: Launch) -> int:
     """Start the job, wait for its end, and return the exit status. Raises HybridPSError before anything is started."""
     mpirun = find_mpirun()
     check_run_folder(launch.settings.run_folder)
+    check_trace(launch.settings)
     status = Launcher(launch, mpirun).run()
     if launch.settings.run_folder is not None and not launch.settings.quiet:
         from hybridps.cli.summary import print_summary

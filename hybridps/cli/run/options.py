@@ -107,6 +107,10 @@ NoticeOption = Annotated[
     ),
 ]
 RunOption = Annotated[str | None, typer.Option("--run", help="Run folder, for events and the report.")]
+TraceOption = Annotated[
+    bool | None,
+    typer.Option("--trace", help="Trace each step of all workers and servers into the run folder. See hybridps trace."),
+]
 AlphaOption = Annotated[float | None, typer.Option(help="Moving rate of Elastic SGD.")]
 TauOption = Annotated[int | None, typer.Option(help="Steps between two averagings of weights.")]
 SettingsOption = Annotated[
@@ -147,6 +151,7 @@ class RunOptions:
     sync_dst_dir: SyncOption = None
     notice_seconds: NoticeOption = None
     run_folder: RunOption = None
+    trace: TraceOption = None
     alpha: AlphaOption = None
     tau: TauOption = None
     pairs: SettingsOption = None
