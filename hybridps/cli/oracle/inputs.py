@@ -12,6 +12,7 @@ from hybridps.oracle.machines import SETTINGS, machine_of, with_settings
 from hybridps.oracle.networks import Network, built_in, read_mask, read_network
 from hybridps.oracle.networks.files import read_text
 from hybridps.oracle.paradl import Work
+from hybridps.oracle.ssgd.trace import TracedLayer
 
 HYBRID_SETTINGS = ("groups", "servers", "tau", "chunk_bytes", "tenants", "racks", "traffic")
 OTHER_SETTINGS = ("samples", "segments", "bytes_per_item", *HYBRID_SETTINGS)
@@ -88,3 +89,16 @@ def _from_symbol(path: Path, shape: str) -> Network:
     except (ImportError, HybridPSError) as error:
         raise OracleError(f"{path} is a symbol of MXNet, which is not usable here: {error}") from None
     return from_file(path, shape_of(shape))
+
+
+def layers_of_trace(path: Path) -> list[TracedLayer]:
+    """The layers of a traced run: its folder, a file of `hybridps trace`, or a CSV. Raises OracleError."""
+    from hybridps.oracle.ssgd.recorded import read_chrome_trace, recorded_layers
+    from hybridps.oracle.ssgd.trace import read_trace as read_csv
+    from hybridps.tracing import chrome_events, on_one_clock, read_trace
+
+    if path.is_dir():
+        return recorded_layers(chrome_events(on_one_clock(read_trace(path))), f"the run {path}")
+    if path.suffix == ".json":
+        return recorded_layers(read_chrome_trace(path), str(path))
+    return read_csv(path)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from hybridps.cli.oracle.inputs import layers_of_trace
 from hybridps.cli.oracle.options import Format, FormatOption, oracle_app, show
 from hybridps.errors import ConfigError, OracleError
 
@@ -16,7 +17,12 @@ CALIBRATION_FOLDER = "calibration"
 
 @oracle_app.command(name="replay")
 def replay_command(
-    trace: Annotated[Path, typer.Argument(help="CSV with the columns layer,parameters,backward_us,allreduce_us.")],
+    trace: Annotated[
+        Path,
+        typer.Argument(
+            help="A run with --trace, a file of `hybridps trace`, or CSV: layer,parameters,backward_us,allreduce_us."
+        ),
+    ],
     a_us: Annotated[
         float | None, typer.Option("--a-us", min=0, help="Start-up of an allreduce. Default: fitted.")
     ] = None,
@@ -32,11 +38,11 @@ def replay_command(
     from hybridps.oracle.output.tables import replay_table
     from hybridps.oracle.output.timeline import chrome_trace, plot_schedules
     from hybridps.oracle.ssgd.dag import place
-    from hybridps.oracle.ssgd.trace import fit_link, iterations, read_trace, replay
+    from hybridps.oracle.ssgd.trace import fit_link, iterations, replay
 
     if (a_us is None) != (b_us_per_byte is None):
         raise ConfigError("--a-us and --b-us-per-byte belong together: give both, or none to fit them to the trace")
-    layers = read_trace(trace)
+    layers = layers_of_trace(trace)
     given = None if a_us is None or b_us_per_byte is None else Line(1e-6 * a_us, 1e-6 * b_us_per_byte)
     link = given or fit_link(layers)
     found = replay(layers, link)
