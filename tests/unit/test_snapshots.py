@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -13,12 +14,15 @@ import msgspec
 import numpy as np
 import pytest
 from disks import fill, small_disk
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from snapshot_drafts import LENGTHS, SPEC, first_values, values, write
 
 from hybridps.errors import ServerError
 from hybridps.memory import Layout
 from hybridps.ps.rules import Momentum
 from hybridps.ps.server.snapshots import SnapshotFolder, only_job
+from hybridps.ps.server.snapshots.due import DueTimes
 from hybridps.ps.server.snapshots.files import MARKER
 
 CENTRE = "table-0-centre.npy"
@@ -81,6 +85,35 @@ def test_the_newest_that_all_servers_have_is_taken_and_kept(folder):
     assert folder.find("job", "w", second, 3).number == 3
     with pytest.raises(ServerError, match=r"server 1 of 2 has no values of snapshot 6 of table 'w'.*remove snapshot-6"):
         folder.find("job", "w", second, 6)
+
+
+def test_one_that_another_server_is_still_writing_is_kept(folder):
+    first, second = (msgspec.structs.replace(SPEC, server=server, servers=2) for server in range(2))
+    folder.of("job", 1, 2).begin(3)
+    for number in (3, 4, 5, 6):
+        write(folder, number, [("w", first)])
+    assert folder.of("job", 0, 2).numbers() == [3, 5, 6]
+    write(folder, 3, [("w", second)])
+    assert folder.find("job", "w", first).number == 3
+
+
+@settings(deadline=None)
+@given(st.tuples(*[st.lists(st.floats(0.0, 9.0), min_size=1, max_size=4)] * 2), st.floats(0.5, 2.0))
+def test_servers_of_which_one_is_slower_take_some_together(takes, seconds):
+    """However long each snapshot takes; a server that looks late takes the one that was due."""
+    taken = []
+    for times in takes:
+        now, due, numbers = 1e9, DueTimes(seconds, 1e9), set()
+        for long in itertools.islice(itertools.cycle(times), 100):
+            while (number := due.begin(now)) is None:
+                now += seconds / 8
+            numbers.add(number)
+            now += long * seconds
+            due.end(now)
+        taken.append({number for number in numbers if number < 1000 * (1e9 + 100 * seconds)})
+    together = sorted(taken[0] & taken[1])
+    gaps = np.diff([1e12, *together, 1000 * (1e9 + 100 * seconds)]) / 1000 / seconds
+    assert gaps.max() <= 34, gaps
 
 
 def test_another_spec_is_not_taken_and_said_once(folder, caplog):
