@@ -138,6 +138,20 @@ def test_tables_that_no_group_has_come_to_go_on_in_later_snapshots(folder):
     assert folder.find("job", "v", SPEC) is None
 
 
+def test_tables_go_on_from_the_snapshot_that_all_servers_have(folder):
+    """One that a server alone has completed is of no use: the job started from the one before."""
+    both = [[(name, msgspec.structs.replace(SPEC, server=server, servers=2)) for name in "wv"] for server in (0, 1)]
+    for number, servers in ((3, (0, 1)), (4, (0,))):
+        for server in servers:
+            write(folder, number, both[server])
+    for tables in both:
+        write(folder, 5, tables[:1])
+    found = folder.find("job", "v", both[0][1][1])
+    assert found.number == 3
+    for it in (found, folder.find("job", "v", both[1][1][1], 3)):
+        np.testing.assert_array_equal(it.read(0, LENGTHS[0])[0], values(3))
+
+
 def test_values_of_different_snapshots_are_not_mixed(folder):
     """A table that the newest one does not have is not taken from an older one."""
     write(folder, 7, [("w", SPEC), ("v", SPEC)])
