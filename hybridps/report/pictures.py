@@ -55,7 +55,7 @@ def _time(reports: Sequence[RunReport]) -> bytes:
             bars += [(f"worker {worker}", parts) for worker, parts in report.time.by_worker.items()]
         elif report.time:
             bars.append((report.name, report.time.parts))
-    figure, axes = _figure(9, 1.2 + 0.38 * len(bars))
+    figure, axes = _figure(7, 1.2 + 0.38 * len(bars))
     places = np.arange(len(bars))[::-1]
     left = np.zeros(len(bars))
     for name in COLOURS:
@@ -73,7 +73,7 @@ def _rates(
     reports: Sequence[RunReport], label: str, curve: Callable[[GroupTraffic], Curve], scale: float = 1.0
 ) -> bytes:
     """How fast a curve grows: the mean of the groups of each run; each group of a single run."""
-    figure, axes = _figure(9, 3)
+    figure, axes = _figure(7, 2.8)
     for number, report in enumerate(reports):
         curves = [curve(group) for group in report.traffic]
         if len(reports) > 1:
@@ -104,7 +104,7 @@ def sum_of(curves: Sequence[Curve]) -> Curve:
 
 
 def _distance(reports: Sequence[RunReport]) -> bytes:
-    figure, axes = _figure(9, 3)
+    figure, axes = _figure(7, 2.8)
     for number, report in enumerate(reports):
         for place, group in enumerate(group for group in report.traffic if group.distances):
             times, values = np.array(group.distances).T
@@ -119,7 +119,7 @@ def _distance(reports: Sequence[RunReport]) -> bytes:
 
 
 def _learning(reports: Sequence[RunReport]) -> bytes:
-    figure, (left, right) = _figure(9, 3.4, 2)
+    figure, (left, right) = _figure(7, 3, 2)
     for number, report in enumerate(reports):
         points = points_of(report.run)
         for axes, field, scale in ((left, "loss", 1), (right, "accuracy", 100)):
@@ -143,7 +143,7 @@ def _timeline(trace: Trace, step_id: tuple[int, int]) -> bytes:
     }
     zero, end = min(step.began for step in row.values()), max(step.time.ended for step in row.values())
     lines = 2 * len(row) + len(trace.servers)
-    figure, axes = _figure(9, 1.4 + 0.3 * lines)
+    figure, axes = _figure(7, 1.4 + 0.3 * lines)
     ticks: list[tuple[float, str]] = []
     place = float(lines)
     for number, step in row.items():
@@ -196,6 +196,8 @@ def _figure(width: float, height: float, columns: int = 1) -> Any:
 def _legend(axes: Any) -> None:
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=8)
+    elif not axes.has_data():
+        axes.text(0.5, 0.5, "not reported", color="0.5", ha="center", transform=axes.transAxes)
 
 
 def _png(figure: Any) -> bytes:

@@ -72,6 +72,8 @@ def _label(axes: Any, what: str) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False)
+    else:
+        axes.text(0.5, 0.5, "not reported", color="0.5", ha="center", transform=axes.transAxes)
     axes.spines[["top", "right"]].set_visible(False)
 
 

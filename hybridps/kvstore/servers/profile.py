@@ -111,14 +111,18 @@ class ServersProfile:
                     self._runs = False
                     self._ask(lambda client: client.profile("end"))  # other servers may have begun
                 raise
-            self._has_records |= runs and self._job.client is not None
+            self._has_records |= runs and self._job.client is not None and not self._job.session.settings.trace
 
     def _ask(self, work: Callable[[Client], Result]) -> Result | None:
         """Ask the servers, on the thread that communicates: it would end the job for an error, so that comes back."""
-        client = self._job.client
-        if client is None:
+        client, is_traced = self._job.client, self._job.session.settings.trace
+        if client is None or is_traced:
             if not self._told:
-                self._job.session.note("there are no servers of hybridps in this job: none is profiled")
+                self._job.session.note(
+                    "the servers are traced (HYBRIDPS_TRACE), so they are not profiled: see `hybridps trace`"
+                    if is_traced
+                    else "there are no servers of hybridps in this job: none is profiled"
+                )
             self._told = True
             return None
 
