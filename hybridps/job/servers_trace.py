@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from hybridps.errors import HybridPSError
+from hybridps.errors import HybridPSError, ServerError
 from hybridps.mpi_groups.session import Session
 from hybridps.ps.client import Client
 from hybridps.ps.profile import PAGE_RECORDS
@@ -49,7 +49,7 @@ class ServersTrace:
     def ask_if_due(self) -> None:
         """Ask the servers, if it is time for it."""
         began = time.monotonic()
-        if not self._failed and began >= self._due:
+        if not self._failed and began >= self._due and not self._client.away:
             self.ask()
             now = time.monotonic()
             self._due = now + max(PAUSE_SECONDS, PAUSE_PER_COST * (now - began))
@@ -86,8 +86,12 @@ class ServersTrace:
             self._file.write(Probe(self._first + server, address, request, *times))
 
     def _read(self, server: int, address: str) -> None:
-        """Write what is new. When the profile has a page, it begins anew: later ones would be read in vain."""
-        records, missing = self._client.read_profile(server)
+        """Write what is new. When the profile has a page, it begins anew, so that the next reading is short."""
+        try:
+            records, missing = self._client.read_profile(server)
+        except ServerError:  # it was started again meanwhile: its profile begins anew too
+            self._written[server] = 0
+            return
         new = records[self._written[server] :]
         self._written[server] = len(records)
         if len(records) >= PAGE_RECORDS:

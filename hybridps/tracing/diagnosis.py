@@ -77,6 +77,8 @@ def diagnose(clock: OneClock) -> Diagnosis | None:
     said += [f"step {typical[1]}, a typical one of {_ms(length[typical])}: {path(clock.trace, table, typical)}"]
     if length[slowest] > (1 + SLOWER) * middle:
         said += [f"step {slowest[1]}, the longest with {_ms(length[slowest])}: {path(clock.trace, table, slowest)}"]
+    if len(by_worker) == 2:
+        said = [each.replace("the others", "the other") for each in said]
     return Diagnosis(len(table), parts.whole, parts, by_worker, sum(hidden) / len(hidden), slow, said, typical, slowest)
 
 
@@ -109,10 +111,11 @@ def slow_workers(every: Mapping[StepId, Mapping[int, Parts]]) -> list[Slow]:
 
 
 def path(trace: Trace, table: Table, step: StepId) -> str:
-    """The critical path of a step in words: who is the last to have its gradients, why, and what follows."""
+    """The critical path of a step in words: who takes the longest until its last gradient, why, and what follows."""
     row = table[step]
-    last = max(row, key=lambda worker: row[worker].last_gradient)
-    mine, others = parts_of(row[last]), _others({worker: parts_of(each) for worker, each in row.items()}, last)
+    parts = {worker: parts_of(each) for worker, each in row.items()}
+    last = max(parts, key=lambda worker: parts[worker].own)
+    mine, others = parts[last], _others(parts, last)
     said = [_last_in_words(last, mine, others if len(row) > 1 else None)]
     for kind, what in (("allreduce", "of its allreduce are not hidden"), ("exchange", "it waits for the servers")):
         seconds = getattr(mine, kind)
@@ -171,9 +174,8 @@ def _groups_in_words(trace: Trace, table: Table) -> list[str]:
     others = median(wait for group, wait in waits.items() if group != least)
     if others - waits[least] < max(LEAST_SECONDS, 0.5 * others):
         return []
-    return [
-        f"the others wait for group {least} at the servers: {_ms(others)} a step, and group {least} {_ms(waits[least])}"
-    ]
+    who = f"group {groups[1 - groups.index(least)]} waits" if len(groups) == 2 else "the others wait"
+    return [f"{who} for group {least} at the servers: {_ms(others)} a step; group {least} waits {_ms(waits[least])}"]
 
 
 def _mean_exchange(table: Table, workers: Sequence[int]) -> float:
