@@ -67,9 +67,9 @@ class ServersTrace:
 
     def close(self) -> None:
         """Read what is left, and have the servers forget it."""
-        if not self._failed and self._reads:
+        if not self._failed and self._reads and not self._client.away:
             self.ask()
-        if not self._failed and self._reads:
+        if not self._failed and self._reads and not self._client.away:
             try:
                 self._client.profile("end")
             except HybridPSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,10 @@ KEYS_AT_A_TIME = 1000
 
 MOST_ARRIVALS = 1000
 """Gradients of a step whose times are written one by one; of more only the last one's, so that the cost stays small."""
+
+
+MOST_SPANS = 4096
+"""Of a step; the last ones are written."""
 
 
 class Recorder:
@@ -40,7 +45,7 @@ class Recorder:
         self._open: tuple[int, int, float] | None = None
         """The step's number, its model, and when it began."""
         self._arrived: dict[int, float] = {}
-        self._spans: list[Span] = []
+        self._spans: deque[Span] = deque(maxlen=MOST_SPANS)
 
     @staticmethod
     def of(settings: Settings, worker: int, group: int, group_rank: int) -> Recorder:
@@ -74,6 +79,7 @@ class Recorder:
             now = time.monotonic()
             if self._open is not None:
                 self._write(max([self._open[2], *self._arrived.values()]))
+                self.on_step()
             self._open = number, model, now
 
     def arrived(self, table: str, key: str, when: float) -> None:
@@ -116,8 +122,9 @@ class Recorder:
         arrived = [(key, self.microseconds(when)) for key, when in self._arrived.items()]
         at_end = max([self.microseconds(ended), *(span.ended for span in self._spans)])
         loads = [(self.microseconds(start), self.microseconds(stop)) for start, stop in take_loads()]
-        self._file.write(Step(number, model, self.microseconds(began), at_end, arrived, self._spans, loads))
-        self._open, self._arrived, self._spans = None, {}, []
+        self._file.write(Step(number, model, self.microseconds(began), at_end, arrived, list(self._spans), loads))
+        self._open, self._arrived = None, {}
+        self._spans.clear()
 
 
 def check_trace(settings: Settings) -> None:
