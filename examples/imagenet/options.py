@@ -50,7 +50,7 @@ def parser() -> ArgumentParser:
     add("--val-fraction", type=rate, default=0.0, help="hold out this part of train where there is no val")
     add("--colour-jitter", type=rate, default=0.0, help="for large images, such as 0.4")
     add("--synthetic-images", type=count, default=1280, help="number of synthetic images")
-    add("--loader-threads", type=positive, default=0, help="threads that read images; 0: read between the steps")
+    add("--loader-threads", type=positive, help="threads that read images, 0 for none; default: one for each core")
     add("--skip-corrupt", action="store_true", help="leave out images that cannot be read, and count them")
     add("--network", default="resnet50_v1", help="a name of Gluon's model zoo; cifar_resnet20; digits")
     add("--width", type=count, default=16, help="channels of the first layer of cifar_resnet and digits")
@@ -60,7 +60,7 @@ def parser() -> ArgumentParser:
     add("--epochs", type=count, default=90, help="passes over the training images")
     add("--batch-size", type=count, default=64, help="images of one worker in one step")
     add("--max-batches", type=count, help="steps in an epoch, for trials")
-    add("--optimizer", choices=["sgd", "nag", "adam"], default="nag", help="local optimizer")
+    add("--optimizer", choices=["sgd", "nag", "adam"], default="sgd", help="local optimizer")
     add("--lr", type=rate, default=0.1, help="learning rate after the warm-up, for all workers' batches together")
     add("--lr-warmup-epochs", type=rate, default=5.0, help="epochs in which the rate rises")
     add("--lr-decay", choices=["cosine", "step", "none"], default="cosine", help="what happens after the warm-up")
@@ -72,7 +72,8 @@ def parser() -> ArgumentParser:
     add("--val-every", type=count, default=1, help="epochs between validations")
     add("--seed", type=positive, default=0, help="of the weights and of the order of the images")
     add("--run", type=Path, help="folder to write to; default: $HYBRIDPS_RUN_FOLDER, else one in runs/")
-    add("--keep", type=count, default=3, help="checkpoints to keep")
+    add("--checkpoint-steps", type=count, help="steps between checkpoints within an epoch; default: at its end alone")
+    add("--keep", type=count, default=3, help="checkpoints of epochs to keep")
     add("--resume", nargs="?", const="auto", help="checkpoint, run folder, or auto for the newest of --run")
     return made
 

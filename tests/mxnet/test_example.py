@@ -107,7 +107,7 @@ def test_mxnets_own_asynchronous_store(example, tmp_path, capsys):
             for process in processes:
                 process.kill()
     found, problems = example.checkpoint.newest(tmp_path)
-    assert (found.epoch, problems) == (1, [])
+    assert (found.position.epoch, problems) == (1, [])
     assert digits(example, tmp_path, "--resume") == 2
     assert "has no states of an optimizer" in capsys.readouterr().err
 
