@@ -26,7 +26,7 @@ import numpy as np
 import trainer_states
 from mxnet import gluon
 
-MANIFEST, WEIGHTS, STATES = "manifest.json", "model.params", "states.npz"
+MANIFEST, WEIGHTS, STATES, AVERAGE = "manifest.json", "model.params", "states.npz", "average.params"
 BEST = "best"
 """A link to the checkpoint that has the best top-1."""
 NAME = re.compile(r"epoch-(\d{4,9})(?:-step-(\d{6,9}))?")
@@ -69,9 +69,14 @@ class Checkpoint:
 
 
 def save(
-    folder: Path, position: Position, net: gluon.Block, trainer: gluon.Trainer | None, settings: dict[str, Any]
+    folder: Path,
+    position: Position,
+    net: gluon.Block,
+    trainer: gluon.Trainer | None,
+    settings: dict[str, Any],
+    average: gluon.Block | None = None,
 ) -> Path:
-    """Write a directory in `folder`: the weights of `net`, and the optimizer's states, if a trainer has them.
+    """Write a directory in `folder`: the weights of `net`, the optimizer's states, if a trainer has them, an average.
 
     Its name is epoch-<epoch>, and within an epoch epoch-<epoch>-step-<step>.
     Raises WriteError, for example if the disk is full; what was there stays, and what was begun is removed.
@@ -82,23 +87,27 @@ def save(
     mx.nd.waitall()  # an error of the training is not one of the disk
     try:
         partial.mkdir(parents=True)
-        _write(partial, position, net, trainer, settings)
+        _save_weights(partial / WEIGHTS, net)
+        if average is not None:
+            _save_weights(partial / AVERAGE, average)
+        _write(partial, position, trainer, settings)
         shutil.rmtree(final, ignore_errors=True)
         os.rename(partial, final)
         _sync(folder)
     except (OSError, mx.MXNetError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        incomplete = f"MXNet has not written all of {WEIGHTS}, the disk may be full"
+        incomplete = "MXNet has not written all of the weights, the disk may be full"
         reason = incomplete if isinstance(error, mx.MXNetError) else _reason(error)
         raise WriteError(f"{final} cannot be written: {reason}") from None
     return final
 
 
-def _write(
-    folder: Path, position: Position, net: gluon.Block, trainer: gluon.Trainer | None, settings: dict[str, Any]
-) -> None:
-    net.save_parameters(str(folder / WEIGHTS))
-    mx.nd.load(str(folder / WEIGHTS))  # MXNet closes a file without noticing that the disk is full
+def _save_weights(path: Path, net: gluon.Block) -> None:
+    net.save_parameters(str(path))
+    mx.nd.load(str(path))  # MXNet closes a file without noticing that the disk is full
+
+
+def _write(folder: Path, position: Position, trainer: gluon.Trainer | None, settings: dict[str, Any]) -> None:
     manifest: dict[str, Any] = asdict(position) | {"written_at": time.time(), "settings": settings}
     if trainer is not None:
         states = BytesIO()
@@ -134,13 +143,13 @@ def check(folder: Path) -> Checkpoint:
     """The checkpoint in a directory. Raises DamagedError, also for a file that checkpoints do not have."""
     try:
         for path in sorted(folder.iterdir()):
-            if path.name not in (MANIFEST, WEIGHTS, STATES) or not path.is_file():
+            if path.name not in (MANIFEST, WEIGHTS, STATES, AVERAGE) or not path.is_file():
                 raise DamagedError(
                     f"{path} is no file of a checkpoint, which has arrays and JSON alone: it is not read"
                 )
         manifest = json.loads((folder / MANIFEST).read_text())
         optimizer = manifest.get("optimizer")
-        if set(manifest["sha256"]) != {WEIGHTS} | ({STATES} if optimizer is not None else set()):
+        if set(manifest["sha256"]) - {AVERAGE} != {WEIGHTS} | ({STATES} if optimizer is not None else set()):
             raise DamagedError(f"{folder / MANIFEST} names other files than a checkpoint has")
         for name, digest in manifest["sha256"].items():
             if _digest(folder / name) != digest:
@@ -170,12 +179,12 @@ def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     return max(found, key=lambda checkpoint: checkpoint.written_at, default=None), problems
 
 
-def load_weights(found: Checkpoint, net: gluon.Block, devices: list[mx.Context]) -> None:
-    """Raises DamagedError if the weights are not those of this network."""
+def load_weights(path: Path, net: gluon.Block, devices: list[mx.Context]) -> None:
+    """Raises DamagedError if the weights in this file are not those of this network."""
     try:
-        net.load_parameters(str(found.folder / WEIGHTS), ctx=devices)
+        net.load_parameters(str(path), ctx=devices)
     except (AssertionError, AttributeError, KeyError, OSError, TypeError, ValueError, mx.MXNetError) as error:
-        raise DamagedError(f"{found.folder / WEIGHTS}: {_reason(error)}") from None
+        raise DamagedError(f"{path}: {_reason(error)}") from None
 
 
 def load_states(found: Checkpoint, trainer: gluon.Trainer) -> None:

@@ -131,6 +131,7 @@ def epoch_line(sums: totals.Line, epochs: int, workers: int) -> str:
     words.append(f"loss {sums['loss']:.4f}")
     if images := sums.get("val_images"):
         named = {"top-1": "val_top1_correct", "top-5": "val_top5_correct", "centre top-1": "centre_top1_correct"}
+        named["EMA top-1"] = "ema_top1_correct"
         words += [f"{name} {100 * sums[field] / images:.2f} %" for name, field in named.items() if field in sums]
     return "  ".join([*words, f"{sums['images_per_second']:.0f} images/s"])
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import checkpoint
 import mxnet as mx
 import options
+from averaging import MovingAverage
 from checkpoint import Checkpoint, DamagedError, Position
 from journal import warn
 from mxnet import gluon
@@ -28,7 +29,7 @@ def load_weights(args: Namespace, net: gluon.HybridBlock, devices: list[mx.Conte
             raise UsageError(f"--resume {args.resume}: there is no complete checkpoint")
         return None
     try:
-        checkpoint.load_weights(found, net, devices)
+        checkpoint.load_weights(found.folder / checkpoint.WEIGHTS, net, devices)
     except DamagedError as error:
         raise UsageError(f"--resume: the weights do not fit --network {args.network}: {error}") from None
     if worker == 0:
@@ -36,16 +37,28 @@ def load_weights(args: Namespace, net: gluon.HybridBlock, devices: list[mx.Conte
     return found
 
 
-def load_states(found: Checkpoint, trainer: gluon.Trainer) -> None:
-    """Load the optimizer's states; its settings are those of the command line."""
+def load_states(
+    found: Checkpoint | None, trainer: gluon.Trainer | None, average: MovingAverage | None, devices: list[mx.Context]
+) -> None:
+    """Load the optimizer's states, whose settings are those of the command line, and the average of the weights."""
+    try:
+        if found and trainer:
+            _load_optimizer(found, trainer)
+        path = found.folder / checkpoint.AVERAGE if found else None
+        if average and path and path.exists():
+            checkpoint.load_weights(path, average.net, devices)
+        elif average:
+            average.begin()
+    except (DamagedError, StatesError) as error:
+        raise UsageError(f"--resume {found.folder}: {error}") from None
+
+
+def _load_optimizer(found: Checkpoint, trainer: gluon.Trainer) -> None:
     if found.optimizer is None:
         raise UsageError(f"{found.folder} has no states of an optimizer: go on with a store that updates, as it began")
     if found.optimizer != optimizer_name(trainer):
         raise UsageError(f"{found.folder} has the states of another optimizer: use --optimizer {found.optimizer}")
-    try:
-        checkpoint.load_states(found, trainer)
-    except (DamagedError, StatesError) as error:
-        raise UsageError(f"--resume {found.folder}: {error}") from None
+    checkpoint.load_states(found, trainer)
 
 
 def start(args: Namespace, found: Checkpoint | None, order: str, worker: int) -> Position:

@@ -13,8 +13,8 @@ import pytest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "imagenet"
 NAMES = ("train", "models", "checkpoint", "make_recordio", "options", "journal", "losses")
-NAMES += ("trainer_states", "duties", "resuming", "totals")
-PIPELINE = ("data", "loader", "records", "sources", "transforms")
+NAMES += ("trainer_states", "duties", "resuming", "totals", "averaging", "evaluation", "optimizers")
+PIPELINE = ("augment", "data", "loader", "records", "sources", "transforms")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def example():
 
 def _forget() -> dict[str, ModuleType]:
     """Take the modules of these names out of those that are imported."""
-    names = [name for name in sys.modules if name.partition(".")[0] in (*NAMES, "pipeline")]
+    names = [name for name in sys.modules if name.partition(".")[0] in (*NAMES, "pipeline", "forecast")]
     return {name: sys.modules.pop(name) for name in names}
 
 

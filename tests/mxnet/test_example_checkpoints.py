@@ -28,15 +28,24 @@ def bits(run: Path, name: str) -> dict[str, bytes]:
     with np.load(folder / "states.npz", allow_pickle=False) as states:
         found = {key: array.tobytes() for key, array in states.items()}
     weights = mx.nd.load(str(folder / "model.params"))
+    average = mx.nd.load(str(folder / "average.params"))
+    found |= {f"average of {key}": array.asnumpy().tobytes() for key, array in average.items()}
     return found | {key: array.asnumpy().tobytes() for key, array in weights.items()}
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("cut", ["epoch-0002", "epoch-0001-step-000030"])
+@pytest.mark.parametrize(
+    ("optimizer", "cut"),
+    [
+        ("sgd", "epoch-0001-step-000030"),
+        ("lars", "epoch-0001-step-000030"),
+        ("lamb", "epoch-0001-step-000030"),
+        ("adam", "epoch-0002"),
+    ],
+)
 def test_a_resumed_training_has_the_bits_of_one_that_was_not_interrupted(
     example, tmp_path, optimizer, cut, monkeypatch, capsys
 ):
-    """Also in the middle of an epoch, and of a network with dropout. The schedule, too, goes on where it was."""
+    """Of a network with dropout, with mixup and a moving average; the schedule goes on where it was, too."""
     make = example.models.make
 
     def with_dropout(*arguments):
@@ -46,7 +55,7 @@ def test_a_resumed_training_has_the_bits_of_one_that_was_not_interrupted(
 
     monkeypatch.setattr(example.models, "make", with_dropout)
     monkeypatch.setattr(example.checkpoint, "prune", lambda *ignored: None)
-    options = ("--checkpoint-steps", "30", "--optimizer", optimizer, "--loader-threads", "2")
+    options = ("--checkpoint-steps", "30", "--optimizer", optimizer, "--mixup", "0.2", "--ema", "0.9")
     digits(example, tmp_path / "whole", *options, epochs=3)
     shutil.copytree(tmp_path / "whole", tmp_path / "parts")
     for path in (tmp_path / "parts" / "checkpoints").iterdir():
@@ -57,7 +66,7 @@ def test_a_resumed_training_has_the_bits_of_one_that_was_not_interrupted(
     assert f"{cut}\n" in capsys.readouterr().out
     assert bits(tmp_path / "parts", "epoch-0003") == bits(tmp_path / "whole", "epoch-0003")
     whole, parts = (lines(tmp_path / name, "epoch") for name in ("whole", "parts"))
-    for field in ("loss", "val_loss_sum", "lr"):
+    for field in ("loss", "val_loss_sum", "ema_loss_sum", "lr"):
         assert parts[-1][field] == whole[-1][field]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 from pipeline.loader import Loader, usual_threads
 from pipeline.records import DataError, ImageError
 from pipeline.sources import ArrayImages, FolderImages, RecordImages, Source
-from pipeline.transforms import Transform, centre_crop, resized_crop, shift_crop, unchanged
+from pipeline.transforms import Transform, centre_crop, in_turn, resized_crop, shift_crop, unchanged
 
 SMALL = 64  # images with a shorter side up to this are trained on whole, with small shifts
 RGB_MEAN, RGB_STD = (123.68, 116.78, 103.94), (58.39, 57.12, 57.38)
@@ -165,8 +166,14 @@ def open_data(
     jitter: float = 0.0,
     synthetic_images: int = 1280,
     skip_corrupt: bool = False,
+    augmentation: Sequence[Transform] = (),
 ) -> Data:
-    """Data from its name on the command line: `digits`, `synthetic`, or a folder. Raises DataError."""
+    """Data from its name on the command line: `digits`, `synthetic`, or a folder. Raises DataError.
+
+    `augmentation` is done to training images when they have their size.
+    """
+    if augmentation and name in ("digits", "synthetic"):
+        raise DataError(f"--data {name}: --rand-augment and --cutout are for photographs")
     if name == "digits":
         return _digits()
     if name == "synthetic":
@@ -181,7 +188,9 @@ def open_data(
         size = image_size or _usual_size(train, skip_corrupt)
     except ImageError as damage:
         raise DataError(f"{damage}; use --skip-corrupt to leave such images out") from None
-    return _photographs(train, val, classes or found, size, val_fraction, jitter)
+    small = size <= SMALL
+    changed = in_turn(_small_training(size) if small else resized_crop(size, jitter), *augmentation)
+    return _photographs(train, val, classes or found, size, val_fraction, changed)
 
 
 def _usual_size(images: Source, skip_corrupt: bool) -> int:
@@ -249,7 +258,7 @@ def _open_records_of(folder: Path, classes: int | None) -> tuple[Source, Source 
 
 
 def _photographs(
-    train: Source, val: Source | None, classes: int, size: int, val_fraction: float, jitter: float
+    train: Source, val: Source | None, classes: int, size: int, val_fraction: float, changed: Transform
 ) -> Data:
     train_indices = np.arange(len(train))
     if val is None:
@@ -258,9 +267,7 @@ def _photographs(
             train_indices, val_indices = split(train.labels(), val_fraction)
     else:
         val_indices = np.arange(len(val))
-    small = size <= SMALL
-    changed = _small_training(size) if small else resized_crop(size, jitter)
-    cropped = centre_crop(size, 1.0 if small else 256 / 224)
+    cropped = centre_crop(size, 1.0 if size <= SMALL else 256 / 224)
     parts = (Part(*part, (size, size, 3)) for part in ((train, train_indices, changed), (val, val_indices, cropped)))
     return Data(*parts, classes, size, RGB_MEAN, RGB_STD)
 

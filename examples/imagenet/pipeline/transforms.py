@@ -48,6 +48,17 @@ def centre_crop(size: int, margin: float) -> Transform:
     return transform
 
 
+def in_turn(*transforms: Transform) -> Transform:
+    """All of them, one after the other."""
+
+    def transform(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        for each in transforms:
+            image = each(image, random)
+        return image
+
+    return transform
+
+
 def unchanged(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return image
 
