@@ -33,7 +33,7 @@ def loader(
     batch_size: Annotated[int, typer.Option(min=1, help="Images of a step.")] = 32,
     threads: Annotated[int, typer.Option(min=1, help="Threads that read images, of each of them.")] = 2,
     images: Annotated[int, typer.Option(min=1, help="Images that are read in a round.")] = 1024,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of the network in a round.")] = 8,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the network in a round.")] = 40,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the result is their median.")] = 5,
     json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
 ) -> None:

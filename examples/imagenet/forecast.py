@@ -14,8 +14,8 @@ import mxnet as mx
 from msgspec.structs import replace
 from pipeline import data
 
+from hybridps.calibrate.mxnet_networks import from_file
 from hybridps.errors import HybridPSError
-from hybridps.kvstore.layers import from_file
 from hybridps.oracle.hybrid import predict_scheme, scheme_of
 from hybridps.oracle.machines import machine_of, with_settings
 from hybridps.oracle.paradl import Prediction, Work, predict
