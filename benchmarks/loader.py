@@ -23,6 +23,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 NETWORK = "network"
 PEER = "ImageRecordIter"
 OURS = ("folder", "RecordIO")
+FIELDS = ("images_per_second", "images_per_cpu_second")
+
+Round = tuple[float, float, float]
+"""The two of FIELDS, and the part of the cores that other processes took."""
 
 
 @app.command()
@@ -58,39 +62,44 @@ def loader(
         json_path.write_text(json.dumps([result | told | extras for result in results], indent=1) + "\n")
 
 
-def measure(ways: dict[str, Any], rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Images per second, and the share of the cores that others took, in each round: A B C A B C ..."""
-    measured: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+def measure(ways: dict[str, Any], rounds: int) -> dict[str, list[Round]]:
+    """The rounds of each way: A B C A B C ..."""
+    measured: dict[str, list[Round]] = {name: [] for name in ways}
     for way in ways.values():
         way()
     for number in range(rounds):
         for name, way in ways.items():
             disturbance = Disturbance()
             rate = way()
-            measured[name].append((rate, disturbance.share()))
+            measured[name].append((*rate, disturbance.share()))
         print(f"round {number + 1} of {rounds}: done", file=sys.stderr, flush=True)
     return measured
 
 
-def make_results(measured: dict[str, list[tuple[float, float]]]) -> list[dict[str, Any]]:
-    """One object for each way. `ratio`: to ImageRecordIter alone, or to the network alone, round by round."""
+def make_results(measured: dict[str, list[Round]]) -> list[dict[str, Any]]:
+    """One object for each way. Ratios are to ImageRecordIter alone, or to the network alone, round by round."""
     results = []
     for name, rounds in measured.items():
         base = measured[NETWORK if name.startswith(NETWORK) else PEER]
-        ratios = [rate / other for (rate, _), (other, _) in zip(rounds, base, strict=True)]
-        rates = [rate for rate, _ in rounds]
-        results.append(
-            {"way": name, "images_per_second": median(rates), "ratio": median(ratios), "rounds": rates}
-            | {"disturbance": [share for _, share in rounds]}
-        )
+        result: dict[str, Any] = {"way": name}
+        for column, field in enumerate(FIELDS):
+            pairs = [(own[column], other[column]) for own, other in zip(rounds, base, strict=True)]
+            result[field] = median(own for own, _ in pairs)
+            result[f"{field}_ratio"] = median(own / other for own, other in pairs)
+            result[f"{field}_rounds"] = [own for own, _ in pairs]
+        results.append(result | {"disturbance": [each[-1] for each in rounds]})
     return results
 
 
 def show(results: Sequence[dict[str, Any]]) -> None:
-    print(f"{'':28}{'images/s':>10}{'ratio':>8}  to")
+    print(f"{'':28}{'images/s':>10}{'ratio':>8}{'images/CPU s':>14}{'ratio':>8}  to")
     for result in results:
         base = f"{NETWORK} alone" if result["way"].startswith(NETWORK) else f"{PEER} alone"
-        print(f"{result['way']:28}{result['images_per_second']:10.0f}{result['ratio']:8.2f}  {base}")
+        cells = [
+            f"{result[field]:{width}.0f}{result[f'{field}_ratio']:8.2f}"
+            for field, width in zip(FIELDS, (10, 14), strict=True)
+        ]
+        print(f"{result['way']:28}{''.join(cells)}  {base}")
 
 
 if __name__ == "__main__":

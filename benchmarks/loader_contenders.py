@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, repeat
 from pathlib import Path
+from typing import NamedTuple
 
 import mxnet as mx
 import numpy as np
@@ -19,10 +20,31 @@ from pipeline.records import DataError  # noqa: E402
 
 __all__ = ["Contenders", "DataError"]
 
-Measurement = Callable[[], float]
-"""Runs once; images per second."""
+
+class Rate(NamedTuple):
+    """What was measured in a round."""
+
+    images_per_second: float
+    images_per_cpu_second: float
+    """Of all threads of this process: other processes disturb it less."""
+
+
+Measurement = Callable[[], Rate]
+"""Runs once."""
 
 Batch = tuple[mx.nd.NDArray, mx.nd.NDArray]
+
+
+class Clock:
+    """Of this process, from when it is made on."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter(), time.process_time()
+
+    def rate(self, images: int) -> Rate:
+        """Of so many images since."""
+        seconds, cpu = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
+        return Rate(images / seconds, images / cpu)
 
 
 class Contenders:
@@ -43,29 +65,28 @@ class Contenders:
     def reading(self, name: str, images: int) -> Measurement:
         """Read so many images, and do nothing with them."""
 
-        def measure() -> float:
+        def measure() -> Rate:
             batches = islice(self._batches(name), max(1, images // self._batch))
-            began = time.perf_counter()
-            count = 0
+            clock, count = Clock(), 0
             for x, _ in batches:
                 x.wait_to_read()
                 count += len(x)
-            return count / (time.perf_counter() - began)
+            return clock.rate(count)
 
         return measure
 
     def training(self, name: str | None, steps: int) -> Measurement:
         """Train on what is read, or on one batch in memory."""
 
-        def measure() -> float:
+        def measure() -> Rate:
             batches = self._batches(name) if name else repeat(self._in_memory())
             self._step(*next(batches))  # the readers have begun
             mx.nd.waitall()
-            began = time.perf_counter()
+            clock = Clock()
             for x, y in islice(batches, steps):
                 self._step(x, y)
             mx.nd.waitall()
-            return steps * self._batch / (time.perf_counter() - began)
+            return clock.rate(steps * self._batch)
 
         return measure
 

@@ -22,13 +22,14 @@ def test_ratios_are_of_the_same_round(monkeypatch):
     from benchmarks.loader import make_results
 
     rounds = {
-        "folder": [(30.0, 0.0), (20.0, 0.5), (90.0, 0.0)],
-        "ImageRecordIter": [(10.0, 0.0), (10.0, 0.0), (30.0, 0.0)],
-        "network": [(4.0, 0.0), (5.0, 0.0), (4.0, 0.0)],
-        "network + folder": [(3.0, 0.0), (5.0, 0.0), (2.0, 0.0)],
+        "folder": [(30.0, 8.0, 0.0), (20.0, 8.0, 0.5), (90.0, 8.0, 0.0)],
+        "ImageRecordIter": [(10.0, 2.0, 0.0), (10.0, 4.0, 0.0), (30.0, 4.0, 0.0)],
+        "network": [(4.0, 1.0, 0.0), (5.0, 1.0, 0.0), (4.0, 1.0, 0.0)],
+        "network + folder": [(3.0, 0.5, 0.0), (5.0, 1.0, 0.0), (2.0, 0.5, 0.0)],
     }
     results = {result["way"]: result for result in make_results(rounds)}
-    assert [results[way]["ratio"] for way in rounds] == [3.0, 1.0, 1.0, 0.75]
+    assert [results[way]["images_per_second_ratio"] for way in rounds] == [3.0, 1.0, 1.0, 0.75]
+    assert [results[way]["images_per_cpu_second_ratio"] for way in rounds] == [2.0, 1.0, 1.0, 0.5]
     assert results["folder"]["images_per_second"] == 30.0
     assert results["folder"]["disturbance"] == [0.0, 0.5, 0.0]
 
