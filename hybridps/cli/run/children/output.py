@@ -71,6 +71,8 @@ class NoiseFilter:
         """The signal that ended a rank, if mpirun reported one."""
         self.vanished = False
         """Whether a rank exited, perhaps with 0, without ending its part in MPI."""
+        self.lost_host = ""
+        """The host that mpirun can no longer reach, if it said so."""
         self._blocks = blocks
         self._held: list[str] = []
         self._since = 0.0
@@ -115,6 +117,9 @@ class NoiseFilter:
             self._after_noise = True
             return []
         text = " ".join(line.strip() for line in block[1:-1]).strip()
+        if lost := _LOST.match(text):
+            self.lost_host = lost["host"]
+            return []
         if not _NOISE_BLOCK.match(text):
             return block
         self.vanished = self.vanished or _VANISHED.search(text) is not None
@@ -222,5 +227,6 @@ _NOISE_BLOCK = re.compile(
     r"|MPI_ABORT was invoked on rank"
     r"|Primary job\s+terminated normally, but"
 )
+_LOST = re.compile(r"[OP]RTE has lost communication with a remote daemon\..*Remote daemon: \S+ on node (?P<host>\S+)")
 _VANISHED = re.compile(r"exiting\s+improperly")
 _RANK = re.compile(r"(?:process rank|invoked on rank) (?P<rank>\d+)|Process name:\s+\[\S+,(?P<last>\d+)\]")

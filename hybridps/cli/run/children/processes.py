@@ -21,7 +21,7 @@ from typing import IO
 
 from hybridps.cli.run.children import keeper
 from hybridps.cli.run.children.output import ERR, OUT, LineSplitter, NoiseFilter, Screen
-from hybridps.errors import ConfigError
+from hybridps.errors import FAILED, ConfigError
 from hybridps.processes import STOP_SECONDS, die_with_parent, prctl
 
 _MARK = "_HYBRIDPS_CHILD"
@@ -58,6 +58,8 @@ class Child:
     """The rank that ended first, if mpirun named one; known once there is a status."""
     vanished: bool = False
     """Whether that rank exited without ending its part in MPI, perhaps with 0."""
+    lost_host: str = ""
+    """The host that mpirun could no longer reach."""
     end: int | None = None
     """A descriptor that can be read when the process ends, where the kernel has such."""
 
@@ -222,8 +224,8 @@ class Processes:
         for stream in child.streams:
             self._show(stream, stream.noise.end())
         out, err = (stream.noise for stream in child.streams)
-        child.first_rank, child.vanished = err.first_rank, err.vanished
-        child.status = _status(child.process.returncode, out.signal)
+        child.first_rank, child.vanished, child.lost_host = err.first_rank, err.vanished, err.lost_host
+        child.status = _status(child.process.returncode, out.signal) or (FAILED if child.lost_host else 0)
         self._screen.clear()
         self._on_end(child)
 
