@@ -190,8 +190,10 @@ class Program:
     """A command that runs on a host, and all that it prints, line by line."""
 
     def __init__(self, host: Host, *command: str, **variables: str) -> None:
+        self._host = host
+        noted = ("sh", "-c", 'echo $$ > /run/program; exec "$@"', "sh", *command)
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        self.process = subprocess.Popen(host.words(command, **variables), text=True, **pipes)  # type: ignore[call-overload]
+        self.process = subprocess.Popen(host.words(noted, **variables), text=True, **pipes)  # type: ignore[call-overload]
         self.lines: list[str] = []
         self._reader = threading.Thread(target=lambda: self.lines.extend(self._read()), daemon=True)
         self._reader.start()
@@ -202,6 +204,10 @@ class Program:
 
     def has(self, text: str, times: int = 1) -> bool:
         return sum(text in line for line in self.lines) >= times
+
+    def send(self, name: str) -> None:
+        """Send it a signal."""
+        self._host.do(f"kill -{name} $(cat /run/program)")
 
     def end(self, seconds: float = SECONDS) -> int:
         """Its exit status. Killed after so many seconds, which fails."""
@@ -215,9 +221,9 @@ class Program:
         return "\n".join(self.lines)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
-    """Until a condition holds. Fails after so many seconds."""
+def wait_for(condition: Callable[[], object], seconds: float = SECONDS, about: object = "") -> None:
+    """Until a condition holds. Fails after so many seconds, and then prints what it is about."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"not within {seconds:g} s"
+        assert time.monotonic() < end, f"not within {seconds:g} s; {about}"
         time.sleep(0.05)

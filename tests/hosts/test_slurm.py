@@ -72,7 +72,7 @@ def test_groups_may_share_a_node_of_an_allocation(nodes: tuple[Host, Host], tmp_
     words = ["salloc", "--nodes=2", "--ntasks-per-node=2", "hybridps", "run", "--launcher", "slurm"]
     words += ["--group-sizes", "1,3", "--algorithm", "sync", "--", "python", f"{tmp_path}/train.py", "5"]
     job = Program(nodes[0], *words, PATH=PATH)
-    assert job.end(200) == 0, job
-    assert all(job.has(f"worker {worker} has 4") for worker in range(4)), job
-    assert job.has("[group 1] worker 1 of 4 trains on hosta"), job
-    assert job.has("[group 1] worker 3 of 4 trains on hostb"), job
+    assert job.end(200) == 0, str(job)
+    assert all(job.has(f"worker {worker} has 4") for worker in range(4)), str(job)
+    assert job.has("[group 1] worker 1 of 4 trains on hosta"), str(job)
+    assert job.has("[group 1] worker 3 of 4 trains on hostb"), str(job)

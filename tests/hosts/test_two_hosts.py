@@ -47,27 +47,27 @@ def start_training(cluster: Cluster, folder: Path, *options: str, **variables: s
 
 def test_two_groups_on_two_hosts_meet_at_a_server_with_keys(cluster: Cluster, tmp_path: Path) -> None:
     job = start(cluster, tmp_path, "50", "--groups", "2", "--algorithm", "sync", "--run", f"{tmp_path}/run")
-    assert job.end(150) == 0, job
-    assert job.has("serving at tcp://10.77.0.1:"), job
+    assert job.end(150) == 0, str(job)
+    assert job.has("serving at tcp://10.77.0.1:"), str(job)
     where = {line.partition("] ")[2] for line in job.lines if "trains on" in line}
     hosts = ("hosta", "hosta", "hostb", "hostb")
     assert where == {f"worker {worker} of 4 trains on {host}" for worker, host in enumerate(hosts)}
-    assert all(job.has(f"worker {worker} has 4") for worker in range(4)), job
+    assert all(job.has(f"worker {worker} has 4") for worker in range(4)), str(job)
     assert len([*(tmp_path / "run").glob("hybridps-[0-3].jsonl")]) == 4
     assert [host.leftovers() for host in cluster.hosts] == [[], []]
 
 
 def test_one_group_on_two_hosts(cluster: Cluster, tmp_path: Path) -> None:
     job = start(cluster, tmp_path, "5", "--algorithm", "sync")
-    assert job.end(150) == 0, job
-    assert all(job.has(f"worker {worker} has 4") for worker in range(4)), job
+    assert job.end(150) == 0, str(job)
+    assert all(job.has(f"worker {worker} has 4") for worker in range(4)), str(job)
     assert [host.leftovers() for host in cluster.hosts] == [[], []]
 
 
 def test_a_killed_launcher_leaves_nothing_on_either_host(cluster: Cluster, tmp_path: Path) -> None:
     job = start_training(cluster, tmp_path)
-    job.process.kill()  # nsenter has become the launcher
-    assert job.end() == -9
+    job.send("KILL")
+    assert job.end() != 0
     for host in cluster.hosts:
         wait_for(lambda: not host.leftovers())  # noqa: B023
 
@@ -75,11 +75,13 @@ def test_a_killed_launcher_leaves_nothing_on_either_host(cluster: Cluster, tmp_p
 def test_a_host_that_ends_is_named_and_the_other_group_goes_on(cluster: Cluster, tmp_path: Path) -> None:
     job = start_training(cluster, tmp_path, "--set", "lost_seconds=3")
     cluster.hosts[1].close()
-    wait_for(lambda: job.has("group 1 ended with exit status 1 (the host hostb is gone); the other groups go on"))
+    wait_for(
+        lambda: job.has("group 1 ended with exit status 1 (the host hostb is gone); the other groups go on"), about=job
+    )
     wait_for(lambda: job.has("group 1 of job"))
-    job.process.terminate()
+    job.send("TERM")
     job.end()
-    assert job.has("SIGTERM: stopping 1 groups and 1 servers"), job
+    assert job.has("SIGTERM: stopping 1 groups and 1 servers"), str(job)
     assert cluster.hosts[0].leftovers() == []
 
 
@@ -89,10 +91,12 @@ def test_a_host_whose_cable_is_pulled_is_lost_on_both_sides(cluster: Cluster, tm
     keepalive = {f"PRTE_MCA_oob_tcp_keepalive_{name}": seconds for name, seconds in soon.items()}
     job = start_training(cluster, tmp_path, "--set", "lost_seconds=3", **keepalive)
     cluster.unplug(cluster.hosts[1])
-    wait_for(lambda: job.has("gave no sign of life for 3 s: lost"))
-    wait_for(lambda: job.has("group 1 ended with exit status 1 (the host hostb is gone); the other groups go on"))
+    wait_for(lambda: job.has("gave no sign of life for 3 s: lost"), about=job)
+    wait_for(
+        lambda: job.has("group 1 ended with exit status 1 (the host hostb is gone); the other groups go on"), about=job
+    )
     wait_for(lambda: not cluster.hosts[1].leftovers())
-    job.process.terminate()
+    job.send("TERM")
     job.end()
     assert cluster.hosts[0].leftovers() == []
 
@@ -101,6 +105,6 @@ def test_a_host_that_lets_nobody_in_is_named(cluster: Cluster, tmp_path: Path) -
     cluster.hosts[1].do("rm /root/.ssh/authorized_keys")
     job = start(cluster, tmp_path, "5", "--groups", "2", "--algorithm", "elastic")
     status = job.end(150)
-    assert status not in (0, -9), job
-    assert job.has("group 1 ended with exit status"), job
+    assert status not in (0, -9), str(job)
+    assert job.has("group 1 ended with exit status"), str(job)
     assert [host.leftovers() for host in cluster.hosts] == [[], []]

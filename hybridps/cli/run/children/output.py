@@ -7,7 +7,7 @@ import itertools
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
 OUT = "out"
@@ -129,15 +129,23 @@ class NoiseFilter:
 
 
 class Screen:
-    """Standard output and standard error of the launcher, on a terminal or not."""
+    """Standard output and standard error of the launcher, on a terminal or not.
 
-    def __init__(self, out: TextIO, err: TextIO, names: Sequence[str]) -> None:
+    `names` are those of the children. `prefixes`: what stands in brackets before the lines of a child in place of its
+    name; an empty text is no prefix.
+    """
+
+    def __init__(
+        self, out: TextIO, err: TextIO, names: Sequence[str], prefixes: Mapping[str, str] | None = None
+    ) -> None:
         for sink in (out, err):
             if isinstance(sink, io.TextIOWrapper):
                 sink.reconfigure(errors="backslashreplace")  # what a child writes may be in no alphabet of the terminal
         self._sinks = {OUT: out, ERR: err}
         self._terminal = {kind: sink.isatty() for kind, sink in self._sinks.items()}
-        self._prefixes = {kind: _prefixes(sink, names) for kind, sink in self._sinks.items()}
+        shown = {name: (prefixes or {}).get(name, name) for name in names}
+        self._shown = {name: f"[{text}] " if text else "" for name, text in shown.items()}
+        self._prefixes = {kind: _coloured(sink, self._shown) for kind, sink in self._sinks.items()}
         self._transient = ""
         self._transient_of = ("", "")
 
@@ -149,7 +157,7 @@ class Screen:
     def line(self, name: str, text: str, kind: str = OUT) -> None:
         """Print a line of a child on standard output or (`ERR`) standard error."""
         wipe = _WIPE if self._transient and self._terminal[kind] else ""
-        prefix = f"{self._prefixes[kind][name]} " if name else ""
+        prefix = self._prefixes[kind][name] if name else ""
         self._emit(kind, f"{wipe}{prefix}{text}\n")
         if self._transient:
             self._emit(ERR, _WIPE + self._transient)
@@ -160,7 +168,7 @@ class Screen:
             return
         if text.strip():
             width = shutil.get_terminal_size().columns
-            self._transient, self._transient_of = f"[{name}] {text}"[: width - 1], (name, kind)
+            self._transient, self._transient_of = f"{self._shown[name]}{text}"[: width - 1], (name, kind)
             self._emit(ERR, _WIPE + self._transient)
         elif self._transient_of == (name, kind):
             self.clear()
@@ -187,9 +195,8 @@ class Screen:
             self._emit(ERR, _WIPE)
 
 
-def _prefixes(sink: TextIO, names: Sequence[str]) -> dict[str, str]:
-    """The prefix of each child's lines, coloured if the terminal has colours."""
-    plain = {name: f"[{name}]" for name in names}
+def _coloured(sink: TextIO, plain: Mapping[str, str]) -> Mapping[str, str]:
+    """The prefixes of the children's lines, coloured if the terminal has colours."""
     if not sink.isatty():
         return plain
     from rich.color import ColorSystem
@@ -199,9 +206,10 @@ def _prefixes(sink: TextIO, names: Sequence[str]) -> dict[str, str]:
     console = Console(file=sink)
     if console.color_system is None or console.no_color:
         return plain
-    styles = dict(zip(names, itertools.cycle(_STYLES)))  # noqa: B905
+    styles = dict(zip(plain, itertools.cycle(_STYLES)))  # noqa: B905
     return {
-        name: Style.parse(styles[name]).render(text, color_system=ColorSystem.STANDARD) for name, text in plain.items()
+        name: Style.parse(styles[name]).render(text.rstrip(), color_system=ColorSystem.STANDARD) + text[-1:]
+        for name, text in plain.items()
     }
 
 

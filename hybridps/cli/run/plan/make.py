@@ -13,6 +13,7 @@ from hybridps.cli.run.plan.environment import Environment
 from hybridps.cli.run.plan.hosts import LOOPBACK, Host, address_seen_by, is_here, split_hosts, spread_workers
 from hybridps.cli.run.plan.launch import GroupLaunch, Launch
 from hybridps.cli.run.plan.peers import do_gossip, find_peers
+from hybridps.cli.run.plan.ranks import RankOptions
 from hybridps.cli.run.plan.servers import check_unsecured, count_servers, makes_keys, plan_servers
 from hybridps.config import Settings
 from hybridps.errors import ConfigError
@@ -32,6 +33,7 @@ def make_launch(
     environment: Environment | None = None,
     launcher: str | None = None,
     join: Sequence[str] = (),
+    ranks: RankOptions = RankOptions(),  # noqa: B008 (frozen)
 ) -> Launch:
     """Plan what the command line of `hybridps run` asks for; None means not given. `join`: the servers of a job that
     the groups join.
@@ -62,6 +64,7 @@ def make_launch(
         makes_keys=makes_keys(settings, bind, insecure, peers if gossips else ()),
         environment=environment or Environment(),
         launcher=launcher,
+        ranks=ranks,
         may_gossip=may_gossip,
         peers=peers,
         restarts=check_restarts(restarts, len(groups), settings),
