@@ -39,7 +39,7 @@ def start_training(cluster: Cluster, folder: Path, *options: str, **variables: s
     """A job of two groups, on a host each, when all workers train."""
     for _ in range(2):  # a daemon of Open MPI (prted) hangs at times in a fork on a busy host
         job = start(cluster, folder, LONG, "--groups", "2", "--algorithm", "elastic", *options, **variables)
-        wait_for(lambda: job.has("trains on", 4) or job.process.poll() is not None, 130)  # noqa: B023
+        wait_for(lambda: job.has("trains on", 4) or job.process.poll() is not None, 150, about=job)  # noqa: B023
         if job.has("trains on", 4):
             return job
     raise AssertionError(str(job))
