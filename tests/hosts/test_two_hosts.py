@@ -22,6 +22,8 @@ HYBRIDPS = f"{sys.prefix}/bin/hybridps"
 LONG = "100000"
 """More steps than a test takes."""
 
+SOON = ("--set", "start_seconds=45")
+
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
@@ -38,8 +40,8 @@ def start(cluster: Cluster, folder: Path, steps: str, *options: str, **variables
 def start_training(cluster: Cluster, folder: Path, *options: str, **variables: str) -> Program:
     """A job of two groups, on a host each, when all workers train."""
     for _ in range(2):  # a daemon of Open MPI (prted) hangs at times in a fork on a busy host
-        job = start(cluster, folder, LONG, "--groups", "2", "--algorithm", "elastic", *options, **variables)
-        wait_for(lambda: job.has("trains on", 4) or job.process.poll() is not None, 150, about=job)  # noqa: B023
+        job = start(cluster, folder, LONG, "--groups", "2", "--algorithm", "elastic", *SOON, *options, **variables)
+        wait_for(lambda: job.has("trains on", 4) or job.process.poll() is not None, 90, about=job)  # noqa: B023
         if job.has("trains on", 4):
             return job
     raise AssertionError(str(job))
