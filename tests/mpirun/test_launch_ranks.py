@@ -75,3 +75,12 @@ def test_too_few_gpus_end_the_job_and_say_so() -> None:
     assert done.returncode == 2
     assert "\nhybridps: error: --bind gpus: " in done.stderr
     assert "has 1 GPUs for 2 workers" in done.stderr
+
+
+def test_what_a_dry_run_prints_runs() -> None:
+    words = ["-n", "2", "--prefix", "worker", "-x", "A=a b"]
+    done = run(*words, "--dry-run", "--", sys.executable, "-c", "import os; print(os.environ['A'])")
+    assert (done.returncode, done.stderr) == (0, "")
+    again = subprocess.run(["sh"], input=done.stdout, env=environment(), capture_output=True, text=True, timeout=40)
+    said = {line for line in again.stdout.splitlines() if line.endswith("a b")}
+    assert said == {"[1,0]<stdout>: a b", "[1,1]<stdout>: a b"}, again.stderr

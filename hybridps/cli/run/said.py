@@ -19,6 +19,8 @@ _MADE = "MADE-FOR-THIS-LAUNCH"
 """Stands for keys."""
 
 _FOLDER = "A-NEW-FOLDER"
+"""Stands for the folders of a launch. Without them mpirun takes others."""
+
 _ALWAYS = ("OMP_NUM_THREADS",)
 
 
@@ -80,7 +82,7 @@ def _count(number: int, what: str) -> str:
 def commands(launch: Launch, mpirun: Mpirun) -> Iterator[str]:
     """The commands that the launch would execute, for a shell, with a comment before each.
 
-    Addresses, keys and folders that are not there yet are words in capitals.
+    Addresses and keys that are not there yet are words in capitals. Variables for folders of the launch are left out.
     """
     here = dict(os.environ)
     keys, credentials = (_MADE, _MADE) if launch.makes_keys else (None, None)
@@ -104,6 +106,6 @@ def _shown(command: Command, here: dict[str, str]) -> str:
     variables = {
         name: _MADE if name in SECRETS else value
         for name, value in command.environ.items()
-        if here.get(name) != value or name.startswith(PREFIX) or name in _ALWAYS
+        if (here.get(name) != value or name.startswith(PREFIX) or name in _ALWAYS) and _FOLDER not in value
     }
     return shlex.join(["env", *(f"{name}={value}" for name, value in sorted(variables.items())), *command.words])
