@@ -120,7 +120,9 @@ class Host:
 
     def processes(self) -> list[str]:
         """The command lines of the processes there, without the daemons of the host and what is asked of it here."""
-        lines = self.do("for f in /proc/[0-9]*; do tr '\\0' ' ' < $f/cmdline; echo; done").splitlines()
+        # A process may end meanwhile.
+        script = "for f in /proc/[0-9]*; do cat $f/cmdline 2>/dev/null | tr '\\0' ' '; echo; done"
+        lines = self.do(script).splitlines()
         daemons = ("cat ", "sh -ec", "tr ", "sshd: /usr/sbin/sshd", "munged ", "slurm", ": slurm")
         return [line for line in lines if line and not line.startswith(daemons)]
 
