@@ -173,6 +173,41 @@ class Communicated(Event, frozen=True):
     bytes_from_servers: Whole = 0
 
 
+class Paced(Event, frozen=True):
+    """How long this rank takes for a step: medians over the steps since the last such event, at most ten times a second.
+
+    `own_seconds`: from the end of the last step's communication to the arrival of this rank's last gradient;
+    `program_seconds`: the part of that before the program begins the step, as while it waits for its loader.
+    `waiting_seconds`: how much sooner its gradients were there than those of the slowest rank of the group.
+    """
+
+    steps: Whole
+    step_seconds: float
+    own_seconds: float
+    program_seconds: float
+    waiting_seconds: float
+
+
+class Slowed(Event, frozen=True):
+    """A worker is slower than the others of its group, whose median is `others_seconds`; its leader writes it too.
+
+    `reason`: as far as it is known, one of the words of `hybridps.live.slow`.
+    """
+
+    worker: Annotated[int, Meta(ge=0)]
+    steps: Whole
+    own_seconds: float
+    others_seconds: float
+    reason: str
+
+
+class Recovered(Event, frozen=True):
+    """A worker that was named as slow keeps up with the others again."""
+
+    worker: Annotated[int, Meta(ge=0)]
+    steps: Whole
+
+
 class NotFinite(Event, frozen=True):
     """A worker's own gradient of a key had NaN or Inf in a step. Only the first one is reported.
 
