@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -174,7 +175,7 @@ class Communicated(Event, frozen=True):
 
 
 class Paced(Event, frozen=True):
-    """How long this rank takes for a step: medians over the steps since the last such event, at most ten times a second.
+    """How long this rank takes for a step: medians over the steps since the last such event, at most ten a second.
 
     `own_seconds`: from the end of the last step's communication to the arrival of this rank's last gradient;
     `program_seconds`: the part of that before the program begins the step, as while it waits for its loader.
@@ -245,6 +246,8 @@ class EventLog:
 
     def __init__(self, folder: str | Path | None, rank: int | str) -> None:
         """`rank`: the number of a worker, or the name of a server."""
+        self.listen: Callable[[Event], None] = lambda event: None
+        """Called with each event, also where there is no folder."""
         self._rank = rank
         self._began = time.monotonic()
         self._file: FileIO | None = None
@@ -260,6 +263,7 @@ class EventLog:
 
     def emit(self, event: Event) -> None:
         """Write one event. Never raises OSError."""
+        self.listen(event)
         if self._file is None:
             return
         line = msgspec.to_builtins(event) | {"rank": self._rank, "seconds": round(time.monotonic() - self._began, 6)}

@@ -200,14 +200,22 @@ def serve_command(
 
 @app.command(name="top")
 def top_command(
-    address: Annotated[str, typer.Argument(metavar="URL", help="Address of the metrics: a URL, or HOST:PORT.")],
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Run folder, or URL or HOST:PORT of a server's metrics. Default: the newest run on this host.",
+        ),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the figures once, and exit.")] = False,
-    tables: Annotated[bool, typer.Option("--tables", help="Also list the tables of each job.")] = False,
+    tables: Annotated[
+        bool, typer.Option("--tables", help="Of a server's metrics: also list the tables of each job.")
+    ] = False,
 ) -> None:
-    """Watch the jobs of a server that was started with --metrics-port."""
-    from hybridps.cli.top import watch
+    """Watch a run: its workers, groups and servers; or the jobs of a server that exposes metrics."""
+    from hybridps.cli.top.watch import watch
 
-    watch(address, once=once, tables=tables)
+    watch(run, once=once, tables=tables)
 
 
 @app.command(name="keys")

@@ -1,9 +1,9 @@
 """Which workers are slower than the others, from the time that each takes for its own part of a step, and why. Pure.
 
-Ranks that train in step have the same step time, however slow one of them is. What tells is each rank's *own* time: from
-the end of the last step's communication to the arrival of the last gradient. A worker is slow if its own time is `factor`
-times the median of the others', and if that costs at least `LEAST_SHARE` of a step and `LEAST_SECONDS`. It is named after
-`LOOKS` such looks in a row, and has recovered after as many looks at less than half of the excess.
+Ranks that train in step have the same step time, however slow one of them is. What tells is each rank's *own* time:
+from the end of the last step's communication to the arrival of the last gradient. A worker is slow if its own time is
+`factor` times the median of the others', and if that costs at least `LEAST_SHARE` of a step and `LEAST_SECONDS`. It is
+named after `LOOKS` such looks in a row, and has recovered after as many looks at less than half of the excess.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class SlowWorkers:
         return place in self.named or self._alike[place] > 0
 
     def look(self, measured: Sequence[Measured]) -> Changes:
-        """Compare the workers. A worker without steps since the last look has an own time of nan, and does not count."""
+        """Compare the workers. One without steps since the last look has an own time of nan, and does not count."""
         slow, recovered = dict[int, Slow](), list[int]()
         for place, mine in enumerate(measured):
             others = [each for other, each in enumerate(measured) if other != place and each.own_seconds >= 0]

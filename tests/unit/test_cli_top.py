@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hybridps.cli.top import Figures, job_rows, page, read
+from hybridps.cli.top.servers import Figures, job_rows, page, read
 from hybridps.config import Settings
 from hybridps.memory import Layout
 from hybridps.ps.client import Client

@@ -14,7 +14,7 @@ import hybridps
 
 PACKAGE = Path(hybridps.__file__).parent
 BASE = {"errors", "addresses", "config", "memory", "shared_memory", "codecs", "events", "processes", "racks"}
-BASE |= {"progress", "resuming", "links"}
+BASE |= {"progress", "resuming", "links", "live"}
 PURE_PS = {"ps.store", "ps.model", "ps.clocks", "ps.chunk_map", "ps.rules"}
 """The parameter service without sockets and threads."""
 
@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "progress": BASE,
     "resuming": BASE,
     "links": BASE,
+    "live": BASE,
     "mpi_groups": BASE,
     "tensor_collectives": CORE | {"compiled"},
     "ps": BASE | {"compiled"},
