@@ -32,7 +32,7 @@ POINTS = {
     ("ps/client/session.py", "send"): "is sent",
     ("ps/server/transport.py", "receive"): "is received",
     ("ps/server/admission.py", "put"): "waits for its turn",
-    ("ps/server/tables/rounds.py", "contribute"): "is counted",
+    ("ps/server/chunks/rounds.py", "contribute"): "is counted",
     ("ps/server/workers.py", "_do"): "is handed to a worker",
     ("ps/rules/rule.py", "apply_"): "is computed",
     ("ps/server/transport.py", "send"): "is answered",

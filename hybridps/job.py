@@ -53,6 +53,8 @@ class Job:
         self._open_store = open_store
         self._algorithms = 0
         """How many were made: each has tables of its own."""
+        self._in_step = False
+        """Whether an algorithm waits for all groups in each round."""
         self._levels: Levels | None = None
         self._signs: SignsOfLife | None = None
         self._store: ParameterStore | None = None
@@ -70,7 +72,7 @@ class Job:
 
     @property
     def workers(self) -> int:
-        """Of all groups that are there or expected. All ranks of a group see another number in the same step."""
+        """Of all groups that are there, expected or finished. It changes in the same step on all ranks of a group."""
         return self.session.headcount.read_workers()
 
     @property
@@ -96,9 +98,14 @@ class Job:
         return sent, received
 
     def _counted(self) -> tuple[int, int] | None:
-        """The groups of the job and their workers, as the servers of one rack know."""
+        """The groups of the job and their workers, as the servers of one rack know; None where these never change.
+
+        Groups that are in step would hear of a change at different steps, and divide the same sum by different numbers.
+        """
         client = self.client
-        return None if client is None or self.session.settings.racks > 1 else client.session.counted
+        if client is None or self._in_step or self.session.settings.racks > 1:
+            return None
+        return client.session.counted
 
     @property
     def client(self) -> Client | None:
@@ -140,14 +147,18 @@ class Job:
         levels = self._connect(row)
         tier = self._tier(row, levels.group, f"{self._algorithms}/")
         self._algorithms += 1
-        return make_algorithm(row, levels, tier, workers=self.session.plan.workers)
+        algorithm = make_algorithm(row, levels, tier, workers=self.session.plan.workers)
+        self._in_step |= algorithm.is_synchronous
+        return algorithm
 
     def close(self) -> None:
         """End this rank's part in good order, when all workers of this MPI world have come here."""
         if self._closed:
             return
         self._closed = True
-        if self._store is not None:
+        if self.client is not None:
+            self.client.close(early=notice.agreed)
+        elif self._store is not None:
             self._store.close()
         if self._partners is not None:
             self._partners.leave()

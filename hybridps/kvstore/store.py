@@ -34,6 +34,7 @@ from hybridps.kvstore.compression import compression_of
 from hybridps.kvstore.servers import StoreHandle, command, watched_workers
 from hybridps.kvstore.sparse import retained
 from hybridps.kvstore.training import Training
+from hybridps.kvstore.updates.optimizers import open_scale, optimizer_of
 from hybridps.ps.rules import SGD
 
 PREFIX = "dist_hybridps_"
@@ -65,6 +66,8 @@ class HybridKVStore(KVStore):
         """Of MXNet's profiler, which profiles the servers of the store that was created last, as with MXNet's own."""
         mx.profiler.set_kvstore_handle(self.handle)
         self._closed = False
+        self._workers_read = held.job.workers
+        """What the script was told last."""
         self._kind: type | None = None
         """Of all keys."""
         held.trainings.add(self._training)
@@ -229,11 +232,16 @@ class HybridKVStore(KVStore):
 
     @property
     def num_workers(self) -> int:
-        """Workers of all groups that are there or expected: another number after a step in which that has changed.
+        """Workers of all groups that are there, expected or finished.
 
-        Sums stand for as many as a script has read here, on all ranks of its group.
+        The number may change between two steps, never where groups are in step. Sums stand for as many as the scripts
+        of all ranks of the group have read here.
         """
-        return self._job.workers
+        workers = self._job.workers
+        if workers != self._workers_read:
+            self._workers_read = workers
+            open_scale(optimizer_of(self._updater))
+        return workers
 
     @as_mxnet_does
     def barrier(self) -> None:

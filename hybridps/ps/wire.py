@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
+from hybridps.errors import ProtocolError
 from hybridps.ps.chunk_map import LARGEST_CHUNK_BYTES as LARGEST_CHUNK_BYTES
 from hybridps.ps.joining import AskToJoin as AskToJoin
 from hybridps.ps.joining import EndOfGroup as EndOfGroup
@@ -22,12 +22,14 @@ from hybridps.ps.joining import ToldToJoin as ToldToJoin
 from hybridps.ps.joining import agreed_settings as agreed_settings
 from hybridps.ps.message import Count, JobName, Number, TenantName, Token
 from hybridps.ps.message import Message as Message
-from hybridps.ps.model import GroupTakenError, Rules, SnapshotStart, TableSpec, UnknownClientError
+from hybridps.ps.model import Rules, SnapshotStart, TableSpec
 from hybridps.ps.profile import PAGES, State
-from hybridps.ps.rules.finite import NotFiniteError
+from hybridps.ps.refusals import Refused as Refused
+from hybridps.ps.refusals import error_of as error_of
+from hybridps.ps.refusals import refusal as refusal
 from hybridps.ps.rules.rule import MOST_STATES
 
-VERSION = 16
+VERSION = 17
 """Of the protocol: both sides must have the same."""
 
 LARGEST_CONTROL_BYTES = 1 << 22
@@ -176,7 +178,12 @@ class Back(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """The group is done with all its tables. Answer: Alive."""
+    """The group is done with all its tables. Answer: Alive.
+
+    `early`: it leaves the job before the end of its training, and is not counted among the job's groups any more.
+    """
+
+    early: bool = False
 
 
 class Heartbeat(Message, frozen=True):
@@ -270,29 +277,7 @@ class Silent(Message, frozen=True):
     groups: tuple[Number, ...]
 
 
-class Refused(Message, frozen=True, omit_defaults=True):
-    """The request cannot be carried out, or not for that chunk: the answers for its other chunks still come.
-
-    `code` names one of `_ERRORS`. `request` is None if it is not known.
-    """
-
-    code: str
-    message: str
-    request: Number | None = None
-    chunk: Number | None = None
-
-
 Answer = Welcome | Registered | Done | Alive | Silent | ToldToJoin | Refused
-
-_ERRORS: dict[str, type[HybridPSError]] = {
-    "layout": LayoutError,
-    "protocol": ProtocolError,
-    "taken": GroupTakenError,
-    "not finite": NotFiniteError,
-    "unknown": UnknownClientError,
-    "server": ServerError,
-}
-"""Of the kinds that an error is, the first one is told."""
 
 Decoded = TypeVar("Decoded")
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
@@ -316,17 +301,6 @@ def decode_request(frame: bytes | memoryview) -> Request:
 def decode_answer(frame: bytes | memoryview) -> Answer:
     """A message to a group. Raises ProtocolError."""
     return _decode(_answers, frame)
-
-
-def refusal(error: HybridPSError, request: int | None, chunk: int | None = None) -> Refused:
-    """The message that tells `error`."""
-    code = next((code for code, kind in _ERRORS.items() if isinstance(error, kind)), "server")
-    return Refused(code, str(error), request, chunk)
-
-
-def error_of(refused: Refused, address: str) -> HybridPSError:
-    """The error that a refusal tells."""
-    return _ERRORS.get(refused.code, ServerError)(f"{address}: {refused.message}")
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[Decoded], frame: bytes | memoryview) -> Decoded:

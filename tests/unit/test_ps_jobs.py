@@ -18,8 +18,8 @@ from hybridps.ps.model import Admitted, Answer, Contribution, GroupTakenError, T
 from hybridps.ps.rules import SGD, Elastic, Foreign, Mean, Momentum, Sum
 from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.server.admission import Budget
+from hybridps.ps.server.chunks.exchange import ANSWER_BYTES, CONTRIBUTION_BYTES
 from hybridps.ps.server.requests import Regions, carry_out
-from hybridps.ps.server.tables.exchange import ANSWER_BYTES, CONTRIBUTION_BYTES
 from hybridps.ps.server.tables.jobs import Jobs
 from hybridps.ps.server.tables.rack import RackTable
 

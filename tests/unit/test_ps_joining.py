@@ -125,9 +125,10 @@ def test_the_last_group_is_one_that_has_joined():
     given = jobs.join("job", (1,))
     joins(jobs, given, 2)
     jobs.register(origin(2), "w", ELASTIC)
-    for group in (0, 1):
-        jobs.leave("job", group)
-    assert jobs.counted("job") == (1, 1)
+    jobs.leave("job", 0)
+    assert jobs.counted("job") == (3, 4), "it has finished"
+    jobs.leave("job", 1, early=True)
+    assert jobs.counted("job") == (2, 2), "it has left before its end"
     assert told(jobs.contribute(origin(2, 1), "w", 0, values(16))) == [(2, 1, 4)]
     jobs.leave("job", 2)
     assert jobs.names("job") == set()

@@ -16,10 +16,11 @@ from hybridps.ps.model import ChunkPlace, Contribution, Origin, TableSpec
 from hybridps.ps.rules import SGD, Adam, Elastic, ElasticTogether, Mean, Momentum, Outer, Sum
 from hybridps.ps.rules.progress import WORD
 from hybridps.ps.rules.rule import Rule
-from hybridps.ps.server.tables.area import REFUSED
-from hybridps.ps.server.tables.chunk_memory import ChunkMemory
-from hybridps.ps.server.tables.journal import TableJournal
-from hybridps.ps.server.tables.round import EarlySum, Round
+from hybridps.ps.server.admission import Budget
+from hybridps.ps.server.chunks.area import REFUSED
+from hybridps.ps.server.chunks.journal import TableJournal
+from hybridps.ps.server.chunks.memory import ChunkMemory
+from hybridps.ps.server.chunks.round import EarlySum, Round
 
 SIZE = 4096 + 4096 + 100
 """More than two blocks of the kernel."""
@@ -71,7 +72,7 @@ class Life:
     def __init__(self, arrays, rule, dtype):
         layout = Layout.of(dtype, {"w": (SIZE,)})
         self.spec = TableSpec(layout, rule, rule.clocks[0](), layout.nbytes, 0, 1)
-        self.journal = TableJournal(self._make(arrays), self.spec, 2, 1)
+        self.journal = TableJournal(self._make(arrays), self.spec, 2, 1, Budget())
         self.journal.restore(lambda place: 0)
         centre, *state = [array[:SIZE] for array in self.journal.arrays]
         self.memory = ChunkMemory(
@@ -127,7 +128,7 @@ def dying_at(count, work):
     def trace(frame, event, arg):
         nonlocal lines
         name = frame.f_code.co_filename
-        if not name.endswith(("rules/rule.py", "progress.py", "journal.py", "chunk_memory.py", "test_ps_journal.py")):
+        if not name.endswith(("rules/rule.py", "progress.py", "journal.py", "chunks/memory.py", "test_ps_journal.py")):
             return None
         if event == "line":
             lines += 1

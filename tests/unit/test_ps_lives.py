@@ -183,7 +183,7 @@ def test_early_sums_have_the_same_groups_after_a_kill():
         assert told(lives.bring(1, 1, 1)) == [(1, 1, -5)]
 
 
-FORGETS = ("tables/images.py", "tables/jobs.py", "kept/memory.py")
+FORGETS = ("tables/images.py", "tables/jobs.py", "tables/making.py", "kept/memory.py")
 
 
 def test_a_table_that_is_dropped_stays_dropped_after_a_kill_at_any_line():
@@ -230,7 +230,7 @@ def test_a_round_that_failed_is_not_gone_on_with(monkeypatch):
             options["progress"].words[0] |= 1
             raise MemoryError("none is left")
 
-        monkeypatch.setattr("hybridps.ps.server.tables.chunk_memory.apply_", fail)
+        monkeypatch.setattr("hybridps.ps.server.chunks.memory.apply_", fail)
         with pytest.raises(MemoryError):
             lives.bring(0, 1, 1)
         monkeypatch.undo()

@@ -19,7 +19,7 @@ from hybridps.ps.model import Answer
 
 GROUPS = 3
 EDGES = [*range(0, LENGTH + 1, LENGTH // 4)]
-FILES = ("rules/rule.py", "progress.py", "journal.py", "area.py", "chunk_memory.py", "rounds.py", "exchange.py")
+FILES = ("rules/rule.py", "progress.py", "journal.py", "area.py", "chunks/memory.py", "rounds.py", "exchange.py")
 
 
 class Brought:

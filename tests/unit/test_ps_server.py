@@ -628,7 +628,7 @@ def test_a_chunk_that_cannot_be_worked_on_is_told(server, monkeypatch):
 
     with client(server, chunk_bytes=LAYOUT.nbytes) as store:
         store.register("w", LAYOUT, None, Sum())
-        monkeypatch.setattr("hybridps.ps.server.tables.chunk_memory.apply_", broken)
+        monkeypatch.setattr("hybridps.ps.server.chunks.memory.apply_", broken)
         values = np.ones(LENGTH, np.float32)
         with pytest.raises(ServerError, match="the server failed: MemoryError: none left"):
             store.exchange("w", values, values, 0, LENGTH).wait()

@@ -14,7 +14,7 @@ from hybridps.ps import wire
 from hybridps.ps.clocks import BoundedStale, BulkSynchronous, FreeRunning
 from hybridps.ps.model import GroupTakenError, TableSpec
 from hybridps.ps.rules import SGD, Adam, Elastic, Momentum, Sum
-from hybridps.ps.server.tables.table import check_spec
+from hybridps.ps.server.tables.making import check_spec
 
 LAYOUT = Layout.of("float32", {"a": (3, 5), "b": (), "c": (0,)})
 SPEC = TableSpec(LAYOUT, Elastic(0.5), FreeRunning(), 1024, 1, 3)

@@ -37,6 +37,24 @@ def table_rule(optimizer: Any) -> AnyRule | None:
     return Nesterov(rate=0.0) if type(optimizer) is mx.optimizer.NAG else Momentum(rate=0.0)
 
 
+class _OpenScale(float):
+    """A `rescale_grad` that Gluon's Trainer may replace by another one.
+
+    Where the store updates, the Trainer refuses to: MXNet's servers would not hear of it. Those of hybridps do.
+    """
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = float.__hash__
+
+
+def open_scale(optimizer: Any) -> None:
+    """The number of workers has changed: let the next step of a Trainer divide gradients by another number."""
+    if optimizer is not None:
+        optimizer.rescale_grad = _OpenScale(optimizer.rescale_grad)
+
+
 def check_needed(needed: str, optimizer: Any, store_type: str) -> None:
     """Raise HybridPSError unless the optimizer is what the algorithm needs, as `Row.optimizer` has it."""
     is_nesterov = isinstance(optimizer, mx.optimizer.NAG) and optimizer.momentum > 0

@@ -197,12 +197,13 @@ class Client:
         del self._tables[table]
         self._begin_drop(table, self.servers).wait()
 
-    def close(self, lost: bool = False) -> None:
+    def close(self, lost: bool = False, early: bool = False) -> None:
         """Leave all tables and release what is held, in bounded time. A second time does nothing.
 
-        `lost`: end as a group does that is lost, without telling the servers, which keep its tables.
+        `lost`: end as a group does that is lost, without telling the servers, which keep its tables. `early`: the group
+        leaves before the end of its training, and the job has one group less from now on.
         """
-        self.session.close(lost)
+        self.session.close(lost, early)
 
     def __enter__(self) -> Client:
         return self

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import zmq
 
@@ -24,6 +25,19 @@ from hybridps.errors import HybridPSError, ServerError
 from hybridps.ps import wire
 from hybridps.ps.client.sockets import Sockets
 from hybridps.ps.model import UnknownClientError
+
+
+@dataclass
+class _Server:
+    """One server, as its heartbeats know it."""
+
+    address: str
+    socket: zmq.Socket[bytes]
+    has_begun: bool = False
+    asked: float | None = None
+    """When the first heartbeat without an answer was sent, if there is one."""
+    opened: float | None = None
+    """When it was last connected with anew as it does not answer, or else asked first."""
 
 
 class Heartbeat(threading.Thread):
@@ -47,23 +61,16 @@ class Heartbeat(threading.Thread):
         """All requests before this one are answered: the servers need not keep those answers."""
         self._session = session
         self._settings = settings
-        self._beat_seconds = settings.beat_seconds
-        self._lost_seconds = settings.lost_seconds
         self._longest_seconds = max(settings.lost_seconds, settings.longest_away_seconds)
-        self._addresses = sockets.addresses
-        self._begun: set[int] = set()
         # A few: heartbeats that a lost server cannot read are of no use later.
-        self._sockets = [sockets.make(4, wire.LARGEST_CONTROL_BYTES) for _ in self._addresses]
-        self._asked: dict[int, float] = {}
-        """When the first heartbeat without an answer was sent, by server."""
-        self._opened: dict[int, float] = {}
-        """When a server that does not answer was last connected with anew, or else asked first."""
+        sizes = 4, wire.LARGEST_CONTROL_BYTES
+        self._servers = [_Server(address, sockets.make(*sizes)) for address in sockets.addresses]
         self._ending = os.eventfd(0, os.EFD_CLOEXEC)
 
     def begin(self, server: int) -> None:
         """The server knows this client."""
         self.strangers.pop(server, None)
-        self._begun.add(server)
+        self._servers[server].has_begun = True
 
     def stop(self) -> None:
         """End the thread, if it runs, and release its sockets. Only once."""
@@ -71,82 +78,86 @@ class Heartbeat(threading.Thread):
         if self.ident is not None:
             self.join()
         os.close(self._ending)
-        for socket in self._sockets:
-            socket.close(linger=0)
+        for server in self._servers:
+            server.socket.close(linger=0)
 
     def run(self) -> None:
         """What the thread does."""
         poller = zmq.Poller()
         poller.register(self._ending, zmq.POLLIN)
-        for socket, address in zip(self._sockets, self._addresses, strict=True):
-            socket.connect(address)
-            poller.register(socket, zmq.POLLIN)
+        for server in self._servers:
+            server.socket.connect(server.address)
+            poller.register(server.socket, zmq.POLLIN)
         due = time.monotonic()
         try:
             while True:
                 if time.monotonic() >= due:
                     self._send()
-                    due = time.monotonic() + self._beat_seconds
+                    due = time.monotonic() + self._settings.beat_seconds
                 if self._ending in dict(poller.poll(math.ceil(max(0.0, due - time.monotonic()) * 1000))):
                     return
-                if time.monotonic() > due + self._lost_seconds / 2:
-                    self._asked.clear()  # this process was stopped, and maybe the servers with it
+                if time.monotonic() > due + self._settings.lost_seconds / 2:
+                    for server in self._servers:
+                        server.asked = None  # this process was stopped, and maybe the servers with it
                 self._read()
         except HybridPSError as error:
             self.failure = error
 
     def _send(self) -> None:
         beat, now = wire.encode(wire.Heartbeat(self._session, self.settled, *self.report())), time.monotonic()
-        asked = [*(self.away or self._begun)]
-        self._asked = {server: self._asked.get(server, now) for server in asked}
-        for server in asked:
+        for number, server in enumerate(self._servers):
+            if not (number in self.away if self.away else server.has_begun):
+                server.asked = None
+                continue
+            server.asked = now if server.asked is None else server.asked
             with contextlib.suppress(zmq.Again):
-                self._sockets[server].send(beat, zmq.NOBLOCK)
+                server.socket.send(beat, zmq.NOBLOCK)
 
     def _read(self) -> None:
         """Read the answers. Raises HybridPSError for a server that refused a heartbeat, or is away for too long."""
-        for server, (address, socket) in enumerate(zip(self._addresses, self._sockets, strict=True)):
-            while socket.poll(0):
-                answer = wire.decode_answer(socket.recv())
+        for number, server in enumerate(self._servers):
+            while server.socket.poll(0):
+                answer = wire.decode_answer(server.socket.recv())
                 if isinstance(answer, wire.Refused):
-                    error = wire.error_of(answer, address)
+                    error = wire.error_of(answer, server.address)
                     if not isinstance(error, UnknownClientError):
                         raise error
-                    self.strangers[server] = error
-                if not server and isinstance(answer, wire.Alive) and answer.groups:
+                    self.strangers[number] = error
+                if not number and isinstance(answer, wire.Alive) and answer.groups:
                     self.counted = answer.groups, answer.workers
-                self._hear(server)
+                self._hear(number, server)
             # After reading: a process that was stopped for a while finds the answers that came meanwhile first.
-            if server in self._asked:
-                self._look_after(server, time.monotonic())
+            if server.asked is not None:
+                self._look_after(number, server, server.asked)
 
-    def _hear(self, server: int) -> None:
+    def _hear(self, number: int, server: _Server) -> None:
         """A server has answered."""
-        self._asked.pop(server, None)
-        self._opened.pop(server, None)
-        since = self.away.pop(server, None)
+        server.asked = server.opened = None
+        since = self.away.pop(number, None)
         if since is not None:
-            self.returned.append(server)
-            self._say(f"{self._addresses[server]} is back after {time.monotonic() - since:.0f} s")
+            self.returned.append(number)
+            self._say(f"{server.address} is back after {time.monotonic() - since:.0f} s")
 
-    def _look_after(self, server: int, now: float) -> None:
+    def _look_after(self, number: int, server: _Server, asked: float) -> None:
         """A server has not answered yet. Raises ServerError if it is away for too long."""
-        address, silent = self._addresses[server], now - self._asked[server]
-        if now - self._opened.setdefault(server, self._asked[server]) > self._lost_seconds / 2:
-            self._opened[server] = now
-            _connect_anew(self._sockets[server], address)
-        if silent <= self._lost_seconds:
+        now, lost_seconds = time.monotonic(), self._settings.lost_seconds
+        if server.opened is None:
+            server.opened = asked
+        if now - server.opened > lost_seconds / 2:
+            server.opened = now
+            _connect_anew(server)
+        if now - asked <= lost_seconds:
             return
-        lost, longest = f"{self._lost_seconds:g} s", f"{self._longest_seconds:g} s"
-        refuses = not self._settings.awaits_refusing and self._refuses(address)
-        if refuses or silent > self._longest_seconds:
+        lost, longest = f"{lost_seconds:g} s", f"{self._longest_seconds:g} s"
+        refuses = not self._settings.awaits_refusing and self._refuses(server.address)
+        if refuses or now - asked > self._longest_seconds:
             raise ServerError(
-                f"{address} gave no sign of life for {lost if refuses else longest}: the server "
+                f"{server.address} gave no sign of life for {lost if refuses else longest}: the server "
                 f"{'refuses connections' if refuses else 'cannot be reached'}; start it again, and then the groups"
             )
-        if server not in self.away:
-            self.away[server] = self._asked[server]
-            self._say(f"{address} cannot be reached for {lost}: waiting up to {longest}")
+        if number not in self.away:
+            self.away[number] = asked
+            self._say(f"{server.address} cannot be reached for {lost}: waiting up to {longest}")
 
     def _refuses(self, address: str) -> bool:
         """Whether nobody listens at an address, and its host says so."""
@@ -154,7 +165,7 @@ class Heartbeat(threading.Thread):
         if not address.startswith("tcp://"):
             return True  # of this host
         try:
-            with sockets_of_system.create_connection((host.strip("[]"), int(port)), self._beat_seconds):
+            with sockets_of_system.create_connection((host.strip("[]"), int(port)), self._settings.beat_seconds):
                 return False
         except OSError as error:
             return isinstance(error, ConnectionRefusedError)
@@ -164,8 +175,8 @@ class Heartbeat(threading.Thread):
             print(f"hybridps: {message}", file=sys.stderr, flush=True)
 
 
-def _connect_anew(socket: zmq.Socket[bytes], address: str) -> None:
+def _connect_anew(server: _Server) -> None:
     """Give up a connection, and what was sent there, for a new one."""
-    if address.startswith("tcp://"):
-        socket.disconnect(address)
-        socket.connect(address)
+    if server.address.startswith("tcp://"):
+        server.socket.disconnect(server.address)
+        server.socket.connect(server.address)

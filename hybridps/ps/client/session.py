@@ -44,15 +44,15 @@ class Session:
         self._settings = settings
         self._numbers = itertools.count()
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)
-        self._welcomed: set[int] = set()
         self._greeting: set[int] = set()
         """Servers that were greeted again on a restored connection, and have not answered."""
         self._lives: dict[int, int] = {}
-        """How many processes each server had been when it was last greeted."""
+        """How many processes each server that has welcomed this client had been then."""
         self.offers_of: Callable[[int], Iterable[wire.Attach]] = lambda server: ()
         """The memory that a server has, which another process of it is to be offered again."""
         self._left: set[int] | None = None
         """Servers that have let this group go; None before it leaves."""
+        self._leave = wire.Leave()
         self._failure: HybridPSError | None = None
         """The error that ended the session; it concerns no single request."""
         self.number = secrets.randbits(62)
@@ -166,24 +166,26 @@ class Session:
         beats = self._heartbeat
         return lambda: beats.failure or next(iter([*beats.strangers.values()]), None)
 
-    def close(self, lost: bool = False) -> None:
+    def close(self, lost: bool = False, early: bool = False) -> None:
         """Release what is held. A second time does nothing.
 
         Unless `lost` tells the servers, and waits a moment for their answers, so that they do not take it as lost.
+        `early`: the group leaves before the end of its training.
         """
         if self._left is not None:
             return
         left = self._left = set()
+        self._leave = wire.Leave(early)
         try:
-            for server in () if lost else self._welcomed:
-                self.send(server, wire.Leave())
+            for server in () if lost else self._lives:
+                self.send(server, self._leave)
             with contextlib.suppress(HybridPSError):
                 seconds = min(_LEAVE_SECONDS, self._settings.connect_seconds)
-                self._until(lambda: lost or left >= self._welcomed, seconds)
+                self._until(lambda: lost or left >= self._lives.keys(), seconds)
         finally:
             self._failure = ServerError(f"group {self._hello.group} has left its servers: open a new client")
             self._heartbeat.stop()
-            self._sockets.close(linger_seconds=0.0 if left >= self._welcomed else 0.1)
+            self._sockets.close(linger_seconds=0.0 if left >= self._lives.keys() else 0.1)
 
     def send(self, server: int, message: wire.Message, payloads: Sequence[np.ndarray] = ()) -> None:
         """Hand a message to the transport. Payloads are not copied: they may not change until the answer is there."""
@@ -194,10 +196,10 @@ class Session:
         """Introduce the group to a server. While another process is that group, wait until it is lost."""
         settings = self._settings
         patience = time.monotonic() + settings.lost_seconds + settings.connect_seconds
-        while server not in self._welcomed:
+        while server not in self._lives:
             self.send(server, self._hello_to(server))
             try:
-                if not self._until(lambda: server in self._welcomed, settings.connect_seconds):
+                if not self._until(lambda: server in self._lives, settings.connect_seconds):
                     raise ServerError(
                         f"no answer from {self.addresses[server]} within {settings.connect_seconds:g} s: "
                         "is `hybridps serve` running there?"
@@ -277,7 +279,6 @@ class Session:
                 if operation is not None:
                     operation.take(server, answer, payloads)
             case wire.Welcome():
-                self._welcomed.add(server)
                 self._heartbeat.begin(server)
                 self.has_parent |= answer.has_parent
                 if isinstance(self._failure, GroupTakenError):
@@ -301,9 +302,9 @@ class Session:
     def _greet_again(self, server: int) -> None:
         """The connection is restored: requests under way may have been lost with the old one, or their answers."""
         self._greeting.add(server)
-        self.send(server, msgspec.structs.replace(self._hello_to(server), again=server in self._welcomed))
+        self.send(server, msgspec.structs.replace(self._hello_to(server), again=server in self._lives))
         if self._left is not None:
-            self.send(server, wire.Leave())
+            self.send(server, self._leave)
 
     def _take_refusal(self, refused: wire.Refused, server: int) -> None:
         error = wire.error_of(refused, self.addresses[server])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,10 @@ from hybridps.ps.model import Admitted, Answer, Origin, Outcome, ParentRequest, 
 from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.server.admission import CONTROL_WEIGHT, FRAME_BYTES, MESSAGE_BYTES, Account, Accounts, FairQueue
 from hybridps.ps.server.door import MOST_UNREAD
-from hybridps.ps.server.members import JUDGED_PER_LOST, EndedGroup, Member, Members
+from hybridps.ps.server.launchers import Launchers
+from hybridps.ps.server.members import JUDGED_PER_LOST, Member, Members
 from hybridps.ps.server.profiles import PAGE_BYTES, Profiles
+from hybridps.ps.server.reception import Reception
 from hybridps.ps.server.requests import carry_out
 from hybridps.ps.server.snapshots import Snapshots
 from hybridps.ps.server.tables.jobs import Jobs
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from hybridps.ps.server.metrics import Observer
 
 log = logging.getLogger("hybridps.ps")
-
-OnGroups = Callable[[str, Sequence[int], Sequence[int], int, int], None]
 
 _LONGEST_LAP_SECONDS = 0.05
 """A message that never ends wakes nobody: what it takes meanwhile is kept in memory."""
@@ -55,6 +55,10 @@ class Loop:
     accounts: Accounts
     workers: Workers
     parents: Parents | None
+    snapshots: Snapshots | None
+    """Takes snapshots of the tables, if they are wanted."""
+    life: int
+    """How many processes have been this server before, and were killed."""
     stop_after_groups: int | None
     refused: int = 0
     """Number of requests that were refused."""
@@ -64,12 +68,11 @@ class Loop:
     profiles: Profiles = field(default_factory=Profiles)
     queue: FairQueue = field(default_factory=FairQueue)
     judged_seconds: float = -math.inf
-    life: int = 0
-    """How many processes have been this server before, and were killed."""
-    snapshots: Snapshots | None = None
-    """Takes snapshots of the tables, if they are wanted."""
-    on_groups: OnGroups = lambda job, joined, awaited, groups, workers: None
-    """Is told which groups have joined a job, which are on their way, and how many groups and workers it has."""
+
+    def __post_init__(self) -> None:
+        self.launchers = launchers = Launchers(self.jobs, self.members)
+        here = self.transport.door, self.accounts, self.jobs, self.members
+        self._reception = Reception(*here, launchers, self.parents is not None, self.life)
 
     def run(self) -> None:
         """Serve until `stopping`, or until so many groups came and none is there any more."""
@@ -83,17 +86,11 @@ class Loop:
             self._serve_waiting()
             self._follow(self.workers.collect(self.workers.ready in events))
             self._hear_parents()
-            self._tell_groups()
+            self.launchers.tell_groups()
             if self.observer is not None:
                 self.observer.look(time.monotonic())
             if self.snapshots is not None:
                 self.workers.hand(self.snapshots.look(self.jobs))
-
-    def _tell_groups(self) -> None:
-        """Say which groups jobs have, where that has changed."""
-        while self.jobs.changed:
-            name, job = self.jobs.changed.popitem()
-            self.on_groups(name, sorted(job.joined), sorted(job.places.awaited), *job.counted)
 
     def _idle_seconds(self) -> float:
         """How long there is nothing to do if nothing comes."""
@@ -182,64 +179,30 @@ class Loop:
                 cost, outcomes = carry_out(self.jobs, origin, message, payloads, member.regions)
                 self._carry_on(outcomes)
                 return CONTROL_WEIGHT * len(frames[0]) if cost is None else cost
-            case wire.Heartbeat():
-                self.members.beat(message, now)
-                self.transport.send(identity, wire.Alive(*self.jobs.counted(self.members.by_name[message.session].job)))
-            case wire.Hello():
-                self._greet(identity, message, frames[0], now)
             case wire.Back():
                 known = self.members.by_name.get(identity)
                 if known is not None:  # else the connection broke again: a greeting follows, and all of this once more
                     self._carry_on(self.jobs.be_back(known.job, known.group))
-            case wire.AskToJoin() | wire.EndOfGroup():
-                self.transport.send(identity, self._of_launcher(message, self.transport.door.key_of(frames[0])))
-            case wire.Leave():
-                self._remove(self.members.of(identity, now), lost=False)
+            case wire.Leave(early=early):
+                self._remove(self.members.of(identity, now), lost=False, early=early)
                 self.transport.send(identity, wire.Alive())
-            case wire.Attach(request=request) | wire.Detach(request=request):
-                self.members.of(identity, now).regions.change(message)
-                self.transport.send(identity, wire.Done(request, ()))
             case wire.Profile(request=request) | wire.ProfilePage(request=request):
                 member = self.members.of(identity, now)
                 pages = self.profiles.carry_out(self.jobs, member, message)
                 member.account.sent_bytes += sum(page.nbytes for page in pages)
                 self.transport.send(identity, wire.Done(request, ()), pages)
                 return PAGE_BYTES
-            case wire.Silence(session=session, seconds=seconds):
-                self.transport.send(identity, wire.Silent(self.members.silent_groups(session, seconds, now)))
+            case _:
+                told = self._reception.answer(identity, message, self.transport.door.key_of(frames[0]), now)
+                self._keep()
+                self.transport.send(identity, told)
         return len(frames[0])
 
-    def _greet(self, identity: bytes, hello: wire.Hello, frame: Any, now: float) -> None:
-        """A client comes, or comes back. Raises ServerError if it may not."""
-        key = self.transport.door.key_of(frame)
-        try:
-            account, job = self.accounts.admit(hello, key)
-        except ServerError as error:
-            self.transport.door.refuse(f"a client: {error}")
-            raise
-        member = Member(identity, hello.session, job, hello.group, now, account, key)
-        self.members.enter(member, hello.groups, hello.again, hello.terms, hello.life)
-        self._keep()
-        self.transport.send(identity, wire.Welcome(wire.VERSION, self.parents is not None, self.life))
-
-    def _of_launcher(self, message: wire.AskToJoin | wire.EndOfGroup, key: str) -> wire.ToldToJoin | wire.Alive:
-        """The answer to the launcher of groups that join a job. Raises ServerError if it may not, or they cannot."""
-        job = self.accounts.name_of(message, key)
-        if isinstance(message, wire.AskToJoin):
-            name = job or self.members.only_job(message.tenant if key else "")
-            told = self.jobs.join(name, message.sizes)
-            self._keep()
-            return told
-        if self.jobs.ticket_of(job, message.group) != message.ticket:
-            raise ServerError(f"the ticket is not that of group {message.group}: its launcher says when it has ended")
-        self.members.ended.append(EndedGroup(job, message.group, message.returns, message.life))
-        return wire.Alive()
-
-    def _remove(self, member: Member, lost: bool) -> None:
+    def _remove(self, member: Member, lost: bool, early: bool = False) -> None:
         # Their memory is their own again: no task may be left that uses it.
         while self.workers.backlog:
             self._follow(self.workers.collect(is_ready=False, wait=True))
-        self._carry_on(self.members.leave(member, lost))
+        self._carry_on(self.members.leave(member, lost, early))
         if not self.members.there(member.job):
             self.profiles.of.pop(member.job, None)
             if self.parents is not None:
@@ -250,23 +213,24 @@ class Loop:
         while self.transport.unread:  # an answer of theirs was dropped: they cannot go on
             member = self.members.by_name.get(self.transport.unread.pop())
             if member is not None:
-                log.warning("%s left %d answers unread: lost", member, MOST_UNREAD)
-                self._remove(member, lost=True)
-        for ended, member in self.members.take_ended() if emptied and self.members.ended else ():
+                self._lose(member, f"left {MOST_UNREAD} answers unread")
+        for ended, member in self.launchers.take_ended() if emptied else ():
             self._carry_on(self.jobs.end(*ended))
             if member is not None:
-                log.warning("%s has ended: lost", member)
-                self._remove(member, lost=True)
+                self._lose(member, "has ended")
         now = time.monotonic()
         if now < self.judged_seconds + self.members.lost_seconds / JUDGED_PER_LOST:
             return
         self.judged_seconds = now
         for member in self.members.silent(now, emptied, self.transport.reads):
-            if member.has_unserved:
-                continue  # its tenant rests: maybe it has said goodbye
-            log.warning("%s %s: lost", member, member.fault)
-            self._remove(member, lost=True)
+            self._lose(member, member.fault)
+        self.launchers.look(now)
         self._carry_on(self.members.begin_without_absent(now))
+
+    def _lose(self, member: Member, fault: str) -> None:
+        log.warning("%s %s: lost", member, fault)
+        member.fault = fault
+        self._remove(member, lost=True)
 
     def _hear_parents(self) -> None:
         """What is back from the parents; the groups of a job that has lost them are told once, and are refused then."""

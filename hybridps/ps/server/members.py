@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -33,9 +32,6 @@ _SETTLED_PER_LOST = 8
 
 _ABSENT_LAPS = 3
 """So many times `lost_seconds` after a job's first group, its tables wait no more for one that is not there."""
-
-_AWAITED_SECONDS = 300.0
-"""So long a number is kept for a group that was given it and has not come: its processes have to start."""
 
 _REMEMBERED = 4096
 _MOST_CAME = 1 << 16
@@ -98,17 +94,6 @@ class _Lost(NamedTuple):
     fault: str
 
 
-class EndedGroup(NamedTuple):
-    """A group whose processes have ended."""
-
-    job: str
-    group: int
-    returns: bool
-    """Whether it is started again."""
-    life: int
-    """How often it was started again before."""
-
-
 class Members:
     """The clients that are there. `jobs`: what they take part in. Times are seconds of one monotonic clock.
 
@@ -136,12 +121,6 @@ class Members:
         """Each by the address of its socket, and by its session."""
         self._came: set[tuple[str, int]] = set()
         self._began_seconds: dict[str, float] = {}
-        self.ended: deque[EndedGroup] = deque()
-        """Any thread adds to it."""
-        self._given_seconds: dict[str, float] = {}
-        """When groups were last seen to have numbers of jobs, without having come."""
-        self.done: dict[str, tuple[float, int]] = {}
-        """Epochs and steps that jobs have done, as their launcher tells. Any thread adds to it."""
         self._looked_seconds = math.inf
         """When it was last seen who is silent."""
         self._lost: dict[bytes | int, _Lost] = {}
@@ -203,7 +182,8 @@ class Members:
         lost = self._lost.get(new.session)
         if lost is None or lost[:3] != (new.job, new.group, new.key):
             return False
-        return self._jobs.may_come_back(new.job, new.group, new.session)
+        job = self._jobs.get(new.job)
+        return job is not None and job.may_come_back(new.group, new.session)
 
     def _enter_job(self, new: Member, groups: int, comes_back: bool, terms: Terms, life: int) -> None:
         try:
@@ -212,12 +192,13 @@ class Members:
             for member in self.there(new.job):
                 member.wanted |= member.group == new.group
             raise
-        if comes_back:
+        job = self._jobs.get(new.job)
+        if comes_back and job is not None:
             del self._lost[new.session]
-            self._jobs.come_back(new.job, new.group)
+            job.come_back(new.group)
 
-    def leave(self, member: Member, lost: bool) -> list[Outcome]:
-        """A client goes: what follows for its job. `lost`: without a word."""
+    def leave(self, member: Member, lost: bool, early: bool = False) -> list[Outcome]:
+        """A client goes: what follows for its job. `lost`: without a word; `early`: before the end of its training."""
         names = member.identity, member.session
         for name in names:
             self.by_name.pop(name, None)
@@ -233,7 +214,7 @@ class Members:
             self._lost |= dict.fromkeys(names, lost_member)
             for name in [*islice(self._lost, max(0, len(self._lost) - _REMEMBERED))]:
                 del self._lost[name]
-        return self._jobs.leave(member.job, member.group, lost)
+        return self._jobs.leave(member.job, member.group, lost, early)
 
     def there(self, job: str) -> list[Member]:
         """The clients of a job."""
@@ -305,7 +286,8 @@ class Members:
             elif emptied or reads - member.overdue[1] > FAIR_READS:
                 member.fault = self._silence
                 silent.append(member)
-        return list(dict.fromkeys(silent))
+        # Of one with messages that wait its tenant rests: maybe it has said goodbye.
+        return [member for member in dict.fromkeys(silent) if not member.has_unserved]
 
     def _idle(self, now: float) -> list[Member]:
         """The clients that have asked for nothing, while others of their jobs waited."""
@@ -326,49 +308,9 @@ class Members:
             if self.lost_seconds / 2 < now - when < self._reconnect_seconds:
                 self._quiet[job] = now
 
-    def take_ended(self) -> list[tuple[EndedGroup, Member | None]]:
-        """The groups whose processes have ended, all of whose messages are served; each with its client, if it is there
-        still, as it did not leave. From now on that one is silent, however short the time is that is asked for.
-        """
-        found: dict[tuple[str, int], tuple[EndedGroup, Member | None]] = {}
-        for _ in range(len(self.ended)):
-            ended = self.ended.popleft()
-            member = next((each for each in self.there(ended.job) if each.group == ended.group), None)
-            if member is not None and member.has_unserved:
-                self.ended.append(ended)  # its tenant rests: maybe it has said goodbye
-                continue
-            if member is not None and self._jobs.life_of(ended.job, ended.group) > ended.life:
-                continue  # of an earlier life, and told late
-            if member is not None:
-                member.seen_seconds = -math.inf
-            found[ended.job, ended.group] = ended, member
-        return [*found.values()]
-
-    def only_job(self, tenant: str) -> str:
-        """The name of the only job of a tenant that somebody is in. Raises ServerError if there is none, or several."""
-        names = sorted({member.job for member in self if member.job.rpartition("/")[0] == tenant})
-        if len(names) == 1:
-            return names[0]
-        listed = ", ".join(name.rpartition("/")[2] for name in names[:10])
-        raise ServerError(
-            f"the jobs {listed} run here: give the name of one with --set job=NAME"
-            if names
-            else "no job runs here that could be joined: start it first, without --join"
-        )
-
     def begin_without_absent(self, now: float) -> list[Outcome]:
-        """Let jobs begin whose first group has waited long enough for the others, and do without groups that were given
-        numbers and do not come."""
+        """Let jobs begin whose first group has waited long enough for the others."""
         late = now - _ABSENT_LAPS * self.lost_seconds
-        while self.done:
-            name, done = self.done.popitem()
-            self._jobs.note_done(name, *done)
-        awaits = self._jobs.awaits()
-        for job in [*self._given_seconds.keys() - awaits]:
-            del self._given_seconds[job]
-        for job in awaits:
-            if now - self._given_seconds.setdefault(job, now) > _AWAITED_SECONDS:
-                self._jobs.stop_awaiting(job)
         begun = [job for job, began in self._began_seconds.items() if began < late]
         self._began_seconds |= dict.fromkeys(begun, math.inf)
         return [outcome for job in begun for outcome in self._jobs.begin_without_absent(job)]

@@ -11,7 +11,7 @@ from hybridps.errors import ProtocolError
 from hybridps.ps import wire
 from hybridps.ps.chunk_map import Span
 from hybridps.ps.model import Contribution, Origin, Outcome, rules_of_span
-from hybridps.ps.server.tables.exchange import ANSWER_BYTES, CONTRIBUTION_BYTES, RULE_MOVES
+from hybridps.ps.server.chunks.exchange import ANSWER_BYTES, CONTRIBUTION_BYTES, RULE_MOVES
 from hybridps.ps.server.tables.jobs import Jobs
 from hybridps.ps.server.tables.table import Table
 from hybridps.shared_memory import attach_offered

@@ -16,8 +16,9 @@ from hybridps.config import Settings
 from hybridps.ps.keys import AllowList
 from hybridps.ps.server.admission import Accounts
 from hybridps.ps.server.door import Gatekeeper
-from hybridps.ps.server.loop import Loop, OnGroups
-from hybridps.ps.server.members import EndedGroup, Members
+from hybridps.ps.server.launchers import EndedGroup, OnGroups
+from hybridps.ps.server.loop import Loop
+from hybridps.ps.server.members import Members
 from hybridps.ps.server.snapshots import SnapshotFolder, Snapshots
 from hybridps.ps.server.tables.images import KeptJobs
 from hybridps.ps.server.tables.jobs import Jobs
@@ -83,24 +84,21 @@ class Server:
             resources.callback(door.close)
             workers = Workers(threads, cores)
             resources.callback(workers.close)
-            taken = None
-            if snapshots is not None:
-                taken = Snapshots(SnapshotFolder(snapshots), snapshot_seconds, workers.wake)
+            taken = None if snapshots is None else Snapshots(SnapshotFolder(snapshots), snapshot_seconds, workers.wake)
+            if taken is not None:
                 resources.callback(taken.close)
             self._resources = resources.pop_all()
         self.address: str = door.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         """Where clients find it, with the actual port."""
-        if memory_bytes is None:
-            memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        kept_jobs = None if kept is None else KeptJobs(kept)
-        make_table, folder = Table if parents is None else RackTable, None if taken is None else taken.folder
+        kept_jobs, life = (None, 0) if kept is None else (KeptJobs(kept), kept.life)
+        folder = None if taken is None else taken.folder
+        make_table, longest = (Table, reconnect_seconds) if parents is None else (RackTable, 0.0)  # other racks wait
+        memory_bytes = _host_memory_bytes() if memory_bytes is None else memory_bytes
         jobs = Jobs(memory_bytes, threads, check_finite, make_table, kept_jobs, folder)
-        longest = 0.0 if parents is not None else reconnect_seconds  # other racks would wait
         accounts = Accounts(allowed, jobs.budget)
         members = Members(lost_seconds, jobs, kept, patience_seconds, longest)
         members.restore(accounts.of_job, time.monotonic())
-        self._loop = Loop(Transport(door), jobs, members, accounts, workers, parents, stop_after_groups)
-        self._loop.life, self._loop.snapshots = 0 if kept is None else kept.life, taken
+        self._loop = Loop(Transport(door), jobs, members, accounts, workers, parents, taken, life, stop_after_groups)
         self._closing = threading.RLock()
 
     @classmethod
@@ -157,12 +155,12 @@ class Server:
     def note_done(self, job: str, epoch: float, step: int) -> None:
         """A job has done so much, as its launcher knows. From any thread."""
         with self._closing:
-            self._loop.members.done[job] = epoch, step
+            self._loop.launchers.done[job] = epoch, step
             self._loop.workers.wake()
 
     def say_groups(self, say: OnGroups) -> None:
         """Call `say` when the groups of a job change, and for jobs that an earlier process has left."""
-        self._loop.on_groups = say
+        self._loop.launchers.on_groups = say
 
     def end_group(self, job: str, group: int, returns: bool = False, life: int = 0) -> None:
         """Take a group as lost as soon as its messages are read: its processes have ended. From any thread.
@@ -172,7 +170,7 @@ class Server:
         often it was started again before; nothing follows if a later one has come.
         """
         with self._closing:
-            self._loop.members.ended.append(EndedGroup(job, group, returns, life))
+            self._loop.launchers.ended.append(EndedGroup(job, group, returns, life))
             self._loop.workers.wake()
 
     def close(self) -> None:
@@ -185,3 +183,7 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _host_memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -22,13 +22,15 @@ token: no name of one begins with that of another."""
 
 
 class JobImage(msgspec.Struct, frozen=True, array_like=True):
-    """A job: its number of groups, those that are there, those that have gone and whether they return, the tables that
-    were dropped, what all groups say of it, and the groups that may join it. See `Job` and `Places`."""
+    """A job: its number of groups, those that are there, those that have gone, those of them that have finished, those
+    whose processes have ended and whether they return, the tables that were dropped, what all groups say of it, and the
+    groups that may join it. See `Job` and `Places`."""
 
     name: str
     groups: int
     present: set[int]
     gone: set[int]
+    finished: set[int]
     returns: dict[int, bool]
     dropped: dict[str, int]
     waits_for_absent: bool

@@ -1,39 +1,30 @@
-"""What a server knows of one job, and the memory that its tables are charged with. Only the loop uses it."""
+"""What a server knows of one job: its groups and its tables. Only the loop uses it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-from zlib import crc32
 
-import msgspec
-
-from hybridps.errors import ServerError
-from hybridps.ps.clocks import MOST_CELLS, BoundedStale
-from hybridps.ps.model import SnapshotStart, TableSpec
+from hybridps.ps.joining import Terms
+from hybridps.ps.model import Outcome
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.tables.images import JobImage
 from hybridps.ps.server.tables.places import Places
 from hybridps.ps.server.tables.table import Table
-
-if TYPE_CHECKING:
-    from hybridps.ps.server.snapshots.files import FoundTable
-    from hybridps.ps.server.snapshots.folder import SnapshotFolder
-
-CHUNK_BYTES, GROUP_BYTES, KEY_BYTES, TABLE_BYTES, MEMBER_BYTES = 3072, 64, 512, 8192, 256
-CELL_BYTES, COUNT_BYTES = 192, 64
-"""What Python's objects take, about: for a chunk, a group in each chunk, a key, a table, and a group in it; for a range
-of a chunk that a bounded-stale clock counts, and a group there."""
 
 
 @dataclass
 class Job:
     """A job of so many groups: those that are there, those that have gone, and its tables."""
 
+    name: str
     groups: int
     budget: Budget
     present: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
+    finished: set[int] = field(default_factory=set)
+    """Those of the groups that the job was started with which have gone at the end of their training: they still count,
+    so that the groups that train on divide by the same number."""
     returns: dict[int, bool] = field(default_factory=dict)
     """Of the groups whose processes have ended, as far as that is known: whether they are started again."""
     tables: dict[str, Table] = field(default_factory=dict)
@@ -52,23 +43,40 @@ class Job:
     done: tuple[float, int] = (0.0, 0)
     """Epochs and steps that the job has done, as its launcher has told."""
     counted: tuple[int, int] = (0, 0)
-    """Groups that are there or expected, and their workers, as of the last change."""
+    """Groups that are there, expected or finished, and their workers, as of the last change."""
 
     def __post_init__(self) -> None:
         self.places = Places(self.groups)
         """The numbers of its groups."""
 
     @property
+    def returning(self) -> set[int]:
+        """The groups whose processes have ended and are started again."""
+        return {group for group, returns in self.returns.items() if returns}
+
+    @property
     def joined(self) -> set[int]:
         """Those of the groups that have joined it, and are there or started again."""
-        numbers = self.present | {group for group, back in self.returns.items() if back}
-        return {number for number in numbers if number >= self.groups}
+        return {number for number in self.present | self.returning if number >= self.groups}
+
+    def enter(self, group: int, terms: Terms, life: int) -> None:
+        """A group comes that may, in this life."""
+        self.present.add(group)
+        self.gone.discard(group)
+        self.returns.pop(group, None)
+        self.lives[group] = life
+        self.places.enter(group, terms)
+
+    def give_numbers(self, sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
+        """As `Places.give`; without sizes, none."""
+        return self.places.give(sizes, self.present | self.returning) if sizes else ((), 0)
 
     def count(self) -> tuple[int, int]:
         """Count the groups, and their workers."""
         first = {group for group in range(self.groups) if group not in self.gone or self.returns.get(group)}
         if not self.waits_for_absent:
             first &= self.present | self.returns.keys()
+        first |= self.finished
         groups = first | self.joined
         self.counted = len(groups), sum(map(self.places.size_of, groups))
         return self.counted
@@ -76,15 +84,36 @@ class Job:
     def is_over(self, may_return: bool) -> bool:
         """Whether no group is there or comes back: they `may_return` unless all are known to have ended."""
         have_ended = self.returns.keys() >= {*range(self.groups)}
-        somebody = self.present or self.places.awaited or any(self.returns.values())
+        somebody = self.present or self.places.awaited or self.returning
         return not somebody and (have_ended or not may_return)
 
-    def note_lost(self, group: int, lost: bool) -> None:
-        """A group goes; if it is `lost` it may come back."""
+    def leave(self, group: int, lost: bool, early: bool, may_return: bool) -> list[Outcome]:
+        """A group that is there goes: it is `lost`, goes `early`, or at the end of its training. If it is lost, it
+        `may_return`."""
+        self.present.discard(group)
+        self.gone.add(group)
+        self.finished.discard(group)
+        if not (lost or early) and group < self.groups:
+            self.finished.add(group)
         self.lost.pop(group, None)
-        tables = [table for table in self.tables.values() if table.registrations.is_admitted(group)]
-        if lost and tables:
-            self.lost[group] = tables[0].registrations.joined[group].epoch, tables
+        had = [table for table in self.tables.values() if table.registrations.is_admitted(group)]
+        if may_return and had:
+            self.lost[group] = had[0].registrations.joined[group].epoch, had
+        returns, stays = self.returns.get(group, False), group in self.lost
+        left = [table.leave(group, returns=returns, lost=stays) for table in self.tables.values()]
+        return [outcome for outcomes in left for outcome in outcomes]
+
+    def be_back(self, group: int) -> list[Outcome]:
+        """A group has sent again what was under way when the process before was killed. When all have, those that wait
+        to take part may: none enters a round that the others were in the middle of."""
+        if group not in self.not_back:
+            return []
+        self.not_back.discard(group)
+        outcomes: list[Outcome] = []
+        for table in self.tables.values() if not self.not_back else ():
+            table.rounds.let_in()
+            outcomes += table.registrations.release()
+        return outcomes
 
     def may_come_back(self, group: int, epoch: int) -> bool:
         """Whether a group that was lost can go on in that life: nobody has its place, and its tables are as it knows.
@@ -95,52 +124,26 @@ class Job:
             return False
         return all(self.tables.get(each.name) is each and each.may_come_back(group) for each in self.lost[group][1])
 
-    def image(self, name: str) -> JobImage:
-        """What of it outlives the process; it is called `name`."""
+    def come_back(self, group: int) -> None:
+        """It `may_come_back`, and has entered: it takes part in its tables again."""
+        for table in self.lost.pop(group)[1]:
+            table.come_back(group)
+
+    @property
+    def image(self) -> JobImage:
+        """What of it outlives the process."""
         places = self.places
-        groups = self.groups, self.present, self.gone, self.returns
+        groups = self.groups, self.present, self.gone, self.finished, self.returns
         waits = self.dropped, self.waits_for_absent
-        return JobImage(name, *groups, *waits, places.terms, places.tickets, self.lives, self.done)
+        return JobImage(self.name, *groups, *waits, places.terms, places.tickets, self.lives, self.done)
 
     @staticmethod
     def of(image: JobImage, budget: Budget) -> Job:
         """The job that was kept. The groups that were there are awaited."""
-        job = Job(image.groups, budget, image.present, image.gone, image.returns, dropped=image.dropped)
+        groups = image.present, image.gone, image.finished, image.returns
+        job = Job(image.name, image.groups, budget, *groups, dropped=image.dropped)
         job.waits_for_absent, job.not_back = image.waits_for_absent, {*image.present}
         job.lives, job.done = image.lives, image.done
         job.places.terms, job.places.tickets = image.terms, image.tickets
         job.places.awaited = {*image.tickets} - image.present - image.gone
         return job
-
-
-def table_bytes(spec: TableSpec, groups: int, more_arrays: int) -> int:
-    """Memory that a table is charged with: its values, `more_arrays` as long, and its records."""
-    arrays = 1 + spec.rule.states + more_arrays
-    chunk_map = spec.chunk_map()
-    owned = len(chunk_map.owned_between(spec.server, 0, spec.layout.length))
-    values = arrays * min(owned * chunk_map.step, spec.layout.length) * spec.layout.itemsize
-    chunks = owned + 1
-    if isinstance(spec.clock, BoundedStale):
-        cells = min(MOST_CELLS, spec.chunk_bytes // spec.layout.itemsize)
-        values += chunks * cells * (CELL_BYTES + COUNT_BYTES * min(groups, 8))
-    keys = sum(KEY_BYTES + len(slot.key) for slot in spec.layout.slots)
-    return values + (CHUNK_BYTES + GROUP_BYTES * groups) * chunks + keys + TABLE_BYTES + MEMBER_BYTES * groups
-
-
-def digest(spec: TableSpec) -> int:
-    """A number that differs, as good as always, where specs do; the same in all processes."""
-    return crc32(msgspec.msgpack.encode(spec))
-
-
-def find_start(
-    snapshots: SnapshotFolder | None, job: str, name: str, spec: TableSpec, start: SnapshotStart | None
-) -> FoundTable | None:
-    """What a new table starts from. Raises ServerError if it cannot `start` from where the first server says."""
-    if start is None and (snapshots is None or spec.server or spec.rule.transparent):
-        return None
-    if snapshots is None:
-        raise ServerError(
-            f"the first server starts table {name!r} from a snapshot, and server {spec.server} has no folder of "
-            "snapshots: give all servers of the job the same --snapshots"
-        )
-    return snapshots.find(job, name, spec, None if start is None else start.number)

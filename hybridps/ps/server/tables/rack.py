@@ -21,8 +21,8 @@ from hybridps.memory import ALIGNMENT, Layout
 from hybridps.ps.clocks import BulkSynchronous
 from hybridps.ps.model import Answer, Origin, Outcome, ParentRequest, Rules, TableSpec, Task
 from hybridps.ps.rules import Elastic
-from hybridps.ps.server.tables.round import Round
-from hybridps.ps.server.tables.rounds import Chunk
+from hybridps.ps.server.chunks.round import Round
+from hybridps.ps.server.chunks.rounds import Chunk
 from hybridps.ps.server.tables.table import Table
 from hybridps.shared_memory import shared_memory
 

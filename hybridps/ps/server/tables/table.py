@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence, Set
 from functools import partial
 from itertools import islice
@@ -11,20 +10,17 @@ from typing import Any
 import numpy as np
 
 from hybridps.codecs import codec_of
-from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
-from hybridps.memory import DTYPES, private_memory
+from hybridps.errors import HybridPSError, ProtocolError, ServerError
+from hybridps.memory import private_memory
 from hybridps.ps.chunk_map import Span
 from hybridps.ps.clocks import BulkSynchronous
 from hybridps.ps.model import Answer, ChunkPlace, Origin, Outcome, Rules, SnapshotStart, TableSpec, Task
 from hybridps.ps.server.admission import Budget
-from hybridps.ps.server.tables.chunk_memory import ChunkMemory
+from hybridps.ps.server.chunks.journal import TableJournal
+from hybridps.ps.server.chunks.memory import ChunkMemory
+from hybridps.ps.server.chunks.rounds import Chunk
 from hybridps.ps.server.tables.images import TableImage
-from hybridps.ps.server.tables.journal import TableJournal
 from hybridps.ps.server.tables.registrations import Registrations
-from hybridps.ps.server.tables.rounds import Chunk
-
-MOST_ELEMENTS = 1 << 48
-"""Of a table."""
 
 _READ_TOGETHER = 8
 """Chunks that are read from a snapshot at a time: the workers have other tables too."""
@@ -74,13 +70,11 @@ class Table:
         if keep is None:
             self._arrays = [private_memory(nbytes).view(spec.layout.dtype) for _ in range(1 + self._states())]
         else:
-            self._journal = TableJournal(keep[0], spec, keep[1], threads)
+            self._journal = TableJournal(keep[0], spec, keep[1], threads, budget)
             self._arrays = self._journal.arrays
         """The centre and the states of the rule, of all chunks of this server in order."""
         self._initialised = np.zeros(self.chunks, "i8") if self._journal is None else self._journal.initialised
         """Of each chunk, whether its initial values are there."""
-        self._replies: dict[int, np.ndarray] = {}
-        """Of each group."""
         self._chunks: dict[int, Chunk] = {}
         """Those that were used."""
         self._lost: dict[int, tuple[Origin, int]] = {}
@@ -189,17 +183,10 @@ class Table:
         options = [owner, self.registrations, self._budget, codec_of(self.spec.codec).answers]
         if self._journal is not None:
             memory.journal = self._journal.of_chunk(place, owner)
-            replies = partial(self._reply, self._journal, slice(first, first + span.length))
+            replies = partial(self._journal.reply, slice(first, first + span.length))
             options += [replies] if self.spec.rule.separate else []
         self._chunks[index] = chunk = self._make_chunk(memory, span, *options)
         return chunk
-
-    def _reply(self, journal: TableJournal, part: slice, group: int) -> np.ndarray:
-        """Where the answers to a group lie before they are sent: those of a part of this server's elements."""
-        if group not in self._replies:
-            self._replies[group] = journal.reply(group)
-            self._budget.take(self._replies[group].nbytes)
-        return self._replies[group][part]
 
     def initialise(self, origin: Origin, span: Span, initial: np.ndarray | None) -> Sequence[Outcome]:
         """The initial values of a chunk came; None is zeros."""
@@ -262,8 +249,8 @@ class Table:
             chunk.forget()
         self._chunks.clear()
         self.is_freed = True
-        self._budget.take(-sum(reply.nbytes for reply in self._replies.values()))
-        self._replies.clear()
+        if self._journal is not None:
+            self._journal.close()
         return []
 
     def settle(self, group: int, request: int) -> None:
@@ -287,21 +274,3 @@ class Table:
         """The initial values of one chunk are there; when all are the table is ready."""
         self.registrations.set_ready(self.registrations.has_initial)
         return [Answer(origin, chunk), *self.registrations.release()]
-
-
-def check_spec(spec: TableSpec) -> None:
-    """Raise LayoutError, ProtocolError or ServerError unless a spec that came from outside can be used as it is."""
-    layout = spec.layout
-    if layout.dtype not in DTYPES:
-        raise LayoutError(f"dtype {layout.dtype[:32]!r} cannot be used: use one of {', '.join(DTYPES)}")
-    if spec.server >= spec.servers:
-        raise ProtocolError(f"server {spec.server} is none of {spec.servers} servers: they count from 0")
-    for slot in layout.slots:
-        if len(slot.shape) > 32 or any(not 0 <= extent <= MOST_ELEMENTS for extent in slot.shape):
-            raise LayoutError(f"key {slot.key[:64]!r} has an unusable shape: at most 32 dimensions, 0 or more")
-    elements = sum(math.prod(slot.shape) for slot in layout.slots)
-    if elements > MOST_ELEMENTS:
-        raise LayoutError(f"the layout has {elements} elements: {MOST_ELEMENTS} at most")
-    layout.check()
-    spec.check()
-    spec.chunk_map()

@@ -15,10 +15,10 @@ from hybridps.ps.rules import AnyRule, Rule, add_up_, apply_
 from hybridps.ps.rules.finite import NotFiniteError, check_finite, not_finite, refused_error
 from hybridps.ps.rules.kernel import BLOCK
 from hybridps.ps.rules.progress import Progress
-from hybridps.ps.server.tables.area import REFUSED
-from hybridps.ps.server.tables.journal import ChunkJournal
-from hybridps.ps.server.tables.no_journal import NoJournal
-from hybridps.ps.server.tables.round import Refused, Round, cut, mark_not_finite, not_finite_of, rows_of
+from hybridps.ps.server.chunks.area import REFUSED
+from hybridps.ps.server.chunks.journal import ChunkJournal
+from hybridps.ps.server.chunks.no_journal import NoJournal
+from hybridps.ps.server.chunks.round import Refused, Round, cut, mark_not_finite, not_finite_of, rows_of
 
 
 class ChunkMemory:

@@ -15,22 +15,21 @@ from hybridps.ps.chunk_map import Span
 from hybridps.ps.clocks import Part, Verdict
 from hybridps.ps.model import Answer, Contribution, Outcome, Task, rules_of_span
 from hybridps.ps.server.admission import Budget
-from hybridps.ps.server.tables.area import Mark
-from hybridps.ps.server.tables.arrays import ChunkArrays
-from hybridps.ps.server.tables.chunk_memory import ChunkMemory
-from hybridps.ps.server.tables.exchange import (
-    ANSWER_BYTES,
+from hybridps.ps.server.chunks.answers import Answers
+from hybridps.ps.server.chunks.area import Mark
+from hybridps.ps.server.chunks.arrays import ChunkArrays
+from hybridps.ps.server.chunks.exchange import (
     CONTRIBUTION_BYTES,
     RULE_BYTES,
     RULE_MOVES,
     Exchange,
     bytes_of,
-    error_answer,
     error_of_late,
     kept_of,
 )
+from hybridps.ps.server.chunks.memory import ChunkMemory
+from hybridps.ps.server.chunks.round import SENT, EarlySum, Round, error_of_rules
 from hybridps.ps.server.tables.registrations import Registrations
-from hybridps.ps.server.tables.round import SENT, EarlySum, Round, cut, error_of_rules
 
 STREAMED = 4
 """Contributions that came over a network are added up as soon as so many follow each other: few are ever held."""
@@ -42,7 +41,7 @@ MOST_PARTS = 256
 class Chunk:
     """The bookkeeping of one chunk, `span` of a table. `memory` belongs to the worker `owner`. A root's.
 
-    `reply_of`: memory of the chunk for answers to a group, where those outlive the process.
+    `codec`, `reply_of`: as in `Answers`.
     """
 
     def __init__(
@@ -61,12 +60,11 @@ class Chunk:
         self.rounds = registrations.rounds
         self._registrations = registrations
         self._budget = budget
-        self._codec = codec
+        self._answers = Answers(span, memory.centre.dtype, owner, budget, codec, reply_of)
         self._exchanges: dict[int, dict[Part, Exchange]] = {}
         """Of each group, the oldest first: those under way, and those whose answers are remembered."""
         self._early: EarlySum | None = None
         self.arrays = ChunkArrays(memory, span, owner, budget)
-        self._reply_of = reply_of
         self._stayed: set[int] = set()
         """Groups that were lost, and of whom what counted is remembered."""
         self._earlier: dict[int, list[Mark]] = {}
@@ -98,10 +96,9 @@ class Chunk:
             contribution = replace(contribution, not_finite=before.not_finite)
         is_whole = not before.done or not part.without(before.done)
         if (before.done and self.memory.rule.separate) or (before.error is not None and is_whole):
-            values = None
-            if contribution.targets is None and self._reply_of is not None and before.error is None:
-                values = cut(self._reply_of(part.group), span.start, part.start, part.stop)
-            return self._encoded(Answer(origin, span.chunk, values, before.error, before.not_finite))
+            is_sent = contribution.targets is None and before.error is None
+            values = self._answers.kept(*part) if is_sent else None
+            return self._answers.sent(Answer(origin, span.chunk, values, before.error, before.not_finite))
         verdicts = self.rounds.arrive(part, span.chunk, before.done)
         self.rounds.brought[part.group] += span.length
         # The group has these answers. What it was told of more elements is kept: so a copy that comes late is known.
@@ -135,7 +132,7 @@ class Chunk:
             return [self._answer(answered)] if answered else []
         self.rounds.computed += stop - start
         others = [] if answered is applied else [each for each in applied if not each.is_computing]
-        outlets = self._outlets([*answered, *others], start, stop)
+        outlets = self._answers.outlets([*answered, *others], start, stop)
         late = [each.contribution for each in applied if each.contribution.rows]
         finish = partial(self._finish, applied, answered)
         rules = rules_of_span(applied[0].contribution.rules, start, stop)
@@ -217,7 +214,7 @@ class Chunk:
         if is_late:
             return [Answer(origin, self.span.chunk, error=error_of_late(self.memory.name, origin))]
         if known is not None and (known.error is not None or self.memory.rule.separate):
-            return self._encoded(Answer(origin, self.span.chunk, known.reply, known.error))
+            return self._answers.sent(Answer(origin, self.span.chunk, known.reply, known.error))
         if known is not None:
             contribution = replace(contribution, not_finite=known.contribution.not_finite)
             return [self._answer([Exchange(part, contribution)])]
@@ -258,28 +255,6 @@ class Chunk:
 
         return [Task(self.owner, lambda: self.memory.add_(added), then)]
 
-    def _outlets(self, exchanges: Sequence[Exchange], start: int, stop: int) -> dict[int, list[np.ndarray]]:
-        """Where the answer of elements `start:stop` is written. What is sent is written once for all groups."""
-        outlets: dict[int, list[np.ndarray]] = {}
-        sent: dict[int | tuple[int, ...], np.ndarray] = {}
-        written: set[int] = set()
-        for each in exchanges:
-            begin, targets = each.part.start, each.contribution.targets
-            if targets is not None:
-                outlets[each.part.group] = [cut(target, begin, start, stop) for target in targets]
-                continue
-            # Groups that send the same part are in the same rounds, but for those of an earlier process.
-            if each.reply is None and self._reply_of is not None:
-                each.reply = cut(self._reply_of(each.part.group), self.span.start, begin, each.part.stop)
-            elif each.reply is None:
-                if each.part[1:] not in sent:
-                    sent[each.part[1:]] = self._reply(each.part.stop - begin)
-                each.reply = sent[each.part[1:]]
-            if id(each.reply) not in written:
-                written.add(id(each.reply))
-                outlets.setdefault(SENT, []).append(cut(each.reply, begin, start, stop))
-        return outlets
-
     def _answer(self, exchanges: Sequence[Exchange]) -> Task:
         """Answer with what was kept of the last round; all have the same part."""
         _, start, stop = exchanges[0].part
@@ -289,7 +264,7 @@ class Chunk:
         self, exchanges: Sequence[Exchange], start: int, stop: int, then: Callable[[Any], Iterable[Outcome]]
     ) -> Task:
         """Write what was kept of the last round of these elements where the answers lie."""
-        targets = [array for arrays in self._outlets(exchanges, start, stop).values() for array in arrays]
+        targets = [array for arrays in self._answers.outlets(exchanges, start, stop).values() for array in arrays]
         return Task(self.owner, partial(self.memory.give_, start, stop, targets), then)
 
     def _finish(self, applied: Sequence[Exchange], answered: Sequence[Exchange], result: Any) -> list[Outcome]:
@@ -309,18 +284,8 @@ class Chunk:
                 origin, values = each.contribution.origin, None if each.error else each.reply
                 self._release(each)
                 not_finite = each.contribution.not_finite
-                outcomes += self._encoded(Answer(origin, self.span.chunk, values, each.error, not_finite))
+                outcomes += self._answers.sent(Answer(origin, self.span.chunk, values, each.error, not_finite))
         return outcomes
-
-    def _encoded(self, answer: Answer) -> list[Outcome]:
-        """The answer as it is sent; a worker encodes it if that changes it."""
-        values, codec = answer.values, self._codec
-        if values is None or codec.exact:
-            return [answer]
-        out = np.empty(codec.nbytes(values.size, values.dtype.name), np.uint8)
-        self._budget.lend(out, ANSWER_BYTES)
-        done = replace(answer, values=out)
-        return [Task(self.owner, lambda: codec.encode(values, out), lambda result: [error_answer(done, result)])]
 
     def _release(self, known: Exchange) -> None:
         """A contribution is over."""
@@ -334,8 +299,3 @@ class Chunk:
         """So much more memory is used for a contribution."""
         known.held_bytes += nbytes
         self._budget.take(nbytes)
-
-    def _reply(self, length: int) -> np.ndarray:
-        reply = np.empty(length, self.memory.centre.dtype)
-        self._budget.lend(reply, ANSWER_BYTES)
-        return reply

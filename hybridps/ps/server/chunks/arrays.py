@@ -7,8 +7,8 @@ import numpy as np
 from hybridps.ps.chunk_map import Span
 from hybridps.ps.model import Answer, Origin, Task
 from hybridps.ps.server.admission import Budget
-from hybridps.ps.server.tables.chunk_memory import ChunkMemory
-from hybridps.ps.server.tables.exchange import ANSWER_BYTES, error_answer
+from hybridps.ps.server.chunks.exchange import ANSWER_BYTES, error_answer
+from hybridps.ps.server.chunks.memory import ChunkMemory
 
 
 class ChunkArrays:

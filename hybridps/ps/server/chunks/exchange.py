@@ -13,7 +13,7 @@ from hybridps.errors import HybridPSError, ServerError
 from hybridps.ps.clocks import Part
 from hybridps.ps.model import Answer, Contribution, Origin
 from hybridps.ps.rules.finite import refused_error
-from hybridps.ps.server.tables.area import FAILED, REFUSED, Mark
+from hybridps.ps.server.chunks.area import FAILED, REFUSED, Mark
 
 ANSWER_BYTES = 1024
 """What the record of an answer takes beside its values, about."""

@@ -17,7 +17,8 @@ from hybridps.ps.model import Contribution, TableSpec
 from hybridps.ps.rules.kernel import BLOCK, COMPILED
 from hybridps.ps.rules.progress import KEEPS_SUM, LENGTH, WORD, Progress
 from hybridps.ps.rules.rule import Rule
-from hybridps.ps.server.tables.area import (
+from hybridps.ps.server.admission import Budget
+from hybridps.ps.server.chunks.area import (
     COUNT,
     FAILED,
     GROUPS,
@@ -32,7 +33,7 @@ from hybridps.ps.server.tables.area import (
     Mark,
     write_marks,
 )
-from hybridps.ps.server.tables.round import Round
+from hybridps.ps.server.chunks.round import Round
 
 log = logging.getLogger("hybridps.ps")
 
@@ -46,7 +47,8 @@ CUTS = 64
 class TableJournal:
     """Of what one server has of a table, for `groups`, computed by `workers`.
 
-    `make` gives memory (uint8) of a name and size, with what it had when the last process ended; else zeros.
+    `make` gives memory (uint8) of a name and size, with what it had when the last process ended; else zeros. `budget`
+    is charged with that of replies.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class TableJournal:
         spec: TableSpec,
         groups: int,
         workers: int,
+        budget: Budget,
     ) -> None:
         def array(name: str, kind: np.dtype | str, *shape: int) -> np.ndarray:
             nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(kind).itemsize
@@ -83,13 +86,24 @@ class TableJournal:
         saved = array("saved", dtype, areas, rows, min(BLOCK, step) if blocks else step)
         self._areas = [Area(words[i], entries[i], saved[i]) for i in range(areas)]
         self._workers = workers
+        self._budget = budget
+        self._replies: dict[int, np.ndarray] = {}
+        """Of each group."""
         self._step = step
         self._elements, self._dtype = elements, dtype
 
-    def reply(self, group: int) -> np.ndarray:
-        """Where answers to a group are written before they are sent, if they cannot be made again: as long as the
-        table."""
-        return self._make_array(f"reply {group}", self._dtype, self._elements)  # type: ignore[no-any-return]
+    def reply(self, part: slice, group: int) -> np.ndarray:
+        """Where answers to a group are written before they are sent, if they cannot be made again: those of a part of
+        this server's elements."""
+        if group not in self._replies:
+            self._replies[group] = self._make_array(f"reply {group}", self._dtype, self._elements)
+            self._budget.take(self._replies[group].nbytes)
+        return self._replies[group][part]
+
+    def close(self) -> None:
+        """The table is not used any more."""
+        self._budget.take(-sum(reply.nbytes for reply in self._replies.values()))
+        self._replies.clear()
 
     def used(self) -> list[int]:
         """The places of chunks that have had a round or a put, or have initial values."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hybridps.ps.server.tables.area import Mark
+from hybridps.ps.server.chunks.area import Mark
 
 
 class NoJournal:

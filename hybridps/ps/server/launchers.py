@@ -1,0 +1,103 @@
+"""What the launchers of jobs tell a server, and are told: ends of groups, groups that join, how far a job is."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from hybridps.errors import ServerError
+from hybridps.ps.server.members import Member, Members
+from hybridps.ps.server.tables.jobs import Jobs
+from hybridps.ps.wire import Alive, AskToJoin, EndOfGroup, ToldToJoin
+
+OnGroups = Callable[[str, Sequence[int], Sequence[int], int, int], None]
+"""Is told which groups have joined a job, which are on their way, and how many groups and workers it has."""
+
+_AWAITED_SECONDS = 300.0
+"""So long a number is kept for a group that was given it and has not come: its processes have to start."""
+
+
+class EndedGroup(NamedTuple):
+    """A group whose processes have ended."""
+
+    job: str
+    group: int
+    returns: bool
+    """Whether it is started again."""
+    life: int
+    """How often it was started again before."""
+
+
+class Launchers:
+    """Those of the groups in `jobs`. Only the loop uses it, but that any thread may add to `ended` and `done`."""
+
+    def __init__(self, jobs: Jobs, members: Members) -> None:
+        self._jobs = jobs
+        self._members = members
+        self.ended: deque[EndedGroup] = deque()
+        self.done: dict[str, tuple[float, int]] = {}
+        """Epochs and steps that jobs have done."""
+        self.on_groups: OnGroups = lambda job, joined, awaited, groups, workers: None
+        self._awaited: dict[str, float] = {}
+        """Jobs in which numbers were given to groups that have not come, and since when."""
+
+    def answer(self, message: AskToJoin | EndOfGroup, job: str, tenant: str) -> ToldToJoin | Alive:
+        """The answer to the launcher of groups that join a job. Raises ServerError if it may not, or they cannot.
+
+        `job`: as it is called here; empty for the only one of a tenant.
+        """
+        if isinstance(message, AskToJoin):
+            return self._jobs.join(job or self._only_job(tenant), message.sizes)
+        known = self._jobs.get(job)
+        if known is None or known.places.tickets.get(message.group) != message.ticket:
+            raise ServerError(f"the ticket is not that of group {message.group}: its launcher says when it has ended")
+        self.ended.append(EndedGroup(job, message.group, message.returns, message.life))
+        return Alive()
+
+    def take_ended(self) -> list[tuple[EndedGroup, Member | None]]:
+        """The groups whose processes have ended, all of whose messages are served; each with its client, if it is there
+        still, as it did not leave. From now on that one is silent, however short the time is that is asked for.
+        """
+        found: dict[tuple[str, int], tuple[EndedGroup, Member | None]] = {}
+        for _ in range(len(self.ended)):
+            ended = self.ended.popleft()
+            member = next((each for each in self._members.there(ended.job) if each.group == ended.group), None)
+            if member is not None and member.has_unserved:
+                self.ended.append(ended)  # its tenant rests: maybe it has said goodbye
+                continue
+            job = self._jobs.get(ended.job)
+            if member is not None and job is not None and job.lives.get(ended.group, 0) > ended.life:
+                continue  # of an earlier life, and told late
+            if member is not None:
+                member.seen_seconds = -math.inf
+            found[ended.job, ended.group] = ended, member
+        return [*found.values()]
+
+    def look(self, now: float) -> None:
+        """Note how far jobs are, and do without groups that were given numbers and do not come."""
+        while self.done:
+            name, done = self.done.popitem()
+            self._jobs.note_done(name, *done)
+        self._awaited = {job: self._awaited.get(job, now) for job in self._jobs.awaits()}
+        for job in [job for job, since in self._awaited.items() if now - since > _AWAITED_SECONDS]:
+            self._jobs.stop_awaiting(job)
+
+    def tell_groups(self) -> None:
+        """Say which groups jobs have, where that has changed."""
+        while self._jobs.changed:
+            name, job = self._jobs.changed.popitem()
+            self.on_groups(name, sorted(job.joined), sorted(job.places.awaited), *job.counted)
+
+    def _only_job(self, tenant: str) -> str:
+        """The name of the only job of a tenant that somebody is in. Raises ServerError if there is none, or several."""
+        names = sorted({member.job for member in self._members if member.job.rpartition("/")[0] == tenant})
+        if len(names) == 1:
+            return names[0]
+        listed = ", ".join(name.rpartition("/")[2] for name in names[:10])
+        raise ServerError(
+            f"the jobs {listed} run here: give the name of one with --set job=NAME"
+            if names
+            else "no job runs here that could be joined: start it first, without --join"
+        )
