@@ -178,14 +178,15 @@ class Paced(Event, frozen=True):
     """How long this rank takes for a step: medians over the steps since the last such event, at most ten a second.
 
     `own_seconds`: from the end of the last step's communication to the arrival of this rank's last gradient;
-    `program_seconds`: the part of that before the program begins the step, as while it waits for its loader.
+    `program_seconds`: the part of that before the program begins the step, as while it waits for its loader; None where
+    the program computes before it begins a step, as with NumPy.
     `waiting_seconds`: how much sooner its gradients were there than those of the slowest rank of the group.
     """
 
     steps: Whole
     step_seconds: float
     own_seconds: float
-    program_seconds: float
+    program_seconds: float | None
     waiting_seconds: float
 
 

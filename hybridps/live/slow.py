@@ -41,7 +41,7 @@ class Measured(NamedTuple):
     own_seconds: float
     """From the end of the last step's communication to the arrival of the last gradient."""
     program_seconds: float
-    """The part of it before the program begins the step: its loader and other code."""
+    """The part of it before the program begins the step: its loader and other code; nan if that is not known."""
     cpu_seconds: float
     """CPU time of the process, of all its threads."""
     delayed_seconds: float = math.nan
@@ -125,8 +125,6 @@ def reason_of(mine: Measured, others: Sequence[Measured]) -> Reason:
         return "cpu"
     if excess("cpu_seconds") > half:
         return "compute"
-    # Where the others' programs compute before they begin the step, as with NumPy, that part says nothing.
-    computes_apart = median(each.program_seconds for each in others) < 0.5 * median(each.own_seconds for each in others)
-    if computes_apart:
-        return "loader" if excess("program_seconds") > half else "compute"
-    return "pauses"
+    if math.isnan(mine.program_seconds):
+        return "pauses"
+    return "loader" if excess("program_seconds") > half else "compute"

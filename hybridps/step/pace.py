@@ -35,6 +35,8 @@ class Pace:
 
     def __init__(self, levels: Levels, context: JobContext) -> None:
         self._levels, self._context = levels, context
+        self.computes_before = False
+        """Whether the program computes before it begins a step, so that its part of a step is not known apart."""
         size = levels.group.size
         self._slow = SlowWorkers(context.settings.slow_factor, size)
         self._told = np.zeros(size * _FIELDS)
@@ -80,7 +82,13 @@ class Pace:
             self._compare(everyone, rank)
             waited = max(each.own_seconds for each in everyone) - mine.own_seconds
             self._context.events.emit(
-                Paced(self._done, mine.step_seconds, mine.own_seconds, mine.program_seconds, waited)
+                Paced(
+                    self._done,
+                    mine.step_seconds,
+                    mine.own_seconds,
+                    None if self.computes_before else mine.program_seconds,
+                    waited,
+                )
             )
             self._window = max(WINDOW, min(_MOST_STEPS, math.ceil(WINDOW_SECONDS / everyone[0].step_seconds)))
         self._count = 0
@@ -91,6 +99,7 @@ class Pace:
         step, own, program = (float(median(row)) for row in known.tolist())
         cpu, before = time.process_time(), self._cpu_seconds
         self._cpu_seconds = cpu
+        program = math.nan if self.computes_before else program
         return Measured(step, own, program, (cpu - before) / self._count, self._delay())
 
     def _delay(self) -> float:

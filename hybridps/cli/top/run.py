@@ -117,11 +117,11 @@ def _worker_row(before: Live, now: Live, seen: Seen[WorkerStatus]) -> Row:
 def shares(status: WorkerStatus) -> Row:
     """Of a step: the program before it begins the step, computing, waiting for other workers, communication."""
     step, own, program = status.step_seconds, status.own_seconds, status.program_seconds
-    if not step or own is None or program is None:
+    if not step or own is None:
         return ("-",) * 4
     waiting = min(status.waiting_seconds or 0.0, max(0.0, step - own))
-    parts = program, own - program, waiting, step - own - waiting
-    return tuple(f"{100 * max(0.0, part) / step:.0f} %" for part in parts)
+    parts = program, own - (program or 0.0), waiting, step - own - waiting
+    return tuple("-" if part is None else f"{100 * max(0.0, part) / step:.0f} %" for part in parts)
 
 
 def group_rows(before: Live, now: Live) -> list[Row]:
