@@ -76,7 +76,7 @@ def settings_page() -> Page:
     hints, texts, defaults = get_type_hints(Settings, include_extras=True), attribute_texts(Settings), Settings()
     for name, hint in hints.items():
         default = getattr(defaults, name)
-        shown = f"`{config._text(default)}`" if default not in (None, ()) else ""
+        shown = f"`{config.text_of(default)}`" if default not in (None, ()) else ""
         what = unit(name) if is_quantity(hint) else ""
         yield _row(f"`{PREFIX}{name.upper()}`", words_of(hint), shown, what, texts[name])
 

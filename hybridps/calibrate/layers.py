@@ -18,7 +18,7 @@ import msgspec
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from hybridps.kvstore.layers import from_block
+from hybridps.calibrate.mxnet_networks import from_block
 from hybridps.oracle.machines.calibration import Layers, Pass
 from hybridps.oracle.networks import Network
 

@@ -43,7 +43,7 @@ def serve(
             raise ConfigError(
                 "--stop-after-groups: a server that is a rank of an MPI world ends with it; omit the option"
             )
-        from hybridps.embedded import serve_in_world
+        from hybridps.job.servers import serve_in_world
 
         serve_in_world(settings, bind, insecure)
         return 0

@@ -151,7 +151,7 @@ class Exchange:
         asked = {request.peer for request in self._requests.values() if not request.given_up}
         if peer in asked or (self._kind == "symmetric" and len(asked) >= _MOST_ASKED):
             return False
-        return self._partners.is_there(peer)
+        return self._partners.peers.is_there(peer)
 
     def _under_way(self, start: int, stop: int) -> int:
         """Requests about any of these elements that are waited for."""
@@ -253,7 +253,7 @@ class Exchange:
         """
         if not self.is_quiet:
             return
-        if time.monotonic() - self._late_since > 3 * self._partners.lost_seconds:
+        if time.monotonic() - self._late_since > 3 * self._partners.peers.lost_seconds:
             self.late = False
         else:
             for peer in self._choice.next(self._may_ask, self._seconds.get)[:1]:
@@ -270,7 +270,7 @@ class Exchange:
         A partner that is there may validate for long, and weights may take long over a slow link.
         """
         for number, request in list(self._requests.items()):
-            there = self._partners.is_there(request.peer)
+            there = self._partners.peers.is_there(request.peer)
             is_same = request.session == self._partners.peers[request.peer].session
             too_long = time.monotonic() - request.sent_at > self._partners.deadline_seconds
             if not request.given_up and (not there or not is_same or too_long):

@@ -155,14 +155,14 @@ class Tables:
             begins_anew = session not in (0, partners.peers[peer].session)
             return self._answer is not None or begins_anew or self._lowest(since) != peer
 
-        partners.until(is_over, min(seconds, 3 * partners.lost_seconds))
+        partners.until(is_over, min(seconds, 3 * partners.peers.lost_seconds))
         with partners.changed:
             answer, self._asked = self._answer, None
         return answer
 
     def _lowest(self, since: float) -> int:
         """The lowest group that is there, or may still come."""
-        before = (peer for peer in range(self._partners.rank) if not self._partners.is_missing(peer, since))
+        before = (peer for peer in range(self._partners.rank) if not self._partners.peers.is_missing(peer, since))
         return next(before, self._partners.rank)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,26 +19,11 @@ from hybridps.gossip.inbox import Inbox, Incoming
 from hybridps.gossip.joining import Tables
 from hybridps.gossip.letter import ANSWERS, REQUESTS, WITH_VALUES, Kind, Letter, decode, encode
 from hybridps.gossip.mail import Mail
+from hybridps.gossip.peers import Peers
 from hybridps.memory import Layout
 
 _NAPS_SECONDS = 0.0005, 0.005
 """Between two looks at the mail: after a letter, and when none has come for a while."""
-
-
-@dataclass
-class Peer:
-    """Another group."""
-
-    session: int = 0
-    """When it began; 0 until the first letter arrives."""
-    left: bool = False
-    arrived: int = 0
-    """Barriers that it has come to, counted as by this group."""
-    barriers_before: int = 0
-    """That this group had passed when the other one began: a later life counts its own anew."""
-    asked_at: float | None = None
-    """When it was asked for a sign of life that has not come."""
-    pinged_at: float = float("-inf")
 
 
 class Partners:
@@ -51,7 +35,6 @@ class Partners:
     def __init__(self, mail: Mail, settings: Settings) -> None:
         self.rank = mail.rank
         self.size = mail.size
-        self.lost_seconds = settings.lost_seconds
         self.deadline_seconds = settings.deadline_seconds
         self.bytes_sent = 0
         """Of payload about weights."""
@@ -60,14 +43,13 @@ class Partners:
         self.silent_seconds: Callable[[], float] = lambda: 0.0
         """For how long some rank of this group has given no sign of life. Then the group gives none to others."""
         self.session = time.time_ns()
-        self.peers = {peer: Peer() for peer in range(self.size) if peer != self.rank}
+        self.peers = Peers(mail.rank, mail.size, settings)
         self.changed = threading.Condition(threading.RLock())
         """Guards everything here; notified when letters have come."""
         self.tables = Tables(self)
         self._mail = mail
-        self._beat_seconds = min(settings.heartbeat_seconds, settings.lost_seconds / 4)
         self._inboxes: dict[str, Inbox] = {}
-        self._arrived = self._passed = 0
+        self._arrived = 0
         self._failure: Exception | None = None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hybridps-gossip", daemon=True)
@@ -121,31 +103,14 @@ class Partners:
         with self.changed:
             self._inboxes[table].letters.extendleft(reversed(letters))
 
-    def is_there(self, peer: int) -> bool:
-        """Whether a group has given signs of life, also lately, and has not ended."""
-        known = self.peers[peer]
-        return bool(known.session) and not known.left and not self._is_silent(known)
-
-    def is_missing(self, peer: int, since: float) -> bool:
-        """Whether it is of no use to wait, as since then: the group has ended, is silent, or did not come."""
-        known = self.peers[peer]
-        if not known.session:  # groups may take as long to start as at servers
-            return time.monotonic() - since > 3 * self.lost_seconds
-        return known.left or self._is_silent(known)
-
     def silent(self, seconds: float) -> list[int]:
         """Groups that have given no sign of life for longer, though they have not ended. May be called by any thread.
 
         Also those that have not come yet.
         """
         with self.changed:
-            silences = self.silences()
+            silences = self.peers.silences()
         return [peer for peer, silence in enumerate(silences) if silence > seconds]
-
-    def silences(self) -> list[float]:
-        """For how many seconds each group has not answered; 0 for those that have, or have ended."""
-        now, asked = time.monotonic(), {peer: known.asked_at for peer, known in self.peers.items() if not known.left}
-        return [0.0 if (since := asked.get(peer)) is None else now - since for peer in range(self.size)]
 
     def until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait for a condition on what has come; whether it holds in time."""
@@ -176,7 +141,7 @@ class Partners:
         def awaited() -> list[int]:
             is_ready()
             late = (peer for peer, known in self.peers.items() if known.arrived < number)
-            return [peer for peer in late if not self.is_missing(peer, since)]
+            return [peer for peer in late if not self.peers.is_missing(peer, since)]
 
         if not (in_time and self.until(lambda: not awaited(), self.deadline_seconds)):
             raise DeadlineError(
@@ -184,7 +149,7 @@ class Partners:
                 f"{min(awaited(), default=self.rank)} has not come to it"
             )
         with self.changed:
-            self._passed = number
+            self.peers.passed = number
 
     def leave(self) -> None:
         """Tell all groups that this one has ended. From now on it declines what it is asked."""
@@ -204,9 +169,6 @@ class Partners:
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
-
-    def _is_silent(self, known: Peer) -> bool:
-        return known.asked_at is not None and time.monotonic() - known.asked_at > self.lost_seconds
 
     # On the thread that reads.
 
@@ -237,7 +199,7 @@ class Partners:
 
     def _hear(self, sender: int, header: bytes, payload: np.ndarray | None) -> None:
         letter, known = decode(header), self.peers[sender]
-        if letter.session < known.session and not self._is_silent(known):
+        if letter.session < known.session and not self.peers.is_silent(known):
             return  # of a former life
         if letter.session != known.session:
             self._begin_life(sender, letter.session)
@@ -261,7 +223,7 @@ class Partners:
                 inbox.returned.add(sender)
             inbox.forget(sender)
         known.session, known.left, known.arrived = session, False, 0
-        known.barriers_before = self._passed
+        known.barriers_before = self.peers.passed
 
     def _keep(self, sender: int, letter: Letter, payload: np.ndarray | None) -> None:
         inbox = self._inboxes.get(letter.table)
@@ -283,14 +245,8 @@ class Partners:
             self.post(sender, "decline", letter.table, number=letter.number)
 
     def _ask_for_signs_of_life(self) -> None:
-        """Of each group every now and then; seldom of one that does not answer, for whom letters may wait.
-
-        A letter that asks is a sign of life itself, so a group that shall give none does not ask.
-        """
-        now = time.monotonic()
-        for peer, known in self.peers.items():
-            pause = self._beat_seconds if known.asked_at is None else self.lost_seconds / 2
-            if not known.left and now > known.pinged_at + pause and not self.silent_seconds():
-                known.pinged_at = now
-                known.asked_at = now if known.asked_at is None else known.asked_at
+        """A letter that asks is a sign of life itself, so a group that shall give none does not ask."""
+        for peer in self.peers.to_ask():
+            if not self.silent_seconds():
+                self.peers[peer].ask()
                 self.post(peer, "ping", number=self._arrived)

@@ -13,6 +13,7 @@ if tuple(int(part) for part in np.__version__.split(".")[:2]) >= (1, 24):
     )
 
 from hybridps.kvstore.process import release  # noqa: E402
-from hybridps.kvstore.store import TYPES, HybridKVStore  # noqa: E402
+from hybridps.kvstore.store import HybridKVStore  # noqa: E402
+from hybridps.kvstore.types import TYPES  # noqa: E402
 
 __all__ = ["TYPES", "HybridKVStore", "release"]

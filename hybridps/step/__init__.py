@@ -8,12 +8,11 @@ front end for NumPy.
 from hybridps.step.agreement import DifferentLayoutsError, DisagreementError
 from hybridps.step.arrays import ArrayModel
 from hybridps.step.gradients import Gradients
-from hybridps.step.initial import InitialValues
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import KeySpec
 from hybridps.step.schedule import Item, Schedule
 from hybridps.step.sparse import SparseGradients, SparseRows
-from hybridps.step.weights import Weights
+from hybridps.step.weights import InitialValues, Weights
 
 __all__ = [
     "ArrayModel",

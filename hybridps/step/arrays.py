@@ -11,11 +11,10 @@ import numpy as np
 from hybridps.algorithms import Algorithm
 from hybridps.mpi_groups import Session
 from hybridps.step.gradients import Gradients
-from hybridps.step.initial import InitialValues
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import KeySpec
 from hybridps.step.schedule import Item, Schedule
-from hybridps.step.weights import Weights
+from hybridps.step.weights import InitialValues, Weights
 
 
 class ArrayModel:

@@ -11,12 +11,11 @@ from hybridps.algorithms import Algorithm, AnyRule
 from hybridps.errors import GroupError, LateError
 from hybridps.events import Registered
 from hybridps.memory import Arena, Layout
-from hybridps.step.initial import InitialValues
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import NOTHING, KeySpec, Plan, Span, Table, lay_out, make_plan
 from hybridps.step.schedule import Item, Schedule, Work
 from hybridps.step.steps import Begin, End, Gradient, Reducer, Step
-from hybridps.step.weights import pull_centre
+from hybridps.step.weights import InitialValues, pull_centre
 from hybridps.tensor_collectives import Tensor
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from hybridps.algorithms import Algorithm
 from hybridps.errors import LayoutError
 from hybridps.memory import Layout
-from hybridps.step.initial import InitialValues
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import Span, Table
 from hybridps.step.schedule import Item, Schedule
 from hybridps.step.steps import Reducer
+from hybridps.step.weights import InitialValues
 
 TABLE_BYTES = 8 << 20
 """Rows of a key are summed in parts of this size: what a key takes of memory on each worker and at the servers."""

@@ -156,7 +156,7 @@ class GossipTier(NoTier):
     def _tell(self, weights: Tensor, problem: HybridPSError | None) -> None:
         """Bring the leader's weights, or its error, to its group."""
         if self._partners is not None:
-            self._told[4:] = self._partners.silences()
+            self._told[4:] = self._partners.peers.silences()
         self._group.broadcast_(self._told)
         np.copyto(self.silences, self._told[4:])
         if self._told[0]:

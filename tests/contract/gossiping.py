@@ -56,7 +56,7 @@ class Circle:
     def wait_until_all_know_each_other(self) -> None:
         for rank, partners in self.there.items():
             others = [peer for peer in self.there if peer != rank]
-            assert partners.until(lambda p=partners, o=others: all(map(p.is_there, o)), SECONDS)  # type: ignore[misc]
+            assert partners.until(lambda p=partners, o=others: all(map(p.peers.is_there, o)), SECONDS)  # type: ignore[misc]
 
 
 @contextmanager

@@ -196,7 +196,7 @@ def test_what_a_killed_group_was_sent_is_taken_back() -> None:
         groups.end(1, says_so=False)
         settle([exchanges[0], exchanges[2]], [weights[0], weights[2]])
         assert exchanges[0].shares.own == pytest.approx(1 / 3)  # type: ignore[attr-defined]
-        assert not groups.there[0].is_there(1)
+        assert not groups.there[0].peers.is_there(1)
 
 
 def test_initial_values_are_those_of_the_first_group() -> None:

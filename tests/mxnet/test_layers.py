@@ -11,8 +11,8 @@ mx = pytest.importorskip("mxnet")
 from mxnet.gluon import nn  # noqa: E402
 from mxnet.gluon.model_zoo import vision  # noqa: E402
 
+from hybridps.calibrate.mxnet_networks import from_block, from_file, from_symbol, from_zoo  # noqa: E402
 from hybridps.errors import OracleError  # noqa: E402
-from hybridps.kvstore.layers import from_block, from_file, from_symbol, from_zoo  # noqa: E402
 from hybridps.oracle.networks import (  # noqa: E402
     built_in,  # noqa: E402
     read_network,

@@ -17,7 +17,7 @@ from hybridps.events import EventLog
 from hybridps.mpi_groups import SoloGroup
 from hybridps.step.job_context import JobContext
 from hybridps.step.schedule import Schedule
-from hybridps.step.timetable import AHEAD, Timetable
+from hybridps.step.weights.timetable import AHEAD, Timetable
 from hybridps.tensor_collectives import Levels
 
 pytestmark = pytest.mark.timeout(60)

@@ -68,7 +68,7 @@ def shape_of(text: str) -> tuple[int, ...]:
 
 def _from_zoo(name: str, shape: str, unknown: OracleError) -> Network:
     try:
-        from hybridps.kvstore.layers import from_zoo
+        from hybridps.calibrate.mxnet_networks import from_zoo
     except (ImportError, HybridPSError):
         raise OracleError(f"{unknown}, a file, or with MXNet (pip install 'hybridps[mxnet]') its model zoo") from None
     try:
@@ -84,7 +84,7 @@ def _is_symbol(path: Path) -> bool:
 
 def _from_symbol(path: Path, shape: str) -> Network:
     try:
-        from hybridps.kvstore.layers import from_file
+        from hybridps.calibrate.mxnet_networks import from_file
     except (ImportError, HybridPSError) as error:
         raise OracleError(f"{path} is a symbol of MXNet, which is not usable here: {error}") from None
     return from_file(path, shape_of(shape))

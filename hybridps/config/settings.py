@@ -1,29 +1,11 @@
-"""Settings: the one reader of environment variables.
-
-Every field of `Settings` is set by the variable `HYBRIDPS_<FIELD>`. A name that begins with
-`HYBRIDPS_` and is no setting is refused, with the nearest valid name.
-"""
+"""The settings of a job: one record, whose fields are the environment variables `HYBRIDPS_<FIELD>`."""
 
 from __future__ import annotations
 
-import difflib
-import math
-import os
-import re
-import socket
-from collections.abc import Mapping, Set
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
-
-from hybridps.addresses import problem_of_metrics_host, problem_of_ps_lite, problem_of_server
-from hybridps.errors import ConfigError
-
-PREFIX = "HYBRIDPS_"
-SECRETS = ("HYBRIDPS_CREDENTIALS", "HYBRIDPS_TICKET")
-"""Variables whose values are never shown."""
 
 LONGEST_SECONDS = 1_000_000
 """About 11 days. Every wait that takes a timeout in milliseconds can express it."""
@@ -38,16 +20,6 @@ AtLeastOne = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0, le=LONGEST_SECONDS)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-
-
-_ORDER = (
-    ("heartbeat_seconds", "lost_seconds"),
-    ("lost_seconds", "reconnect_seconds"),
-    ("lost_seconds", "deadline_seconds"),
-    ("connect_seconds", "deadline_seconds"),
-    ("reconnect_seconds", "deadline_seconds"),
-)
-"""Waits, each with one that must not end before it."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -258,40 +230,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.chunk_bytes * max(1, self.bucket_bytes // self.chunk_bytes)
 
 
-def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Settings from environment variables (default: the ones of the process).
-
-    Raises ConfigError for an unknown name or an unusable value.
-    """
-    given = {name.removeprefix(PREFIX).lower(): text for name, text in environ.items() if name.startswith(PREFIX)}
-    return make_settings({field: text for field, text in given.items() if text != ""})
-
-
-def make_settings(values: Mapping[str, Any]) -> Settings:
-    """Settings from field names and values; text is converted as in environment variables.
-
-    Raises ConfigError for an unknown name, an unusable value, or an address that cannot be one.
-    """
-    converted = {}
-    hints = get_type_hints(Settings, include_extras=True)
-    for field, value in values.items():
-        if field not in hints:
-            raise ConfigError(_unknown(field))
-        if isinstance(value, str) and "tuple" in str(hints[field]):
-            value = [part.strip() for part in value.split(",") if part.strip()]
-        try:
-            converted[field] = msgspec.convert(value, hints[field], strict=False)
-        except msgspec.ValidationError as error:
-            reason = str(error).split(" - at ")[0].replace("Expected", "expected", 1)
-            raise _unusable(field, value, _expected(hints[field]) or reason) from None
-        if isinstance(converted[field], float) and not math.isfinite(converted[field]):
-            raise _unusable(field, value, _expected(hints[field]))
-    settings = Settings(**converted)
-    _check_addresses(settings)
-    _check_order(settings, converted.keys())
-    return settings
-
-
 def waits(settings: Settings) -> str:
     """How long everything is waited for, in words.
 
@@ -304,87 +242,6 @@ def waits(settings: Settings) -> str:
     )
 
 
-def to_environment(settings: Settings) -> dict[str, str]:
-    """The variables that make `load_settings` return these settings; defaults are left out."""
-    default = Settings()
-    return {
-        PREFIX + field.upper(): _text(value)
-        for field, value in msgspec.structs.asdict(settings).items()
-        if value != getattr(default, field)
-    }
-
-
-def tuning_file() -> Path:
-    """File in which `hybridps tune` keeps the tuning table of this host."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache, "hybridps", f"tuning-{socket.gethostname()}.json")
-
-
 def without_secrets(settings: Settings) -> Settings:
     """The settings that may be shown and written to files."""
     return msgspec.structs.replace(settings, credentials=None, ticket=None)
-
-
-def started_by_mpi(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is a rank of an MPI launcher (Open MPI, MPICH, MVAPICH, SLURM's PMI or PMIx)."""
-    marks = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_SIZE")
-    return any(mark in environ for mark in marks)
-
-
-def _unknown(field: str) -> str:
-    fields = Settings.__struct_fields__
-    near = difflib.get_close_matches(field, fields, n=1, cutoff=0.0)
-    return f"{PREFIX}{field.upper()} is not a setting of hybridps; did you mean {PREFIX}{near[0].upper()}?"
-
-
-def _unusable(field: str, value: Any, reason: str) -> ConfigError:
-    on_one_line = re.sub(r"\s+", " ", _text(value))
-    return ConfigError(f"{PREFIX}{field.upper()}={on_one_line!r} cannot be used: {reason}")
-
-
-def _check_addresses(settings: Settings) -> None:
-    """Raise ConfigError for an address that nobody can connect to, or listen at."""
-    problem_of_theirs = problem_of_ps_lite if settings.backend == "mxnet" else problem_of_server
-    looked_at = [("servers", address, problem_of_theirs(address)) for address in settings.servers]
-    looked_at += [("parents", address, problem_of_server(address)) for address in settings.parents]
-    looked_at += [("peers", address, problem_of_server(address)) for address in settings.peers]
-    looked_at += [("metrics_bind", settings.metrics_bind, problem_of_metrics_host(settings.metrics_bind))]
-    for field, value, problem in looked_at:
-        if problem:
-            raise _unusable(field, value, problem)
-
-
-def _check_order(settings: Settings, given: Set[str]) -> None:
-    """Raise ConfigError if a wait that is given is longer than one that must not end before it. Defaults give way."""
-    for field, later in _ORDER:
-        first, second = getattr(settings, field), getattr(settings, later)
-        if field in given and first and second and first > second:
-            raise _unusable(field, f"{first:g}", f"it must not be longer than {PREFIX}{later.upper()}={second:g}")
-
-
-def _expected(hint: Any) -> str:
-    """What a type allows, in words; empty if it has neither choices nor bounds.
-
-    >>> _expected(Seconds | None)
-    'expected a number > 0 and <= 1000000'
-    >>> _expected(Literal["warn", "refuse"])
-    'expected one of warn, refuse'
-    """
-    if get_origin(hint) is Literal:
-        return f"expected one of {', '.join(get_args(hint))}"
-    if get_origin(hint) is not Annotated:
-        return next(filter(None, map(_expected, get_args(hint))), "")
-    kind, meta = get_args(hint)
-    signs = (">", meta.gt), (">=", meta.ge), ("<", meta.lt), ("<=", meta.le)
-    bounds = " and ".join(f"{sign} {bound}" for sign, bound in signs if bound is not None)
-    multiple = f", a multiple of {meta.multiple_of}" if meta.multiple_of else ""
-    name = {int: "an integer", float: "a number"}.get(kind)
-    return f"expected {name} {bounds}{multiple}" if name else ""
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return ",".join(str(part) for part in value)
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value)

@@ -1,28 +1,20 @@
-"""A job, put together: the session, its servers, and the algorithms that run on them.
-
-The entry for code without MXNet:
-
-    with open_job() as job:
-        algorithm = job.algorithm()
-"""
+"""A job, put together: the session, its servers, and the algorithms that run on them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import accumulate
-from pathlib import Path
 from types import MappingProxyType, TracebackType
-
-import msgspec
 
 from hybridps.algorithms import Algorithm, Row, choose_row, make_algorithm, resolve
 from hybridps.algorithms.choose import choose_name
-from hybridps.config import Settings, load_settings, tuning_file
-from hybridps.embedded import connect, find_backend, find_servers, silent_workers
+from hybridps.config import Settings, load_settings
 from hybridps.errors import ConfigError, HybridPSError, ServerError
-from hybridps.events import Chosen, Closed
+from hybridps.events import Closed
 from hybridps.gossip import Partners
 from hybridps.gossip.start import start_partners
+from hybridps.job.levels import make_levels
+from hybridps.job.servers import connect, find_backend, find_servers, silent_workers
 from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.session import Session, agree, open_session
 from hybridps.processes import ServerProcess
@@ -32,7 +24,7 @@ from hybridps.ps.model import UnknownClientError
 from hybridps.ps.rules import Rule
 from hybridps.ps.store import OpenStore, ParameterStore
 from hybridps.resuming import notice
-from hybridps.tensor_collectives import BUILT_IN, Choice, Chooser, Levels, SignsOfLife, Tuning
+from hybridps.tensor_collectives import Levels, SignsOfLife
 from hybridps.tiers import GossipTier, NoTier, ServersTier, Tier
 
 
@@ -213,7 +205,7 @@ class Job:
     def _connect(self, row: Row) -> Levels:
         """The levels, and on leaders the connections that the row needs; made at the first call, on all ranks."""
         if self._levels is None:
-            self._levels = _make_levels(self.session)
+            self._levels = make_levels(self.session)
             self._signs = SignsOfLife(self._levels, self.session)
         if row.tier not in self._connected:
             self._connected.add(row.tier)
@@ -290,48 +282,3 @@ def open_job(
     servers, embedded = find_servers(session, algorithm)
     session.announce(list(servers))
     return Job(session, servers, embedded, open_store)
-
-
-def _make_levels(session: Session) -> Levels:
-    """The levels of a duplicate of this rank's group. Raises, on all ranks, what is wrong with a table of choices."""
-    group, settings, error = session.group.split(0), session.settings, None
-    nodes = [place.node for place in session.plan.places if place.group == session.place.group]
-    chooser = Chooser(group.size, len(set(nodes)))
-    tuning = _read_tuning(session, group)
-    try:
-        forced = (settings.collective, settings.collective_chunk_bytes, _why_only_own(settings))
-        chooser = Chooser(group.size, len(set(nodes)), tuning, *forced)
-    except HybridPSError as problem:  # perhaps in this group only
-        error = problem
-    agree(session.workers, error)
-
-    def chosen(choice: Choice) -> None:
-        session.events.emit(Chosen(**msgspec.structs.asdict(choice), ranks=group.size, nodes=len(set(nodes))))
-
-    levels = Levels(group, nodes, settings.deadline_seconds, settings.wire, chooser, chosen)
-    if levels.note:
-        session.note(f"the ranks of a node do not share memory: {levels.note}")
-    return levels
-
-
-def _read_tuning(session: Session, group: Group) -> Tuning:
-    """The leader's table of choices, on all ranks of the group. Raises, on all ranks, why it cannot be read."""
-    settings, tuning, error = session.settings, BUILT_IN, None
-    path = Path(settings.tuning) if settings.tuning else tuning_file()
-    wanted = settings.tuning != "built-in" and not settings.deterministic
-    if group.rank == 0 and wanted and (settings.tuning or path.exists()):
-        try:
-            tuning = Tuning.read(path)
-        except HybridPSError as problem:
-            error = problem
-    agree(session.workers, error)
-    return allgather(group, tuning, Tuning)[0]
-
-
-def _why_only_own(settings: Settings) -> str:
-    """Why the MPI library's collectives are not used; empty if they may be."""
-    if settings.deterministic:
-        return "the order of summation shall be the same in every run (HYBRIDPS_DETERMINISTIC)"
-    if settings.wire != "exact":
-        return f"it does not send {settings.wire} between nodes (HYBRIDPS_WIRE)"
-    return ""

@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import hybridps.kvstore  # noqa: F401  # isort: skip  # before MXNet: it refuses a NumPy that MXNet cannot run with
 import mxnet as mx
 
 from hybridps.errors import OracleError

@@ -13,11 +13,11 @@ from hybridps.algorithms import USUAL, Algorithm
 from hybridps.events import Changed, Exchanged, Noted, Registered, Skipped
 from hybridps.memory import Arena, Layout
 from hybridps.shared_memory import shared_memory
-from hybridps.step.initial import InitialValues
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import KeySpec, lay_out
 from hybridps.step.schedule import Item, Schedule, Work
-from hybridps.step.timetable import Timetable
+from hybridps.step.weights.initial import InitialValues
+from hybridps.step.weights.timetable import Timetable
 from hybridps.tensor_collectives import Tensor
 
 

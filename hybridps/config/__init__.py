@@ -1,0 +1,41 @@
+"""Settings: `Settings`, and the one reader of environment variables.
+
+Every field of `Settings` is set by the variable `HYBRIDPS_<FIELD>`. A name that begins with
+`HYBRIDPS_` and is no setting is refused, with the nearest valid name.
+"""
+
+from hybridps.config.reading import (
+    PREFIX,
+    SECRETS,
+    load_settings,
+    make_settings,
+    started_by_mpi,
+    text_of,
+    to_environment,
+    tuning_file,
+)
+from hybridps.config.settings import (
+    LONGEST_SECONDS,
+    Name,
+    Seconds,
+    Settings,
+    waits,
+    without_secrets,
+)
+
+__all__ = [
+    "LONGEST_SECONDS",
+    "PREFIX",
+    "SECRETS",
+    "Name",
+    "Seconds",
+    "Settings",
+    "load_settings",
+    "make_settings",
+    "started_by_mpi",
+    "text_of",
+    "to_environment",
+    "tuning_file",
+    "waits",
+    "without_secrets",
+]

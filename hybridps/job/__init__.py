@@ -1,0 +1,11 @@
+"""A job, put together: the session, its servers, and the algorithms that run on them.
+
+The entry for code without MXNet:
+
+    with open_job() as job:
+        algorithm = job.algorithm()
+"""
+
+from hybridps.job.job import Job, open_job
+
+__all__ = ["Job", "open_job"]

@@ -1,0 +1,9 @@
+"""The weights of a model, beside its gradients: their initial values, and averaging them with others.
+
+A front end uses `InitialValues` and `Weights`.
+"""
+
+from hybridps.step.weights.averaged import Weights, pull_centre
+from hybridps.step.weights.initial import InitialValues
+
+__all__ = ["InitialValues", "Weights", "pull_centre"]
