@@ -13,7 +13,7 @@ from signal import SIGTERM
 from benchmarks.ending import end_within
 from benchmarks.exchanges import Way
 from hybridps.addresses import Scheduler
-from hybridps.cli.serve_mxnet import reserved_port
+from hybridps.cli.serve.mxnet import reserved_port
 from hybridps.config import Settings
 from hybridps.processes import ServerProcess, die_with_parent
 

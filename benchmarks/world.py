@@ -15,8 +15,8 @@ from types import FrameType
 from benchmarks.ending import end_within
 from benchmarks.exchanges import Exchanges
 from benchmarks.task import Answer, Task
-from hybridps.cli.run.hosts import Host
 from hybridps.cli.run.mpirun import OPEN_MPI, find_mpirun, rank_environment, root_environment
+from hybridps.cli.run.plan.hosts import Host
 from hybridps.links import Links
 from hybridps.processes import die_with_parent, without_rank_marks
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -14,7 +15,9 @@ import typer
 from hybridps import __version__
 from hybridps.cli.compare import options as compare_options
 from hybridps.cli.oracle import oracle_app
+from hybridps.cli.records import takes
 from hybridps.cli.run import options
+from hybridps.cli.serve.options import ServeOptions
 from hybridps.config import PREFIX, Settings, load_settings, make_settings
 from hybridps.errors import MISUSED, ConfigError, HybridPSError
 
@@ -49,60 +52,29 @@ def top(
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
     options_metavar="[OPTIONS] --",
 )
-def run_command(
-    context: typer.Context,
-    command: options.CommandArgument = None,
-    *,
-    workers: options.WorkersOption = None,
-    groups: options.GroupsOption = None,
-    group_sizes: options.GroupSizesOption = None,
-    server_count: options.ServersOption = None,
-    join: options.JoinOption = None,
-    restarts: options.RestartsOption = 0,
-    server_restarts: options.ServerRestartsOption = None,
-    snapshots: options.SnapshotsOption = None,
-    snapshot_seconds: options.SnapshotSecondsOption = None,
-    backend: options.BackendOption = None,
-    racks: options.RacksOption = None,
-    algorithm: options.AlgorithmOption = None,
-    trigger: options.TriggerOption = None,
-    budget: options.BudgetOption = None,
-    launcher: options.LauncherOption = None,
-    hosts: options.HostsOption = None,
-    hostfile: options.HostfileOption = None,
-    exports: options.ExportsOption = None,
-    env: options.EnvOption = None,
-    env_worker: options.WorkerEnvOption = None,
-    env_server: options.ServerEnvOption = None,
-    sync_dst_dir: options.SyncOption = None,
-    notice_seconds: options.NoticeOption = None,
-    run_folder: options.RunOption = None,
-    alpha: options.AlphaOption = None,
-    tau: options.TauOption = None,
-    pairs: options.SettingsOption = None,
-    insecure: options.InsecureOption = False,
-    quiet: options.QuietOption = None,
-) -> None:
+@takes(options.RunOptions)
+def run_command(given: options.RunOptions) -> None:
     """Start the servers, and one mpirun for each group. Groups communicate only through the servers."""
-    from hybridps.cli.run.environment import read_environment
     from hybridps.cli.run.launcher import run
-    from hybridps.cli.run.places import check_sync, find_hosts
     from hybridps.cli.run.plan import make_launch
+    from hybridps.cli.run.plan.environment import read_environment
+    from hybridps.cli.run.plan.places import check_sync, find_hosts
 
-    check_sync(sync_dst_dir)
-    settings = read_settings(context.params | {"trigger": options.trigger_of(trigger, budget)}, pairs or [])
+    check_sync(given.sync_dst_dir)
+    asked = asdict(given) | {"trigger": options.trigger_of(given.trigger, given.budget)}
+    settings = read_settings(asked, given.pairs or [])
     launch = make_launch(
-        command or (),
+        given.command or (),
         settings,
-        workers=workers,
-        servers=server_count,
-        restarts=restarts,
-        server_restarts=server_restarts,
-        hosts=find_hosts(launcher, hosts, hostfile),
-        insecure=insecure,
-        environment=read_environment(os.environ, exports, env, env_worker, env_server),
-        launcher=launcher,
-        join=options.addresses_of(join, server_count, settings),
+        workers=given.workers,
+        servers=given.server_count,
+        restarts=given.restarts,
+        server_restarts=given.server_restarts,
+        hosts=find_hosts(given.launcher, given.hosts, given.hostfile),
+        insecure=given.insecure,
+        environment=read_environment(os.environ, given.exports, given.env, given.env_worker, given.env_server),
+        launcher=given.launcher,
+        join=options.addresses_of(given.join, given.server_count, settings),
     )
     sys.exit(run(launch))
 
@@ -149,53 +121,12 @@ def compare_command(
 
 
 @app.command(name="serve")
-def serve_command(
-    context: typer.Context,
-    *,
-    bind: Annotated[str, typer.Option(help="Address to listen on; * stands for any free port.")] = "tcp://127.0.0.1:*",
-    insecure: Annotated[bool, typer.Option("--insecure", help="Listen on the network without keys.")] = False,
-    server_keys: Annotated[
-        str | None,
-        typer.Option("--keys", help="Folder made by hybridps keys: only the tenants listed there may connect."),
-    ] = None,
-    stop_after_groups: Annotated[int | None, typer.Option(help="Exit once this many groups have left.")] = None,
-    lost_seconds: Annotated[
-        float | None, typer.Option(help="Seconds without a heartbeat after which a group, or the parents, are lost.")
-    ] = None,
-    metrics_port: Annotated[
-        int | None, typer.Option(help="Expose Prometheus metrics over HTTP on this port; 0 is any free port.")
-    ] = None,
-    metrics_bind: Annotated[
-        str | None, typer.Option(help="Address on which metrics are exposed. Default: 127.0.0.1.")
-    ] = None,
-    mxnet_groups: Annotated[
-        int | None,
-        typer.Option("--groups", min=1, help="Groups of the job, for MXNet's servers (HYBRIDPS_BACKEND=mxnet)."),
-    ] = None,
-    mxnet_servers: Annotated[int, typer.Option("-s", "--servers", min=1, help="Number of MXNet servers.")] = 1,
-    snapshots: options.SnapshotsOption = None,
-    snapshot_seconds: options.SnapshotSecondsOption = None,
-    restarts: Annotated[
-        int, typer.Option(min=0, help="Start the server again with its tables, up to so many times, if it dies.")
-    ] = 0,
-    quiet: Annotated[bool | None, typer.Option("--quiet", help="Print only the address.")] = None,
-    told_ends: Annotated[bool, typer.Option("--told-ends", hidden=True)] = False,
-) -> None:
+@takes(ServeOptions)
+def serve_command(given: ServeOptions) -> None:
     """Run a parameter server."""
-    from hybridps.cli.serve import serve
+    from hybridps.cli.serve.serve import serve
 
-    settings = read_settings(context.params)
-    status = serve(
-        bind,
-        settings,
-        insecure,
-        stop_after_groups,
-        mxnet_groups,
-        mxnet_servers,
-        told_ends=told_ends,
-        restarts=restarts,
-    )
-    sys.exit(status)
+    sys.exit(serve(given, read_settings(asdict(given))))
 
 
 @app.command(name="top")
@@ -255,7 +186,7 @@ def tune_command(
     file: Annotated[Path | None, typer.Option(help="File for the table. Default: a file in the cache folder.")] = None,
 ) -> None:
     """Measure which collective algorithm is fastest on this machine for each size, and use it from now on."""
-    from hybridps.cli.run.places import read_hosts
+    from hybridps.cli.run.plan.places import read_hosts
     from hybridps.cli.tune import tune
 
     sys.exit(tune(workers, ranks_per_node, read_hosts(hosts, hostfile), file))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from hybridps.cli.run.hosts import Host
 from hybridps.cli.run.launcher import run
 from hybridps.cli.run.plan import make_launch
+from hybridps.cli.run.plan.hosts import Host
 from hybridps.config import load_settings
 
 

@@ -12,7 +12,7 @@ import pytest
 from example_runs import EXAMPLE, digits, lines
 
 from hybridps.addresses import Scheduler
-from hybridps.cli.serve_mxnet import reserved_port
+from hybridps.cli.serve.mxnet import reserved_port
 
 mx = pytest.importorskip("mxnet")
 pytestmark = pytest.mark.mxnet

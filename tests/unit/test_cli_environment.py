@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hybridps.cli.run.environment import Environment, read_environment
+from hybridps.cli.run.plan.environment import Environment, read_environment
 from hybridps.errors import ConfigError
 
 HERE = {"HOME": "/root", "LANG": "C", "HYBRIDPS_TAU": "3"}

@@ -11,7 +11,7 @@ import pytest
 
 import hybridps
 from hybridps.cli.doctor import LATE, NOTE, OK, PROBLEM, Done, check_huge_pages, check_python, judge_hello
-from hybridps.cli.serve import world_size
+from hybridps.cli.serve.serve import world_size
 from hybridps.cli.summary import print_summary
 
 SECONDS = 60

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridps.cli.run import output
-from hybridps.cli.run.output import ERR, LineSplitter, NoiseFilter, Screen
+from hybridps.cli.run.children import output
+from hybridps.cli.run.children.output import ERR, LineSplitter, NoiseFilter, Screen
 
 DASHES = "-" * 74
 KILLED = [

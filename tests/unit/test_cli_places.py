@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hybridps.cli.run.hosts import Host, parse_hosts, spread_workers
 from hybridps.cli.run.mpirun import MPICH, OPEN_MPI, Mpirun
-from hybridps.cli.run.places import check_sync, find_hosts
 from hybridps.cli.run.plan import make_launch
+from hybridps.cli.run.plan.hosts import Host, parse_hosts, spread_workers
+from hybridps.cli.run.plan.places import check_sync, find_hosts
 from hybridps.config import Settings, make_settings
 from hybridps.errors import ConfigError, PlanError
 

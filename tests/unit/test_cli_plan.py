@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from hybridps.cli.app import read_settings
-from hybridps.cli.run import user_command
-from hybridps.cli.run.hosts import Host, parse_hostfile, parse_hosts, split_hosts
 from hybridps.cli.run.mpirun import MPICH, OPEN_MPI, Mpirun, flavour_of, rank_environment
 from hybridps.cli.run.options import trigger_of
-from hybridps.cli.run.plan import ServerLaunch, make_launch
+from hybridps.cli.run.plan import ServerLaunch, make_launch, user_command
+from hybridps.cli.run.plan.hosts import Host, parse_hostfile, parse_hosts, split_hosts
 from hybridps.config import Settings, load_settings, make_settings
 from hybridps.errors import ConfigError, PlanError
 from hybridps.processes import child_environment, without_rank_marks

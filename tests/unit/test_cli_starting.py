@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from hybridps.cli.run.groups.starting import RUNS, Starting, announced
-from hybridps.cli.run.hosts import parse_hosts
 from hybridps.cli.run.plan import GroupLaunch
+from hybridps.cli.run.plan.hosts import parse_hosts
 
 GROUPS = (GroupLaunch(0, 2, ()), GroupLaunch(1, 1, parse_hosts("node1:1")))
 

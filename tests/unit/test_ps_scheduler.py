@@ -7,7 +7,7 @@ import socket
 import pytest
 import zmq
 
-from hybridps.cli.serve_mxnet import reserved_port
+from hybridps.cli.serve.mxnet import reserved_port
 
 
 def test_a_reserved_port_is_for_whoever_is_told() -> None:

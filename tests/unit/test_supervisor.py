@@ -11,7 +11,8 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from hybridps.cli import serve_alone
+from hybridps.cli.serve import alone
+from hybridps.cli.serve.options import ServeOptions
 from hybridps.config import Settings
 from hybridps.errors import ConfigError, ServerError
 from hybridps.ps.server.kept import KeptMemory, supervise
@@ -99,8 +100,8 @@ def test_nothing_of_a_supervisor_is_left() -> None:
     assert psutil.Process().children() == children
 
 
-def asked(port: int) -> serve_alone._Asked:
-    return serve_alone._Asked(f"tcp://127.0.0.1:{port}", Settings(), False, None, False, None)
+def asked(port: int) -> alone._Asked:
+    return alone._Asked(ServeOptions(bind=f"tcp://127.0.0.1:{port}"), Settings(), None)
 
 
 def in_use(times: int) -> tuple[Callable[[], str], list[int]]:
@@ -118,11 +119,11 @@ def in_use(times: int) -> tuple[Callable[[], str], list[int]]:
 
 def test_an_address_in_use_is_waited_for_as_long_as_asked() -> None:
     open_it, tried = in_use(3)
-    assert serve_alone._once_free(open_it, 10.0) == "open"
+    assert alone._once_free(open_it, 10.0) == "open"
     assert len(tried) == 4
     open_it, tried = in_use(3)
     with pytest.raises(ServerError, match="already in use"):
-        serve_alone._once_free(open_it, 0.0)
+        alone._once_free(open_it, 0.0)
     assert len(tried) == 1
 
 
@@ -131,11 +132,11 @@ def test_a_later_life_waits_for_the_address_of_the_first_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ServerError, match="in use"):
-            serve_alone._open(asked(port), KeptMemory(descriptor))
+            alone._open(asked(port), KeptMemory(descriptor))
         KeptMemory(descriptor).put("serve/address", f"tcp://127.0.0.1:{port}".encode())
         freed = threading.Timer(0.2, other.close)
         freed.start()
-        server, metrics = serve_alone._open(asked(0), KeptMemory(descriptor))
+        server, metrics = alone._open(asked(0), KeptMemory(descriptor))
     with server:
         assert server.address == f"tcp://127.0.0.1:{port}"
         assert metrics == []

@@ -12,9 +12,8 @@ from hybridps import __version__
 from hybridps.cli.app import read_settings
 from hybridps.cli.compare.contenders import Contender, check_contender
 from hybridps.cli.compare.plan import Comparison
-from hybridps.cli.run import user_command
-from hybridps.cli.run.environment import read_environment
-from hybridps.cli.run.plan import make_launch
+from hybridps.cli.run.plan import make_launch, user_command
+from hybridps.cli.run.plan.environment import read_environment
 from hybridps.config import PREFIX, SECRETS
 from hybridps.errors import ConfigError, HybridPSError
 from hybridps.links import bits_per_second, missing

@@ -16,11 +16,11 @@ import msgspec
 
 from hybridps.addresses import Scheduler
 from hybridps.cli.compare.plan import NativeJob
+from hybridps.cli.run.children.output import Screen
+from hybridps.cli.run.children.processes import Child, Processes
 from hybridps.cli.run.mpirun import rank_environment
-from hybridps.cli.run.output import Screen
-from hybridps.cli.run.processes import Child, Processes
 from hybridps.cli.run.run_log import RunLog
-from hybridps.cli.serve_mxnet import reserved_port
+from hybridps.cli.serve.mxnet import reserved_port
 from hybridps.config import Settings
 from hybridps.processes import child_environment, without_rank_marks
 

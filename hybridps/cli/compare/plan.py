@@ -11,8 +11,8 @@ from typing import NamedTuple
 import msgspec
 
 from hybridps.cli.compare.contenders import Contender
-from hybridps.cli.run.hosts import Host
-from hybridps.cli.run.user_command import wrap
+from hybridps.cli.run.plan.hosts import Host
+from hybridps.cli.run.plan.user_command import wrap
 from hybridps.links import LAUNCHER, Links
 
 SEED = "COMPARE_SEED"

@@ -79,7 +79,7 @@ def calibrate_command(
     import msgspec
 
     from hybridps.calibrate.calibrate import MeasurementPlan, calibrate, communications
-    from hybridps.cli.run.user_command import check
+    from hybridps.cli.run.plan.user_command import check
     from hybridps.oracle.machines.calibration import read_calibration, write_calibration
     from hybridps.oracle.output.tables import residuals_table
 

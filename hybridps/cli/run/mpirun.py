@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridps.cli.run.hosts import Host
+from hybridps.cli.run.plan.hosts import Host
 from hybridps.config import SECRETS
 from hybridps.errors import ConfigError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -115,6 +116,42 @@ InsecureOption = Annotated[
     bool, typer.Option("--insecure", help="Let anyone on the network use the servers, without keys.")
 ]
 QuietOption = Annotated[bool | None, typer.Option("--quiet", help="Do not print settings, notes and the summary.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options of `hybridps run`, as they were given."""
+
+    command: CommandArgument = None
+    workers: WorkersOption = None
+    groups: GroupsOption = None
+    group_sizes: GroupSizesOption = None
+    server_count: ServersOption = None
+    join: JoinOption = None
+    restarts: RestartsOption = 0
+    server_restarts: ServerRestartsOption = None
+    snapshots: SnapshotsOption = None
+    snapshot_seconds: SnapshotSecondsOption = None
+    backend: BackendOption = None
+    racks: RacksOption = None
+    algorithm: AlgorithmOption = None
+    trigger: TriggerOption = None
+    budget: BudgetOption = None
+    launcher: LauncherOption = None
+    hosts: HostsOption = None
+    hostfile: HostfileOption = None
+    exports: ExportsOption = None
+    env: EnvOption = None
+    env_worker: WorkerEnvOption = None
+    env_server: ServerEnvOption = None
+    sync_dst_dir: SyncOption = None
+    notice_seconds: NoticeOption = None
+    run_folder: RunOption = None
+    alpha: AlphaOption = None
+    tau: TauOption = None
+    pairs: SettingsOption = None
+    insecure: InsecureOption = False
+    quiet: QuietOption = None
 
 
 def addresses_of(join: str | None, servers: int | None, settings: Settings) -> tuple[str, ...]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from hybridps.cli.run.hosts import is_here
 from hybridps.cli.run.mpirun import rank_environment, root_environment, session_environment
-from hybridps.cli.run.places import SLURM
 from hybridps.cli.run.plan import Launch
+from hybridps.cli.run.plan.hosts import is_here
+from hybridps.cli.run.plan.places import SLURM
 from hybridps.processes import without_rank_marks
 
 _SHARED_MEMORY = "/dev/shm"

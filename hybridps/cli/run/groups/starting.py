@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from hybridps.cli.run.plan import GroupLaunch
-from hybridps.cli.run.user_command import is_python
+from hybridps.cli.run.plan.user_command import is_python
 
 RUNS = "hybridps: this rank runs"
 

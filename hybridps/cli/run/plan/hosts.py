@@ -10,6 +10,8 @@ from itertools import groupby
 
 from hybridps.errors import ConfigError, PlanError
 
+LOOPBACK = "127.0.0.1"
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -75,7 +77,7 @@ def split_hosts(hosts: Sequence[Host], sizes: Sequence[int]) -> tuple[tuple[Host
 def is_here(name: str) -> bool:
     """Whether this name refers to this host."""
     own = socket.gethostname()
-    return name in ("localhost", "127.0.0.1", own, own.partition(".")[0], socket.getfqdn())
+    return name in ("localhost", LOOPBACK, own, own.partition(".")[0], socket.getfqdn())
 
 
 def address_seen_by(name: str) -> str:

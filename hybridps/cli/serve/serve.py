@@ -1,4 +1,4 @@
-"""`hybridps serve`: a parameter server, alone or as a rank of an MPI world."""
+"""Serves in the way that the options and the place of this process ask for."""
 
 from __future__ import annotations
 
@@ -6,64 +6,48 @@ import os
 from collections.abc import Mapping
 
 from hybridps.addresses import problem_of_server
+from hybridps.cli.serve.options import ServeOptions
 from hybridps.config import Settings, started_by_mpi
 from hybridps.errors import ConfigError
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
-def serve(
-    bind: str,
-    settings: Settings,
-    insecure: bool,
-    stop_after_groups: int | None,
-    groups: int | None,
-    servers: int,
-    *,
-    told_ends: bool = False,
-    restarts: int = 0,
-) -> int:
-    """Serve until SIGTERM, SIGINT, or the end of the last group; returns the exit status. Raises HybridPSError.
-
-    `groups` and `servers` belong to the backend mxnet: MXNet's servers serve one job of that many groups. `told_ends`:
-    the launcher writes a line to standard input when a group has ended. `restarts`: how often a server that dies is
-    started again with its tables.
-    """
-    if problem := problem_of_server(bind, binding=True):
-        raise ConfigError(f"--bind {bind!r} cannot be used: {problem}")
-    if settings.backend == "hybridps" and (groups is not None or servers != 1):
-        raise ConfigError("--groups and --servers belong to HYBRIDPS_BACKEND=mxnet: set that, or omit them")
+def serve(given: ServeOptions, settings: Settings) -> int:
+    """Serve until SIGTERM, SIGINT, or the end of the last group; returns the exit status. Raises HybridPSError."""
     in_world = world_size(os.environ) > 1
-    if restarts:
-        _check_can_restart(restarts, settings, in_world)
-    if settings.snapshots is not None:
-        check_can_snapshot(settings)
+    _check(given, settings, in_world)
     if in_world:
-        if stop_after_groups is not None:
-            raise ConfigError(
-                "--stop-after-groups: a server that is a rank of an MPI world ends with it; omit the option"
-            )
         from hybridps.job.servers import serve_in_world
 
-        serve_in_world(settings, bind, insecure)
+        serve_in_world(settings, given.bind, given.insecure)
         return 0
     if settings.backend == "mxnet":
-        if settings.metrics_port is not None:
-            raise ConfigError("MXNet's servers expose no metrics: omit --metrics-port, or use the backend hybridps")
-        from hybridps.cli.serve_mxnet import serve_mxnet
+        from hybridps.cli.serve.mxnet import serve_mxnet
 
-        serve_mxnet(bind, settings, groups=groups, servers=servers, insecure=insecure)
+        serve_mxnet(
+            given.bind, settings, groups=given.mxnet_groups, servers=given.mxnet_servers, insecure=given.insecure
+        )
         return 0
-    from hybridps.cli.serve_alone import serve_alone
+    from hybridps.cli.serve.alone import serve_alone
 
-    return serve_alone(
-        bind,
-        settings,
-        insecure=insecure,
-        stop_after_groups=stop_after_groups,
-        told_ends=told_ends,
-        restarts=restarts,
-    )
+    return serve_alone(given, settings)
+
+
+def _check(given: ServeOptions, settings: Settings, in_world: bool) -> None:
+    """Raise ConfigError for options that contradict each other or the settings."""
+    if problem := problem_of_server(given.bind, binding=True):
+        raise ConfigError(f"--bind {given.bind!r} cannot be used: {problem}")
+    if settings.backend == "hybridps" and (given.mxnet_groups is not None or given.mxnet_servers != 1):
+        raise ConfigError("--groups and --servers belong to HYBRIDPS_BACKEND=mxnet: set that, or omit them")
+    if given.restarts:
+        _check_can_restart(given.restarts, settings, in_world)
+    if settings.snapshots is not None:
+        check_can_snapshot(settings)
+    if in_world and given.stop_after_groups is not None:
+        raise ConfigError("--stop-after-groups: a server that is a rank of an MPI world ends with it; omit the option")
+    if not in_world and settings.backend == "mxnet" and settings.metrics_port is not None:
+        raise ConfigError("MXNet's servers expose no metrics: omit --metrics-port, or use the backend hybridps")
 
 
 def _check_can_restart(restarts: int, settings: Settings, in_world: bool) -> None:

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from hybridps.cli.run.hosts import Host, parse_hostfile, parse_hosts
+from hybridps.cli.run.plan.hosts import Host, parse_hostfile, parse_hosts
 from hybridps.errors import ConfigError
 
 LOCAL, SSH, MPI, SLURM = LAUNCHERS = ("local", "ssh", "mpi", "slurm")

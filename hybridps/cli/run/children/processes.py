@@ -12,13 +12,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO
 
-from hybridps.cli.run import keeper
-from hybridps.cli.run.output import ERR, OUT, LineSplitter, NoiseFilter, Screen
+from hybridps.cli.run.children import keeper
+from hybridps.cli.run.children.output import ERR, OUT, LineSplitter, NoiseFilter, Screen
 from hybridps.errors import ConfigError
 from hybridps.processes import STOP_SECONDS, die_with_parent, prctl
 
@@ -90,9 +92,11 @@ class Processes:
             start_new_session=True,
         )
 
-    def keep(self, folder: str) -> None:
-        """Have the keeper remove a folder if this process is killed."""
+    def make_folder(self, stack: ExitStack, place: str | None = None) -> str:
+        """A new folder, in the temporary one or in `place`. It goes with the stack, or when this process dies."""
+        folder = stack.enter_context(TemporaryDirectory(prefix="hybridps-", dir=place, ignore_cleanup_errors=True))
         self._tell_keeper(f"{keeper.FOLDER}{folder}")
+        return folder
 
     def start(
         self,
@@ -259,6 +263,11 @@ class Processes:
     def _tell_keeper(self, line: str) -> None:
         with contextlib.suppress(OSError):  # it was killed
             os.write(self._keeper.stdin.fileno(), f"{line}\n".encode())  # type: ignore[union-attr]
+
+
+def running(children: Sequence[Child]) -> list[Child]:
+    """Those of the children that have not ended."""
+    return [child for child in children if child.status is None]
 
 
 def _open_streams(child: Child) -> list[_Stream]:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from hybridps.cli import told
+from hybridps.cli.serve.options import ServeOptions
 from hybridps.config import Settings
 from hybridps.errors import ServerError
 from hybridps.memory import keep_freed_memory
@@ -40,34 +41,20 @@ _T = TypeVar("_T")
 class _Asked:
     """What the command line asks for."""
 
-    bind: str
+    given: ServeOptions
     settings: Settings
-    insecure: bool
-    stop_after_groups: int | None
-    told_ends: bool
     allowed: AllowList | None
     """The keys. A later life cannot read them: `hybridps run` removes their folder when all servers have started."""
 
 
-def serve_alone(
-    bind: str,
-    settings: Settings,
-    *,
-    insecure: bool = False,
-    stop_after_groups: int | None = None,
-    told_ends: bool = False,
-    restarts: int = 0,
-) -> int:
-    """Serve in this process, or with `restarts` in a child of it; returns the exit status. Raises HybridPSError.
-
-    The arguments are those of `serve`.
-    """
+def serve_alone(given: ServeOptions, settings: Settings) -> int:
+    """Serve in this process, or with `restarts` in a child of it; returns the exit status. Raises HybridPSError."""
     keep_freed_memory()
-    asked = _Asked(bind, settings, insecure, stop_after_groups, told_ends, AllowList.of(settings))
-    if restarts:
+    asked = _Asked(given, settings, AllowList.of(settings))
+    if given.restarts:
         # The first rule that a process loads takes a third of a second, the others some milliseconds each.
         warm_up(Sum(), "float32")
-        return supervise(lambda kept: _serve_life(asked, kept), restarts, _say)
+        return supervise(lambda kept: _serve_life(asked, kept), given.restarts, _say)
     return _serve_life(asked, None)
 
 
@@ -78,11 +65,11 @@ def _serve_life(asked: _Asked, kept: KeptMemory | None) -> int:
         signal.signal(number, lambda number, frame: server.stop())
     with server:
         _say_where(server.address, metrics, kept)
-        if asked.told_ends:
+        if asked.given.told_ends:
             if kept is not None and kept.life > 0:
                 print(told.AGAIN, flush=True)
             threading.Thread(target=told.hear, args=(server,), name="hybridps-told", daemon=True).start()
-        server.say_groups(told.groups_for_launcher if asked.told_ends else told.Newcomers(_say))
+        server.say_groups(told.groups_for_launcher if asked.given.told_ends else told.Newcomers(_say))
         if kept is not None:
             kept.mark_serving()
         shown = show_live(server, asked.settings, 0 if kept is None else kept.life)
@@ -95,7 +82,7 @@ def _serve_life(asked: _Asked, kept: KeptMemory | None) -> int:
 
 def _open(asked: _Asked, kept: KeptMemory | None) -> tuple[Server, list[str]]:
     """The server, and the lines about its metrics, at the addresses of the first life if there was one."""
-    bind, settings, seconds = asked.bind, asked.settings, 0.0
+    bind, settings, seconds = asked.given.bind, asked.settings, 0.0
     if kept is not None and kept.life > 0:
         seconds = _IN_USE_SECONDS
         bind = (kept.get(_ADDRESS) or bind.encode()).decode()
@@ -106,8 +93,8 @@ def _open(asked: _Asked, kept: KeptMemory | None) -> tuple[Server, list[str]]:
         return Server.of(
             settings,
             bind,
-            insecure=asked.insecure,
-            stop_after_groups=asked.stop_after_groups,
+            insecure=asked.given.insecure,
+            stop_after_groups=asked.given.stop_after_groups,
             allowed=asked.allowed,
             kept=kept,
         )

@@ -1,0 +1,128 @@
+"""The groups of a launch as processes: one mpirun for each, in its latest life."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+from hybridps.cli.run.children.output import Screen
+from hybridps.cli.run.children.processes import Child, Processes, running
+from hybridps.cli.run.groups.environment import environment_of_groups
+from hybridps.cli.run.groups.starting import Starting, announced
+from hybridps.cli.run.mpirun import Mpirun
+from hybridps.cli.run.plan import GroupLaunch, Launch
+from hybridps.cli.run.plan.places import SSH
+from hybridps.cli.run.servers import LaunchedServers
+from hybridps.config import PREFIX, SECRETS
+from hybridps.processes import child_environment
+from hybridps.resuming import Resume
+
+
+class LaunchedGroups:
+    """The groups of a launch. `hear` is called with the index of a group and a line that one of its workers has
+    printed; if it returns true, the line is not shown.
+    """
+
+    def __init__(
+        self, launch: Launch, mpirun: Mpirun, processes: Processes, screen: Screen, hear: Callable[[int, str], bool]
+    ) -> None:
+        self.children: list[Child] = []
+        """The latest life of each."""
+        self.starting: Starting | None = None
+        """From the start of the groups on, if their ranks can tell that they run."""
+        self._launch = launch
+        self._mpirun = mpirun
+        self._processes = processes
+        self._screen = screen
+        self._hear_line = hear
+        self._shared: dict[str, str] = {}
+        """The environment of all groups."""
+        self._meeting_folder = ""
+        """Where groups of this host that gossip find each other."""
+        self._was_late = False
+        """Whether a group was found not to have started in time."""
+
+    @property
+    def running(self) -> list[Child]:
+        return running(self.children)
+
+    @property
+    def workers_running(self) -> int:
+        """Workers of the groups that have not ended."""
+        sizes = zip(self.children, self._launch.groups, strict=False)
+        return sum(group.size for child, group in sizes if child.status is None)
+
+    def prepare(self, stack: ExitStack) -> None:
+        """Make what all groups share. Folders in which mpirun keeps its files, and gossiping groups meet, go with the
+        stack."""
+        self._meeting_folder = self._processes.make_folder(stack)
+        self._shared = environment_of_groups(
+            self._launch, self._meeting_folder, lambda place: self._processes.make_folder(stack, place)
+        )
+        if announced(self._launch.command):
+            self.starting = Starting(self._launch.groups, self._launch.settings.start_seconds)
+
+    def start(self, launch: Launch, index: int, servers: LaunchedServers, resume: Resume) -> None:
+        """Start a life of a group. `launch`: its job may be another one than at first."""
+        group = launch.groups[index]
+        settings = launch.group_settings(group, servers.addresses, servers.credentials, self._meeting_folder, resume)
+        environ = child_environment(self._shared, settings)
+        given = launch.environment.workers
+        exported = {
+            name: value
+            for name, value in environ.items()
+            if name.startswith(PREFIX) or name in ("OMP_NUM_THREADS", "PYTHONPATH", *given)
+        }
+        command = self._mpirun.command(
+            group.size,
+            group.hosts,
+            exported,
+            announced(launch.command) or launch.command,
+            at_once=self._screen.shows_bars,
+            over_ssh=launch.launcher == SSH,
+            secret=(*SECRETS, *given),
+        )
+        child = self._processes.start(
+            group_name(group),
+            command,
+            environ,
+            death_signal=self._mpirun.death_signal,
+            on_line=partial(self._hear, index),
+        )
+        if index < len(self.children):
+            self.children[index] = child
+            if self.starting is not None:
+                self.starting.begin(index)
+        else:
+            self.children.append(child)
+
+    def _hear(self, group: int, line: str) -> bool:
+        if self.starting is not None and (before := self.starting.hear(group, line)) is not None:
+            if before.strip():
+                self._screen.line(group_name(self._launch.groups[group]), before)
+            return True
+        return self._hear_line(group, line)
+
+    def late(self) -> int | None:
+        """A group whose ranks do not all run although its time is up.
+
+        None when that is found for the first time: what the ranks have printed is read first, as this process may have
+        been stopped.
+        """
+        late = self.starting.late() if self.starting is not None else []
+        missing = [group for group in late if self.children[group].status is None]
+        if missing and self._was_late:
+            return missing[0]
+        self._was_late = self._was_late or bool(missing)
+        return None
+
+    def stop_late(self, group: int, hurry: Callable[[], bool]) -> None:
+        """Stop a group that was late, which may be started again."""
+        self._was_late = False
+        self._processes.stop([self.children[group]], hurry)
+
+
+def group_name(group: GroupLaunch) -> str:
+    """The name of a group on the screen."""
+    return f"group {group.number}"

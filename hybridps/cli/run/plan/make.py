@@ -1,0 +1,133 @@
+"""Makes the plan of a launch from what the command line asks for, before anything starts."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+
+from hybridps.cli.run.groups.lives import check_restarts
+from hybridps.cli.run.plan import user_command
+from hybridps.cli.run.plan.environment import Environment
+from hybridps.cli.run.plan.hosts import LOOPBACK, Host, address_seen_by, is_here, split_hosts, spread_workers
+from hybridps.cli.run.plan.launch import GroupLaunch, Launch
+from hybridps.cli.run.plan.peers import do_gossip, find_peers
+from hybridps.cli.run.plan.servers import check_unsecured, count_servers, makes_keys, plan_servers
+from hybridps.config import Settings
+from hybridps.errors import ConfigError
+from hybridps.mpi_groups.plan import WORKER, make_plan
+
+
+def make_launch(
+    command: Sequence[str],
+    settings: Settings,
+    *,
+    workers: int | None = None,
+    servers: int | None = None,
+    restarts: int = 0,
+    server_restarts: int | None = None,
+    hosts: tuple[Host, ...] = (),
+    insecure: bool = False,
+    environment: Environment | None = None,
+    launcher: str | None = None,
+    join: Sequence[str] = (),
+) -> Launch:
+    """Plan what the command line of `hybridps run` asks for; None means not given. `join`: the servers of a job that
+    the groups join.
+
+    Raises HybridPSError for what cannot be met.
+    """
+    user_command.check(command)
+    settings = _of_one_launch(settings, join)
+    count = _workers(workers, hosts, settings)
+    hosts = spread_workers(hosts, count)
+    seen = _as_ranks_see(settings)
+    groups = _groups(count, hosts, seen)
+    gossips = do_gossip(seen)
+    needs_server = len(groups) > 1 and not settings.servers and not gossips
+    launches = plan_servers(count_servers(servers, needs_server, settings), len(groups), server_restarts, settings)
+    elsewhere = [host.name for host in hosts if not is_here(host.name)]
+    # A script may name an algorithm that gossips; on one host that costs nothing to prepare.
+    may_gossip = len(groups) > 1 and (gossips or (settings.algorithm is None and not elsewhere))
+    bind = _listening(elsewhere, settings, insecure) if launches or gossips else LOOPBACK
+    peers = find_peers(groups, settings, bind) if may_gossip else ()
+    made = Launch(
+        groups=groups,
+        servers=launches,
+        bind=f"tcp://{bind}:*",
+        insecure=insecure,
+        command=user_command.wrap(command),
+        settings=settings,
+        makes_keys=makes_keys(settings, bind, insecure, peers if gossips else ()),
+        environment=environment or Environment(),
+        launcher=launcher,
+        may_gossip=may_gossip,
+        peers=peers,
+        restarts=check_restarts(restarts, len(groups), settings),
+        begins_together=not join and len(groups) > 1 and seen.algorithm == "sync",
+    )
+    return _joined(made) if join else made
+
+
+def _listening(elsewhere: Sequence[str], settings: Settings, insecure: bool) -> str:
+    """Where servers listen, so that groups on hosts `elsewhere` reach them. Raises ConfigError for MXNet's without
+    consent."""
+    if not elsewhere:
+        return LOOPBACK
+    bind = address_seen_by(elsewhere[0])
+    if settings.backend == "mxnet" and bind != LOOPBACK:
+        check_unsecured(bind, insecure)
+    return bind
+
+
+def _joined(launch: Launch) -> Launch:
+    from hybridps.cli.run import joining  # brings the compiler too
+
+    return joining.join(launch)
+
+
+def _of_one_launch(settings: Settings, join: Sequence[str]) -> Settings:
+    """The settings with the identity of a new launch, and of its job or of the one that it joins."""
+    settings = msgspec.structs.replace(settings, group_index=None, launch=uuid.uuid4().hex)
+    if join:
+        return msgspec.structs.replace(settings, servers=tuple(join))
+    if settings.job == Settings().job:
+        return msgspec.structs.replace(settings, job=_job(settings))
+    return settings
+
+
+def _groups(workers: int, hosts: Sequence[Host], seen: Settings) -> tuple[GroupLaunch, ...]:
+    """The groups, each on its part of the hosts. `seen`: the settings as the ranks see them."""
+    sizes = make_plan([WORKER] * workers, [""] * workers, seen).group_sizes
+    parts: Sequence[tuple[Host, ...]] = split_hosts(hosts, sizes) if hosts else [()] * len(sizes)
+    pairs = enumerate(zip(sizes, parts, strict=True))
+    return tuple(GroupLaunch(index, size, part, index) for index, (size, part) in pairs)
+
+
+def _job(settings: Settings) -> str:
+    """The name of a job that was given none: of the one that has snapshots in the folder, else a new one."""
+    if settings.snapshots is not None:
+        from hybridps.ps.server.snapshots import only_job  # brings the compiler too
+
+        if name := only_job(settings.snapshots):
+            return name
+    return f"run-{uuid.uuid4().hex[:12]}"
+
+
+def _workers(workers: int | None, hosts: Sequence[Host], settings: Settings) -> int:
+    """Workers in all: as said, else as many as the groups need, else a worker for each slot, else one."""
+    if workers is None:
+        return sum(settings.group_sizes or ()) or sum(host.slots for host in hosts) or settings.groups or 1
+    if workers < 1:
+        raise ConfigError(f"-n {workers} cannot be used: a job has at least one worker")
+    return workers
+
+
+def _as_ranks_see(settings: Settings) -> Settings:
+    """The settings with what the algorithm's name implies. Raises ConfigError for an unknown one, or such a trigger."""
+    if settings.algorithm is None and settings.trigger is None:
+        return settings
+    from hybridps.algorithms import resolve  # it brings the compiler, which takes longer than all else here
+
+    return resolve(settings)

@@ -1,0 +1,141 @@
+"""The servers of a launch: they are started, say where they serve and who joins, and are told how the groups end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from itertools import chain, groupby
+from pathlib import Path
+
+from hybridps.cli.run.children.output import Screen
+from hybridps.cli.run.children.processes import Child, Processes, running
+from hybridps.cli.run.groups.ending import Told, how_ended
+from hybridps.cli.run.plan import Launch, ServerLaunch
+from hybridps.cli.run.run_log import RunLog
+from hybridps.cli.run.signals import Signals
+from hybridps.cli.told import AGAIN, Groups, changes, groups_in
+from hybridps.errors import ServerError
+from hybridps.processes import SAYS, START_SECONDS, child_environment, without_rank_marks
+from hybridps.ps.keys import Credentials, make_tenant
+
+
+class LaunchedServers:
+    """The servers of a launch; they may be none. Nothing is waited for after a signal."""
+
+    def __init__(self, launch: Launch, processes: Processes, screen: Screen, log: RunLog, signals: Signals) -> None:
+        self.tiers: list[list[Child]] = []
+        """The parents, if there are racks, and last the servers that the groups meet at."""
+        self.credentials: str | None = None
+        """Those of the groups, if keys are made for this launch."""
+        self._launch = launch
+        self._processes = processes
+        self._screen = screen
+        self._log = log
+        self._signals = signals
+        self._keys: str | None = None
+        self._addresses: dict[str, str] = {}
+        """Of the servers that have said theirs, by their names."""
+        self._told = Told()
+        self._others = Groups()
+        """The groups of the job, as its first server has said last."""
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where the groups meet."""
+        return [self._addresses[server.name] for server in self.tiers[-1]] if self.tiers else []
+
+    @property
+    def children(self) -> list[Child]:
+        return [*chain(*self.tiers)]
+
+    def start(self) -> None:
+        """Start the servers; those of racks last, as they need the addresses of their parents.
+
+        Raises ServerError if one does not say its address.
+        """
+        with ExitStack() as stack:
+            if self._launch.makes_keys:
+                self._make_keys(Path(self._processes.make_folder(stack)))
+            for _, servers in groupby(self._launch.servers, key=lambda server: server.rack is None):
+                parents = self.addresses
+                self.tiers.append([])
+                for server in servers:
+                    self.tiers[-1].append(self._start_server(server, parents))
+                self._await_addresses()  # then they have read their keys
+                if self._signals:
+                    return
+
+    def _make_keys(self, folder: Path) -> None:
+        """Make keys for this launch: servers read theirs from the folder, groups get theirs in the environment."""
+        theirs = make_tenant(folder, "run")
+        self._keys, self.credentials = str(folder), Credentials.load(theirs).text()
+
+    def _start_server(self, server: ServerLaunch, parents: list[str]) -> Child:
+        command = [sys.executable, "-m", "hybridps", "serve", "--bind", self._launch.bind]
+        command += ["--insecure"] if self._launch.insecure else []
+        listens = self._launch.settings.backend == "hybridps"
+        command += ["--told-ends"] if listens else []
+        settings = self._launch.server_settings(server, parents, self._keys, self.credentials)
+        environ = child_environment({**without_rank_marks(os.environ), **self._launch.environment.servers}, settings)
+        return self._processes.start(
+            server.name,
+            [*command, *server.options],
+            environ,
+            death_signal=signal.SIGKILL,
+            listens=listens,
+            on_line=lambda line: self._hear(server.name, line),
+        )
+
+    def _hear(self, name: str, line: str) -> bool:
+        """A server has printed a line; whether that is not shown."""
+        if line.startswith(SAYS):
+            self._addresses[name] = line.removeprefix(SAYS)
+        if line == AGAIN:
+            self._told.again(next(child for child in self.tiers[-1] if child.name == name))
+        told = groups_in(line)
+        if told is not None and self.tiers[-1][0].name == name:
+            self._note_groups(told[1])
+        return told is not None or line == AGAIN
+
+    def _note_groups(self, now: Groups) -> None:
+        """The first server says which groups have joined the job."""
+        for line in changes(self._others.joined, now):
+            self._screen.message(line)
+        if now.joined != self._others.joined:
+            self._log.joined(sorted(now.joined), now.groups, now.workers)
+        self._others = now
+
+    def _await_addresses(self) -> None:
+        """Wait until all servers that were started have printed their addresses. Raises ServerError."""
+        started = self.children
+
+        def silent() -> list[Child]:
+            return [server for server in started if server.name not in self._addresses]
+
+        in_time = self._processes.until(
+            lambda: bool(self._signals) or not silent() or running(started) != started, START_SECONDS
+        )
+        if self._signals or not silent():
+            return
+        first = silent()[0]
+        what = f"ended with {how_ended(first)}" if in_time else f"printed no address within {START_SECONDS:g} seconds"
+        raise ServerError(f"{first.name} {what}, so no group was started; see its output above")
+
+    def tell_end(self, launch: Launch, group: int, life: int, returns: bool) -> None:
+        """Tell the servers that the processes of a life of a group have ended; whether it `returns`."""
+        self._told.end(launch, self.tiers, self.credentials, group, life, returns)
+
+    def tell_progress(self, launch: Launch) -> None:
+        """Tell the servers how much of the job is done."""
+        self._told.done(launch, self.tiers, self.credentials, self._log)
+
+    def await_others(self) -> None:
+        """Wait until the groups that have joined the job have left: they need the servers."""
+        servers = running(self.tiers[-1]) if self.tiers else []
+        if not servers or not self._others.there or self._signals:
+            return
+        names = ", ".join(map(str, sorted(self._others.there)))
+        self._screen.message(f"the servers stay for groups that have joined the job: {names}")
+        self._processes.until(lambda: bool(self._signals) or not self._others.there or running(servers) != servers)
