@@ -94,8 +94,8 @@ class Report(msgspec.Struct, kw_only=True):
     """What a script has reported last (`report_progress`): of a worker, or of the job."""
 
     worker: Count | None = None
+    group: Count | None = None
     epoch: float = 0.0
-    epochs: float | None = None
     step: Count | None = None
     loss: float | None = None
     accuracy: float | None = None

@@ -11,6 +11,7 @@ from hybridps.cli.run.children.processes import Child, Processes, running
 from hybridps.cli.run.groups.ending import how_ended
 from hybridps.cli.run.groups.launched import LaunchedGroups, group_name
 from hybridps.cli.run.groups.lives import Lives
+from hybridps.cli.run.live import LaunchLive
 from hybridps.cli.run.mpirun import Mpirun, find_mpirun
 from hybridps.cli.run.plan import Launch
 from hybridps.cli.run.run_log import RunLog
@@ -37,9 +38,10 @@ class Launcher:
     """Runs one `Launch`."""
 
     def __init__(self, launch: Launch, mpirun: Mpirun) -> None:
-        self._launch = launch
         names = [server.name for server in launch.servers] + [group_name(group) for group in launch.groups]
         self._screen = Screen(sys.stdout, sys.stderr, names)
+        self._live = LaunchLive(launch, self._screen)
+        self._launch = launch = self._live.launch
         self._signals = Signals()
         self._processes = Processes(self._screen, self._ended)
         self._log = RunLog(launch.settings)
@@ -55,6 +57,9 @@ class Launcher:
     def run(self) -> int:
         with self._signals:
             stay = ExitStack()
+            if self._live.entry is not None:
+                self._processes.remove_if_killed(self._live.entry)
+            self._live.begin(self._servers, self._groups, self._lives, self._log)
             try:
                 self._servers.start()
                 if not self._signals:
@@ -65,6 +70,7 @@ class Launcher:
                 self._give_notice()
             finally:
                 self._stop()
+                self._live.close()
                 stay.close()
         status = 128 + self._signals.heard[0] if self._signals and not self._left else self._failed
         if said := self._log.ended(status):

@@ -38,6 +38,8 @@ class RunLog:
         self._following: Following | None = None
         self._parts: dict[float, list[Evaluated]] = {}
         """What single workers have reported, by epoch."""
+        self.latest: dict[tuple[int, int | None], Evaluated] = {}
+        """The last report of each worker, by group and number; None: of a group that does not number them."""
         self._reporters: set[tuple[int, int]] = set()
         """Group and number of each worker that has reported."""
         self.epoch, self.step = 0.0, 0
@@ -67,7 +69,9 @@ class RunLog:
             return Heard(message=f"a line of group {group} does not count as progress: {error}")
         if event is None:
             return Heard()
-        self._events.emit(msgspec.structs.replace(event, group=group))
+        event = msgspec.structs.replace(event, group=group)
+        self._events.emit(event)
+        self.latest[group, event.worker] = event
         self.epoch, self.step = max(self.epoch, event.epoch), max(self.step, event.step or 0)
         if event.worker is None:
             return Heard()

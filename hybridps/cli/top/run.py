@@ -221,7 +221,10 @@ def group_state(now: Live, group: int, workers: list[WorkerStatus]) -> str:
 def report_of(now: Live, status: WorkerStatus) -> Report | None:
     """What the script of a worker has reported last."""
     reports = now.launch.status.reports if now.launch is not None else []
-    return next((each for each in reports if each.worker == status.worker), None)
+    own = (each for each in reports if each.worker == status.worker)
+    return next(own, None) or next(
+        (each for each in reports if each.worker is None and each.group == status.group), None
+    )
 
 
 def steps_per_second(before: Live, now: Live) -> float | None:

@@ -135,6 +135,8 @@ class Screen:
         self._prefixes = {kind: _prefixes(sink, names) for kind, sink in self._sinks.items()}
         self._transient = ""
         self._transient_of = ("", "")
+        self.said = ""
+        """The last message of the launcher."""
 
     @property
     def shows_bars(self) -> bool:
@@ -162,6 +164,7 @@ class Screen:
 
     def message(self, text: str) -> None:
         """Print a message of the launcher on standard error."""
+        self.said = text
         self.line("", f"hybridps: {text}", ERR)
 
     def _emit(self, kind: str, text: str) -> None:

@@ -95,8 +95,12 @@ class Processes:
     def make_folder(self, stack: ExitStack, place: str | None = None) -> str:
         """A new folder, in the temporary one or in `place`. It goes with the stack, or when this process dies."""
         folder = stack.enter_context(TemporaryDirectory(prefix="hybridps-", dir=place, ignore_cleanup_errors=True))
-        self._tell_keeper(f"{keeper.FOLDER}{folder}")
+        self.remove_if_killed(folder)
         return folder
+
+    def remove_if_killed(self, folder: str) -> None:
+        """Have the keeper remove a folder if this process is killed."""
+        self._tell_keeper(f"{keeper.FOLDER}{folder}")
 
     def start(
         self,
