@@ -74,6 +74,7 @@ UNITS = {
     "us_per_byte": "microseconds per byte",
     "batches": "steps",
     "silence": "steps",
+    "factor": "factor",
 }
 """Of a quantity, by its name or by how its name ends."""
 

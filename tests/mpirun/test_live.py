@@ -12,8 +12,8 @@ from pathlib import Path
 import live_steps
 import msgspec
 import pytest
+import worlds
 
-from hybridps.cli.run.mpirun import find_mpirun
 from hybridps.cli.top.run import group_rows, headlines, worker_rows
 from hybridps.live import Live, read_live
 
@@ -83,7 +83,10 @@ def test_top_shows_workers_groups_and_servers_and_who_is_lost(tmp_path: Path) ->
             for row in workers:
                 assert int(row[3]) >= 20
                 assert row[-5:] == ["1", "0.25", "50.0", "%", "runs"]
-            assert [[row[0], row[1], row[-1]] for row in table(shown, "GROUP ")] == [["0", "2", "runs"], ["1", "1", "runs"]]
+            assert [[row[0], row[1], row[-1]] for row in table(shown, "GROUP ")] == [
+                ["0", "2", "runs"],
+                ["1", "1", "runs"],
+            ]
             assert [[row[0], row[-1]] for row in table(shown, "SERVER")] == [[*seen.servers, "runs"]]
 
             os.kill(seen.workers[2].status.pid, signal.SIGKILL)
@@ -102,11 +105,9 @@ def test_top_shows_workers_groups_and_servers_and_who_is_lost(tmp_path: Path) ->
 
 def test_a_world_without_a_launcher_is_found_and_leaves_nothing(tmp_path: Path) -> None:
     """Two groups and a server that the first worker starts, none of which was told where to write."""
-    asked = [find_mpirun().path, "--oversubscribe", "-n", "3", sys.executable, "-m", "mpi4py", SCRIPT, "0", "5", "even"]
-    environ = environment() | {"HYBRIDPS_GROUPS": "2", "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        [*asked, str(tmp_path)], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as run:
+    asked = worlds.command(3, ["-m", "mpi4py", SCRIPT, "0", "5", "even", str(tmp_path)])
+    environ = worlds.environment({"HYBRIDPS_GROUPS": "2", "TMPDIR": str(tmp_path)})
+    with subprocess.Popen(asked, env=environ, **OUTPUT) as run:
         try:
             runs = tmp_path / f"hybridps-{os.getuid()}"
             end = time.monotonic() + SECONDS
