@@ -206,6 +206,34 @@ def test_a_round_that_is_cut_off_anywhere_goes_on(rule, dtype, aliased):
     assert cuts > 5
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_rounds_of_two_groups_that_two_kills_have_cut_both_go_on(first):
+    """Whichever group is `first` to send again what was under way."""
+    rule, rows = Elastic(0.25), rows_of("float32", 1)
+
+    def answers():
+        return [np.zeros_like(row) for row in rows]
+
+    arrays, targets = {}, answers()
+    life = Life(arrays, rule, "float32")
+    life.begin()
+    for group in (0, 1):
+        for line in itertools.count(1):
+            copies = {name: array.copy() for name, array in arrays.items()}
+            life = Life(copies, rule, "float32")
+            assert dying_at(line, lambda life=life, group=group: life.compute(rows, targets, 20, (group,)))
+            if len(Life(copies, rule, "float32").memory.journal._cuts) > group:  # before its first block
+                arrays = copies
+                break
+    life, other = Life(arrays, rule, "float32"), Life({}, rule, "float32")
+    other.begin()
+    expected = answers()
+    for group in (first, 1 - first):
+        life.compute(rows, targets, 20, (group,))
+        other.compute(rows, expected, 20, (group,))
+    check_same([*targets, *state_of(life)], [*expected, *state_of(other)])
+
+
 def test_who_was_refused_is_known_after_a_cut():
     """NaN of one group in the second block: its values count before that block, and nowhere else."""
     rule, dtype = Momentum(rate=0.25), "float32"
