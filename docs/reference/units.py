@@ -75,6 +75,7 @@ UNITS = {
     "batches": "steps",
     "silence": "steps",
     "factor": "factor",
+    "exchanges": "exchanges",
 }
 """Of a quantity, by its name or by how its name ends."""
 

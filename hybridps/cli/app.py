@@ -212,7 +212,7 @@ def read_settings(options: Mapping[str, Any], pairs: Iterable[str] = ()) -> Sett
         if not equals:
             raise ConfigError(f"--set {pair!r} has no value: write --set NAME=VALUE, e.g. --set tau=5")
         values[name.strip().removeprefix(PREFIX).lower()] = value
-    for folder in ("run_folder", "snapshots"):
+    for folder in ("run_folder", "snapshots", "tensorboard"):
         if values.get(folder):
             values[folder] = os.path.abspath(values[folder])
     return make_settings(values)

@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from hybridps.live.files import LARGEST_BYTES, WRITE_SECONDS
-from hybridps.live.status import LaunchStatus, ServerStatus, Status, WorkerStatus
+from hybridps.live.status import LaunchStatus, Report, ServerStatus, Status, WorkerStatus
 
 StatusT = TypeVar("StatusT", WorkerStatus, ServerStatus, LaunchStatus)
 
@@ -86,6 +86,36 @@ def rate(before: Status | None, now: Status, field: str) -> float | None:
     if before is None or before.started_at != now.started_at or now.seconds <= before.seconds:
         return None
     return max(0.0, (getattr(now, field) - getattr(before, field)) / (now.seconds - before.seconds))
+
+
+def steps_per_second(before: Live, now: Live) -> float | None:
+    """Of the worker that is fastest; None if it is not known."""
+    rates = []
+    for worker, seen in now.workers.items():
+        earlier = before.workers.get(worker)
+        if earlier is not None and (found := rate(earlier.status, seen.status, "steps")) is not None:
+            rates.append(found)
+    return max(rates, default=None)
+
+
+def report_of(live: Live, worker: int) -> Report | None:
+    """What the script of a worker has reported last: to its launcher, or else by itself."""
+    status = live.workers[worker].status
+    reports = live.launch.status.reports if live.launch is not None else []
+    own = (each for each in reports if each.worker == worker)
+    of_group = (each for each in reports if each.worker is None and each.group == status.group)
+    return next(own, None) or next(of_group, None) or status.report
+
+
+def clock(seconds: float) -> str:
+    """A duration as minutes and seconds, or with hours.
+
+    >>> clock(75), clock(3725)
+    ('1:15', '1:02:05')
+    """
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _read(folder: Path, pattern: str, kind: type[StatusT]) -> Iterator[Seen[StatusT]]:

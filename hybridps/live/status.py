@@ -7,6 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from hybridps.events import Evaluated
+
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
@@ -24,6 +26,24 @@ class Status(msgspec.Struct, kw_only=True):
     """CPU time of the process, of all its threads."""
     ended: bool = False
     """Whether the process came to its end in good order."""
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What a script has reported last (`report_progress`): of a worker, or of the job."""
+
+    worker: Count | None = None
+    group: Count | None = None
+    epoch: float = 0.0
+    step: Count | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    centre_accuracy: float | None = None
+    images: Count | None = None
+
+    @classmethod
+    def of(cls, event: Evaluated) -> Report:
+        """What a script has reported."""
+        return cls(**{field: getattr(event, field) for field in cls.__struct_fields__})
 
 
 class WorkerStatus(Status, kw_only=True):
@@ -55,6 +75,8 @@ class WorkerStatus(Status, kw_only=True):
     bytes_from_servers: Count = 0
     slow: str | None = None
     """Why it is slower than the others of its group, if it is: a word of `slow.REASONS`."""
+    report: Report | None = None
+    """What its script has reported last by `report_progress`."""
     factor: float = 1.0
     """How many times as long as the others it takes, if it is slow."""
 
@@ -88,19 +110,6 @@ class GroupStatus(msgspec.Struct, kw_only=True):
     restarts: Count = 0
     status: int | None = None
     """The exit status of its latest life, once that has ended."""
-
-
-class Report(msgspec.Struct, kw_only=True):
-    """What a script has reported last (`report_progress`): of a worker, or of the job."""
-
-    worker: Count | None = None
-    group: Count | None = None
-    epoch: float = 0.0
-    step: Count | None = None
-    loss: float | None = None
-    accuracy: float | None = None
-    centre_accuracy: float | None = None
-    images: Count | None = None
 
 
 class LaunchStatus(Status, kw_only=True):

@@ -8,10 +8,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from hybridps import progress
 from hybridps.config import Settings
-from hybridps.events import Communicated, Counted, Event, Exchanged, Paced, Planned, Recovered, Skipped, Slowed
+from hybridps.events import (
+    Communicated,
+    Counted,
+    Evaluated,
+    Event,
+    Exchanged,
+    Paced,
+    Planned,
+    Recovered,
+    Skipped,
+    Slowed,
+)
 from hybridps.live.files import StatusFile
-from hybridps.live.status import WorkerStatus
+from hybridps.live.status import Report, WorkerStatus
 
 
 class LiveWorker:
@@ -36,6 +48,7 @@ class LiveWorker:
             algorithm=settings.algorithm,
             life=settings.life,
         )
+        progress.listeners.append(self._report)
         self._file = StatusFile(folder, f"worker-{plan.worker}", self._now, plan.workers)
 
     def note(self, event: Event) -> None:
@@ -63,7 +76,11 @@ class LiveWorker:
 
     def close(self) -> None:
         """The worker has come to its end in good order."""
+        progress.listeners.remove(self._report)
         self._file.close()
+
+    def _report(self, event: Evaluated) -> None:
+        self._status.report = Report.of(event)
 
     def _now(self) -> WorkerStatus:
         self._status.steps = self._steps()

@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "resuming": BASE,
     "links": BASE,
     "live": BASE,
+    "watch": BASE,
     "mpi_groups": BASE,
     "tensor_collectives": CORE | {"compiled"},
     "ps": BASE | {"compiled"},
@@ -45,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tiers": CORE | PURE_PS | {"ps.client", "triggers", "gossip"},
     "algorithms": CORE | PURE_PS - {"ps.store"} | {"tiers", "triggers", "gossip"},
     "step": CORE | {"algorithms", "compiled"},
-    "job": CORE | {"ps", "tiers", "gossip", "algorithms"},
+    "job": CORE | {"watch", "ps", "tiers", "gossip", "algorithms"},
     "tune": BASE | {"tensor_collectives", "job"},
     "kvstore": CORE | {"ps", "algorithms", "job", "step"},
     "report": BASE,
@@ -57,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oracle.hybrid": BASE | {"oracle.machines", "oracle.paradl", "oracle.ssgd"},
     "oracle.output": BASE | {"oracle"},
     "calibrate": BASE | {"tensor_collectives", "algorithms", "job", "kvstore", "report", "oracle"},
-    "cli": CORE | {"ps", "algorithms", "job", "kvstore", "report", "oracle", "calibrate"},
+    "cli": CORE | {"watch", "ps", "algorithms", "job", "kvstore", "report", "oracle", "calibrate"},
     "__main__": BASE | {"mpi_groups", "cli", "kvstore", "job"},
 }
 """For each room, or file beside the rooms, the names that it may import besides its own."""

@@ -59,8 +59,9 @@ class Launcher:
             stay = ExitStack()
             if self._live.entry is not None:
                 self._processes.remove_if_killed(self._live.entry)
-            self._live.begin(self._servers, self._groups, self._lives, self._log)
             try:
+                self._live.begin(self._servers, self._groups, self._lives, self._log)
+                self._processes.on_step = self._live.show_line
                 self._servers.start()
                 if not self._signals:
                     self._start_groups(stay)

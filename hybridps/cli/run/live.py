@@ -17,6 +17,8 @@ from hybridps.cli.run.run_log import RunLog
 from hybridps.cli.run.servers import LaunchedServers
 from hybridps.live import GroupStatus, LaunchStatus, Report, StatusFile
 from hybridps.live.folder import LiveFolder
+from hybridps.watch import Watcher, start_watcher
+from hybridps.watch.line import JobLine
 
 _MOST_REPORTS = 1000
 """In a status: those of more workers would make it long."""
@@ -33,6 +35,8 @@ class LaunchLive:
         self._screen = screen
         self._made: LiveFolder | None = None
         self._file: StatusFile | None = None
+        self._line = JobLine()
+        self._watcher: Watcher | None = None
         try:
             self._made = LiveFolder(launch.settings.run_folder)
         except OSError as error:
@@ -69,9 +73,19 @@ class LaunchLive:
             )
 
         self._file = StatusFile(self._made.path, "launcher", status)
+        readers = [self._line] if self._screen.shows_bars else []
+        self._watcher, said = start_watcher(self._made.path, settings, readers)
+        if said:
+            self._screen.message(said)
+
+    def show_line(self) -> None:
+        """Show how far the job is."""
+        self._screen.show_job(self._line.text)
 
     def close(self) -> None:
         """The launch has ended."""
+        if self._watcher is not None:
+            self._watcher.close()
         if self._file is not None:
             self._file.close()
         if self._made is not None:
@@ -93,5 +107,4 @@ def _groups(launch: Launch, groups: LaunchedGroups, lives: Lives) -> list[GroupS
 
 
 def _reports(log: RunLog) -> list[Report]:
-    latest = list(log.latest.values())[:_MOST_REPORTS]
-    return [Report(**{field: getattr(event, field) for field in Report.__struct_fields__}) for event in latest]
+    return [Report.of(event) for event in list(log.latest.values())[:_MOST_REPORTS]]

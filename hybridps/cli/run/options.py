@@ -107,6 +107,12 @@ NoticeOption = Annotated[
     ),
 ]
 RunOption = Annotated[str | None, typer.Option("--run", help="Run folder, for events and the report.")]
+TensorBoardOption = Annotated[
+    str | None, typer.Option("--tensorboard", metavar="FOLDER", help="Folder for scalars that TensorBoard shows.")
+]
+WorkerMetricsOption = Annotated[
+    int | None, typer.Option(help="Expose Prometheus metrics of all workers on this port; 0 is any free port.")
+]
 AlphaOption = Annotated[float | None, typer.Option(help="Moving rate of Elastic SGD.")]
 TauOption = Annotated[int | None, typer.Option(help="Steps between two averagings of weights.")]
 SettingsOption = Annotated[
@@ -147,6 +153,8 @@ class RunOptions:
     sync_dst_dir: SyncOption = None
     notice_seconds: NoticeOption = None
     run_folder: RunOption = None
+    tensorboard: TensorBoardOption = None
+    worker_metrics_port: WorkerMetricsOption = None
     alpha: AlphaOption = None
     tau: TauOption = None
     pairs: SettingsOption = None

@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hybridps.cli.top.table import PLAIN_WIDTH, Row, make_table, nbytes, number, printable
-from hybridps.live import Live, Report, ServerStatus, WorkerStatus, read_live
-from hybridps.live.reading import Seen, rate, silent_seconds
+from hybridps.live import Live, ServerStatus, WorkerStatus, read_live
+from hybridps.live.reading import Seen, clock, rate, report_of, silent_seconds, steps_per_second
 
 REFRESH_SECONDS = 1.0
 
@@ -96,7 +96,7 @@ def _worker_row(before: Live, now: Live, seen: Seen[WorkerStatus]) -> Row:
     status = seen.status
     earlier = before.workers.get(status.worker)
     then = None if earlier is None else earlier.status
-    report = report_of(now, status)
+    report = report_of(now, status.worker)
     cpu = rate(then, status, "cpu_seconds")
     return (
         str(status.worker),
@@ -216,33 +216,3 @@ def group_state(now: Live, group: int, workers: list[WorkerStatus]) -> str:
         return "ended"
     gone = [status.worker for status in workers if not status.ended and is_gone(status)]
     return f"lost: worker {', '.join(map(str, gone))}" if gone else "runs"
-
-
-def report_of(now: Live, status: WorkerStatus) -> Report | None:
-    """What the script of a worker has reported last."""
-    reports = now.launch.status.reports if now.launch is not None else []
-    own = (each for each in reports if each.worker == status.worker)
-    return next(own, None) or next(
-        (each for each in reports if each.worker is None and each.group == status.group), None
-    )
-
-
-def steps_per_second(before: Live, now: Live) -> float | None:
-    """Of the worker that is fastest; None if it is not known."""
-    rates = []
-    for worker, seen in now.workers.items():
-        earlier = before.workers.get(worker)
-        if earlier is not None and (found := rate(earlier.status, seen.status, "steps")) is not None:
-            rates.append(found)
-    return max(rates, default=None)
-
-
-def clock(seconds: float) -> str:
-    """A duration as minutes and seconds, or with hours.
-
-    >>> clock(75), clock(3725)
-    ('1:15', '1:02:05')
-    """
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

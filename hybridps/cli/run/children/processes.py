@@ -79,6 +79,8 @@ class Processes:
         prctl(_SET_SUBREAPER, 1, 0, 0, 0)  # become the parent of processes whose own parent ends, to end them
         self._screen = screen
         self._on_end = on_end
+        self.on_step: Callable[[], None] = lambda: None
+        """Called several times a second."""
         self._selector = selectors.DefaultSelector()
         self._children: list[Child] = []
         self._mark = f"{_MARK}={os.getpid()}-{secrets.token_hex(4)}-"
@@ -178,6 +180,7 @@ class Processes:
 
     def _step(self, seconds: float) -> None:
         self._read_ready(seconds)
+        self.on_step()
         for child in self.running:
             for stream in child.streams:
                 self._show(stream, stream.noise.tick())
