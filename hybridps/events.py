@@ -191,7 +191,8 @@ class Paced(Event, frozen=True):
 
 
 class Slowed(Event, frozen=True):
-    """A worker is slower than the others of its group, whose median is `others_seconds`; its leader writes it too.
+    """A worker is slower than the others of its group, whose median is `others_seconds`; its leader writes it too. The
+    launcher writes it of the leader of a group that is slower than the other groups.
 
     `reason`: as far as it is known, one of the words of `hybridps.live.slow`.
     """

@@ -124,5 +124,7 @@ class LaunchStatus(Status, kw_only=True):
     """Those of them that have ended."""
     run_folder: str | None = None
     reports: list[Report] = []
+    slow: dict[int, str] = {}
+    """The groups that are slower than the others, and why: words of `slow.REASONS`."""
     message: str = ""
     """The last thing that the launcher said."""

@@ -61,7 +61,7 @@ class Launcher:
                 self._processes.remove_if_killed(self._live.entry)
             try:
                 self._live.begin(self._servers, self._groups, self._lives, self._log)
-                self._processes.on_step = self._live.show_line
+                self._processes.on_step = self._live.show
                 self._servers.start()
                 if not self._signals:
                     self._start_groups(stay)

@@ -17,8 +17,9 @@ from hybridps.cli.run.run_log import RunLog
 from hybridps.cli.run.servers import LaunchedServers
 from hybridps.live import GroupStatus, LaunchStatus, Report, StatusFile
 from hybridps.live.folder import LiveFolder
-from hybridps.watch import Watcher, start_watcher
+from hybridps.watch import Reader, Watcher, start_watcher
 from hybridps.watch.line import JobLine
+from hybridps.watch.slow import SlowGroups
 
 _MOST_REPORTS = 1000
 """In a status: those of more workers would make it long."""
@@ -36,6 +37,8 @@ class LaunchLive:
         self._made: LiveFolder | None = None
         self._file: StatusFile | None = None
         self._line = JobLine()
+        self._groups = SlowGroups(launch.settings.slow_factor)
+        self._log: RunLog | None = None
         self._watcher: Watcher | None = None
         try:
             self._made = LiveFolder(launch.settings.run_folder)
@@ -54,6 +57,7 @@ class LaunchLive:
         """Write the status of the launch from now on."""
         if self._made is None:
             return
+        self._log = log
         settings, started_at, host = self.launch.settings, time.time(), socket.gethostname()
 
         def status() -> LaunchStatus:
@@ -69,17 +73,26 @@ class LaunchLive:
                 lost_servers=[child.name for child in servers.children if child.status is not None],
                 run_folder=settings.run_folder,
                 reports=_reports(log),
+                slow={number: found.reason for number, found in list(self._groups.named.items())},
                 message=self._screen.said,
             )
 
         self._file = StatusFile(self._made.path, "launcher", status)
-        readers = [self._line] if self._screen.shows_bars else []
+        readers: list[Reader] = [self._line] if self._screen.shows_bars else []
+        if len(self.launch.groups) > 1:
+            readers.append(self._groups)
         self._watcher, said = start_watcher(self._made.path, settings, readers)
         if said:
             self._screen.message(said)
 
-    def show_line(self) -> None:
-        """Show how far the job is."""
+    def show(self) -> None:
+        """Show how far the job is, and say which groups are slow. On the thread of the screen."""
+        while self._groups.news:
+            text, event = self._groups.news.popleft()
+            if not self.launch.settings.quiet:
+                self._screen.message(text)
+            if self._log is not None:
+                self._log.note(event)
         self._screen.show_job(self._line.text)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from hybridps.config import Settings, without_secrets
 from hybridps.errors import ConfigError
-from hybridps.events import Configured, Ended, Evaluated, EventLog, Joined, Launched, Restarted
+from hybridps.events import Configured, Ended, Evaluated, Event, EventLog, Joined, Launched, Restarted
 from hybridps.progress import mean_of, parse_progress
 
 if TYPE_CHECKING:
@@ -55,6 +55,10 @@ class RunLog:
     def joined(self, joined: Sequence[int], groups: int, workers: int) -> None:
         """These groups have joined the job, which has so many groups and workers in all."""
         self._events.emit(Joined(list(joined), groups, workers))
+
+    def note(self, event: Event) -> None:
+        """Something else has happened."""
+        self._events.emit(event)
 
     def begin_anew(self) -> None:
         """What was reported is lost: all groups begin anew."""

@@ -210,7 +210,8 @@ def group_state(now: Live, group: int, workers: list[WorkerStatus]) -> str:
         if each.number == group:
             again = f", started again {each.restarts} times" if each.restarts else ""
             if each.running:
-                return f"runs{again}"
+                slow = now.launch.status.slow.get(group) if now.launch is not None else None
+                return f"slow ({printable(slow)}){again}" if slow else f"runs{again}"
             return f"ended{again}" if not each.status else f"lost: exit status {each.status}{again}"
     if all(status.ended for status in workers):
         return "ended"
