@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import stat
 import tempfile
 import time
@@ -30,7 +31,7 @@ class LiveFolder:
     def __init__(self, run_folder: str | None) -> None:
         runs = runs_folder()
         _remove_dead(runs)
-        entry = runs / f"{time.time_ns():020d}-{os.getpid()}"
+        entry = runs / f"{time.time_ns():020d}-{socket.gethostname()}-{os.getpid()}"
         if run_folder is None:
             entry.mkdir(mode=0o700)
             self.path = entry
@@ -84,14 +85,15 @@ def _remove_dead(runs: Path) -> None:
 
 
 def _owner_lives(entry: Path) -> bool:
-    number = entry.name.rpartition("-")[2]
+    """Whether the process that has made an entry runs; that of another host, or container, counts as if it did."""
+    began, _, number = entry.name.rpartition("-")
     if not number.isdecimal():
         return False
+    if began.partition("-")[2] != socket.gethostname():
+        return True
     try:
         os.kill(int(number), 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
+    except (ProcessLookupError, PermissionError, OverflowError):
         return False
     return True
 
