@@ -46,11 +46,13 @@ class LiveFolder:
     def close(self) -> None:
         """Remove the entry; what lies in a run folder stays."""
         _remove(self.entry)
+        with suppress(OSError):  # others go on
+            self.entry.parent.rmdir()
 
 
 def runs_folder() -> Path:
     """The user's own folder for the runs that go on on this host. Raises OSError if another user has made it."""
-    path = Path(tempfile.gettempdir(), f"hybridps-{os.getuid()}")
+    path = Path(tempfile.gettempdir(), f".hybridps-{os.getuid()}")
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
