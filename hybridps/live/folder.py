@@ -29,19 +29,16 @@ class LiveFolder:
     """
 
     def __init__(self, run_folder: str | None) -> None:
-        runs = runs_folder()
-        _remove_dead(runs)
-        entry = runs / f"{time.time_ns():020d}-{socket.gethostname()}-{os.getpid()}"
-        if run_folder is None:
-            entry.mkdir(mode=0o700)
-            self.path = entry
-        else:
-            self.path = Path(run_folder).absolute() / LIVE
-            self.path.mkdir(parents=True, exist_ok=True)
-            for old in self.path.glob("*.json"):
+        path = None if run_folder is None else Path(run_folder).absolute() / LIVE
+        if path is not None:
+            path.mkdir(parents=True, exist_ok=True)
+            for old in path.glob("*.json"):
                 old.unlink(missing_ok=True)
-            entry.symlink_to(self.path)
-        self.entry = entry
+        try:
+            self.entry = _enter(path)
+        except FileNotFoundError:  # the last run that went on has removed the folder at this moment
+            self.entry = _enter(path)
+        self.path = path or self.entry
 
     def close(self) -> None:
         """Remove the entry; what lies in a run folder stays."""
@@ -78,6 +75,18 @@ def find_live(run: str | None) -> Path:
         if _owner_lives(entry) and entry.exists():
             return entry.resolve()
     raise ConfigError("no run of this user goes on on this host: give its run folder, as in `hybridps top runs/mine`")
+
+
+def _enter(path: Path | None) -> Path:
+    """Make an entry for a run: a link to its live folder, or else that folder itself."""
+    runs = runs_folder()
+    _remove_dead(runs)
+    entry = runs / f"{time.time_ns():020d}-{socket.gethostname()}-{os.getpid()}"
+    if path is None:
+        entry.mkdir(mode=0o700)
+    else:
+        entry.symlink_to(path)
+    return entry
 
 
 def _remove_dead(runs: Path) -> None:
