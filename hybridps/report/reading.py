@@ -29,11 +29,35 @@ from hybridps.events import (
     Planned,
     Restarted,
     Skipped,
+    Slowed,
 )
 
-Known = Configured | Planned | Communicated | Exchanged | Skipped | Closed | Launched | Restarted | Evaluated | Ended
+Known = (
+    Configured
+    | Planned
+    | Communicated
+    | Exchanged
+    | Skipped
+    | Closed
+    | Launched
+    | Restarted
+    | Evaluated
+    | Ended
+    | Slowed
+)
 KnownT = TypeVar(
-    "KnownT", Configured, Planned, Communicated, Exchanged, Skipped, Closed, Launched, Restarted, Evaluated, Ended
+    "KnownT",
+    Configured,
+    Planned,
+    Communicated,
+    Exchanged,
+    Skipped,
+    Closed,
+    Launched,
+    Restarted,
+    Evaluated,
+    Ended,
+    Slowed,
 )
 Line = dict[str, Any]
 

@@ -137,6 +137,8 @@ def check_named(folder: Path, said: str, worker: int) -> None:
     assert live_steps.AT < slowed[0]["steps"] <= live_steps.AT + WITHIN_STEPS
     assert f"hybridps: worker {worker} is slow: its part of a step takes " in said
     assert events(folder, worker, "Slowed")[0]["reason"] == slowed[0]["reason"]
+    (listed,) = msgspec.json.decode((folder / "summary.json").read_bytes())["slow"]
+    assert (listed["worker"], listed["step"], listed["reason"]) == (worker, slowed[0]["steps"], slowed[0]["reason"])
 
 
 def test_a_worker_that_waits_is_named_within_20_steps(tmp_path: Path) -> None:
