@@ -141,6 +141,7 @@ def check_named(folder: Path, said: str, worker: int) -> None:
     assert (listed["worker"], listed["step"], listed["reason"]) == (worker, slowed[0]["steps"], slowed[0]["reason"])
 
 
+@pytest.mark.nightly
 def test_a_worker_that_waits_is_named_within_20_steps(tmp_path: Path) -> None:
     said = run_to_its_end(tmp_path, 2, live_steps.AT + WITHIN_STEPS + 5, 25, "waits")
     check_named(tmp_path, said, 1)

@@ -92,6 +92,7 @@ def test_tensorboard_and_prometheus_read_a_launch(tmp_path: Path) -> None:
     assert {path.name.partition("-")[0] for path in (tmp_path / "scalars").iterdir()} == {"job", "worker", "server"}
 
 
+@pytest.mark.nightly
 def test_the_first_worker_writes_scalars_where_there_is_no_launcher(tmp_path: Path) -> None:
     asked = worlds.command(2, ["-m", "mpi4py", SCRIPT, "30", "5", "even"])
     environ = worlds.environment({"HYBRIDPS_TENSORBOARD": str(tmp_path / "scalars"), "TMPDIR": str(tmp_path)})
