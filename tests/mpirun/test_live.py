@@ -17,10 +17,10 @@ import worlds
 from hybridps.cli.top.run import group_rows, headlines, worker_rows
 from hybridps.live import Live, read_live
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 SCRIPT = live_steps.__file__
-SECONDS = 60
+SECONDS = 100
 WITHIN_STEPS = 20
 """A slow worker is named within so many steps."""
 

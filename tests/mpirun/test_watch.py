@@ -16,10 +16,10 @@ import live_steps
 import pytest
 import worlds
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 SCRIPT = live_steps.__file__
-SECONDS = 60
+SECONDS = 100
 
 
 def environment() -> dict[str, str]:
