@@ -5,6 +5,7 @@ on. The machine may not die: the memory has no file, and is gone with the superv
 """
 
 from hybridps.ps.server.kept.memory import KeptMemory
+from hybridps.ps.server.kept.pages import gather
 from hybridps.ps.server.kept.supervisor import supervise
 
-__all__ = ["KeptMemory", "supervise"]
+__all__ = ["KeptMemory", "gather", "supervise"]
