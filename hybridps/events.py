@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -173,6 +174,43 @@ class Communicated(Event, frozen=True):
     bytes_from_servers: Whole = 0
 
 
+class Paced(Event, frozen=True):
+    """How long this rank takes for a step: medians over the steps since the last such event, at most ten a second.
+
+    `own_seconds`: from the end of the last step's communication to the arrival of this rank's last gradient;
+    `program_seconds`: the part of that before the program begins the step, as while it waits for its loader; None where
+    the program computes before it begins a step, as with NumPy.
+    `waiting_seconds`: how much sooner its gradients were there than those of the slowest rank of the group.
+    """
+
+    steps: Whole
+    step_seconds: float
+    own_seconds: float
+    program_seconds: float | None
+    waiting_seconds: float
+
+
+class Slowed(Event, frozen=True):
+    """A worker is slower than the others of its group, whose median is `others_seconds`; its leader writes it too. The
+    launcher writes it of the leader of a group that is slower than the other groups.
+
+    `reason`: as far as it is known, one of the words of `hybridps.live.slow`.
+    """
+
+    worker: Annotated[int, Meta(ge=0)]
+    steps: Whole
+    own_seconds: float
+    others_seconds: float
+    reason: str
+
+
+class Recovered(Event, frozen=True):
+    """A worker that was named as slow keeps up with the others again."""
+
+    worker: Annotated[int, Meta(ge=0)]
+    steps: Whole
+
+
 class NotFinite(Event, frozen=True):
     """A worker's own gradient of a key had NaN or Inf in a step. Only the first one is reported.
 
@@ -210,6 +248,8 @@ class EventLog:
 
     def __init__(self, folder: str | Path | None, rank: int | str) -> None:
         """`rank`: the number of a worker, or the name of a server."""
+        self.listen: Callable[[Event], None] = lambda event: None
+        """Called with each event, also where there is no folder."""
         self._rank = rank
         self._began = time.monotonic()
         self._file: FileIO | None = None
@@ -225,6 +265,7 @@ class EventLog:
 
     def emit(self, event: Event) -> None:
         """Write one event. Never raises OSError."""
+        self.listen(event)
         if self._file is None:
             return
         line = msgspec.to_builtins(event) | {"rank": self._rank, "seconds": round(time.monotonic() - self._began, 6)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -20,6 +20,9 @@ from hybridps.events import Configured, Evaluated, EventLog
 SAYS = "hybridps: "
 _BEGINS = f"{SAYS}epoch="
 _FIELDS = tuple(name for name in Evaluated.__struct_fields__ if name != "group")
+
+listeners: list[Callable[[Evaluated], None]] = []
+"""Called with what this process reports."""
 
 _logs: dict[int, EventLog] = {}
 """Of this process, by worker: used where no launcher reads the lines."""
@@ -49,6 +52,9 @@ def report_progress(
     line = SAYS + " ".join(words)
     event = parse_progress(line)
     print(line, flush=True)
+    if event is not None:
+        for listen in listeners:
+            listen(event)
     settings = load_settings()
     if event is None or settings.group_index is not None or settings.run_folder is None:
         return

@@ -23,6 +23,8 @@ from hybridps.algorithms import ALGORITHMS, KNOWN
 from hybridps.cli.app import app
 from hybridps.config import PREFIX, Settings
 from hybridps.ps.server.metrics import METRICS
+from hybridps.watch.metrics import LABELS, MODEL_METRICS
+from hybridps.watch.metrics import METRICS as OF_WORKERS
 
 Page = Iterator[str]
 
@@ -113,7 +115,7 @@ def algorithms_page() -> Page:
 
 
 def metrics_page() -> Page:
-    """Every metric of a server."""
+    """Every metric of servers and workers."""
     yield f"{WIDE}# Metrics\n"
     yield "A server that was started with `--metrics-port` exposes these metrics in the form of Prometheus"
     yield "([The servers](../parameter-server.md#seen-from-outside)). `hybridps top` shows them. The usual metrics of a"
@@ -124,6 +126,18 @@ def metrics_page() -> Page:
         for name, (_, text) in metrics.items():
             shown = f"`hybridps_{name}{'_total' if kind == 'counter' else ''}`"
             yield _row(shown, kind, ", ".join(f"`{label}`" for label in labels), unit(name), text)
+
+    yield "\n## Of workers\n"
+    yield "The launcher, or without one the first worker, exposes these with `--worker-metrics-port`"
+    shown_labels = ", ".join(f"`{label}`" for label in LABELS)
+    yield f"([Watch a run](../watching.md#prometheus)). Their labels are {shown_labels}.\n"
+    yield "| metric | kind | unit | what it is |\n|---|---|---|---|"
+    for family, of_workers in OF_WORKERS.items():
+        kind = family.__name__.removesuffix("MetricFamily").lower()
+        for name, (_, text) in of_workers.items():
+            yield _row(f"`hybridps_{name}{'_total' if kind == 'counter' else ''}`", kind, unit(name), text)
+    for name, (_, text) in MODEL_METRICS.items():
+        yield _row(f"`hybridps_{name}`", "gauge", unit(name), text)
 
 
 def events_page() -> Page:

@@ -74,6 +74,8 @@ UNITS = {
     "us_per_byte": "microseconds per byte",
     "batches": "steps",
     "silence": "steps",
+    "factor": "factor",
+    "exchanges": "exchanges",
 }
 """Of a quantity, by its name or by how its name ends."""
 

@@ -145,14 +145,22 @@ def serve_command(given: ServeOptions) -> None:
 
 @app.command(name="top")
 def top_command(
-    address: Annotated[str, typer.Argument(metavar="URL", help="Address of the metrics: a URL, or HOST:PORT.")],
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Run folder, or URL or HOST:PORT of a server's metrics. Default: the newest run on this host.",
+        ),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the figures once, and exit.")] = False,
-    tables: Annotated[bool, typer.Option("--tables", help="Also list the tables of each job.")] = False,
+    tables: Annotated[
+        bool, typer.Option("--tables", help="Of a server's metrics: also list the tables of each job.")
+    ] = False,
 ) -> None:
-    """Watch the jobs of a server that was started with --metrics-port."""
-    from hybridps.cli.top import watch
+    """Watch a run: its workers, groups and servers; or the jobs of a server that exposes metrics."""
+    from hybridps.cli.top.watch import watch
 
-    watch(address, once=once, tables=tables)
+    watch(run, once=once, tables=tables)
 
 
 @app.command(name="keys")
@@ -238,7 +246,7 @@ def read_settings(options: Mapping[str, Any], pairs: Iterable[str] = ()) -> Sett
         if not equals:
             raise ConfigError(f"--set {pair!r} has no value: write --set NAME=VALUE, e.g. --set tau=5")
         values[name.strip().removeprefix(PREFIX).lower()] = value
-    for folder in ("run_folder", "snapshots"):
+    for folder in ("run_folder", "snapshots", "tensorboard"):
         if values.get(folder):
             values[folder] = os.path.abspath(values[folder])
     return make_settings(values)

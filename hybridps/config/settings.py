@@ -200,6 +200,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     resume_step: NotNegative = 0
     """Steps that the job had done when this group was started again. Set by the launcher."""
 
+    live_folder: str | None = None
+    """Folder of the small files that `hybridps top` reads. Set by the launcher. Default: `live` in the run folder, or a
+    folder of this user in the system's temporary one."""
+
+    tensorboard: str | None = None
+    """Folder for scalars that TensorBoard shows. The launcher writes them, or without one the first worker. Default:
+    none are written."""
+
+    worker_metrics_port: Annotated[int, Meta(ge=0, le=65535)] | None = None
+    """Port on which the launcher, or without one the first worker, exposes Prometheus metrics of all workers, on
+    `metrics_bind`; 0 is any free port. Default: no metrics."""
+
+    slow_factor: Annotated[float, Meta(gt=1, le=1000)] = 1.5
+    """A worker is named as slow if its own part of a step takes so many times as long as that of the others."""
+
     run_folder: str | None = None
     """Folder for the events of a run. Default: events are not written."""
 

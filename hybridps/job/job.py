@@ -27,6 +27,7 @@ from hybridps.ps.store import OpenStore, ParameterStore
 from hybridps.resuming import notice
 from hybridps.tensor_collectives import Levels, SignsOfLife
 from hybridps.tiers import GossipTier, NoTier, ServersTier, Tier
+from hybridps.watch import Watcher, start_watcher
 
 
 class Job:
@@ -61,6 +62,8 @@ class Job:
         """The tiers that there is a connection for."""
         self._session_number: int | None = None
         """Of the group at its servers."""
+        self.watcher: Watcher | None = None
+        """Of the first worker, if nobody else watches the run."""
         self._closed = False
         session.bytes_with_servers = self._bytes
         session.counted = self._counted
@@ -171,6 +174,8 @@ class Job:
             self._partners.close()
         if self._embedded is not None:
             self._embedded.stop()
+        if self.watcher is not None:
+            self.watcher.close()
         self.session.close()
 
     def __enter__(self) -> Job:
@@ -288,4 +293,23 @@ def open_job(
     open_store = find_backend(session, stores)
     servers, embedded = find_servers(session, algorithm)
     session.announce(list(servers))
-    return Job(session, servers, embedded, open_store)
+    job = Job(session, servers, embedded, open_store)
+    job.watcher = _watch(session)
+    return job
+
+
+def _watch(session: Session) -> Watcher | None:
+    """Have the first worker watch the run as the settings say, unless a launcher does.
+
+    Raises, on all ranks, what is wrong with the settings.
+    """
+    watcher, said, error = None, "", None
+    if session.place.worker == 0 and session.settings.launch is None:
+        try:
+            watcher, said = start_watcher(session.live.path, session.settings)
+        except HybridPSError as problem:
+            error = problem
+    agree(session.workers, error)
+    if said:
+        session.note(said)
+    return watcher

@@ -39,7 +39,7 @@ def find_servers(session: Session, named: str | None = None) -> tuple[tuple[str,
             # of MXNet, its scheduler and one of its servers
             of_mxnet = settings.backend == "mxnet"
             options = ("--groups", str(plan.groups)) if of_mxnet else ("--restarts", str(SERVER_RESTARTS))
-            embedded = ServerProcess(settings, arguments=options)
+            embedded = ServerProcess(_seen_as_of(session), arguments=options)
             address = embedded.address
         except ServerError as wrong:
             error = wrong
@@ -50,6 +50,13 @@ def find_servers(session: Session, named: str | None = None) -> tuple[tuple[str,
             "start one with `hybridps serve` and set HYBRIDPS_SERVERS to its address"
         ).on_all_ranks()
     return servers, embedded
+
+
+def _seen_as_of(session: Session) -> Settings:
+    """The settings of a server that shows itself as a part of this run."""
+    live = session.live
+    folder = None if live.path is None else str(live.path)
+    return msgspec.structs.replace(session.settings, launch=live.run, live_folder=folder)
 
 
 def find_backend(session: Session, stores: Mapping[str, OpenStore]) -> OpenStore:
@@ -99,6 +106,7 @@ def silent_workers(session: Session, servers: tuple[str, ...], number: int, seco
 def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
     """Be a server rank of an MPI world: announce the address over MPI, and serve until the workers end."""
     from hybridps.algorithms import resolve
+    from hybridps.ps.server.live import show_live
     from hybridps.ps.server.metrics import serve_metrics
 
     session = open_session(lambda: resolve(settings), SERVER)
@@ -115,7 +123,10 @@ def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
     _announce(session, address, error)
     if server is not None:
         threading.Thread(target=_stop_at_farewell, args=(session, server), daemon=True).start()
+        shown = show_live(server, _seen_as_of(session))
         server.run()
+        if shown is not None:
+            shown.close()
     session.close()
 
 

@@ -19,6 +19,7 @@ from hybridps.events import Configured, EventLog, Noted, Planned, check_run_fold
 from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.headcount import Headcount
 from hybridps.mpi_groups.plan import WORKER, Place, Plan, make_plan
+from hybridps.mpi_groups.session_live import SessionLive, make_live
 from hybridps.mpi_groups.threads import SoloGroup
 from hybridps.mpi_groups.watchdog import Watchdog
 from hybridps.tracing.recorder import Recorder, check_trace
@@ -30,6 +31,9 @@ class _Hello(msgspec.Struct, forbid_unknown_fields=True):
     role: str
     host: str
     settings: dict[str, str]
+    live: str = ""
+    """The live folder, and a name for the run: those of the first rank count."""
+    run: str = ""
     error: str = ""
 
 
@@ -51,6 +55,8 @@ class Session:
         """The workers of this MPI world (for a server: the servers)."""
         self.group = self.workers.split(max(place.group, 0))
         """The group of this worker."""
+        self.live = SessionLive(None, "", "")
+        """What this rank shows of the run; replaced when the ranks have told each other."""
         self.steps = 0
         """Steps that the models of this rank have done, for the record."""
         self.bytes_with_servers: Callable[[], tuple[int, int]] = lambda: (0, 0)
@@ -71,11 +77,11 @@ class Session:
     def announce(self, servers: list[str]) -> None:
         """Write the plan to the events, now that the servers are known. The first worker also prints it."""
         place, plan = self.place, self.plan
-        self.events.emit(
-            Planned(
-                place.role, place.worker, plan.workers, place.group, plan.groups, place.group_rank, place.node, servers
-            )
+        planned = Planned(
+            place.role, place.worker, plan.workers, place.group, plan.groups, place.group_rank, place.node, servers
         )
+        self.events.emit(planned)
+        self.live.begin(planned, self.settings, self.events, lambda: self.steps)
         if place.worker == 0 and not self.settings.quiet:
             sizes = " + ".join(str(size) for size in plan.group_sizes)
             told = to_environment(without_secrets(self.settings))
@@ -96,6 +102,7 @@ class Session:
     def close(self) -> None:
         """Stop the watchdog, close the events and free the groups. Later calls do nothing."""
         self.watchdog.stop()
+        self.live.close()
         self.events.close()
         self.trace.close()
         for group in (self.group, self.workers, self.world):
@@ -136,13 +143,20 @@ def open_session(read_settings: Callable[[], Settings] = load_settings, role: st
     world, host = _join_world(settings.deadline_seconds)
     told = to_environment(without_secrets(settings))
     told.pop(PREFIX + "GROUP_INDEX", None)
-    hellos = allgather(world, _Hello(role, host, told, error), _Hello)
+    made, live, run, problem = make_live(settings, world.rank == 0 and not error)
+    hellos = allgather(world, _Hello(role, host, told, live, run, error), _Hello)
     try:
         _check_equal(hellos)
         plan = make_plan([other.role for other in hellos], [other.host for other in hellos], settings)
     except HybridPSError as wrong:
+        if made is not None:
+            made.close()
         raise wrong.on_all_ranks() from None
-    return Session(settings, plan, plan.places[world.rank], world, len({other.host for other in hellos}))
+    session = Session(settings, plan, plan.places[world.rank], world, len({other.host for other in hellos}))
+    session.live = SessionLive(made, hellos[0].live, hellos[0].run)
+    if problem:
+        session.note(problem)
+    return session
 
 
 def agree(group: Group, error: HybridPSError | None, everywhere: bool = True) -> None:

@@ -33,6 +33,7 @@ from hybridps.events import (
     Planned,
     Restarted,
     Skipped,
+    Slowed,
 )
 
 Known = (
@@ -49,6 +50,7 @@ Known = (
     | Ended
     | Noted
     | NotFinite
+    | Slowed
 )
 KnownT = TypeVar("KnownT", bound=Event)
 Line = dict[str, Any]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from hybridps.events import Closed, Ended, Launched, Planned, Restarted
+from hybridps.events import Closed, Ended, Launched, Planned, Restarted, Slowed
 from hybridps.report.points import points_of, started, traffic_of
 from hybridps.report.reading import Run, fraction, mean_loss
 from hybridps.report.traffic import figures
+
+_MOST_SLOW = 100
+"""Namings of slow workers in a summary, at most."""
 
 
 def summarise(run: Run) -> dict[str, Any]:
@@ -41,7 +44,29 @@ def summarise(run: Run) -> dict[str, Any]:
     restarts = [event for event in run.launch.events if isinstance(event, Restarted)] if run.launch else []
     if restarts:
         summary["restarts"] = [{"group": each.group, "life": each.life, "status": each.status} for each in restarts]
+    if slow := _slow(run):
+        summary["slow"] = slow
     return summary | ({"status": ended.status} if ended else {})
+
+
+def _slow(run: Run) -> list[dict[str, Any]]:
+    """Who was named as slow: workers within their group, by what their leaders say, and groups, by the launcher."""
+    leaders = [rank for rank in run.ranks if (plan := rank.last(Planned)) and plan.group_rank == 0]
+    events = [
+        event
+        for rank in [*leaders, *([run.launch] if run.launch else [])]
+        for event in rank.events
+        if isinstance(event, Slowed)
+    ]
+    return [
+        {
+            "worker": event.worker,
+            "step": event.steps,
+            "factor": round(event.own_seconds / event.others_seconds, 2),
+            "reason": event.reason,
+        }
+        for event in events[:_MOST_SLOW]
+    ]
 
 
 def _of_training(run: Run) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class ArrayModel:
         self._algorithm = algorithm
         self._session = session
         self._schedule = Schedule(algorithm.levels, context)
+        self._schedule.pace.computes_before = True
         initial = InitialValues(self._schedule, algorithm, context, "initial")
         self._averaged = Weights(keys, self._schedule, algorithm, context, initial, "model")
         self._sums = Gradients(self._schedule, algorithm, context, initial, "model")

@@ -19,6 +19,7 @@ from hybridps.errors import GroupError
 from hybridps.step.agreement import Agreement, digest
 from hybridps.step.inbox import Inbox
 from hybridps.step.job_context import JobContext
+from hybridps.step.pace import Pace
 from hybridps.step.roll import Roll
 from hybridps.tensor_collectives import Levels
 
@@ -142,6 +143,8 @@ class Schedule:
         self.agreement = Agreement(levels)
         self.roll = Roll(self, levels, context)
         """Who is there."""
+        self.pace = Pace(levels, context)
+        """How long the ranks of the group take for a step."""
         self.last_change = time.monotonic()
         """When this thread found that something was posted or had arrived, on the monotonic clock."""
         self._context = context

@@ -106,6 +106,7 @@ class Begin(Item):
         self.release = do_nothing
         self._schedule = schedule
         self._context = context
+        self._begun_at = time.monotonic()
 
     def run(self, items: Sequence[Item]) -> int:
         """Reduce what the step expects. The rest follows in program order."""
@@ -113,7 +114,7 @@ class Begin(Item):
         plan, reducer = self.step.plan, self.step.reducer
         reducer.trace.begin(self.step.number, reducer.model)
         if plan.buckets and plan is not reducer.in_order:
-            fused = FusedStep(self.step, self._schedule, self._context)
+            fused = FusedStep(self.step, self._schedule, self._context, self._begun_at)
             with self._schedule.reporting_to(fused.see):
                 reducer.in_order = plan if fused.run() else None
         return 1
@@ -198,9 +199,11 @@ class Vote(IntEnum):
 class FusedStep:
     """A step whose keys are known: bucket by bucket, the last layers first, whatever order the gradients arrive in."""
 
-    def __init__(self, step: Step, schedule: Schedule, context: JobContext) -> None:
+    def __init__(self, step: Step, schedule: Schedule, context: JobContext, begun_at: float) -> None:
+        """`begun_at`: when the program began the step, on the monotonic clock."""
         self._step = step
         self._schedule = schedule
+        self._begun_at = begun_at
         self._watch = context.watch
         self._missing = [len(bucket.keys) for bucket in step.plan.buckets]
         """Of each bucket, the keys that have not arrived."""
@@ -236,6 +239,7 @@ class FusedStep:
         if vote is Vote.COMPLETE:
             step.reducer.spent.end_step(self._last_arrival)
             step.reducer.trace.end()
+            self._schedule.pace.end_step(self._begun_at, self._last_arrival)
         return vote is Vote.STAY_OVER
 
     def _decide(self, number: int, bucket: Bucket) -> Vote:

@@ -34,7 +34,7 @@ def known() -> set[str]:
 
 
 def singular(word: str) -> str:
-    return re.sub("(?<=ss)es$|(?<!s)s$", "", word)
+    return re.sub("(?<=ss)es$|(?<![su])s$", "", word)
 
 
 def words_of(name: str) -> set[str]:

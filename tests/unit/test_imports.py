@@ -14,7 +14,7 @@ import hybridps
 
 PACKAGE = Path(hybridps.__file__).parent
 BASE = {"errors", "addresses", "config", "memory", "shared_memory", "codecs", "events", "processes", "racks"}
-BASE |= {"progress", "resuming", "links", "tracing"}
+BASE |= {"progress", "resuming", "links", "live", "tracing"}
 PURE_PS = {"ps.store", "ps.model", "ps.clocks", "ps.chunk_map", "ps.rules"}
 """The parameter service without sockets and threads."""
 
@@ -35,6 +35,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "resuming": BASE,
     "links": BASE,
     "tracing": BASE,
+    "live": BASE,
+    "watch": BASE,
     "mpi_groups": BASE,
     "tensor_collectives": CORE | {"compiled"},
     "ps": BASE | {"compiled"},
@@ -45,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tiers": CORE | PURE_PS | {"ps.client", "triggers", "gossip"},
     "algorithms": CORE | PURE_PS - {"ps.store"} | {"tiers", "triggers", "gossip"},
     "step": CORE | {"algorithms", "compiled"},
-    "job": CORE | {"ps", "tiers", "gossip", "algorithms"},
+    "job": CORE | {"watch", "ps", "tiers", "gossip", "algorithms"},
     "tune": BASE | {"tensor_collectives", "job"},
     "kvstore": CORE | {"ps", "algorithms", "job", "step"},
     "report": BASE,
@@ -57,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oracle.hybrid": BASE | {"oracle.machines", "oracle.paradl", "oracle.ssgd"},
     "oracle.output": BASE | {"oracle"},
     "calibrate": BASE | {"tensor_collectives", "algorithms", "job", "kvstore", "report", "oracle"},
-    "cli": CORE | {"ps", "algorithms", "job", "kvstore", "report", "oracle", "calibrate"},
+    "cli": CORE | {"watch", "ps", "algorithms", "job", "kvstore", "report", "oracle", "calibrate"},
     "__main__": BASE | {"mpi_groups", "cli", "kvstore", "job"},
 }
 """For each room, or file beside the rooms, the names that it may import besides its own."""

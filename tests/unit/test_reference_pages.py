@@ -16,6 +16,8 @@ from hybridps.config import PREFIX, Settings
 from hybridps.events import Closed, Communicated, Configured, Event, EventLog, Exchanged, Planned
 from hybridps.ps.server.metrics import METRICS
 from hybridps.report import make_report
+from hybridps.watch.metrics import METRICS as OF_WORKERS
+from hybridps.watch.metrics import MODEL_METRICS
 
 DOCS = Path(__file__).parents[2] / "docs"
 for folder in ("reference", "pictures"):
@@ -82,7 +84,8 @@ def test_an_event_has_a_text_and_its_quantities_units(event):
 
 def test_every_metric_and_algorithm_is_there():
     metrics = {name.removesuffix("_total") for name in cells("metrics")}
-    assert metrics == {f"hybridps_{name}" for kinds in METRICS.values() for name in kinds}
+    known = [*METRICS.values(), *OF_WORKERS.values(), MODEL_METRICS]
+    assert metrics == {f"hybridps_{name}" for kinds in known for name in kinds}
     assert re.findall(r"^## `(\w+)`$", page("algorithms"), re.MULTILINE) == list(KNOWN)
 
 

@@ -12,6 +12,7 @@ from hybridps.cli.run.children.processes import Child, Processes, running
 from hybridps.cli.run.groups.ending import how_ended
 from hybridps.cli.run.groups.launched import LaunchedGroups, group_name, worker_names
 from hybridps.cli.run.groups.lives import Lives
+from hybridps.cli.run.live import LaunchLive
 from hybridps.cli.run.mpirun import Mpirun, find_mpirun
 from hybridps.cli.run.plan import Launch
 from hybridps.cli.run.plan.ranks import GROUP, NONE, WORKER
@@ -64,8 +65,9 @@ class Launcher:
     """Runs one `Launch`."""
 
     def __init__(self, launch: Launch, mpirun: Mpirun, screen: Screen) -> None:
-        self._launch = launch
         self._screen = screen
+        self._live = LaunchLive(launch, screen)
+        self._launch = launch = self._live.launch
         self._signals = Signals()
         self._processes = Processes(self._screen, self._ended)
         self._log = RunLog(launch.settings)
@@ -81,7 +83,11 @@ class Launcher:
     def run(self) -> int:
         with self._signals:
             stay = ExitStack()
+            if self._live.entry is not None:
+                self._processes.remove_if_killed(self._live.entry)
             try:
+                self._live.begin(self._servers, self._groups, self._lives, self._log)
+                self._processes.on_step = self._live.show
                 self._servers.start()
                 if not self._signals:
                     self._start_groups(stay)
@@ -91,6 +97,7 @@ class Launcher:
                 self._give_notice()
             finally:
                 self._stop()
+                self._live.close()
                 stay.close()
         status = 128 + self._signals.heard[0] if self._signals and not self._left else self._failed
         if said := self._log.ended(status):

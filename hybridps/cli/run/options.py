@@ -153,6 +153,12 @@ TraceOption = Annotated[
     bool | None,
     typer.Option("--trace", help="Trace each step of all workers and servers into the run folder. See hybridps trace."),
 ]
+TensorBoardOption = Annotated[
+    str | None, typer.Option("--tensorboard", metavar="FOLDER", help="Folder for scalars that TensorBoard shows.")
+]
+WorkerMetricsOption = Annotated[
+    int | None, typer.Option(help="Expose Prometheus metrics of all workers on this port; 0 is any free port.")
+]
 AlphaOption = Annotated[float | None, typer.Option(help="Moving rate of Elastic SGD.")]
 TauOption = Annotated[int | None, typer.Option(help="Steps between two averagings of weights.")]
 SettingsOption = Annotated[
@@ -199,6 +205,8 @@ class RunOptions:
     notice_seconds: NoticeOption = None
     run_folder: RunOption = None
     trace: TraceOption = None
+    tensorboard: TensorBoardOption = None
+    worker_metrics_port: WorkerMetricsOption = None
     alpha: AlphaOption = None
     tau: TauOption = None
     pairs: SettingsOption = None

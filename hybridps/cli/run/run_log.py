@@ -11,7 +11,7 @@ import msgspec
 
 from hybridps.config import Settings, without_secrets
 from hybridps.errors import ConfigError
-from hybridps.events import Configured, Ended, Evaluated, EventLog, Joined, Launched, Restarted
+from hybridps.events import Configured, Ended, Evaluated, Event, EventLog, Joined, Launched, Restarted
 from hybridps.progress import mean_of, parse_progress
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class RunLog:
         self._following: Following | None = None
         self._parts: dict[float, list[Evaluated]] = {}
         """What single workers have reported, by epoch."""
+        self.latest: dict[tuple[int, int | None], Evaluated] = {}
+        """The last report of each worker, by group and number; None: of a group that does not number them."""
         self._reporters: set[tuple[int, int]] = set()
         """Group and number of each worker that has reported."""
         self.epoch, self.step = 0.0, 0
@@ -54,6 +56,10 @@ class RunLog:
         """These groups have joined the job, which has so many groups and workers in all."""
         self._events.emit(Joined(list(joined), groups, workers))
 
+    def note(self, event: Event) -> None:
+        """Something else has happened."""
+        self._events.emit(event)
+
     def begin_anew(self) -> None:
         """What was reported is lost: all groups begin anew."""
         self._parts.clear()
@@ -67,7 +73,9 @@ class RunLog:
             return Heard(message=f"a line of group {group} does not count as progress: {error}")
         if event is None:
             return Heard()
-        self._events.emit(msgspec.structs.replace(event, group=group))
+        event = msgspec.structs.replace(event, group=group)
+        self._events.emit(event)
+        self.latest[group, event.worker] = event
         self.epoch, self.step = max(self.epoch, event.epoch), max(self.step, event.step or 0)
         if event.worker is None:
             return Heard()

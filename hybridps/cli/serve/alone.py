@@ -25,6 +25,7 @@ from hybridps.ps.keys import AllowList
 from hybridps.ps.rules import Sum, warm_up
 from hybridps.ps.server import Server
 from hybridps.ps.server.kept import KeptMemory, supervise
+from hybridps.ps.server.live import show_live
 from hybridps.ps.server.metrics import serve_metrics
 
 _IN_USE_SECONDS, _LOOK_SECONDS = 2.0, 0.02
@@ -71,8 +72,11 @@ def _serve_life(asked: _Asked, kept: KeptMemory | None) -> int:
         server.say_groups(told.groups_for_launcher if asked.given.told_ends else told.Newcomers(_say))
         if kept is not None:
             kept.mark_serving()
+        shown = show_live(server, asked.settings, 0 if kept is None else kept.life)
         gc.freeze()  # what is there now stays until the end, and collections would stop the loop to look at it
         server.run()
+        if shown is not None:
+            shown.close()
     return 0
 
 

@@ -142,7 +142,8 @@ class Server:
         """Have its counters read while it runs."""
         from hybridps.ps.server.metrics import Observer  # brings the library of Prometheus
 
-        self._loop.observer = Observer(self._loop)
+        if self._loop.observer is None:
+            self._loop.observer = Observer(self._loop)
         return self._loop.observer
 
     def stop(self) -> None:

@@ -114,6 +114,7 @@ class Weights:
                 self._context.events.emit(Changed(table, step, change, arena.layout.nbytes, nbytes))
             if nbytes:
                 self._context.events.emit(Exchanged(table, step, took, nbytes, self._algorithm.distance))
+        self._schedule.pace.free()
         if self._algorithm.decides_ahead and not self._alone:
             self._timetable.tell(self._algorithm.next_tau(self._arenas))
 

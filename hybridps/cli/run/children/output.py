@@ -148,6 +148,11 @@ class Screen:
         self._prefixes = {kind: _coloured(sink, self._shown) for kind, sink in self._sinks.items()}
         self._transient = ""
         self._transient_of = ("", "")
+        self._bar = ""
+        """The part of a child in the transient line; the job's own part stands before it."""
+        self._job = ""
+        self.said = ""
+        """The last message of the launcher."""
 
     @property
     def shows_bars(self) -> bool:
@@ -163,18 +168,33 @@ class Screen:
             self._emit(ERR, _WIPE + self._transient)
 
     def transient(self, name: str, text: str, kind: str = OUT) -> None:
-        """Show a line that the child will rewrite, or remove it; on a terminal only."""
-        if not self.shows_bars:
+        """Show a line that the child will rewrite, or remove it; on a terminal only.
+
+        There is one bar for the job: other children's are not shown until the first one has removed its own.
+        """
+        if not self.shows_bars or (self._bar and self._transient_of != (name, kind)):
             return
         if text.strip():
-            width = shutil.get_terminal_size().columns
-            self._transient, self._transient_of = f"{self._shown[name]}{text}"[: width - 1], (name, kind)
-            self._emit(ERR, _WIPE + self._transient)
+            self._bar, self._transient_of = f"{self._shown[name]}{text}", (name, kind)
+            self._rewrite()
         elif self._transient_of == (name, kind):
-            self.clear()
+            self._bar, self._transient_of = "", ("", "")
+            self._rewrite()
+
+    def show_job(self, text: str) -> None:
+        """Show how far the job is, in the transient line; on a terminal only."""
+        if self.shows_bars and text != self._job:
+            self._job = text
+            self._rewrite()
+
+    def _rewrite(self) -> None:
+        line = "  ".join(filter(None, [self._job, self._bar]))
+        self._transient = line[: shutil.get_terminal_size().columns - 1]
+        self._emit(ERR, _WIPE + self._transient)
 
     def message(self, text: str) -> None:
         """Print a message of the launcher on standard error."""
+        self.said = text
         self.line("", f"hybridps: {text}", ERR)
 
     def _emit(self, kind: str, text: str) -> None:
@@ -189,9 +209,10 @@ class Screen:
                 self.message(f"what the job prints can no longer be written: {error.strerror}")
 
     def clear(self) -> None:
-        """Remove the transient line."""
+        """Remove the transient line, for now."""
         if self._transient:
-            self._transient, self._transient_of = "", ("", "")
+            self._transient = self._bar = self._job = ""
+            self._transient_of = ("", "")
             self._emit(ERR, _WIPE)
 
 

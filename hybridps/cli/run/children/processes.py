@@ -90,6 +90,8 @@ class Processes:
         prctl(_SET_SUBREAPER, 1, 0, 0, 0)  # become the parent of processes whose own parent ends, to end them
         self._screen = screen
         self._on_end = on_end
+        self.on_step: Callable[[], None] = lambda: None
+        """Called several times a second."""
         self._selector = selectors.DefaultSelector()
         self._children: list[Child] = []
         self._mark = f"{_MARK}={os.getpid()}-{secrets.token_hex(4)}-"
@@ -106,8 +108,12 @@ class Processes:
     def make_folder(self, stack: ExitStack, place: str | None = None) -> str:
         """A new folder, in the temporary one or in `place`. It goes with the stack, or when this process dies."""
         folder = stack.enter_context(TemporaryDirectory(prefix="hybridps-", dir=place, ignore_cleanup_errors=True))
-        self._tell_keeper(f"{keeper.FOLDER}{folder}")
+        self.remove_if_killed(folder)
         return folder
+
+    def remove_if_killed(self, folder: str) -> None:
+        """Have the keeper remove a folder if this process is killed."""
+        self._tell_keeper(f"{keeper.FOLDER}{folder}")
 
     def start(
         self,
@@ -187,6 +193,7 @@ class Processes:
 
     def _step(self, seconds: float) -> None:
         self._read_ready(seconds)
+        self.on_step()
         for child in self.running:
             for stream in child.streams:
                 self._show(stream, stream.noise.tick())

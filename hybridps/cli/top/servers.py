@@ -1,4 +1,4 @@
-"""`hybridps top`: shows the jobs of a running server, read from its Prometheus metrics over HTTP.
+"""Shows the jobs of a running server, read from its Prometheus metrics over HTTP.
 
 The command calls `watch`. `read` returns a server's figures, and `page` renders them; tests use these two as well.
 """
@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from hybridps.cli.top.table import PLAIN_WIDTH, Row, make_table, nbytes, number, printable
 from hybridps.errors import ServerError
 
 ANSWER_SECONDS = 5.0
@@ -30,21 +31,18 @@ NEWER_SECONDS = 5.0
 REFRESH_SECONDS = 1.0
 _RETRY_SECONDS = 0.2
 _LARGEST_ANSWER_BYTES = 64 << 20
-_PLAIN_WIDTH = 250
-_LONGEST_NAME = 48
 _JOB_COLUMNS = ("JOB", "GROUPS", "ROUNDS/S", "LAG", "SLOWEST GROUP", "IN/S", "OUT/S", "MEMORY", "REFUSED")
 _TABLE_COLUMNS = ("TABLE", "ROUNDS", "ROUNDS/S", "LAG", "SLOWEST GROUP", "LAST ROUND")
 _LABELS = ("tenant", "job", "table")
 
 Labels = tuple[str, ...]
-Row = tuple[str, ...]
 
 
 def watch(address: str, *, once: bool, tables: bool) -> None:
     """Show the figures of a server until Ctrl-C, or `once`. Raises ServerError if they cannot be read."""
     url = address if address.startswith(("http://", "https://")) else f"http://{address}/metrics"
     on_terminal = sys.stdout.isatty()
-    console = Console(width=None if on_terminal else _PLAIN_WIDTH)
+    console = Console(width=None if on_terminal else PLAIN_WIDTH)
     with contextlib.suppress(KeyboardInterrupt):
         last, shown = _two_snapshots(url)
         if once:
@@ -126,9 +124,9 @@ def read(url: str) -> Figures:
 
 def page(before: Figures, now: Figures, tables: bool = False) -> Group:
     """The figures `now`: a line about the process, one per job, on request one per table; rates since `before`."""
-    shown: list[Text | Table] = [Text(_process_line(now)), Text(), _table(_JOB_COLUMNS, job_rows(before, now))]
+    shown: list[Text | Table] = [Text(_process_line(now)), Text(), make_table(_JOB_COLUMNS, job_rows(before, now))]
     if tables:
-        shown += [Text(), _table(_TABLE_COLUMNS, table_rows(before, now))]
+        shown += [Text(), make_table(_TABLE_COLUMNS, table_rows(before, now))]
     return Group(*shown)
 
 
@@ -148,7 +146,7 @@ def job_rows(before: Figures, now: Figures) -> list[Row]:
             rows.append((name, *_job_progress(before, now, of_tenant[0]), *usage))
             continue
         groups = sum(now.of("job_groups", *job) or 0 for job in of_tenant)
-        rows.append((printable(tenant), _number(groups), "", "", "", *usage))
+        rows.append((printable(tenant), number(groups), "", "", "", *usage))
         for job in of_tenant:
             rows.append((f"  {printable(job[1])}", *_job_progress(before, now, job), "", "", "", ""))
     return rows
@@ -159,8 +157,8 @@ def table_rows(before: Figures, now: Figures) -> list[Row]:
     return [
         (
             printable("/".join(labels[1:] if labels[0] == labels[1] else labels)),
-            _number(now.of("table_rounds_total", *labels)),
-            _number(now.rate(before, "table_rounds_total", *labels)),
+            number(now.of("table_rounds_total", *labels)),
+            number(now.rate(before, "table_rounds_total", *labels)),
             *_lag(now, labels),
             f"{now.of('table_round_age_seconds', *labels) or 0:.0f} s ago",
         )
@@ -168,22 +166,12 @@ def table_rows(before: Figures, now: Figures) -> list[Row]:
     ]
 
 
-def printable(text: str) -> str:
-    """A name that somebody else chose, made safe for a terminal and cut to a bearable length.
-
-    >>> printable("w" + chr(27) + "[2J")
-    'w?[2J'
-    """
-    shown = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return shown if len(shown) <= _LONGEST_NAME else shown[: _LONGEST_NAME - 3] + "..."
-
-
 def _job_progress(before: Figures, now: Figures, job: Labels) -> Iterator[str]:
     """Groups, rounds per second, lag, slowest group. The fastest table counts, and the one that lags most."""
     tables = [labels for labels in now.labels("table_rounds_total") if labels[:2] == job]
     rates = [rate for labels in tables if (rate := now.rate(before, "table_rounds_total", *labels)) is not None]
-    yield _number(now.of("job_groups", *job) or 0)
-    yield _number(max(rates, default=None))
+    yield number(now.of("job_groups", *job) or 0)
+    yield number(max(rates, default=None))
     most_behind = max(tables, key=lambda labels: now.of("table_staleness_values", *labels) or 0, default=None)
     yield from ("-", "-") if most_behind is None else _lag(now, most_behind)
 
@@ -191,47 +179,24 @@ def _job_progress(before: Figures, now: Figures, job: Labels) -> Iterator[str]:
 def _lag(now: Figures, table: Labels) -> Row:
     """Lag of a table's slowest group in rounds, and which group that is; none is slowest if there is no lag."""
     lag = now.of("table_staleness_values", *table)
-    return _number(lag), _number(now.of("table_slowest_group", *table) if lag else None)
+    return number(lag), number(now.of("table_slowest_group", *table) if lag else None)
 
 
 def _tenant_usage(before: Figures, now: Figures, tenant: str) -> Row:
     """Bytes per second in and out, memory and its limit, refused requests."""
     memory, limit = now.of("tenant_memory_bytes", tenant), now.of("tenant_memory_limit_bytes", tenant)
     return (
-        _bytes(now.rate(before, "tenant_received_bytes_total", tenant)),
-        _bytes(now.rate(before, "tenant_sent_bytes_total", tenant)),
-        _bytes(memory) + (f" of {_bytes(limit)}" if limit is not None else ""),
-        _number(now.of("tenant_refused_total", tenant)),
+        nbytes(now.rate(before, "tenant_received_bytes_total", tenant)),
+        nbytes(now.rate(before, "tenant_sent_bytes_total", tenant)),
+        nbytes(memory) + (f" of {nbytes(limit)}" if limit is not None else ""),
+        number(now.of("tenant_refused_total", tenant)),
     )
 
 
 def _process_line(now: Figures) -> str:
     return (
-        f"up {now.uptime_seconds:.0f} s, {_number(now.of('threads'))} threads, backlog {_number(now.of('backlog'))}, "
-        f"memory {_bytes(now.of('process_resident_memory_bytes'))}, "
-        f"refused: {_number(now.of('refused_requests_total'))} requests, "
-        f"{_number(now.of('refused_connections_total'))} connections"
+        f"up {now.uptime_seconds:.0f} s, {number(now.of('threads'))} threads, backlog {number(now.of('backlog'))}, "
+        f"memory {nbytes(now.of('process_resident_memory_bytes'))}, "
+        f"refused: {number(now.of('refused_requests_total'))} requests, "
+        f"{number(now.of('refused_connections_total'))} connections"
     )
-
-
-def _table(columns: Row, rows: list[Row]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for number, word in enumerate(columns):
-        table.add_column(word, justify="left" if number == 0 else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}" if value == int(value) else f"{value:.1f}"
-
-
-def _bytes(value: float | None) -> str:
-    if value is None:
-        return "-"
-    for unit in ("B", "KB", "MB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.4g} GB"

@@ -1,0 +1,123 @@
+"""What a launch shows of itself while it runs: the live folder of its run, and its own status there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import replace
+
+import msgspec
+
+from hybridps.cli.run.children.output import Screen
+from hybridps.cli.run.groups.launched import LaunchedGroups
+from hybridps.cli.run.groups.lives import Lives
+from hybridps.cli.run.plan import Launch
+from hybridps.cli.run.run_log import RunLog
+from hybridps.cli.run.servers import LaunchedServers
+from hybridps.live import GroupStatus, LaunchStatus, Report, StatusFile
+from hybridps.live.folder import LiveFolder
+from hybridps.watch import Reader, Watcher, start_watcher
+from hybridps.watch.line import JobLine
+from hybridps.watch.slow import SlowGroups
+
+_MOST_REPORTS = 1000
+"""In a status: those of more workers would make it long."""
+
+
+class LaunchLive:
+    """The live folder of a launch. `launch` is the launch that was given, whose processes write there.
+
+    If the folder cannot be made, the screen says why, and the launch goes on unseen.
+    """
+
+    def __init__(self, launch: Launch, screen: Screen) -> None:
+        self.launch = launch
+        self._screen = screen
+        self._made: LiveFolder | None = None
+        self._file: StatusFile | None = None
+        self._line = JobLine()
+        self._groups = SlowGroups(launch.settings.slow_factor)
+        self._log: RunLog | None = None
+        self._watcher: Watcher | None = None
+        try:
+            self._made = LiveFolder(launch.settings.run_folder)
+        except OSError as error:
+            screen.message(f"`hybridps top` does not see this run: {error.strerror or error}")
+            return
+        settings = msgspec.structs.replace(launch.settings, live_folder=str(self._made.path))
+        self.launch = replace(launch, settings=settings)
+
+    @property
+    def entry(self) -> str | None:
+        """What is to be removed if this process is killed."""
+        return None if self._made is None else str(self._made.entry)
+
+    def begin(self, servers: LaunchedServers, groups: LaunchedGroups, lives: Lives, log: RunLog) -> None:
+        """Write the status of the launch from now on."""
+        if self._made is None:
+            return
+        self._log = log
+        settings, started_at, host = self.launch.settings, time.time(), socket.gethostname()
+
+        def status() -> LaunchStatus:
+            return LaunchStatus(
+                run=settings.launch or "",
+                host=host,
+                pid=os.getpid(),
+                started_at=started_at,
+                command=list(self.launch.command),
+                workers=sum(group.size for group in self.launch.groups),
+                groups=_groups(self.launch, groups, lives),
+                servers=[server.name for server in self.launch.servers],
+                lost_servers=[child.name for child in servers.children if child.status is not None],
+                run_folder=settings.run_folder,
+                reports=_reports(log),
+                slow={number: found.reason for number, found in list(self._groups.named.items())},
+                message=self._screen.said,
+            )
+
+        self._file = StatusFile(self._made.path, "launcher", status)
+        readers: list[Reader] = [self._line] if self._screen.shows_bars else []
+        if len(self.launch.groups) > 1:
+            readers.append(self._groups)
+        self._watcher, said = start_watcher(self._made.path, settings, readers)
+        if said:
+            self._screen.message(said)
+
+    def show(self) -> None:
+        """Show how far the job is, and say which groups are slow. On the thread of the screen."""
+        while self._groups.news:
+            text, event = self._groups.news.popleft()
+            if not self.launch.settings.quiet:
+                self._screen.message(text)
+            if self._log is not None:
+                self._log.note(event)
+        self._screen.show_job(self._line.text)
+
+    def close(self) -> None:
+        """The launch has ended."""
+        if self._watcher is not None:
+            self._watcher.close()
+        if self._file is not None:
+            self._file.close()
+        if self._made is not None:
+            self._made.close()
+
+
+def _groups(launch: Launch, groups: LaunchedGroups, lives: Lives) -> list[GroupStatus]:
+    """The groups that were started so far."""
+    return [
+        GroupStatus(
+            number=group.number,
+            size=group.size,
+            running=child.status is None,
+            restarts=lives.of[group.index],
+            status=child.status,
+        )
+        for group, child in zip(launch.groups, list(groups.children), strict=False)
+    ]
+
+
+def _reports(log: RunLog) -> list[Report]:
+    return [Report.of(event) for event in list(log.latest.values())[:_MOST_REPORTS]]

@@ -1,0 +1,219 @@
+"""Shows a run while it goes on: its workers, groups and servers, from the status files in its live folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live as Screen
+from rich.table import Table
+from rich.text import Text
+
+from hybridps.cli.top.table import PLAIN_WIDTH, Row, make_table, nbytes, number, printable
+from hybridps.live import Live, ServerStatus, WorkerStatus, read_live
+from hybridps.live.reading import Seen, clock, rate, report_of, silent_seconds, steps_per_second
+
+REFRESH_SECONDS = 1.0
+
+_WORKERS = (
+    *("WORKER", "GROUP", "HOST", "STEP", "STEPS/S", "STEP TIME", "PROGRAM", "COMPUTE", "WAITING", "COMMUNICATION"),
+    *("CPU", "EPOCH", "LOSS", "ACCURACY", "STATE"),
+)
+_GROUPS = (
+    *("GROUP", "WORKERS", "STEP", "BEHIND", "EXCHANGES", "TOOK", "DISTANCE", "LEFT OUT", "SENT/S", "RECEIVED/S"),
+    "STATE",
+)
+_SERVERS = ("SERVER", "HOST", "CPU", "GROUPS", "ROUNDS", "ROUNDS/S", "LAG", "IN/S", "OUT/S", "MEMORY", "STATE")
+
+
+def watch(folder: Path, *, once: bool) -> None:
+    """Show the run in a live folder until it is over or Ctrl-C, or `once`."""
+    on_terminal = sys.stdout.isatty()
+    console = Console(width=None if on_terminal else PLAIN_WIDTH)
+    with contextlib.suppress(KeyboardInterrupt):
+        before = read_live(folder)
+        if not before.is_over:
+            time.sleep(REFRESH_SECONDS)  # rates need two looks
+        now = read_live(folder)
+        if once:
+            console.print(page(before, now))
+            return
+        with Screen(page(before, now), console=console, screen=on_terminal, auto_refresh=False) as screen:
+            while not now.is_over:
+                time.sleep(REFRESH_SECONDS)
+                before, now = now, read_live(folder)
+                screen.update(page(before, now), refresh=True)
+        if on_terminal:  # the screen that was shown is gone
+            console.print(page(before, now))
+
+
+def page(before: Live, now: Live) -> Group:
+    """What is known of the run, with rates since an earlier look."""
+    tables: list[Table | Text] = [
+        make_table(_WORKERS, worker_rows(before, now), left=3),
+        Text(),
+        make_table(_GROUPS, group_rows(before, now)),
+    ]
+    if now.servers:
+        tables += [Text(), make_table(_SERVERS, server_rows(before, now), left=2)]
+    said = now.launch.status.message if now.launch is not None else ""
+    return Group(
+        *map(Text, headlines(before, now)), Text(), *tables, *([Text(), Text(printable(said))] if said else [])
+    )
+
+
+def headlines(before: Live, now: Live) -> list[str]:
+    """What the run is, and how far it is."""
+    workers = [seen.status for seen in now.workers.values()]
+    expected = max((status.workers for status in workers), default=0)
+    first = f"{len(workers)} of {expected} workers" if len(workers) < expected else f"{len(workers)} workers"
+    words = [first, f"{len(now.groups)} groups", f"{len(now.servers)} servers"]
+    algorithms = {status.algorithm for status in workers if status.algorithm}
+    launch = now.launch.status if now.launch is not None else None
+    began = launch or min(workers, key=lambda status: status.started_at, default=None)
+    if began is not None:
+        words.append(f"up {clock(began.seconds)}")
+    words += [f"step {now.steps}", f"{number(steps_per_second(before, now))} steps/s"]
+    if now.is_over:
+        words.append("over")
+    lines = [", ".join([*sorted(algorithms), *words])]
+    if launch is not None:
+        lines.append(printable(" ".join(launch.command)))
+    return lines
+
+
+def worker_rows(before: Live, now: Live) -> list[Row]:
+    """One row per worker."""
+    return [_worker_row(before, now, seen) for _, seen in sorted(now.workers.items())]
+
+
+def _worker_row(before: Live, now: Live, seen: Seen[WorkerStatus]) -> Row:
+    status = seen.status
+    earlier = before.workers.get(status.worker)
+    then = None if earlier is None else earlier.status
+    report = report_of(now, status.worker)
+    cpu = rate(then, status, "cpu_seconds")
+    return (
+        str(status.worker),
+        str(status.group),
+        printable(status.host),
+        str(status.steps),
+        number(rate(then, status, "steps")),
+        "-" if status.step_seconds is None else f"{1e3 * status.step_seconds:.3g} ms",
+        *shares(status),
+        "-" if cpu is None else f"{100 * cpu:.0f} %",
+        "-" if report is None else f"{report.epoch:g}",
+        "-" if report is None or report.loss is None else f"{report.loss:.4g}",
+        "-" if report is None or report.accuracy is None else f"{100 * report.accuracy:.1f} %",
+        state_of(seen, status.workers, now),
+    )
+
+
+def shares(status: WorkerStatus) -> Row:
+    """Of a step: the program before it begins the step, computing, waiting for other workers, communication."""
+    step, own, program = status.step_seconds, status.own_seconds, status.program_seconds
+    if not step or own is None:
+        return ("-",) * 4
+    waiting = min(status.waiting_seconds or 0.0, max(0.0, step - own))
+    parts = program, own - (program or 0.0), waiting, step - own - waiting
+    return tuple("-" if part is None else f"{100 * max(0.0, part) / step:.0f} %" for part in parts)
+
+
+def group_rows(before: Live, now: Live) -> list[Row]:
+    """One row per group: what its leader says."""
+    rows: list[Row] = []
+    for group, workers in now.groups.items():
+        leader = workers[0]
+        earlier = before.workers.get(leader.worker)
+        then = None if earlier is None else earlier.status
+        took = leader.exchange_seconds
+        rows.append(
+            (
+                str(group),
+                str(len(workers)),
+                str(leader.steps),
+                str(now.steps - leader.steps),
+                str(leader.exchanges) if leader.exchanges else "-",
+                "-" if took is None else f"{1e3 * took:.3g} ms",
+                "-" if leader.distance is None else f"{leader.distance:.3g}",
+                str(leader.skipped),
+                nbytes(rate(then, leader, "bytes_to_servers")),
+                nbytes(rate(then, leader, "bytes_from_servers")),
+                group_state(now, group, workers),
+            )
+        )
+    return rows
+
+
+def server_rows(before: Live, now: Live) -> list[Row]:
+    """One row per server."""
+    return [_server_row(before, seen) for _, seen in sorted(now.servers.items())]
+
+
+def _server_row(before: Live, seen: Seen[ServerStatus]) -> Row:
+    status = seen.status
+    earlier = before.servers.get(status.address)
+    then = None if earlier is None else earlier.status
+    cpu = rate(then, status, "cpu_seconds")
+    state = state_of(seen, 1, None)
+    return (
+        printable(status.address),
+        printable(status.host),
+        "-" if cpu is None else f"{100 * cpu:.0f} %",
+        str(status.groups),
+        number(status.rounds),
+        number(rate(then, status, "rounds")),
+        number(status.lag),
+        nbytes(rate(then, status, "received_bytes")),
+        nbytes(rate(then, status, "sent_bytes")),
+        nbytes(status.memory_bytes),
+        f"{state}, started again {status.life} times" if status.life else state,
+    )
+
+
+def state_of(seen: Seen[WorkerStatus] | Seen[ServerStatus], processes: int, now: Live | None) -> str:
+    """How a process is, in words."""
+    status = seen.status
+    if status.ended:
+        return "ended"
+    if is_gone(status):
+        return "gone"
+    if silent := silent_seconds(seen, processes):
+        return f"silent for {silent:.0f} s"
+    if isinstance(status, WorkerStatus) and status.slow is not None:
+        return f"slow: {status.factor:.1f} times as long ({printable(status.slow)})"
+    return "runs"
+
+
+def is_gone(status: WorkerStatus | ServerStatus) -> bool:
+    """Whether a process of this host is there no more, although it has not said that it ends."""
+    if status.host != socket.gethostname():
+        return False
+    try:
+        os.kill(status.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def group_state(now: Live, group: int, workers: list[WorkerStatus]) -> str:
+    """How a group is, as its launcher knows, or else as its workers are."""
+    known = now.launch.status.groups if now.launch is not None else []
+    for each in known:
+        if each.number == group:
+            again = f", started again {each.restarts} times" if each.restarts else ""
+            if each.running:
+                slow = now.launch.status.slow.get(group) if now.launch is not None else None
+                return f"slow ({printable(slow)}){again}" if slow else f"runs{again}"
+            return f"ended{again}" if not each.status else f"lost: exit status {each.status}{again}"
+    if all(status.ended for status in workers):
+        return "ended"
+    gone = [status.worker for status in workers if not status.ended and is_gone(status)]
+    return f"lost: worker {', '.join(map(str, gone))}" if gone else "runs"

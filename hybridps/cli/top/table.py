@@ -1,0 +1,60 @@
+"""How `hybridps top` writes tables, numbers and names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+PLAIN_WIDTH = 250
+"""Columns of output that is no terminal."""
+
+_LONGEST_NAME = 48
+
+Row = tuple[str, ...]
+
+
+def make_table(columns: Row, rows: Sequence[Row | Sequence[Text]], left: int = 1) -> Table:
+    """A table without lines; the first `left` columns and the last one with that name are words, the others numbers."""
+    table = Table(box=None, pad_edge=False)
+    for number, word in enumerate(columns):
+        is_word = number < left or word == "STATE"
+        table.add_column(word, justify="left" if is_word else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return table
+
+
+def printable(text: str) -> str:
+    """A name that somebody else chose, made safe for a terminal and cut to a bearable length.
+
+    >>> printable("w" + chr(27) + "[2J")
+    'w?[2J'
+    """
+    shown = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return shown if len(shown) <= _LONGEST_NAME else shown[: _LONGEST_NAME - 3] + "..."
+
+
+def number(value: float | None) -> str:
+    """Whole, or with one digit after the point; "-" if it is not known.
+
+    >>> number(3.0), number(3.14), number(None)
+    ('3', '3.1', '-')
+    """
+    return "-" if value is None else f"{value:.0f}" if value == int(value) else f"{value:.1f}"
+
+
+def nbytes(value: float | None) -> str:
+    """Bytes in words; "-" if they are not known.
+
+    >>> nbytes(999), nbytes(1.5e6), nbytes(None)
+    ('999 B', '1.5 MB', '-')
+    """
+    if value is None:
+        return "-"
+    for unit in ("B", "KB", "MB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.4g} GB"

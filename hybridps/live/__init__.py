@@ -1,0 +1,20 @@
+"""What a job shows of itself while it runs: small status files, and which workers are slow.
+
+Each worker, server and launcher writes a `StatusFile` into the live folder of its run (`folder`). `read_live` reads
+them all; `slow` compares workers. Anybody who can read the folder can watch the run, from any host.
+"""
+
+from hybridps.live.files import StatusFile
+from hybridps.live.reading import Live, read_live
+from hybridps.live.status import GroupStatus, LaunchStatus, Report, ServerStatus, WorkerStatus
+
+__all__ = [
+    "GroupStatus",
+    "LaunchStatus",
+    "Live",
+    "Report",
+    "ServerStatus",
+    "StatusFile",
+    "WorkerStatus",
+    "read_live",
+]

@@ -1,0 +1,75 @@
+"""Writes the status of a process into the live folder of its run, again and again."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from hybridps.live.status import Status
+
+WRITE_SECONDS = 0.5
+"""Time between two writes of a status."""
+
+_WORKERS_PER_SECOND = 400
+"""Writes of all processes together, at most: they may share a file server."""
+
+LARGEST_BYTES = 1 << 18
+"""Of a status file. A launcher's has the reports of its workers."""
+
+
+class StatusFile:
+    """A thread that writes what `make` returns to `<folder>/<name>.json`, whole or not at all.
+
+    `processes`: how many of them write, so that many write seldom. A status never ends a job: if it cannot be written,
+    the thread says so once on standard error, and ends.
+    """
+
+    def __init__(self, folder: Path, name: str, make: Callable[[], Status], processes: int = 1) -> None:
+        self._path = folder / f"{name}.json"
+        self._partial = folder / f".{name}.partial"
+        self._make = make
+        self._began = time.monotonic()
+        self._ended = threading.Event()
+        self._encoder = msgspec.json.Encoder()
+        self._seconds = max(WRITE_SECONDS, processes / _WORKERS_PER_SECOND)
+        self._thread = threading.Thread(target=self._run, name="hybridps-status", daemon=True)
+        if self._write():
+            self._thread.start()
+
+    def close(self) -> None:
+        """Write the last status: the process comes to its end in good order."""
+        if self._thread.ident is not None and not self._ended.is_set():
+            self._ended.set()
+            self._thread.join()
+            self._write(ended=True)
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._seconds):
+            if not self._write():
+                return
+
+    def _write(self, ended: bool = False) -> bool:
+        status = self._make()
+        status.seconds = time.monotonic() - self._began
+        status.cpu_seconds = time.process_time()
+        status.ended = ended
+        try:
+            self._partial.write_bytes(self._encoder.encode(status))
+            os.replace(self._partial, self._path)
+        except OSError as error:
+            with suppress(OSError, ValueError):
+                print(
+                    f"hybridps: {self._path} cannot be written ({error.strerror}), so `hybridps top` does not see it",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            return False
+        return True

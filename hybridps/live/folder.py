@@ -1,0 +1,117 @@
+"""Where the status files of a run lie, and how somebody finds the run that goes on.
+
+With a run folder they lie in its folder `live`. Without one they lie in a folder of the run below `runs_folder`, which
+is the user's own. There each run also has a link, so that `hybridps top` finds the newest run without being told. The
+process that has made such an entry removes it at its end, and the next run removes those of processes that were killed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from hybridps.errors import ConfigError
+
+LIVE = "live"
+"""The folder in a run folder."""
+
+
+class LiveFolder:
+    """The live folder of a run, made by its first process.
+
+    `run_folder`: of the run, if it has one. Raises OSError if nothing can be written there.
+    """
+
+    def __init__(self, run_folder: str | None) -> None:
+        path = None if run_folder is None else Path(run_folder).absolute() / LIVE
+        if path is not None:
+            path.mkdir(parents=True, exist_ok=True)
+            for old in path.glob("*.json"):
+                old.unlink(missing_ok=True)
+        try:
+            self.entry = _enter(path)
+        except FileNotFoundError:  # the last run that went on has removed the folder at this moment
+            self.entry = _enter(path)
+        self.path = path or self.entry
+
+    def close(self) -> None:
+        """Remove the entry; what lies in a run folder stays."""
+        _remove(self.entry)
+        with suppress(OSError):  # others go on
+            self.entry.parent.rmdir()
+
+
+def runs_folder() -> Path:
+    """The user's own folder for the runs that go on on this host. Raises OSError if another user has made it."""
+    path = Path(tempfile.gettempdir(), f".hybridps-{os.getuid()}")
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(13, f"{path} is not a folder of this user alone")
+    return path
+
+
+def find_live(run: str | None) -> Path:
+    """The live folder of a run: of its run folder, or of the newest run on this host. Raises ConfigError."""
+    if run is not None:
+        for path in (Path(run, LIVE), Path(run)):
+            if any(path.glob("worker-*.json")) or (path / "launcher.json").exists():
+                return path
+        raise ConfigError(
+            f"{run} has no folder `{LIVE}` that a run has written: give the folder of `hybridps run --run FOLDER`, or "
+            "the address HOST:PORT of a server's metrics"
+        )
+    try:
+        runs = runs_folder()
+    except OSError as error:
+        raise ConfigError(f"runs of this user cannot be found: {error.strerror}; give the run folder") from None
+    for entry in sorted(runs.iterdir(), reverse=True):
+        if _owner_lives(entry) and entry.exists():
+            return entry.resolve()
+    raise ConfigError("no run of this user goes on on this host: give its run folder, as in `hybridps top runs/mine`")
+
+
+def _enter(path: Path | None) -> Path:
+    """Make an entry for a run: a link to its live folder, or else that folder itself."""
+    runs = runs_folder()
+    _remove_dead(runs)
+    entry = runs / f"{time.time_ns():020d}-{socket.gethostname()}-{os.getpid()}"
+    if path is None:
+        entry.mkdir(mode=0o700)
+    else:
+        entry.symlink_to(path)
+    return entry
+
+
+def _remove_dead(runs: Path) -> None:
+    for entry in runs.iterdir():
+        if not _owner_lives(entry):
+            _remove(entry)
+
+
+def _owner_lives(entry: Path) -> bool:
+    """Whether the process that has made an entry runs; that of another host, or container, counts as if it did."""
+    began, _, number = entry.name.rpartition("-")
+    if not number.isdecimal():
+        return False
+    if began.partition("-")[2] != socket.gethostname():
+        return True
+    try:
+        os.kill(int(number), 0)
+    except (ProcessLookupError, PermissionError, OverflowError):
+        return False
+    return True
+
+
+def _remove(entry: Path) -> None:
+    with suppress(OSError):
+        if entry.is_symlink():
+            entry.unlink()
+        else:
+            shutil.rmtree(entry, ignore_errors=True)

@@ -1,0 +1,87 @@
+"""The status of a worker, made from its events."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hybridps import progress
+from hybridps.config import Settings
+from hybridps.events import (
+    Communicated,
+    Counted,
+    Evaluated,
+    Event,
+    Exchanged,
+    Paced,
+    Planned,
+    Recovered,
+    Skipped,
+    Slowed,
+)
+from hybridps.live.files import StatusFile
+from hybridps.live.status import Report, WorkerStatus
+
+
+class LiveWorker:
+    """Writes the status of this worker into a folder. `note` hears of each of its events; any thread may call it.
+
+    `steps`: how many it has done. `run`: as of `Status`.
+    """
+
+    def __init__(self, folder: Path, run: str, plan: Planned, settings: Settings, steps: Callable[[], int]) -> None:
+        self._steps = steps
+        self._exchanged_in = -1
+        self._status = WorkerStatus(
+            run=run,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started_at=time.time(),
+            worker=plan.worker,
+            workers=plan.workers,
+            group=plan.group,
+            groups=plan.groups,
+            group_rank=plan.group_rank,
+            algorithm=settings.algorithm,
+            life=settings.life,
+        )
+        progress.listeners.append(self._report)
+        self._file = StatusFile(folder, f"worker-{plan.worker}", self._now, plan.workers)
+
+    def note(self, event: Event) -> None:
+        """An event of this worker has happened."""
+        status = self._status
+        match event:
+            case Paced():
+                status.step_seconds, status.own_seconds = event.step_seconds, event.own_seconds
+                status.program_seconds, status.waiting_seconds = event.program_seconds, event.waiting_seconds
+            case Communicated():
+                status.bytes_to_servers, status.bytes_from_servers = event.bytes_to_servers, event.bytes_from_servers
+            case Exchanged():
+                status.exchanges += event.step != self._exchanged_in  # a step may exchange several tables
+                self._exchanged_in = event.step
+                status.exchange_seconds = event.took_seconds
+                status.distance = event.distance if event.distance == event.distance else None
+            case Skipped():
+                status.skipped += 1
+            case Counted():
+                status.groups, status.workers = event.groups, event.workers
+            case Slowed() if event.worker == status.worker:
+                status.factor, status.slow = event.own_seconds / event.others_seconds, event.reason
+            case Recovered() if event.worker == status.worker:
+                status.factor, status.slow = 1.0, None
+
+    def close(self) -> None:
+        """The worker has come to its end in good order."""
+        progress.listeners.remove(self._report)
+        self._file.close()
+
+    def _report(self, event: Evaluated) -> None:
+        self._status.report = Report.of(event)
+
+    def _now(self) -> WorkerStatus:
+        self._status.steps = self._steps()
+        return self._status

@@ -1,0 +1,146 @@
+"""How long each rank of a group takes for its own part of a step, and which ranks are slower than the others."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from hybridps.events import Paced, Recovered, Slowed
+from hybridps.live.slow import REASONS, Measured, SlowWorkers
+from hybridps.step.job_context import JobContext
+from hybridps.tensor_collectives import Levels
+
+WINDOW = 5
+"""Steps between two looks, at least."""
+
+WINDOW_SECONDS = 0.1
+"""About so long is between two looks, at least: a look takes a fraction of a millisecond."""
+
+_MOST_STEPS = 500
+_FIELDS = len(Measured._fields)
+
+
+class Pace:
+    """Measures the steps of a model, on the communication thread. All ranks of the group end the same steps.
+
+    Every few steps the ranks tell each other their medians. All of them then know who is slow; the leader says so, and
+    each rank writes what concerns it to its events. A step costs one store for each figure.
+    """
+
+    def __init__(self, levels: Levels, context: JobContext) -> None:
+        self._levels, self._context = levels, context
+        self.computes_before = False
+        """Whether the program computes before it begins a step, so that its part of a step is not known apart."""
+        size = levels.group.size
+        self._slow = SlowWorkers(context.settings.slow_factor, size)
+        self._told = np.zeros(size * _FIELDS)
+        self._steps = np.zeros((3, _MOST_STEPS))
+        """Since the last look: the time of each step, the rank's own, and that of its program."""
+        self._count = 0
+        self._window = WINDOW
+        self._done = 0
+        self._freed_at = self._ended_at = math.nan
+        self._cpu_seconds = time.process_time()
+        self._delayed: tuple[float, int] | None = None
+        """While this rank is suspected: how long its threads had waited for cores, and the steps done by then."""
+
+    def free(self) -> None:
+        """The program has what it waited for, and can go on: the sums of a step, or averaged weights."""
+        self._freed_at = time.monotonic()
+
+    def end_step(self, begun_at: float, last_gradient: float) -> None:
+        """All sums of a step are there. The times are on the monotonic clock: when the program began the step, and when
+        its last gradient arrived."""
+        ended, freed = time.monotonic(), self._freed_at
+        place = self._count % _MOST_STEPS
+        self._steps[0, place] = ended - self._ended_at
+        self._steps[1, place] = last_gradient - freed
+        self._steps[2, place] = min(max(begun_at, freed), last_gradient) - freed
+        self._ended_at = self._freed_at = ended
+        self._count += 1
+        self._done += 1
+        if self._count >= self._window:
+            self._look()
+            self._freed_at = self._ended_at = time.monotonic()
+
+    def _look(self) -> None:
+        """The ranks tell each other how long they take, and find who is slow."""
+        mine, rank = self._measure(), self._levels.group.rank
+        self._told[:] = 0.0
+        self._told[rank * _FIELDS : (rank + 1) * _FIELDS] = mine
+        if self._levels.group.size > 1:
+            self._levels.vote(0)  # waits asleep for a rank that is late
+            self._levels.group.allreduce_(self._told)
+        everyone = [Measured(*each) for each in self._told.reshape(-1, _FIELDS).tolist()]
+        if not any(math.isnan(each.step_seconds) for each in everyone):
+            self._compare(everyone, rank)
+            waited = max(each.own_seconds for each in everyone) - mine.own_seconds
+            self._context.events.emit(
+                Paced(
+                    self._done,
+                    mine.step_seconds,
+                    mine.own_seconds,
+                    None if self.computes_before else mine.program_seconds,
+                    waited,
+                )
+            )
+            self._window = max(WINDOW, min(_MOST_STEPS, math.ceil(WINDOW_SECONDS / everyone[0].step_seconds)))
+        self._count = 0
+
+    def _measure(self) -> Measured:
+        """The medians of this rank since the last look."""
+        known = self._steps[:, : min(self._count, _MOST_STEPS)]
+        step, own, program = (float(median(row)) for row in known.tolist())
+        cpu, before = time.process_time(), self._cpu_seconds
+        self._cpu_seconds = cpu
+        program = math.nan if self.computes_before else program
+        return Measured(step, own, program, (cpu - before) / self._count, self._delay())
+
+    def _delay(self) -> float:
+        """For how long in a step this rank's threads waited for a core, while it is suspected; else nan."""
+        if not self._slow.suspects(self._levels.group.rank):
+            self._delayed = None
+            return math.nan
+        before, self._delayed = self._delayed, (delayed_seconds(), self._done)
+        if before is None or before[1] == self._done:
+            return math.nan
+        return (self._delayed[0] - before[0]) / (self._done - before[1])
+
+    def _compare(self, everyone: list[Measured], rank: int) -> None:
+        first = self._context.worker - rank  # workers count from group to group
+        slow, recovered = self._slow.look(everyone)
+        says = rank == 0 and not self._context.settings.quiet
+        for place, found in slow.items():
+            worker = first + place
+            if rank in (0, place):
+                times = (found.own_seconds, found.others_seconds)
+                self._context.events.emit(Slowed(worker, self._done, *times, found.reason))
+            if says:
+                _say(
+                    f"worker {worker} is slow: its part of a step takes {1e3 * found.own_seconds:.3g} ms, and that of "
+                    f"the others {1e3 * found.others_seconds:.3g} ms; {REASONS[found.reason]}"
+                )
+        for place in recovered:
+            if rank in (0, place):
+                self._context.events.emit(Recovered(first + place, self._done))
+            if says:
+                _say(f"worker {first + place} keeps up with the others again")
+
+
+def delayed_seconds() -> float:
+    """How long the threads of this process have waited for a core so far, as Linux counts it; nan elsewhere."""
+    found = []
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError, IndexError, ValueError):  # a thread that has ended meanwhile
+            found.append(int(path.read_text().split()[1]))
+    return sum(found) / 1e9 if found else math.nan
+
+
+def _say(text: str) -> None:
+    print(f"hybridps: {text}", file=sys.stderr, flush=True)

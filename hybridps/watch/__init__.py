@@ -1,0 +1,10 @@
+"""Readers of a run that goes on: scalars for TensorBoard, metrics for Prometheus, and the line of the launcher.
+
+`Watcher` looks at the live folder once a second. The launcher has one, or without a launcher the first worker
+(`start_watcher`).
+"""
+
+from hybridps.watch.start import start_watcher
+from hybridps.watch.watcher import Reader, Watcher
+
+__all__ = ["Reader", "Watcher", "start_watcher"]

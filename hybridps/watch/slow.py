@@ -1,0 +1,120 @@
+"""Groups that are slower than the other groups of a job. Ranks compare themselves within their group only."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+
+from hybridps.events import Recovered, Slowed
+from hybridps.live import Live, WorkerStatus
+from hybridps.live.reading import rate
+from hybridps.live.slow import REASONS, Measured, Reason, Slow, SlowWorkers
+
+News = tuple[str, Slowed | Recovered]
+"""What is to be said, and the event that says it."""
+
+
+class SlowGroups:
+    """Compares the groups at each look: their workers' own part of a step, and how long their exchanges take."""
+
+    def __init__(self, factor: float) -> None:
+        self.news: deque[News] = deque()
+        """What has changed; another thread takes it from the left."""
+        self.named: dict[int, Slow] = {}
+        """The groups that are slow now."""
+        self._factor = factor
+        self._numbers: list[int] = []
+        self._steps = self._exchanges = SlowWorkers(factor, 0)
+
+    def look(self, before: Live, now: Live) -> None:
+        """Compare the groups. Those that joined begin the comparison anew."""
+        groups = now.groups
+        if [*groups] != self._numbers:
+            self._numbers = [*groups]
+            self._steps, self._exchanges = (SlowWorkers(self._factor, len(groups)) for _ in range(2))
+            self.named.clear()
+        measured = [_measured(before, workers) for workers in groups.values()]
+        exchanges = [_exchanging(before, workers[0]) for workers in groups.values()]
+        self._compare(groups, self._steps, measured, None)
+        self._compare(groups, self._exchanges, exchanges, "link")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _compare(
+        self,
+        groups: Mapping[int, list[WorkerStatus]],
+        comparison: SlowWorkers,
+        measured: list[Measured],
+        reason: Reason | None,
+    ) -> None:
+        changes = comparison.look(measured)
+        what = "exchange" if reason == "link" else "part of a step"
+        for place, found in changes.slow.items():
+            number, workers = self._numbers[place], groups[self._numbers[place]]
+            slow = found if reason is None else found._replace(reason=reason)
+            self.named[number] = slow
+            text = (
+                f"group {number} ({_names(workers)}) is slow: its {what} takes {1e3 * slow.own_seconds:.3g} ms, and "
+                f"that of the other groups {1e3 * slow.others_seconds:.3g} ms; {REASONS[slow.reason]}"
+            )
+            leader = workers[0]
+            times = slow.own_seconds, slow.others_seconds
+            self.news.append((text, Slowed(leader.worker, leader.steps, *times, slow.reason)))
+        for place in changes.recovered:
+            number, leader = self._numbers[place], groups[self._numbers[place]][0]
+            self.named.pop(number, None)
+            text = f"group {number} keeps up with the other groups again"
+            self.news.append((text, Recovered(leader.worker, leader.steps)))
+
+
+def _measured(before: Live, workers: list[WorkerStatus]) -> Measured:
+    """The median worker of a group; an own time of nan if it has done no step since the last look."""
+    moved = [status for status in workers if status.own_seconds is not None and _has_moved(before, status)]
+    if not moved:
+        return Measured(math.nan, math.nan, math.nan, math.nan)
+
+    def of(values: list[float | None]) -> float:
+        known = [value for value in values if value is not None]
+        return median(known) if known else math.nan
+
+    return Measured(
+        of([status.step_seconds for status in moved]),
+        of([status.own_seconds for status in moved]),
+        of([status.program_seconds for status in moved]),
+        of([_cpu_of_step(_then(before, status), status) for status in moved]),
+    )
+
+
+def _cpu_of_step(then: WorkerStatus | None, now: WorkerStatus) -> float | None:
+    """CPU time for each step since the last look."""
+    if then is None or then.steps == now.steps or rate(then, now, "cpu_seconds") is None:
+        return None
+    return (now.cpu_seconds - then.cpu_seconds) / (now.steps - then.steps)
+
+
+def _exchanging(before: Live, leader: WorkerStatus) -> Measured:
+    """What the last exchange of a group took; an own time of nan if it made none since the last look."""
+    then = _then(before, leader)
+    took = leader.exchange_seconds
+    if then is None or took is None or then.exchanges == leader.exchanges:
+        took = math.nan
+    return Measured(leader.step_seconds or 0.0, took, math.nan, math.nan)
+
+
+def _has_moved(before: Live, status: WorkerStatus) -> bool:
+    then = _then(before, status)
+    return then is not None and then.steps < status.steps
+
+
+def _then(before: Live, status: WorkerStatus) -> WorkerStatus | None:
+    seen = before.workers.get(status.worker)
+    return None if seen is None else seen.status
+
+
+def _names(workers: list[WorkerStatus]) -> str:
+    numbers = ", ".join(str(status.worker) for status in workers[:4])
+    more = f" and {len(workers) - 4} more" if len(workers) > 4 else ""
+    return f"worker {numbers}{more} on {workers[0].host}"

@@ -1,0 +1,67 @@
+"""Looks at a run once a second, for all who want to know how it goes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from hybridps.live import Live, read_live
+
+LOOK_SECONDS = 1.0
+"""Time between two looks."""
+
+_PROCESSES_PER_SECOND = 500
+"""Statuses that are read, at most."""
+
+
+class Reader(Protocol):
+    """Who wants to know how a run goes."""
+
+    def look(self, before: Live, now: Live) -> None:
+        """What the run shows now, and at the last look. On the watcher's thread."""
+
+    def close(self) -> None:
+        """There are no more looks."""
+
+
+class Watcher:
+    """A thread that reads the live folder of a run, and tells its readers. A reader that fails is left out from then
+    on, and never ends the run.
+    """
+
+    def __init__(self, folder: Path, readers: Sequence[Reader]) -> None:
+        self._folder = folder
+        self._readers = list(readers)
+        self._before = read_live(folder)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hybridps-watcher", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """A last look, and the end of the readers."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._thread.join()
+        self._look()
+        for reader in self._readers:
+            reader.close()
+
+    def _run(self) -> None:
+        while not self._ended.wait(max(LOOK_SECONDS, len(self._before.workers) / _PROCESSES_PER_SECOND)):
+            self._look()
+
+    def _look(self) -> None:
+        before, self._before = self._before, read_live(self._folder)
+        for reader in list(self._readers):
+            try:
+                reader.look(before, self._before)
+            except OSError as error:
+                self._readers.remove(reader)
+                with suppress(OSError, ValueError):
+                    what = f"hybridps: {type(reader).__name__} stops: {error.strerror or error}"
+                    print(what, file=sys.stderr, flush=True)

@@ -1,0 +1,55 @@
+"""Ranks of a group find out who of them is slow; ranks are threads."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import test_step
+
+from hybridps.events import Event, Paced, Recovered, Slowed
+
+pytestmark = pytest.mark.timeout(60)
+
+KEYS = list(test_step.KEYS)
+USUAL_SECONDS, LONGER_SECONDS = 0.01, 0.05
+"""What a rank's own part of a step takes: it does nothing for so long."""
+
+SLOW_STEPS = range(20, 50)
+
+
+def train(model: test_step.Model, slow: int | None, steps: int) -> list[Event]:
+    """The events of a rank; the rank `slow` takes longer in some steps."""
+    events: list[Event] = []
+    model.schedule._context.events.listen = events.append
+    for step in range(steps):
+        time.sleep(LONGER_SECONDS if model.rank == slow and step in SLOW_STEPS else USUAL_SECONDS)
+        model.step(KEYS, 1.0)
+    return events
+
+
+def test_a_slow_rank_is_named_within_20_steps_and_recovers() -> None:
+    events = test_step.on_ranks(3, lambda model: train(model, 1, 90))
+    of_leader, of_slow, of_other = (
+        [event for event in each if isinstance(event, (Slowed, Recovered))] for each in events
+    )
+    assert of_leader == of_slow
+    assert of_other == []
+    slowed, recovered = of_leader
+    assert (slowed.worker, recovered.worker) == (1, 1)
+    assert SLOW_STEPS.start < slowed.steps <= SLOW_STEPS.start + 20
+    assert recovered.steps > SLOW_STEPS.stop
+    assert slowed.own_seconds > LONGER_SECONDS > slowed.others_seconds
+    paced = [event for event in events[0] if isinstance(event, Paced)]
+    assert len(paced) >= 9
+    assert max(event.waiting_seconds for event in paced) > LONGER_SECONDS - 2 * USUAL_SECONDS
+
+
+def test_a_rank_alone_measures_itself() -> None:
+    (events,) = test_step.on_ranks(1, lambda model: train(model, None, 25))
+    paced = [event for event in events if isinstance(event, Paced)]
+    assert paced[0].steps <= 10
+    for event in paced:
+        assert USUAL_SECONDS < event.own_seconds <= event.step_seconds
+        assert USUAL_SECONDS < event.program_seconds <= event.own_seconds
+        assert event.waiting_seconds == 0.0

@@ -1,0 +1,111 @@
+"""Where the status files of a run lie, and what is read of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hybridps.errors import ConfigError
+from hybridps.live import Live, StatusFile, WorkerStatus, read_live
+from hybridps.live.folder import LiveFolder, find_live, runs_folder
+from hybridps.live.reading import Seen, rate, silent_seconds
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+def status(worker: int = 0, run: str = "a", **more) -> WorkerStatus:
+    place = {"worker": worker, "workers": 2, "group": 0, "groups": 1, "group_rank": worker}
+    return WorkerStatus(**{"run": run, "host": "h", "pid": 1, "started_at": 0.0} | place | more)
+
+
+def written(folder: Path, *found: WorkerStatus) -> Live:
+    for each in found:
+        StatusFile(folder, f"worker-{each.worker}", lambda each=each: each).close()
+    return read_live(folder)
+
+
+def test_the_newest_run_is_found_until_it_has_ended(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run of this user goes on"):
+        find_live(None)
+    first, second = LiveFolder(None), LiveFolder(str(tmp_path / "run"))
+    assert find_live(None) == second.path == tmp_path / "run" / "live"
+    second.close()
+    assert find_live(None) == first.path
+    first.close()
+    assert not list(tmp_path.glob(".hybridps-*"))
+    assert second.path.is_dir()  # what lies in a run folder stays
+
+
+def test_a_run_folder_is_found_by_what_was_written_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no folder `live`"):
+        find_live(str(tmp_path))
+    made = LiveFolder(str(tmp_path / "run"))
+    written(made.path, status())
+    made.close()
+    assert find_live(str(tmp_path / "run")) == find_live(str(made.path)) == made.path
+
+
+def test_what_a_killed_run_has_left_is_removed_and_that_of_other_hosts_is_not(tmp_path: Path) -> None:
+    ended = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(ended, 0)
+    made = LiveFolder(None)
+    left, elsewhere = (
+        made.entry.with_name(f"00000000000000000001-{name}") for name in (f"{_host()}-{ended}", f"other-host-{ended}")
+    )
+    left.mkdir()
+    elsewhere.mkdir()
+    LiveFolder(None).close()
+    assert not left.exists()
+    assert elsewhere.exists()
+
+
+def _host() -> str:
+    return os.uname().nodename
+
+
+def test_a_folder_that_others_can_write_to_is_refused() -> None:
+    runs_folder().chmod(0o777)
+    with pytest.raises(PermissionError, match="is not a folder of this user alone"):
+        LiveFolder(None)
+
+
+def test_a_new_run_removes_what_an_earlier_one_has_written(tmp_path: Path) -> None:
+    first = LiveFolder(str(tmp_path / "run"))
+    written(first.path, status())
+    assert [*read_live(LiveFolder(str(tmp_path / "run")).path).workers] == []
+
+
+def test_only_the_newest_run_and_only_whole_files_are_read(tmp_path: Path) -> None:
+    found = written(tmp_path, status(0, "old", started_at=1.0), status(1, "new", started_at=2.0))
+    assert [*found.workers] == [1]
+    assert found.workers[1].status.ended
+    assert found.is_over
+    (tmp_path / "worker-2.json").write_bytes(b'{"run": "new", "work')
+    (tmp_path / "worker-3.json").write_bytes(b" " * (1 << 20))
+    assert [*read_live(tmp_path).workers] == [1]
+
+
+def test_rates_are_of_one_life_of_a_process() -> None:
+    then, now = status(steps=10, seconds=1.0), status(steps=30, seconds=3.0)
+    assert rate(then, now, "steps") == 10.0
+    assert rate(None, now, "steps") is None
+    assert rate(then, status(steps=30, seconds=3.0, started_at=5.0), "steps") is None
+    assert rate(now, now, "steps") is None
+
+
+def test_a_process_is_silent_when_its_file_is_old(tmp_path: Path) -> None:
+    live = StatusFile(tmp_path, "worker-0", status)
+    assert silent_seconds(read_live(tmp_path).workers[0], 1) == 0.0
+    live.close()
+    assert silent_seconds(Seen(status(), 60.0), 1) == 60.0
+    assert silent_seconds(Seen(status(ended=True), 60.0), 1) == 0.0
+
+
+def test_a_status_that_cannot_be_written_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    StatusFile(tmp_path / "nowhere", "worker-0", status).close()
+    assert capfd.readouterr().err.count("cannot be written (No such file or directory)") == 1

@@ -1,0 +1,74 @@
+"""Groups that are slower than the others, as a launcher sees them in the status files of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hybridps.events import Recovered, Slowed
+from hybridps.live import Live, WorkerStatus
+from hybridps.live.reading import Seen
+from hybridps.live.slow import LOOKS
+from hybridps.watch.slow import SlowGroups
+
+
+def worker(number: int, second: int, **more) -> WorkerStatus:
+    given = {
+        "step_seconds": 0.1,
+        "own_seconds": 0.08,
+        "program_seconds": 0.01,
+        "steps": 10 * second,
+        "exchanges": second,
+    }
+    place = {"worker": number, "workers": 3, "group": number, "groups": 3, "group_rank": 0}
+    return WorkerStatus(
+        run="r", host="h", pid=1, started_at=0.0, seconds=second, cpu_seconds=0.8 * second, **place, **given | more
+    )
+
+
+def watched(groups: SlowGroups, seconds: range, slow: Mapping[str, float]) -> list[tuple[str, object]]:
+    """What is new after some looks, one a second, at three groups of which the last one has these figures."""
+    for second in seconds:
+        before, now = (
+            Live({n: Seen(worker(n, s, **(slow if n == 2 else {})), 0.0) for n in range(3)}, {}, None)
+            for s in (second - 1, second)
+        )
+        groups.look(before, now)
+    found = [*groups.news]
+    groups.news.clear()
+    return found
+
+
+def test_a_group_is_named_after_three_looks_and_recovers() -> None:
+    groups, slow = SlowGroups(1.5), {"own_seconds": 0.2, "step_seconds": 0.22, "program_seconds": 0.13}
+    assert watched(groups, range(1, LOOKS), slow) == []
+    (said, event), *rest = watched(groups, range(LOOKS, 10), slow)
+    assert not rest
+    assert said.startswith(
+        "group 2 (worker 2 on h) is slow: its part of a step takes 200 ms, and that of the other groups"
+    )
+    assert event == Slowed(2, 10 * LOOKS, 0.2, 0.08, "loader")
+    assert groups.named[2].reason == "loader"
+    ((said, event),) = watched(groups, range(10, 20), {})
+    assert said == "group 2 keeps up with the other groups again"
+    assert isinstance(event, Recovered)
+    assert not groups.named
+
+
+def test_a_group_whose_exchanges_take_longer_has_a_slow_link() -> None:
+    given = {"exchange_seconds": 0.9}
+    groups = SlowGroups(1.5)
+    assert watched(groups, range(1, 10), given) == []  # the others exchange nothing
+    everyone = SlowGroups(1.5)
+    for second in range(1, LOOKS + 1):
+        before, now = (
+            Live({n: Seen(worker(n, s, exchange_seconds=0.9 if n == 1 else 0.2), 0.0) for n in range(3)}, {}, None)
+            for s in (second - 1, second)
+        )
+        everyone.look(before, now)
+    ((said, event),) = everyone.news
+    assert "its exchange takes 900 ms, and that of the other groups 200 ms" in said
+    assert event.reason == "link"
+
+
+def test_a_group_without_steps_is_not_compared() -> None:
+    assert watched(SlowGroups(1.5), range(1, 10), {"own_seconds": 0.5, "steps": 7}) == []
