@@ -16,8 +16,9 @@ import msgspec
 
 from hybridps.addresses import Scheduler
 from hybridps.cli.compare.plan import NativeJob
+from hybridps.cli.run.children.child import Child
 from hybridps.cli.run.children.output import Screen
-from hybridps.cli.run.children.processes import Child, Processes
+from hybridps.cli.run.children.processes import Processes
 from hybridps.cli.run.mpirun import rank_environment
 from hybridps.cli.run.run_log import RunLog
 from hybridps.cli.serve.mxnet import reserved_port

@@ -6,9 +6,10 @@ import signal
 import sys
 from contextlib import ExitStack
 
+from hybridps.cli.run.children.child import Child, running
 from hybridps.cli.run.children.log_files import LogFiles, LoggedScreen
 from hybridps.cli.run.children.output import Screen
-from hybridps.cli.run.children.processes import Child, Processes, running
+from hybridps.cli.run.children.processes import Processes
 from hybridps.cli.run.groups.ending import how_ended
 from hybridps.cli.run.groups.launched import LaunchedGroups, group_name, worker_names
 from hybridps.cli.run.groups.lives import Lives

@@ -10,8 +10,9 @@ from contextlib import ExitStack
 from itertools import chain, groupby
 from pathlib import Path
 
+from hybridps.cli.run.children.child import Child, running
 from hybridps.cli.run.children.output import Screen
-from hybridps.cli.run.children.processes import Child, Processes, running
+from hybridps.cli.run.children.processes import Processes
 from hybridps.cli.run.groups.command import Command
 from hybridps.cli.run.groups.ending import Told, how_ended
 from hybridps.cli.run.plan import Launch, ServerLaunch

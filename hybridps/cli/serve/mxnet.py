@@ -12,8 +12,9 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from hybridps.addresses import Scheduler
+from hybridps.cli.run.children.child import Child
 from hybridps.cli.run.children.output import Screen
-from hybridps.cli.run.children.processes import Child, Processes
+from hybridps.cli.run.children.processes import Processes
 from hybridps.cli.run.plan.servers import check_unsecured
 from hybridps.config import Settings
 from hybridps.errors import ConfigError, ServerError

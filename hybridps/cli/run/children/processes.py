@@ -14,14 +14,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import IO
 
 from hybridps.cli.run.children import keeper
+from hybridps.cli.run.children.child import Child, Stream, open_streams
 from hybridps.cli.run.children.output import ERR, OUT, NoiseFilter, Screen
 from hybridps.cli.run.children.rank_lines import RankSplitter
 from hybridps.errors import FAILED, ConfigError
@@ -31,52 +30,6 @@ _MARK = "_HYBRIDPS_CHILD"
 _SET_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _TICK_SECONDS = 0.2
 _DRAIN_SECONDS = 2.0
-
-
-@dataclass
-class _Stream:
-    """Standard output or standard error of a child."""
-
-    child: Child
-    kind: str
-    pipe: IO[bytes]
-    noise: NoiseFilter
-    splitter: RankSplitter
-
-
-@dataclass
-class Child:
-    """A process started by `Processes.start`."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    on_line: Callable[[str], bool]
-    """Called with each line of standard output; if it returns true, the line is not shown."""
-    names: Mapping[int, str]
-    """The names of its ranks, whose lines are shown under them."""
-    mark: str
-    """A variable in its environment, which its descendants inherit."""
-    streams: list[_Stream] = field(default_factory=list)
-    status: int | None = None
-    """Exit status as a shell counts it, 128 + n for signal n; None while the process runs."""
-    first_rank: int | None = None
-    """The rank that ended first, if mpirun named one; known once there is a status."""
-    vanished: bool = False
-    """Whether that rank exited without ending its part in MPI, perhaps with 0."""
-    lost_host: str = ""
-    """The host that mpirun could no longer reach."""
-    end: int | None = None
-    """A descriptor that can be read when the process ends, where the kernel has such."""
-
-    def name_of(self, rank: int | None) -> str:
-        """Under which name a line of this rank is shown; None: of no single one."""
-        return self.name if rank is None else self.names.get(rank, self.name)
-
-    def tell(self, line: str) -> None:
-        """Write a line to the standard input of a child that listens, unless it has ended or reads nothing."""
-        if self.process.stdin is not None:
-            with contextlib.suppress(OSError):
-                os.write(self.process.stdin.fileno(), f"{line}\n".encode())
 
 
 class Processes:
@@ -155,7 +108,7 @@ class Processes:
             self._selector.register(child.end, selectors.EVENT_READ)
         for kind, pipe in ((OUT, process.stdout), (ERR, process.stderr)):
             if pipe is not None:
-                child.streams.append(_Stream(child, kind, pipe, NoiseFilter(blocks=kind == ERR), RankSplitter(tag)))
+                child.streams.append(Stream(child, kind, pipe, NoiseFilter(blocks=kind == ERR), RankSplitter(tag)))
                 self._selector.register(pipe, selectors.EVENT_READ, child.streams[-1])
         return child
 
@@ -207,7 +160,7 @@ class Processes:
             else:
                 self._selector.unregister(key.fileobj)  # a process has ended, which `_step` sees
 
-    def _read(self, stream: _Stream) -> None:
+    def _read(self, stream: Stream) -> None:
         data = os.read(stream.pipe.fileno(), 1 << 16)
         if not data:
             self._close(stream)
@@ -217,15 +170,15 @@ class Processes:
         rank, line = stream.splitter.transient
         self._screen.transient(stream.child.name_of(rank), line, stream.kind)
 
-    def _take(self, stream: _Stream, rank: int | None, line: str) -> None:
+    def _take(self, stream: Stream, rank: int | None, line: str) -> None:
         self._show(stream, stream.noise.feed(line) if rank is None else [line], rank)
 
-    def _show(self, stream: _Stream, lines: Sequence[str], rank: int | None = None) -> None:
+    def _show(self, stream: Stream, lines: Sequence[str], rank: int | None = None) -> None:
         for line in lines:
             if stream.kind == ERR or not stream.child.on_line(line):
                 self._screen.line(stream.child.name_of(rank), line, stream.kind)
 
-    def _close(self, stream: _Stream) -> None:
+    def _close(self, stream: Stream) -> None:
         self._selector.unregister(stream.pipe)
         for rank, line in stream.splitter.end():
             self._take(stream, rank, line)
@@ -239,9 +192,9 @@ class Processes:
         self._forget_end(child)
         self._end_orphans(child.mark)
         end = time.monotonic() + _DRAIN_SECONDS
-        while _open_streams(child) and time.monotonic() < end:
+        while open_streams(child) and time.monotonic() < end:
             self._read_ready(_TICK_SECONDS)
-        for stream in _open_streams(child):
+        for stream in open_streams(child):
             self._close(stream)
         for stream in child.streams:
             self._show(stream, stream.noise.end())
@@ -276,7 +229,7 @@ class Processes:
             self._forget_end(child)
             if child.process.stdin is not None:
                 child.process.stdin.close()
-            for stream in _open_streams(child):
+            for stream in open_streams(child):
                 with contextlib.suppress(OSError):
                     self._close(stream)
         self._selector.close()
@@ -287,15 +240,6 @@ class Processes:
     def _tell_keeper(self, line: str) -> None:
         with contextlib.suppress(OSError):  # it was killed
             os.write(self._keeper.stdin.fileno(), f"{line}\n".encode())  # type: ignore[union-attr]
-
-
-def running(children: Sequence[Child]) -> list[Child]:
-    """Those of the children that have not ended."""
-    return [child for child in children if child.status is None]
-
-
-def _open_streams(child: Child) -> list[_Stream]:
-    return [stream for stream in child.streams if not stream.pipe.closed]
 
 
 def _has(pid: int, mark: str) -> bool:

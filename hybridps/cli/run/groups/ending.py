@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
-from hybridps.cli.run.children.processes import Child
+from hybridps.cli.run.children.child import Child
 from hybridps.cli.run.plan import Launch
 from hybridps.cli.run.run_log import RunLog
 from hybridps.cli.told import done_of, end_of

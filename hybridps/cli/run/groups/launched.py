@@ -6,8 +6,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
+from hybridps.cli.run.children.child import Child, running
 from hybridps.cli.run.children.output import Screen
-from hybridps.cli.run.children.processes import Child, Processes, running
+from hybridps.cli.run.children.processes import Processes
 from hybridps.cli.run.groups.command import announces, command_of_group
 from hybridps.cli.run.groups.environment import environment_of_groups
 from hybridps.cli.run.groups.starting import Starting

@@ -1,0 +1,68 @@
+"""A child process of a launch, and the pipes that its output comes through."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO
+
+from hybridps.cli.run.children.output import NoiseFilter
+from hybridps.cli.run.children.rank_lines import RankSplitter
+
+
+@dataclass
+class Stream:
+    """Standard output or standard error of a child."""
+
+    child: Child
+    kind: str
+    pipe: IO[bytes]
+    noise: NoiseFilter
+    splitter: RankSplitter
+
+
+@dataclass
+class Child:
+    """A process started by `Processes.start`."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    on_line: Callable[[str], bool]
+    """Called with each line of standard output; if it returns true, the line is not shown."""
+    names: Mapping[int, str]
+    """The names of its ranks, whose lines are shown under them."""
+    mark: str
+    """A variable in its environment, which its descendants inherit."""
+    streams: list[Stream] = field(default_factory=list)
+    status: int | None = None
+    """Exit status as a shell counts it, 128 + n for signal n; None while the process runs."""
+    first_rank: int | None = None
+    """The rank that ended first, if mpirun named one; known once there is a status."""
+    vanished: bool = False
+    """Whether that rank exited without ending its part in MPI, perhaps with 0."""
+    lost_host: str = ""
+    """The host that mpirun could no longer reach."""
+    end: int | None = None
+    """A descriptor that can be read when the process ends, where the kernel has such."""
+
+    def name_of(self, rank: int | None) -> str:
+        """Under which name a line of this rank is shown; None: of no single one."""
+        return self.name if rank is None else self.names.get(rank, self.name)
+
+    def tell(self, line: str) -> None:
+        """Write a line to the standard input of a child that listens, unless it has ended or reads nothing."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                os.write(self.process.stdin.fileno(), f"{line}\n".encode())
+
+
+def running(children: Sequence[Child]) -> list[Child]:
+    """Those of the children that have not ended."""
+    return [child for child in children if child.status is None]
+
+
+def open_streams(child: Child) -> list[Stream]:
+    return [stream for stream in child.streams if not stream.pipe.closed]
