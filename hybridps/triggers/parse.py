@@ -1,4 +1,4 @@
-"""From text to a trigger."""
+"""Make a trigger from text."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _OPTIONAL = (EventGrad,)
 
 
 def parse(text: str) -> AnyTrigger:
-    """The trigger of a text such as `every:10`, `change:0.05,silence=100` or `budget:10MB/s`.
+    """Return the trigger that a text such as `every:10`, `change:0.05,silence=100` or `budget:10MB/s` describes.
 
     Options follow after commas: `silence=STEPS`, `check=STEPS`, `chunk=BYTES` (of `change`), `first=STEPS` (of
-    `eventgrad`), `epoch=STEPS` (of `budget`) and `share=PART` (of `adapt`). `inf` is allowed where a threshold is
-    infinite. Raises ConfigError, with the nearest name, for what is unknown.
+    `eventgrad`), `epoch=STEPS` (of `budget`) and `share=PART` (of `adapt`). `inf` is allowed where a threshold can be
+    infinite. Raises ConfigError, with the nearest name, for an unknown trigger or option.
     """
     head, *options = (part.strip() for part in text.split(","))
     name, _, argument = head.partition(":")
@@ -61,7 +61,7 @@ def parse(text: str) -> AnyTrigger:
 
 
 def _options(text: str, name: str, kind: type[AnyTrigger], options: list[str]) -> dict[str, Any]:
-    """The options by name. Raises ConfigError for one that the trigger does not have."""
+    """Return the options by name. Raises ConfigError for one that the trigger does not have."""
     usual = {_ARGUMENT.get(kind), "nbytes", "per"}
     known = [field for field in kind.__struct_fields__ if field not in usual] + ["epoch"] * (kind is Budget)
     given = {}
