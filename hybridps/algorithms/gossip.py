@@ -67,7 +67,7 @@ def gossiping(asked: Asked, exchange: Literal["symmetric", "pull", "push"], usua
 
 
 class Gossip(AverageWeights):
-    """One rank's part in an algorithm that gossips. `Algorithm` documents the methods. A single group never averages."""
+    """One rank's part in an algorithm that gossips. `Algorithm` documents the methods. One group never averages."""
 
     def __init__(self, levels: Levels, tier: Tier, row: Row, workers: int) -> None:
         super().__init__(levels, tier, row, workers)

@@ -27,24 +27,24 @@ def _letting_nan_win(combine: np.ufunc) -> MPI.Op:
 
 
 LETS_NAN_WIN = {"max": _letting_nan_win(np.maximum), "min": _letting_nan_win(np.minimum)}
-"""For floats, where NaN wins as in NumPy."""
+"""Operations for floats in which NaN takes precedence, as in NumPy."""
 
-# For a large buffer the library would map new scratch memory in each call, which costs more than the reduction.
-# Pieces of this size fit its scratch memory and the cache.
+# For a large buffer the library would map new scratch memory in each call, which costs more than the reduction. Pieces
+# of this size fit its scratch memory and the cache.
 PIECE_BYTES = 2 << 20
 
 SMALL_BYTES = 32 << 10
-"""Up to this size the group polls an operation. Larger operations block, once all ranks have come."""
+"""Up to this size the group polls an operation. Larger operations block, once all ranks have begun them."""
 
 LOOKS = 500
 """How often a wait polls before it sleeps."""
 
 
 class MPIGroup:
-    """The Group of an MPI communicator. It owns the communicator: `free` frees it.
+    """The Group of an MPI communicator, which it owns: `free` frees the communicator.
 
-    Every wait for other ranks ends after `deadline_seconds`, and sleeps after a short spin. With a `ledger`, in which
-    this conversation has its `name`, a wait for a rank that has left ends soon.
+    Every wait for other ranks ends after `deadline_seconds`, and sleeps after a short spin. `ledger`: knows this
+    conversation by `name`, and ends a wait for a rank that has left.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class MPIGroup:
 
     def farewell(self) -> None:
         self.deadline_seconds = math.inf
-        if self._ledger is None or self._name:  # the ledger is that of the world
+        if self._ledger is None or self._name:  # without a name this is the world, to which the ledger belongs
             self.barrier()
             return
         ledger, self._ledger = self._ledger, None
@@ -131,7 +131,7 @@ class MPIGroup:
             self.communicator.Free()
 
     def _all_come(self, what: str, array: np.ndarray) -> None:
-        """Return when all ranks have come. The library itself would wait for ever for a missing rank.
+        """Return when all ranks have begun the operation. The library itself would wait forever for a missing rank.
 
         Raises LayoutError, on all ranks, if their arrays differ in size or dtype.
         """
@@ -173,7 +173,7 @@ def _pieces(array: np.ndarray) -> list[np.ndarray]:
 
 
 def why_no_device_memory() -> str:
-    """Why the MPI library cannot send from GPU memory; empty if it can, as CUDA-aware MPI libraries do."""
+    """Return why the MPI library cannot send from GPU memory; empty if it can, as CUDA-aware MPI libraries do."""
     # Open MPI and MPICH have this function. mpi4py does not expose it, but links to the library.
     query = getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", None)
     if query is None:

@@ -1,4 +1,4 @@
-"""The session: the part of this process in the MPI world of a job, from start to end."""
+"""The session: this process's part in the MPI world of a job, from start to end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Hello(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Session:
-    """The plan, groups, events and watchdog of a rank. Made by `open_session`; a context manager.
+    """The plan, groups, events and watchdog of a rank. `open_session` makes it; it is a context manager.
 
     Leaving the context with an exception ends the group on all of its ranks.
     """
@@ -41,7 +41,7 @@ class Session:
     def __init__(self, settings: Settings, plan: Plan, place: Place, world: Group, hosts: int) -> None:
         self.settings = settings
         self.hosts = hosts
-        """The number of hosts of this MPI world; more exactly, of sets of ranks that share memory."""
+        """The number of hosts of this MPI world; more exactly, the number of sets of ranks that share memory."""
         self.plan = plan
         self.place = place
         self.world = world
@@ -51,20 +51,21 @@ class Session:
         self.group = self.workers.split(max(place.group, 0))
         """The group of this worker."""
         self.steps = 0
-        """Steps that the models of this rank have done, for the record."""
+        """The number of steps of this rank's models, for the record."""
         self.bytes_with_servers: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """The payload that this rank has sent to servers, and received from them, so far, as its job counts it."""
+        """Returns the payload bytes that this rank has sent to servers and received from them so far. The job sets
+        it."""
         self.headcount = Headcount(plan.groups, plan.workers)
-        """The groups and workers of the job, as the program is told."""
+        """The numbers of groups and workers of the job, as the program sees them."""
         self.counted: Callable[[], tuple[int, int] | None] = lambda: None
-        """The same as the servers say; None where that is not known."""
+        """Returns the numbers of groups and workers according to the servers; None if they are not known."""
         name = place.worker if place.role == WORKER else f"server-{place.world_rank}"
         self.events = EventLog(settings.run_folder, name)
         self.watchdog = Watchdog(settings.deadline_seconds, self._late)
         self.events.emit(Configured(time.time(), msgspec.to_builtins(without_secrets(settings))))
 
     def announce(self, servers: list[str]) -> None:
-        """Write the plan to the events, now that the servers are known. The first worker also prints it."""
+        """Write the plan to the events, when the servers are known. The first worker also prints it."""
         place, plan = self.place, self.plan
         self.events.emit(
             Planned(
@@ -103,7 +104,7 @@ class Session:
         self.close()
 
     def end_if_failed(self, error: BaseException | None) -> None:
-        """End the group on all of its ranks because of an error; `sys.exit(0)` is none."""
+        """End the group on all of its ranks because of an error. `sys.exit(0)` is no error."""
         if error is not None and not (isinstance(error, SystemExit) and not error.code):
             end_group(error)
 
@@ -117,8 +118,8 @@ class Session:
 def open_session(read_settings: Callable[[], Settings] = load_settings, role: str = WORKER) -> Session:
     """Join the MPI world that this process was started in (a world of one without an MPI launcher).
 
-    Every rank of the world must call this. What is wrong with the settings of any rank is raised on all of them,
-    marked `everywhere`.
+    Every rank of the world must call this. An error in the settings of any rank is raised on all ranks, marked
+    `everywhere`.
     """
     error = ""
     try:
@@ -139,10 +140,10 @@ def open_session(read_settings: Callable[[], Settings] = load_settings, role: st
 
 
 def agree(group: Group, error: HybridPSError | None, everywhere: bool = True) -> None:
-    """Raise the error of the first rank that has one, on all ranks of the group, or on none.
+    """Raise the error of the first rank that has one, on all ranks of the group.
 
-    On other ranks it is of the nearest class that `hybridps.errors` has. `everywhere`: these are all workers of the MPI
-    world.
+    On other ranks, the error has the nearest class that `hybridps.errors` defines. `everywhere`: whether the group has
+    all workers of the MPI world.
     """
     nearest = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__), "")
     for rank, told in enumerate(group.allgather_bytes(f"{nearest} {error}".encode() if error else b"")):
@@ -153,7 +154,7 @@ def agree(group: Group, error: HybridPSError | None, everywhere: bool = True) ->
 
 
 _ending = threading.RLock()
-"""Held by the thread that ends this process: others may have met the same error."""
+"""Held by the thread that ends this process, because other threads may have met the same error."""
 
 
 def end_group(error: BaseException) -> NoReturn:
@@ -181,7 +182,7 @@ def end_group(error: BaseException) -> NoReturn:
 
 
 def _last_words(error: BaseException) -> tuple[int, str]:
-    """The exit status after an error, and what is printed."""
+    """Return the exit status after an error, and the text to print."""
     if isinstance(error, HybridPSError):
         return error.status, f"hybridps: error: {error}"
     if not isinstance(error, SystemExit):
@@ -192,7 +193,7 @@ def _last_words(error: BaseException) -> tuple[int, str]:
 
 
 def _join_world(deadline_seconds: float) -> tuple[Group, str]:
-    """A duplicate of the world, and a name for the host, equal on ranks that share memory."""
+    """Return a duplicate of the world, and a name for the host that is equal on ranks that share memory."""
     if not started_by_mpi():
         return SoloGroup(), "here"
     from mpi4py import MPI
