@@ -39,7 +39,7 @@ def exponential(step: int, rank: int, size: int, seed: int) -> Peers:
 
 
 def regular(step: int, rank: int, size: int, seed: int) -> Peers:
-    """Return the neighbours in a random regular graph, in turn. It is the union of two random rings, drawn by the seed."""
+    """Return the neighbours in a random regular graph, in turn: the union of two random rings, drawn by the seed."""
     if size < 2:
         return ()
     turn = step % (2 * _CYCLES)

@@ -170,7 +170,7 @@ class GossipTier(NoTier):
         self.distance = float(self._told[3])
 
     def _lead(self, work: Callable[[Partners], Any]) -> Any:
-        """Return the result of `work` on the leader (bool, int or None) to all ranks. An error is raised on all ranks."""
+        """Return the result of `work` on the leader (bool or int) to all ranks. An error is raised on all ranks."""
         result, problem = None, None
         if self._partners is not None:
             try:

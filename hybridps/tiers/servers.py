@@ -1,8 +1,4 @@
-"""The tier with parameter servers: the leader exchanges with them, and passes the answer to the other ranks, the
-followers.
-
-Algorithms are the same on all ranks: the leader's tier is given a store, those of the followers are not.
-"""
+"""The tier with servers: the leader's tier has a store, exchanges through it, and passes the answer to the followers."""
 
 from __future__ import annotations
 
@@ -58,17 +54,14 @@ class _Table:
 
     @property
     def can_wait(self) -> bool:
-        """Whether an exchange can be completed later: its answer is a difference that has no other group's values in
-        it.
-        """
+        """Whether an exchange can be completed later, because no other group's values are in its answer."""
         return self.rule.separate and not self.rule.answer_is_new_value
 
 
 @dataclass(frozen=True, eq=False)
 class _Exchange:
-    """An exchange under way. Its answer is for `tensor`.
-
-    `rows`: given if the servers add up these rows and answer to all ranks.
+    """An exchange under way, with an answer for `tensor`. `rows`: those that the servers add up and answer to, if they
+    do.
     """
 
     table: str
@@ -82,11 +75,11 @@ class _Exchange:
 
 
 class ServersTier:
-    """One rank's exchanges with servers. `Tier` documents the methods.
+    """One rank's exchanges with servers. `Tier` documents the methods. `store`: the leader's connection; None on
+    followers.
 
-    `store`: the leader's connection with the servers; None on the other ranks. Several tiers share a store, and none of
-    them closes it; `prefix` keeps their tables apart. A table's name at the servers is the prefix and the algorithm's
-    name for the table.
+    Several tiers share a store, and none of them closes it. A table's name at the servers is the prefix and the
+    algorithm's name for the table.
     """
 
     has_servers = True
@@ -99,8 +92,7 @@ class ServersTier:
         self._tables: dict[str, _Table] = {}
         self._under_way: deque[_Exchange] = deque()
         self._interrupted: list[_Exchange] = []
-        """On the leader: exchanges that had no answer when a server went away. Each of them counts once or not at
-        all."""
+        """On the leader: exchanges that had no answer when a server went away. Each counts once or not at all."""
         self._reached: WeakKeyDictionary[Rows, bool] = WeakKeyDictionary()
         """Whether all servers work in the memory of these rows."""
 
@@ -234,7 +226,7 @@ class ServersTier:
             self.drop(table)
 
     def _end_interrupted(self, table: str) -> bool:
-        """Complete the interrupted exchanges of a table that the servers can answer. Returns whether it completed one."""
+        """Complete the interrupted exchanges of a table that servers can answer. Returns whether one was completed."""
         ended = False
         for each in [each for each in self._interrupted if each.table == table]:
             if each.pending is not None and (self._store is None or self._store.away or not each.pending.wait_here()):
@@ -245,10 +237,7 @@ class ServersTier:
         return ended
 
     def _begin_in_place(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules) -> bool:
-        """Begin an exchange in which the servers add up the ranks' vectors themselves.
-
-        Returns False, and begins nothing, unless all servers reach the vectors.
-        """
+        """Begin an exchange in which servers add up the ranks' vectors. Returns whether all servers reach them."""
         known = self._tables[table]
         out = known.out or tensor
         rows, targets = (rows_for_servers(each, self._group, known.rule) for each in (tensor, out))
@@ -274,10 +263,7 @@ class ServersTier:
         return self._reached[rows]
 
     def _not_finite(self, done: _Exchange) -> dict[int, int]:
-        """Return the ranks that had NaN or Inf, each with its first such element.
-
-        The result is empty if the servers saw only a sum over ranks.
-        """
+        """Return the ranks that had NaN or Inf, each with its first such element; empty if servers saw only a sum."""
         found: dict[int, int] = {}
         if done.pending is None or not done.pending.not_finite:
             return found

@@ -124,7 +124,7 @@ class UpdatingTier(NoTier):
         self._tables.pop(table, None)
 
     def _agree(self, table: str, rule: Rule, digest: int) -> None:
-        """Wait for all ranks, and check that they apply the same rule. Raises GroupError on all ranks if they do not."""
+        """Wait for all ranks, and check that they apply the same rule. Raises GroupError on all if they do not."""
         least, most = self._levels.vote(digest)
         if least != most:
             raise GroupError(
