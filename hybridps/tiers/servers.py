@@ -1,4 +1,4 @@
-"""The tier with servers: the leader's tier has a store, exchanges through it, and passes the answer to the followers."""
+"""The tier with servers: the leader has a store, exchanges through it, and passes the answer to the followers."""
 
 from __future__ import annotations
 
