@@ -1,6 +1,6 @@
-"""A group at its servers. `Client` is the parameter store of a group's leader: callers open one.
+"""A group's side of its connections with servers. `Client` is the parameter store of a group's leader.
 
-`silent_groups` asks a server who is silent, from any process of the job.
+`silent_groups` asks a server which groups are silent, from any process of the job.
 """
 
 from hybridps.ps.client.client import Client

@@ -1,4 +1,4 @@
-"""Asking a server which groups are silent, at any time and from any process of the job."""
+"""Asks a server which groups are silent, at any time and from any process of the job."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hybridps.ps.zmq_sockets import has_message
 
 
 def silent_groups(addresses: Sequence[str], session: int, seconds: float, settings: Settings) -> Sequence[int]:
-    """The groups of a job that the first of its servers has heard nothing of for longer than `seconds`.
+    """Return the groups of a job that have given its first server no sign of life for longer than `seconds`.
 
-    `session`: the number of a client of the job, maybe of another process. A socket of its own asks, so nothing that
-    is under way is waited for. Raises ServerError if there is no answer within `settings.connect_seconds`, or if the
-    client is lost.
+    `session`: the number of a client of the job, perhaps in another process. The question uses its own socket, so that
+    it does not wait for operations under way. Raises ServerError if there is no answer within
+    `settings.connect_seconds`, or if the client is lost.
     """
     address = addresses[0]
     sockets = Sockets([address], Credentials.of(settings), None)
