@@ -229,7 +229,7 @@ class Session:
         )
 
     def _until(self, done: Callable[[], bool], seconds: float) -> bool:
-        """Receive until `done`, for at most `seconds`. Returns whether it is done. Raises the error of an ended session.
+        """Receive until `done`, for at most `seconds`. Returns whether it is. Raises the error that ended the session.
 
         Time in which a server is away does not count.
         """

@@ -16,7 +16,7 @@ from hybridps.errors import ServerError
 PAGE = mmap.PAGESIZE
 
 _ENDLESS = 1 << 62
-"""Where the free pages behind the last used one end: the file grows as it is needed."""
+"""The end of the free pages after the last used one. The file grows as needed."""
 
 _KEEP_SIZE_AND_PUNCH_HOLE = 1 | 2  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _FAILED = ctypes.c_void_p(-1).value
@@ -30,20 +30,20 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_
 
 
 class Pages:
-    """Gives out runs of pages of a file, and takes them back. Free pages hold zeros and take no memory.
+    """Allocates runs of pages of a file, and takes them back. Free pages hold zeros and take no memory.
 
-    Offsets are bytes, and multiples of `PAGE`. The first page is never given out. Call `keep_only` before `take`. All
-    methods raise ServerError where the system refuses.
+    Offsets are bytes, and multiples of `PAGE`. The first page is never allocated. Call `keep_only` before `take`. All
+    methods raise ServerError if the system refuses.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._free: list[tuple[int, int]] = []
-        """Start and stop of each run of free pages, in order. The last one has no end."""
+        """The start and stop of each run of free pages, in order. The last one has no end."""
         self._grow(PAGE)
 
     def keep_only(self, used: Iterable[tuple[int, int]]) -> None:
-        """Take all pages but these as free, and clear them. `used`: offset and bytes of each run."""
+        """Treat all pages except these as free, and clear them. `used`: offset and bytes of each run."""
         start, free = PAGE, []
         for offset, nbytes in sorted(run for run in used if run[1]):
             if start < offset:
@@ -54,7 +54,7 @@ class Pages:
         self._free = [*free, (start, _ENDLESS)]
 
     def take(self, nbytes: int) -> int:
-        """The offset of free pages for so many bytes, which are used from now on."""
+        """Return the offset of free pages for `nbytes`, which are used from now on."""
         size = _whole(nbytes)
         number, (start, stop) = next((number, run) for number, run in enumerate(self._free) if run[1] - run[0] >= size)
         self._grow(start + size)
@@ -62,7 +62,7 @@ class Pages:
         return start
 
     def give_back(self, offset: int, nbytes: int) -> None:
-        """Clear pages that `take` gave out, and take them as free. Arrays on them must no longer be used."""
+        """Clear pages from `take`, and treat them as free. Arrays on them must not be used any more."""
         if nbytes == 0:
             return
         start, stop = offset, offset + _whole(nbytes)
@@ -76,25 +76,25 @@ class Pages:
         self._free.insert(following, (start, stop))
 
     def map(self, offset: int, nbytes: int) -> np.ndarray:
-        """The bytes at an offset (uint8), shared with all that map them; on huge pages where allowed.
+        """Return the bytes at an offset (uint8), shared with all that map them; on huge pages where allowed.
 
         The mapping ends with the last array on it.
         """
         if nbytes == 0:
             return np.zeros(0, np.uint8)
         access = mmap.PROT_READ | mmap.PROT_WRITE
-        # Not by mmap.mmap: each of them would hold a descriptor of the process.
+        # This avoids mmap.mmap, each of which would hold a descriptor of the process.
         address = _libc.mmap(None, nbytes, access, mmap.MAP_SHARED, self._descriptor, offset)
         if address == _FAILED:
             raise _refused(f"{nbytes} bytes of kept memory cannot be mapped", ctypes.get_errno())
         if hasattr(mmap, "MADV_HUGEPAGE"):
             _libc.madvise(address, nbytes, mmap.MADV_HUGEPAGE)
         memory = (ctypes.c_uint8 * nbytes).from_address(address)
-        weakref.finalize(memory, _libc.munmap, address, nbytes).atexit = False  # other threads may still use it then
+        weakref.finalize(memory, _libc.munmap, address, nbytes).atexit = False  # at exit other threads may still use it
         return np.frombuffer(memoryview(memory), np.uint8)
 
     def _grow(self, size: int) -> None:
-        """Have the file be at least so long."""
+        """Make the file at least `size` bytes long."""
         if os.fstat(self._descriptor).st_size >= size:
             return
         try:
@@ -103,7 +103,7 @@ class Pages:
             raise _refused(f"kept memory cannot grow to {size} bytes", error.errno or 0) from None
 
     def _clear(self, start: int, stop: int) -> None:
-        """Give the memory of these pages back to the system; they hold zeros then."""
+        """Give the memory of these pages back to the system. They then hold zeros."""
         if start >= stop:
             return
         if _libc.fallocate(self._descriptor, _KEEP_SIZE_AND_PUNCH_HOLE, start, stop - start) != 0:
@@ -111,7 +111,7 @@ class Pages:
 
 
 def _whole(nbytes: int) -> int:
-    """Bytes, rounded up to pages."""
+    """Return `nbytes` rounded up to whole pages."""
     return -(-nbytes // PAGE) * PAGE
 
 
