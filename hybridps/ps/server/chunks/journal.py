@@ -258,7 +258,7 @@ class ChunkJournal:
         return Progress(self._area.words, self._area.saved, start, bool(self._area.words[SUMMED] == start + 1))
 
     def last_step(self) -> tuple[int, set[tuple[int, int]]]:
-        """Return the number of the last round for the rule, or 0, and the elements that were in it."""
+        """Return the number of the last round for the rule, and its elements; none if a snapshot has that round."""
         marks = [mark for marks in self.counted().values() for mark in marks]
         steps = [(mark.step, mark.start, mark.stop) for mark in marks]
         steps += [(cut.step, *cut.range) for cut in self._cuts]

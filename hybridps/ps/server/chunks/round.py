@@ -65,7 +65,7 @@ def cut(array: Cut, begins: int, start: int, stop: int) -> Cut:
 def not_finite_of(
     contributions: Iterable[Contribution], start: int, stop: int
 ) -> Iterator[tuple[Contribution, int, np.ndarray]]:
-    """Yield the contributions with NaN or Inf in elements `start:stop`, each with its first such row's number and row."""
+    """Yield the contributions with NaN or Inf in elements `start:stop`, each with its first such row and number."""
     for each in contributions:
         for number, row in enumerate(map(decoded, rows_of(each, start, stop))):
             if not is_finite(row):

@@ -138,7 +138,7 @@ class Table:
         return self.chunk(self._owned[place])
 
     def _place(self, chunk: int) -> int:
-        """Return the place of a chunk among those of this server. Raises ProtocolError for a chunk of another server."""
+        """Return the place of a chunk among those of this server. Raises ProtocolError for others."""
         if chunk not in self._owned:
             raise ProtocolError(
                 f"chunk {chunk} of table {self.name!r} is not on server {self.spec.server} of {self.spec.servers}"
