@@ -1,4 +1,4 @@
-"""Checkpoints: one directory an epoch, complete or absent, with arrays and JSON.
+"""Checkpoints: one directory each, complete or absent, with arrays and JSON.
 
 A directory is written under a temporary name, its manifest with the digests of the files last, and then renamed. A
 directory whose files do not have these digests is passed over. Nothing is unpickled, so that a directory of somebody
@@ -11,11 +11,12 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import time
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,10 @@ import numpy as np
 import trainer_states
 from mxnet import gluon
 
-MANIFEST, WEIGHTS, STATES = "manifest.json", "model.params", "states.npz"
+MANIFEST, WEIGHTS, STATES, AVERAGE = "manifest.json", "model.params", "states.npz", "average.params"
+BEST = "best"
+"""A link to the checkpoint that has the best top-1."""
+NAME = re.compile(r"epoch-(\d{4,9})(?:-step-(\d{6,9}))?")
 
 
 class DamagedError(Exception):
@@ -37,46 +41,74 @@ class WriteError(Exception):
 
 
 @dataclass(frozen=True)
+class Position:
+    """Where a training is: it has done `epoch` epochs, and `step` steps of the next one.
+
+    `loss_sum` is the sum of the losses of these steps, on the worker that wrote it. `order` says in words what the
+    order of the images depends on: with another one, the steps of the epoch are other steps.
+    """
+
+    epoch: int
+    step: int = 0
+    loss_sum: float = 0.0
+    order: str = ""
+
+
+@dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint after `epoch` epochs.
+    """A complete checkpoint.
 
     `optimizer` is the name of that whose states it has, after so many `updates`; None if it has none.
     """
 
     folder: Path
-    epoch: int
+    position: Position
     written_at: float
     optimizer: str | None
     updates: int
 
 
-def save(folder: Path, epoch: int, net: gluon.Block, trainer: gluon.Trainer | None, settings: dict[str, Any]) -> Path:
-    """Write `folder`/epoch-<epoch>: the weights of `net`, and the optimizer's states, if a trainer has them.
+def save(
+    folder: Path,
+    position: Position,
+    net: gluon.Block,
+    trainer: gluon.Trainer | None,
+    settings: dict[str, Any],
+    average: gluon.Block | None = None,
+) -> Path:
+    """Write a directory in `folder`: the weights of `net`, the optimizer's states, if a trainer has them, an average.
 
+    Its name is epoch-<epoch>, and within an epoch epoch-<epoch>-step-<step>.
     Raises WriteError, for example if the disk is full; what was there stays, and what was begun is removed.
     """
-    final = folder / f"epoch-{epoch:04d}"
+    final = folder / (f"epoch-{position.epoch:04d}" + (f"-step-{position.step:06d}" if position.step else ""))
     partial = folder / f".{final.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     mx.nd.waitall()  # an error of the training is not one of the disk
     try:
         partial.mkdir(parents=True)
-        _write(partial, epoch, net, trainer, settings)
+        _save_weights(partial / WEIGHTS, net)
+        if average is not None:
+            _save_weights(partial / AVERAGE, average)
+        _write(partial, position, trainer, settings)
         shutil.rmtree(final, ignore_errors=True)
         os.rename(partial, final)
         _sync(folder)
     except (OSError, mx.MXNetError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        incomplete = f"MXNet has not written all of {WEIGHTS}, the disk may be full"
+        incomplete = "MXNet has not written all of the weights, the disk may be full"
         reason = incomplete if isinstance(error, mx.MXNetError) else _reason(error)
         raise WriteError(f"{final} cannot be written: {reason}") from None
     return final
 
 
-def _write(folder: Path, epoch: int, net: gluon.Block, trainer: gluon.Trainer | None, settings: dict[str, Any]) -> None:
-    net.save_parameters(str(folder / WEIGHTS))
-    mx.nd.load(str(folder / WEIGHTS))  # MXNet closes a file without noticing that the disk is full
-    manifest: dict[str, Any] = {"epoch": epoch, "written_at": time.time(), "settings": settings}
+def _save_weights(path: Path, net: gluon.Block) -> None:
+    net.save_parameters(str(path))
+    mx.nd.load(str(path))  # MXNet closes a file without noticing that the disk is full
+
+
+def _write(folder: Path, position: Position, trainer: gluon.Trainer | None, settings: dict[str, Any]) -> None:
+    manifest: dict[str, Any] = asdict(position) | {"written_at": time.time(), "settings": settings}
     if trainer is not None:
         states = BytesIO()
         np.savez(states, **trainer_states.arrays_of(trainer))
@@ -91,11 +123,19 @@ def _write(folder: Path, epoch: int, net: gluon.Block, trainer: gluon.Trainer | 
         _sync(path)
 
 
-def prune(folder: Path, epoch: int, keep: int) -> None:
-    """Remove the checkpoints more than `keep` epochs before `epoch`. Later ones, of an earlier run, stay."""
+def prune(folder: Path, position: Position, keep: int) -> None:
+    """Remove checkpoints that are no longer wanted after the one of `position`, but not the one that is the best.
+
+    These are the checkpoints more than `keep` epochs before it, and those within epochs that came before it.
+    Later ones, of an earlier run, stay.
+    """
+    best = (folder / BEST).resolve().name
     for path in folder.glob("epoch-*"):
-        number = path.name.removeprefix("epoch-")
-        if number.isdigit() and int(number) <= epoch - keep:
+        match = NAME.fullmatch(path.name)
+        if match is None or path.name == best:
+            continue
+        epoch, step = int(match[1]), int(match[2] or 0)
+        if epoch <= position.epoch - keep or (step and (epoch, step) < (position.epoch, position.step)):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -103,23 +143,24 @@ def check(folder: Path) -> Checkpoint:
     """The checkpoint in a directory. Raises DamagedError, also for a file that checkpoints do not have."""
     try:
         for path in sorted(folder.iterdir()):
-            if path.name not in (MANIFEST, WEIGHTS, STATES) or not path.is_file():
+            if path.name not in (MANIFEST, WEIGHTS, STATES, AVERAGE) or not path.is_file():
                 raise DamagedError(
                     f"{path} is no file of a checkpoint, which has arrays and JSON alone: it is not read"
                 )
         manifest = json.loads((folder / MANIFEST).read_text())
         optimizer = manifest.get("optimizer")
-        if set(manifest["sha256"]) != {WEIGHTS} | ({STATES} if optimizer is not None else set()):
+        if set(manifest["sha256"]) - {AVERAGE} != {WEIGHTS} | ({STATES} if optimizer is not None else set()):
             raise DamagedError(f"{folder / MANIFEST} names other files than a checkpoint has")
         for name, digest in manifest["sha256"].items():
             if _digest(folder / name) != digest:
                 raise DamagedError(f"{folder / name} differs from what was written")
-        epoch, written_at, updates = manifest["epoch"], float(manifest["written_at"]), manifest.get("updates", 0)
-        if not (_is_count(epoch) and _is_count(updates) and math.isfinite(written_at)):
-            raise DamagedError(f"{folder / MANIFEST} has an epoch, a time or a number of updates that is none")
+        position = _position(manifest, folder)
+        written_at, updates = float(manifest["written_at"]), manifest.get("updates", 0)
+        if not (_is_count(updates) and math.isfinite(written_at)):
+            raise DamagedError(f"{folder / MANIFEST} has a time or a number of updates that is none")
         if not (optimizer is None or (isinstance(optimizer, str) and optimizer.isidentifier())):
             raise DamagedError(f"{folder / MANIFEST} has no name of an optimizer")
-        return Checkpoint(folder, epoch, written_at, optimizer, updates)
+        return Checkpoint(folder, position, written_at, optimizer, updates)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedError(f"{folder}: {error}") from None
 
@@ -138,12 +179,12 @@ def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     return max(found, key=lambda checkpoint: checkpoint.written_at, default=None), problems
 
 
-def load_weights(found: Checkpoint, net: gluon.Block, devices: list[mx.Context]) -> None:
-    """Raises DamagedError if the weights are not those of this network."""
+def load_weights(path: Path, net: gluon.Block, devices: list[mx.Context]) -> None:
+    """Raises DamagedError if the weights in this file are not those of this network."""
     try:
-        net.load_parameters(str(found.folder / WEIGHTS), ctx=devices)
+        net.load_parameters(str(path), ctx=devices)
     except (AssertionError, AttributeError, KeyError, OSError, TypeError, ValueError, mx.MXNetError) as error:
-        raise DamagedError(f"{found.folder / WEIGHTS}: {_reason(error)}") from None
+        raise DamagedError(f"{path}: {_reason(error)}") from None
 
 
 def load_states(found: Checkpoint, trainer: gluon.Trainer) -> None:
@@ -155,6 +196,15 @@ def load_states(found: Checkpoint, trainer: gluon.Trainer) -> None:
     except (OSError, ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, MemoryError) as error:
         raise DamagedError(f"{path} is no file of arrays: {error}") from None
     trainer_states.restore(trainer, arrays, found.updates)
+
+
+def _position(manifest: dict[str, Any], folder: Path) -> Position:
+    """Where the training was. Checkpoints of earlier versions are at the end of an epoch, and say no more."""
+    epoch, step, order = manifest["epoch"], manifest.get("step", 0), manifest.get("order", "")
+    loss_sum = float(manifest.get("loss_sum", 0.0))
+    if not (_is_count(epoch) and _is_count(step) and isinstance(order, str) and order.isprintable()):
+        raise DamagedError(f"{folder / MANIFEST} has an epoch, a step or an order of images that is none")
+    return Position(epoch, step, loss_sum, order)
 
 
 def _reason(error: Exception) -> str:

@@ -6,6 +6,9 @@ import sys
 
 import mxnet as mx
 
+ALL_WORKERS = 4
+"""Their number among the nodes of a KVStore."""
+
 SILENT_SECONDS = 30
 """After so long without a sign of life a worker counts as dead; at once where it is known that it has ended."""
 
@@ -20,6 +23,14 @@ def are_mine(kv: mx.kv.KVStore | None) -> bool:
         return all(kv.num_dead_node(9 + 2 * worker, SILENT_SECONDS) for worker in range(kv.rank))
     except mx.MXNetError:
         return False
+
+
+def lost(kv: mx.kv.KVStore | None) -> int:
+    """How many workers have died, as far as the store knows."""
+    try:
+        return kv.num_dead_node(ALL_WORKERS, SILENT_SECONDS) if hasattr(kv, "num_dead_node") else 0
+    except mx.MXNetError:
+        return 0
 
 
 def leaving() -> bool:

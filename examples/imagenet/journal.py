@@ -10,30 +10,32 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import data
+import duties
 import mxnet as mx
 import numpy as np
+import totals
+from pipeline import data
 
 
 class Journal:
-    """What happened, as JSON lines in `<run>/train-<worker>.jsonl`; the first worker that lives prints its own.
+    """What happened, as JSON lines in `<run>/train-<worker>.jsonl`, and for people as a line for each epoch.
 
     A line that cannot be written, say because the disk is full, is dropped; the first one is reported.
     """
 
     def __init__(self, args: Namespace, kv: mx.kv.KVStore | None, images: data.Data, first_epoch: int) -> None:
-        self._worker, workers, kind = (kv.rank, kv.num_workers, kv.type) if kv else (0, 1, "none")
+        self._worker, self._workers, kind = (kv.rank, kv.num_workers, kv.type) if kv else (0, 1, "none")
+        self._kv = kv
         self._epochs, self._began = args.epochs, time.perf_counter()
-        who = f"worker {self._worker}" if self._worker else "first"
-        self._whose = f", {who} of {workers} workers" if workers > 1 else ""
         self._is_failing = False
+        self._run = args.run
         self._path = args.run / f"train-{self._worker}.jsonl"
         found = {"classes": images.classes, "image_size": images.image_size}
-        settings = plain(args) | found | {"kvstore_type": kind, "workers": workers}
+        settings = plain(args) | found | {"kvstore_type": kind, "workers": self._workers}
         self._write(
             "run",
             started_at=time.time(),
@@ -51,32 +53,47 @@ class Journal:
     def epoch(
         self, epoch: int, loss: float, timing: dict[str, float], lr: float, scores: dict[str, float], prints: bool
     ) -> None:
+        """Note an epoch of this worker. What all have seen is printed by the worker that is the last to note it.
+
+        With `prints`, this worker prints what it has seen alone where the workers share no folder.
+        """
         rate = timing["train_images"] / timing["train_seconds"]
-        self._write("epoch", epoch=epoch, loss=loss, **timing, images_per_second=rate, lr=lr, **scores)
+        with suppress(OSError):  # which the line after it meets too
+            totals.forget(self._run, epoch)
+        line = self._write("epoch", epoch=epoch, loss=loss, **timing, images_per_second=rate, lr=lr, **scores)
         if timing["corrupt_images"]:
             print(
                 f"worker {self._worker} skipped {timing['corrupt_images']} corrupt images in epoch {epoch}", flush=True
             )
         print(progress_line(self._worker, epoch, loss, scores), flush=True)
-        if prints:
-            words = [
-                f"epoch {epoch}/{self._epochs}{self._whose}",
-                f"loss {loss:.4f}",
-                *accuracy_words(scores),
-                f"{rate:.0f} images/s",
-            ]
-            print("  ".join(words), flush=True)
+        self._sum_up(line, prints)
+
+    def _sum_up(self, line: totals.Line, prints: bool) -> None:
+        sums = None
+        if self._workers == 1 or not totals.are_shared(self._run, self._workers):
+            sums = totals.add_up([line]) if prints else None
+            with suppress(OSError):
+                if sums:
+                    totals.keep(self._run, sums)
+        else:
+            with suppress(OSError):
+                sums = totals.complete(self._run, line["epoch"], self._workers, duties.lost(self._kv))
+        if sums:
+            print(epoch_line(sums, self._epochs, self._workers), flush=True)
+            with suppress(OSError):
+                totals.mark_best(self._run, sums)
 
     def end(self) -> None:
         self._write("end", epochs=self._epochs)
 
-    def _write(self, event: str, **fields: Any) -> None:
+    def _write(self, event: str, **fields: Any) -> totals.Line:
         line = {"event": event} | fields | {"seconds": round(time.perf_counter() - self._began, 3)}
         line = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
         with self._dropping(), self._path.open("a+b") as file:
             # A worker that was killed while it wrote leaves half a line, which must not spoil this one.
             half = file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
             file.write(b"\n" * bool(half) + json.dumps(line).encode() + b"\n")
+        return line
 
     @contextmanager
     def _dropping(self) -> Iterator[None]:
@@ -106,15 +123,17 @@ def progress_line(worker: int, epoch: int, loss: float, scores: dict[str, float]
     return f"hybridps: {' '.join(words)}"
 
 
-def accuracy_words(scores: dict[str, float]) -> list[str]:
-    """What the first worker saw in its part of the validation images."""
-    if not scores.get("val_images"):
-        return []
-    percent = {name: 100 * value / scores["val_images"] for name, value in scores.items()}
-    words = [f"top-1 {percent['val_top1_correct']:.2f} %", f"top-5 {percent['val_top5_correct']:.2f} %"]
-    if "centre_top1_correct" in scores:
-        words.append(f"centre top-1 {percent['centre_top1_correct']:.2f} %")
-    return words
+def epoch_line(sums: totals.Line, epochs: int, workers: int) -> str:
+    """What people read of an epoch: the sums over all workers, or over fewer of them, which it says."""
+    words = [f"epoch {sums['epoch']}/{epochs}"]
+    if workers > 1:
+        words.append(f"{workers} workers" if sums["workers"] == workers else f"{sums['workers']} of {workers} workers")
+    words.append(f"loss {sums['loss']:.4f}")
+    if images := sums.get("val_images"):
+        named = {"top-1": "val_top1_correct", "top-5": "val_top5_correct", "centre top-1": "centre_top1_correct"}
+        named["EMA top-1"] = "ema_top1_correct"
+        words += [f"{name} {100 * sums[field] / images:.2f} %" for name, field in named.items() if field in sums]
+    return "  ".join([*words, f"{sums['images_per_second']:.0f} images/s"])
 
 
 def versions() -> dict[str, str]:

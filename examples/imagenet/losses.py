@@ -15,29 +15,33 @@ def loss_of(output: mx.nd.NDArray, labels: mx.nd.NDArray, classes: int, smoothin
 
 
 class RunningLoss:
-    """The mean loss of an epoch.
+    """The mean loss of an epoch, of which so many steps with this sum of losses are done.
 
     To take in a step waits for the one before, so that Python is at most one step ahead of the computation.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, steps: int = 0, total: float = 0.0) -> None:
         self._waiting: list[mx.nd.NDArray] = []
-        self._values: list[float] = []
+        self._steps, self._total = steps, total
+        self.latest = math.nan
 
     def add(self, parts: list[mx.nd.NDArray]) -> None:
         self._settle()
         self._waiting = parts
 
-    def latest(self) -> float:
-        return self._values[-1] if self._values else math.nan
+    def sum(self) -> float:
+        """The sum of the losses of all steps."""
+        self._settle()
+        return self._total
 
     def mean(self) -> float:
-        self._settle()
-        return float(np.mean(self._values))
+        return self.sum() / self._steps
 
     def _settle(self) -> None:
         if self._waiting:
-            self._values.append(float(np.mean([part.asnumpy().mean() for part in self._waiting])))
+            self.latest = float(np.mean([part.asnumpy().mean() for part in self._waiting]))
+            self._steps += 1
+            self._total += self.latest
             self._waiting = []
 
 

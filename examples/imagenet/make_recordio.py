@@ -14,8 +14,8 @@ from pathlib import Path
 
 import mxnet as mx
 import numpy as np
-from records import DataError, ImageError
-from sources import FolderImages
+from pipeline.records import DataError, ImageError
+from pipeline.sources import FolderImages
 from tqdm import tqdm
 
 

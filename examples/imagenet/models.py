@@ -70,6 +70,11 @@ def digits_cnn(classes: int, width: int) -> nn.HybridSequential:
     return net
 
 
+def has_dropout(net: gluon.Block) -> bool:
+    """Whether a forward pass in training draws random numbers."""
+    return isinstance(net, nn.Dropout) or any(has_dropout(child) for child in net._children.values())
+
+
 def make(name: str, classes: int, width: int = 16) -> gluon.HybridBlock:
     """The network of that name, not initialised. `width` is for the small ones alone.
 

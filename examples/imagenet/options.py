@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import time
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
@@ -37,54 +38,97 @@ def numbers(text: str) -> list[float]:
         raise ArgumentTypeError(f"{text!r}: expected numbers with commas between them") from None
 
 
+def rand_augment(text: str) -> tuple[int, float]:
+    number, magnitude = (*numbers(text), -1)[:2]
+    if text.count(",") != 1 or number < 1 or number % 1 or not 0 <= magnitude <= 10:
+        raise ArgumentTypeError(f"{text!r}: expected a number of operations and a magnitude of 0 to 10, such as 2,9")
+    return int(number), magnitude
+
+
+count, positive, rate = at_least(1), at_least(0), at_least(0.0, float)
+
+
+class _Parser(ArgumentParser):
+    """Reads a file of options, a recipe, with several in a line, and comments."""
+
+    def convert_arg_line_to_args(self, line: str) -> list[str]:
+        return shlex.split(line, comments=True)
+
+
 def parser() -> ArgumentParser:
-    made = ArgumentParser(
-        description="Train a network on ImageNet or other images, on one or many workers.",
+    made = _Parser(
+        fromfile_prefix_chars="@",
+        description="Train a network on ImageNet or other images, on one or many workers. @FILE: options in a file.",
         formatter_class=ArgumentDefaultsHelpFormatter,
     )
-    add = made.add_argument
-    count, positive, rate = at_least(1), at_least(0), at_least(0.0, float)
+    _add_data(made.add_argument_group("data").add_argument)
+    _add_training(made.add_argument_group("training").add_argument)
+    _add_optimizer(made.add_argument_group("optimizer").add_argument)
+    _add_run(made.add_argument_group("run").add_argument)
+    return made
+
+
+def _add_data(add: Callable[..., Any]) -> None:
     add("--data", default="synthetic", help="folder with train/ and val/, or train.rec and val.rec; synthetic; digits")
     add("--image-size", type=count, help="default: of the data where small, else 224")
     add("--classes", type=count, help="default: of the data; 1000 for synthetic")
     add("--val-fraction", type=rate, default=0.0, help="hold out this part of train where there is no val")
-    add("--colour-jitter", type=rate, default=0.0, help="for large images, such as 0.4")
-    add("--synthetic-images", type=count, default=1280, help="number of synthetic images")
-    add("--loader-threads", type=positive, default=0, help="threads that read images; 0: read between the steps")
     add("--skip-corrupt", action="store_true", help="leave out images that cannot be read, and count them")
+    add("--synthetic-images", type=count, default=1280, help="number of synthetic images")
+    add("--loader-threads", type=positive, help="threads that read images, 0 for none; default: one for each core")
+    add("--colour-jitter", type=rate, default=0.0, help="for large images, such as 0.4")
+    add("--rand-augment", type=rand_augment, metavar="N,M", help="N operations of magnitude M, such as 2,9")
+    add("--cutout", type=rate, default=0.0, help="side of a grey square, as a part of the image's, such as 0.25")
+
+
+def _add_training(add: Callable[..., Any]) -> None:
     add("--network", default="resnet50_v1", help="a name of Gluon's model zoo; cifar_resnet20; digits")
     add("--width", type=count, default=16, help="channels of the first layer of cifar_resnet and digits")
-    add("--dtype", choices=["float32", "float16"], default="float32", help="of the network")
+    add("--dtype", choices=["float32", "float16", "amp"], default="float32", help="of the network; amp: mixed")
     add("--devices", default="auto", help="of each worker, such as cpu or gpu:0,gpu:1")
     add("--kvstore", default="dist_hybridps", help="name of an MXNet KVStore; none for one worker without a store")
     add("--epochs", type=count, default=90, help="passes over the training images")
     add("--batch-size", type=count, default=64, help="images of one worker in one step")
     add("--max-batches", type=count, help="steps in an epoch, for trials")
-    add("--optimizer", choices=["sgd", "nag", "adam"], default="nag", help="local optimizer")
+    add("--label-smoothing", type=rate, default=0.0, help="part of the label spread over all classes, such as 0.1")
+    add("--mixup", type=rate, default=0.0, help="mix images in pairs, by shares of Beta(this, this), such as 0.2")
+    add("--ema", type=rate, default=0.0, help="decay of a moving average of the weights, such as 0.9999")
+    add("--seed", type=positive, default=0, help="of the weights and of the order of the images")
+
+
+def _add_optimizer(add: Callable[..., Any]) -> None:
+    add("--optimizer", choices=["sgd", "nag", "adam", "lars", "lamb"], default="sgd", help="local optimizer")
     add("--lr", type=rate, default=0.1, help="learning rate after the warm-up, for all workers' batches together")
     add("--lr-warmup-epochs", type=rate, default=5.0, help="epochs in which the rate rises")
     add("--lr-decay", choices=["cosine", "step", "none"], default="cosine", help="what happens after the warm-up")
     add("--lr-steps", type=numbers, default=[30, 60, 80], help="epochs at which --lr-decay step lowers the rate")
     add("--lr-factor", type=rate, default=0.1, help="by which --lr-decay step multiplies the rate")
-    add("--momentum", type=rate, default=0.9, help="of sgd and nag")
+    add("--momentum", type=rate, default=0.9, help="of sgd, nag and lars")
     add("--wd", type=rate, default=1e-4, help="weight decay")
-    add("--label-smoothing", type=rate, default=0.0, help="part of the label spread over all classes, such as 0.1")
-    add("--val-every", type=count, default=1, help="epochs between validations")
-    add("--seed", type=positive, default=0, help="of the weights and of the order of the images")
+
+
+def _add_run(add: Callable[..., Any]) -> None:
     add("--run", type=Path, help="folder to write to; default: $HYBRIDPS_RUN_FOLDER, else one in runs/")
-    add("--keep", type=count, default=3, help="checkpoints to keep")
     add("--resume", nargs="?", const="auto", help="checkpoint, run folder, or auto for the newest of --run")
-    return made
+    add("--checkpoint-steps", type=count, help="steps between checkpoints within an epoch; default: at its end alone")
+    add("--keep", type=count, default=3, help="checkpoints of epochs to keep")
+    add("--val-every", type=count, default=1, help="epochs between validations")
+    add("--dry-run", nargs="?", const=1, type=count, metavar="WORKERS", help="say what a training would take")
+    add("--machine", default="abci", help="of --dry-run: its links, as `hybridps oracle` knows them, or a file")
 
 
 def check(args: Namespace) -> None:
     """Raises UsageError for options that do not go together."""
-    for name in ("val_fraction", "label_smoothing", "momentum"):
+    for name in ("val_fraction", "label_smoothing", "momentum", "ema"):
         if getattr(args, name) >= 1:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)}: expected a number below 1")
     devices = args.devices.count(",") + 1
     if args.batch_size % devices:
         raise UsageError(f"--batch-size {args.batch_size} cannot be split evenly over {devices} devices")
+
+
+def weights_dtype(args: Namespace) -> str:
+    return "float16" if args.dtype == "float16" else "float32"
 
 
 def run_folder(args: Namespace, workers: int) -> Path:
@@ -122,8 +166,8 @@ def find_devices(text: str, worker: int, dtype: str) -> list[mx.Context]:
     gpus = mx.context.num_gpus()
     if text == "auto":
         text = f"gpu:{worker % gpus}" if gpus else "cpu"
-    if dtype == "float16" and "cpu" in text:
-        raise UsageError("--dtype float16: MXNet has no float16 on the CPU; use --devices gpu:0 or --dtype float32")
+    if dtype != "float32" and "cpu" in text:
+        raise UsageError(f"--dtype {dtype}: MXNet has no float16 on the CPU; use --devices gpu:0 or --dtype float32")
     devices = []
     for part in text.split(","):
         kind, _, number = part.partition(":")

@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 from mxnet import gluon, nd
 
+SCALE = "loss_scale"
+"""The scale of losses in float16: now, in the next step, and how many updates it has had without overflow."""
+
 
 class StatesError(Exception):
     """The states are not those of this Trainer. The message says what to do."""
@@ -24,12 +27,20 @@ def optimizer_name(trainer: gluon.Trainer) -> str:
 def arrays_of(trainer: gluon.Trainer) -> dict[str, np.ndarray]:
     """All states, in the dtypes that the optimizer has them in."""
     states = trainer._updaters[0].states  # MXNet has no other way to them but its pickle
-    return {f"{index}.{place}": array.asnumpy() for index in states for place, array in enumerate(_flat(states[index]))}
+    arrays = {
+        f"{index}.{place}": array.asnumpy() for index in states for place, array in enumerate(_flat(states[index]))
+    }
+    scaler = getattr(trainer, "_amp_loss_scaler", None)
+    if scaler is not None:
+        arrays[SCALE] = np.array([scaler._loss_scale, scaler._next_loss_scale, scaler._unskipped])
+    return arrays
 
 
 def restore(trainer: gluon.Trainer, arrays: Mapping[str, np.ndarray], updates: int) -> None:
     """Go on with states that `arrays_of` gave after so many updates. Raises StatesError, and changes nothing."""
     optimizer, restored = trainer.optimizer, []
+    scale, scaler = arrays.get(SCALE, np.empty(0)), getattr(trainer, "_amp_loss_scaler", None)
+    arrays = {name: array for name, array in arrays.items() if name != SCALE}
     for updater, device in zip(trainer._updaters, trainer._contexts, strict=True):
         states = {
             index: optimizer.create_state_multi_precision(index, parameter.data(device))
@@ -44,6 +55,8 @@ def restore(trainer: gluon.Trainer, arrays: Mapping[str, np.ndarray], updates: i
         for name, array in places.items():
             array[:] = arrays[name]
         restored.append((updater, states))
+    if scaler is not None and scale.shape == (3,):
+        scaler._loss_scale, scaler._next_loss_scale, scaler._unskipped = *map(float, scale[:2]), int(scale[2])
     for updater, states in restored:
         updater.states, updater.states_synced = states, dict.fromkeys(states, True)
     optimizer.begin_num_update = optimizer.num_update = updates

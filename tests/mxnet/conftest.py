@@ -6,27 +6,35 @@ import importlib
 import sys
 from argparse import Namespace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "imagenet"
-NAMES = ("train", "data", "models", "checkpoint", "make_recordio", "options", "journal", "losses", "records", "sources")
-NAMES += ("transforms", "trainer_states", "duties")
+NAMES = ("train", "models", "checkpoint", "make_recordio", "options", "journal", "losses")
+NAMES += ("trainer_states", "duties", "resuming", "totals", "averaging", "evaluation", "optimizers")
+PIPELINE = ("augment", "data", "loader", "records", "sources", "transforms")
 
 
 @pytest.fixture(scope="module")
 def example():
     """The modules of the example; they have short names, which other tests must not see."""
     sys.path.insert(0, str(EXAMPLE))
-    kept = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
+    kept = _forget()
     try:
-        yield Namespace(**{name: importlib.import_module(name) for name in NAMES})
+        found = {name: importlib.import_module(name) for name in NAMES}
+        yield Namespace(**found, **{name: importlib.import_module(f"pipeline.{name}") for name in PIPELINE})
     finally:
         sys.path.remove(str(EXAMPLE))
-        for name in NAMES:
-            sys.modules.pop(name, None)
+        _forget()
         sys.modules.update(kept)
+
+
+def _forget() -> dict[str, ModuleType]:
+    """Take the modules of these names out of those that are imported."""
+    names = [name for name in sys.modules if name.partition(".")[0] in (*NAMES, "pipeline", "forecast")]
+    return {name: sys.modules.pop(name) for name in names}
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ def test_mxnets_own_asynchronous_store(example, tmp_path, capsys):
             for process in processes:
                 process.kill()
     found, problems = example.checkpoint.newest(tmp_path)
-    assert (found.epoch, problems) == (1, [])
+    assert (found.position.epoch, problems) == (1, [])
     assert digits(example, tmp_path, "--resume") == 2
     assert "has no states of an optimizer" in capsys.readouterr().err
 
@@ -193,12 +193,12 @@ def test_transforms(example):
 
 def test_learning_rate(example):
     args = example.options.parser().parse_args(["--epochs", "10", "--lr", "1", "--lr-warmup-epochs", "2"])
-    assert example.train.learning_rate(args, 0, 0.1) == pytest.approx(0.05)
-    assert example.train.learning_rate(args, 1.9, 0.1) == pytest.approx(1.0)
-    assert example.train.learning_rate(args, 6) == pytest.approx(0.5)
-    assert example.train.learning_rate(args, 10) == pytest.approx(0.0)
+    assert example.optimizers.learning_rate(args, 0, 0.1) == pytest.approx(0.05)
+    assert example.optimizers.learning_rate(args, 1.9, 0.1) == pytest.approx(1.0)
+    assert example.optimizers.learning_rate(args, 6) == pytest.approx(0.5)
+    assert example.optimizers.learning_rate(args, 10) == pytest.approx(0.0)
     args.lr_decay, args.lr_steps = "step", [4, 8]
-    assert [example.train.learning_rate(args, epoch) for epoch in (3.9, 4, 8)] == pytest.approx([1, 0.1, 0.01])
+    assert [example.optimizers.learning_rate(args, epoch) for epoch in (3.9, 4, 8)] == pytest.approx([1, 0.1, 0.01])
 
 
 @pytest.mark.parametrize(

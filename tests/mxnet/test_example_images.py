@@ -173,6 +173,12 @@ def test_workers_with_corrupt_images_take_the_same_steps(folder, tmp_path):
     for both in zip(*epochs, strict=True):
         assert [epoch["train_images"] for epoch in both] == [12, 12]
         assert sum(epoch["corrupt_images"] for epoch in both) == 7
+    (said,) = [line for line in done.stdout.splitlines() if "epoch 1/1" in line]
+    assert "epoch 1/1  2 workers  loss " in said
+    sums = json.loads((tmp_path / "run" / "epochs" / "0001.json").read_text())
+    assert (sums["train_images"], sums["val_images"], sums["corrupt_images"]) == (24, 6, 7)
+    assert sums["images_per_second"] == pytest.approx(sum(worker[0]["images_per_second"] for worker in epochs))
+    assert (tmp_path / "run" / "checkpoints" / "best").resolve().name == "epoch-0001"
 
 
 @pytest.mark.timeout(170)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import mxnet as mx
 import numpy as np
-from mxnet import gluon
-from records import DataError, ImageError
-from sources import ArrayImages, FolderImages, RecordImages, Source
-from transforms import Transform, centre_crop, resized_crop, shift_crop, unchanged
+
+from pipeline.loader import Loader, usual_threads
+from pipeline.records import DataError, ImageError
+from pipeline.sources import ArrayImages, FolderImages, RecordImages, Source
+from pipeline.transforms import Transform, centre_crop, in_turn, resized_crop, shift_crop, unchanged
 
 SMALL = 64  # images with a shorter side up to this are trained on whole, with small shifts
 RGB_MEAN, RGB_STD = (123.68, 116.78, 103.94), (58.39, 57.12, 57.38)
@@ -25,11 +26,15 @@ NONE = -1.0
 
 @dataclass(frozen=True)
 class Part:
-    """Some of the images of a source, and what is done to each of them."""
+    """Some of the images of a source, and what is done to each of them.
+
+    `shape`: height, width and channels of an image then.
+    """
 
     source: Source
     indices: np.ndarray
     transform: Transform
+    shape: tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -88,25 +93,31 @@ def train_shard(count: int, worker: int, workers: int, batch_size: int, seed: in
     return order[worker::workers][: steps * batch_size]
 
 
+def order(count: int, workers: int, batch_size: int, seed: int) -> str:
+    """What the order of the training images depends on, in words."""
+    return f"{count} images, {workers} workers, batches of {batch_size}, seed {seed}"
+
+
 def val_shard(count: int, worker: int, workers: int) -> np.ndarray:
     """The images that this worker validates on: all workers together have each image once."""
     return np.arange(count)[worker::workers]
 
 
-class _View(gluon.data.Dataset):
+class _Chosen:
     """Chosen images of a part, as the network gets them, with their labels.
 
     With `skipped`, the next one that is not corrupt stands in for a corrupt one, so that there are as many as chosen.
     """
 
     def __init__(self, part: Part, chosen: np.ndarray, seed: int, skipped: Skipped | None, each_once: bool) -> None:
+        self.shape = part.shape
         self._part, self._chosen, self._seed = part, chosen, seed
         self._skipped, self._each_once = skipped, each_once
 
     def __len__(self) -> int:
         return len(self._chosen)
 
-    def __getitem__(self, position: int) -> tuple[np.ndarray, np.float32]:
+    def __getitem__(self, position: int) -> tuple[np.ndarray, float]:
         for ahead in range(len(self)):
             index = int(self._part.indices[self._chosen[(position + ahead) % len(self)]])
             try:
@@ -118,7 +129,7 @@ class _View(gluon.data.Dataset):
                 continue
             # Seeded by the image, so that the result is the same whichever thread reads it.
             image = self._part.transform(image, np.random.default_rng((self._seed, index)))
-            return image, np.float32(NONE if ahead and self._each_once else label)
+            return image, NONE if ahead and self._each_once else label
         raise ImageError(f"--skip-corrupt leaves no image: all {len(self)} of a worker are corrupt")
 
 
@@ -127,23 +138,22 @@ def batches(
     chosen: np.ndarray,
     batch_size: int,
     seed: int,
-    threads: int,
+    threads: int | None,
     skipped: Skipped | None = None,
     each_once: bool = False,
-) -> Iterator:
-    """Batches of uint8 images (batch, height, width, channels) and float32 labels.
+    first: int = 0,
+) -> Loader:
+    """Batches of uint8 images (batch, height, width, channels) and float32 labels, from the batch `first` on.
 
     A corrupt image raises ImageError, or goes to `skipped`, and another one stands in for it. With `each_once` that
     one has the label NONE.
     """
-    # Threads, not processes: a process forked from an MPI rank inherits connections that it must not use.
-    return gluon.data.DataLoader(
-        _View(part, chosen, seed, skipped, each_once),
-        batch_size,
-        last_batch="keep",
-        num_workers=threads,
-        thread_pool=True,
-        batchify_fn=gluon.data.dataloader.default_batchify_fn,
+    images = _Chosen(part, chosen, seed, skipped, each_once)
+    begins = range(first * batch_size, len(chosen), batch_size)
+    return Loader(
+        images,
+        [range(begin, min(begin + batch_size, len(chosen))) for begin in begins],
+        usual_threads() if threads is None else threads,
     )
 
 
@@ -156,8 +166,14 @@ def open_data(
     jitter: float = 0.0,
     synthetic_images: int = 1280,
     skip_corrupt: bool = False,
+    augmentation: Sequence[Transform] = (),
 ) -> Data:
-    """Data from its name on the command line: `digits`, `synthetic`, or a folder. Raises DataError."""
+    """Data from its name on the command line: `digits`, `synthetic`, or a folder. Raises DataError.
+
+    `augmentation` is done to training images when they have their size.
+    """
+    if augmentation and name in ("digits", "synthetic"):
+        raise DataError(f"--data {name}: --rand-augment and --cutout are for photographs")
     if name == "digits":
         return _digits()
     if name == "synthetic":
@@ -172,7 +188,9 @@ def open_data(
         size = image_size or _usual_size(train, skip_corrupt)
     except ImageError as damage:
         raise DataError(f"{damage}; use --skip-corrupt to leave such images out") from None
-    return _photographs(train, val, classes or found, size, val_fraction, jitter)
+    small = size <= SMALL
+    changed = in_turn(_small_training(size) if small else resized_crop(size, jitter), *augmentation)
+    return _photographs(train, val, classes or found, size, val_fraction, changed)
 
 
 def _usual_size(images: Source, skip_corrupt: bool) -> int:
@@ -208,7 +226,8 @@ def _digits() -> Data:
     source = ArrayImages(digits.images.astype(np.uint8)[..., None], digits.target.astype(np.int64))
     train, val = split(source.labels(), 0.2)
     transform = shift_crop(1, flip=False)
-    return Data(Part(source, train, transform), Part(source, val, unchanged), 10, 8, DIGIT_MEAN, DIGIT_STD)
+    parts = (Part(source, *which, (8, 8, 1)) for which in ((train, transform), (val, unchanged)))
+    return Data(*parts, 10, 8, DIGIT_MEAN, DIGIT_STD)
 
 
 def _synthetic(count: int, size: int, classes: int) -> Data:
@@ -216,7 +235,7 @@ def _synthetic(count: int, size: int, classes: int) -> Data:
     images = random.integers(0, 256, size=(32, size, size, 3), dtype=np.uint8)
     labels = random.integers(0, classes, size=count)
     train, val = (ArrayImages(images, labels, length) for length in (count, max(1, count // 10)))
-    parts = (Part(source, np.arange(len(source)), unchanged) for source in (train, val))
+    parts = (Part(source, np.arange(len(source)), unchanged, (size, size, 3)) for source in (train, val))
     return Data(*parts, classes, size, RGB_MEAN, RGB_STD)
 
 
@@ -239,7 +258,7 @@ def _open_records_of(folder: Path, classes: int | None) -> tuple[Source, Source 
 
 
 def _photographs(
-    train: Source, val: Source | None, classes: int, size: int, val_fraction: float, jitter: float
+    train: Source, val: Source | None, classes: int, size: int, val_fraction: float, changed: Transform
 ) -> Data:
     train_indices = np.arange(len(train))
     if val is None:
@@ -248,10 +267,9 @@ def _photographs(
             train_indices, val_indices = split(train.labels(), val_fraction)
     else:
         val_indices = np.arange(len(val))
-    small = size <= SMALL
-    changed = _small_training(size) if small else resized_crop(size, jitter)
-    cropped = centre_crop(size, 1.0 if small else 256 / 224)
-    return Data(Part(train, train_indices, changed), Part(val, val_indices, cropped), classes, size, RGB_MEAN, RGB_STD)
+    cropped = centre_crop(size, 1.0 if size <= SMALL else 256 / 224)
+    parts = (Part(*part, (size, size, 3)) for part in ((train, train_indices, changed), (val, val_indices, cropped)))
+    return Data(*parts, classes, size, RGB_MEAN, RGB_STD)
 
 
 def _small_training(size: int) -> Transform:

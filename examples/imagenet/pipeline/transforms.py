@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import mxnet as mx
+import cv2
 import numpy as np
 
 Transform = Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -48,6 +48,17 @@ def centre_crop(size: int, margin: float) -> Transform:
     return transform
 
 
+def in_turn(*transforms: Transform) -> Transform:
+    """All of them, one after the other."""
+
+    def transform(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        for each in transforms:
+            image = each(image, random)
+        return image
+
+    return transform
+
+
 def unchanged(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return image
 
@@ -75,9 +86,9 @@ def _random_box(height: int, width: int, random: np.random.Generator) -> tuple[i
 
 
 def _resize(image: np.ndarray, width: int, height: int) -> np.ndarray:
-    # Bilinear on the way up, area on the way down: what interpolation 9 chooses by the sizes.
-    method = mx.image.image._get_interp_method(9, (image.shape[0], image.shape[1], height, width))
-    return mx.image.imresize(mx.nd.array(image, dtype=np.uint8), width, height, interp=method).asnumpy()
+    # Bilinear, as most pipelines have it; areas below half the size, where that would miss pixels.
+    is_small = 2 * width <= image.shape[1] and 2 * height <= image.shape[0]
+    return cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if is_small else cv2.INTER_LINEAR)
 
 
 def _maybe_mirror(image: np.ndarray, flip: bool, random: np.random.Generator) -> np.ndarray:

@@ -7,9 +7,11 @@ import struct
 from pathlib import Path
 from typing import Protocol
 
+import cv2
 import mxnet as mx
 import numpy as np
-from records import DataError, ImageError, RecordFile
+
+from pipeline.records import DataError, ImageError, RecordFile
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp"}
 UNKNOWN = -1
@@ -122,9 +124,12 @@ def decode(encoded: bytes, name: str) -> np.ndarray:
     if _is_cut_short(encoded):  # of which the decoder makes an image that is grey below
         raise ImageError(f"{name} is cut short")
     try:
-        return mx.image.imdecode(encoded).asnumpy()
-    except Exception:  # MXNet raises different types for empty and unknown files
-        raise ImageError(f"{name} cannot be decoded as an image") from None
+        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+    except cv2.error:  # of an empty file
+        image = None
+    if image is None:
+        raise ImageError(f"{name} cannot be decoded as an image")
+    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 
 def _is_cut_short(encoded: bytes) -> bool:

@@ -1,0 +1,80 @@
+"""Going on with a training: which checkpoint, and where in its epoch."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import checkpoint
+import mxnet as mx
+import options
+from averaging import MovingAverage
+from checkpoint import Checkpoint, DamagedError, Position
+from journal import warn
+from mxnet import gluon
+from options import UsageError
+from trainer_states import StatesError, optimizer_name
+
+
+def load_weights(args: Namespace, net: gluon.HybridBlock, devices: list[mx.Context], worker: int) -> Checkpoint | None:
+    """Load what `--resume` says into the network; None to start from the beginning."""
+    if not args.resume:
+        return None
+    folder = args.run if args.resume == "auto" else Path(args.resume)
+    found, problems = checkpoint.newest(folder)
+    for problem in problems if worker == 0 else ():
+        print(f"checkpoint passed over: {problem}", flush=True)
+    if found is None:
+        if args.resume != "auto":
+            raise UsageError(f"--resume {args.resume}: there is no complete checkpoint")
+        return None
+    try:
+        checkpoint.load_weights(found.folder / checkpoint.WEIGHTS, net, devices)
+    except DamagedError as error:
+        raise UsageError(f"--resume: the weights do not fit --network {args.network}: {error}") from None
+    if worker == 0:
+        print(f"resumed from {found.folder}", flush=True)
+    return found
+
+
+def load_states(
+    found: Checkpoint | None, trainer: gluon.Trainer | None, average: MovingAverage | None, devices: list[mx.Context]
+) -> None:
+    """Load the optimizer's states, whose settings are those of the command line, and the average of the weights."""
+    try:
+        if found and trainer:
+            _load_optimizer(found, trainer)
+        path = found.folder / checkpoint.AVERAGE if found else None
+        if average and path and path.exists():
+            checkpoint.load_weights(path, average.net, devices)
+        elif average:
+            average.begin()
+    except (DamagedError, StatesError) as error:
+        raise UsageError(f"--resume {found.folder}: {error}") from None
+
+
+def _load_optimizer(found: Checkpoint, trainer: gluon.Trainer) -> None:
+    if found.optimizer is None:
+        raise UsageError(f"{found.folder} has no states of an optimizer: go on with a store that updates, as it began")
+    if found.optimizer != optimizer_name(trainer):
+        raise UsageError(f"{found.folder} has the states of another optimizer: use --optimizer {found.optimizer}")
+    checkpoint.load_states(found, trainer)
+
+
+def start(args: Namespace, found: Checkpoint | None, order: str, worker: int) -> Position:
+    """Where the training begins: at the checkpoint, or where the job is when the group of this worker is started again.
+
+    Within an epoch only if the images come in the order that the checkpoint was written in.
+    """
+    reached = options.reached(args)
+    if found is None or found.position.epoch < reached:
+        return Position(reached)
+    position = found.position
+    if position.step and position.order != order:
+        if worker == 0:
+            warn(
+                f"epoch {position.epoch + 1} begins again: its order of images was another one when {found.folder} was "
+                f"written: {position.order}; now: {order}"
+            )
+        return Position(position.epoch)
+    return position

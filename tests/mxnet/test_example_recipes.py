@@ -1,0 +1,168 @@
+"""The ImageNet example: what recipes are made of: optimizers, mixing, averaging, augmentation, forecasts."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from example_runs import EXAMPLE, digits
+
+mx = pytest.importorskip("mxnet")
+pytestmark = pytest.mark.mxnet
+
+
+def dense(example, scales: bool):
+    """A layer, and a function that trains it for a step."""
+    mx.random.seed(3)
+    net = mx.gluon.nn.Dense(3, in_units=2)
+    net.initialize(mx.init.Normal(1.0))
+    options = Namespace(optimizer="sgd", lr=0.1, wd=1e-4, momentum=0.9, dtype="float32")
+    trainer = example.optimizers.make_trainer(options, net, None, True)
+    if scales:
+        example.optimizers.scale_losses(trainer)
+
+    def step(factor: float = 1.0) -> None:
+        with mx.autograd.record():
+            losses = [(factor * net(mx.nd.array([[1.0, 2.0]])) ** 2).sum()]
+            example.optimizers.backward(losses, trainer)
+        trainer.step(1)
+
+    return net, trainer, step
+
+
+def weights(net) -> np.ndarray:
+    return np.concatenate([parameter.data().asnumpy().ravel() for parameter in net.collect_params().values()])
+
+
+def test_scaled_losses_give_the_same_weights(example):
+    """The scale is a power of two, so not even the last bit differs."""
+    (plain, _, step), (scaled, _, scaled_step) = dense(example, False), dense(example, True)
+    for _ in range(3):
+        step()
+        scaled_step()
+    np.testing.assert_array_equal(weights(plain), weights(scaled))
+
+
+def test_an_update_that_overflows_is_left_out_and_halves_the_scale(example, tmp_path):
+    net, trainer, step = dense(example, True)
+    step()
+    before = weights(net)
+    step(factor=1e38)
+    np.testing.assert_array_equal(weights(net), before)
+    assert trainer._amp_loss_scaler._next_loss_scale == 2.0**15
+    saved = example.checkpoint.save(tmp_path, example.checkpoint.Position(1), net, trainer, {})
+    step()
+    _, resumed, _ = other = dense(example, True)
+    other[0].load_parameters(str(saved / "model.params"))
+    example.checkpoint.load_states(example.checkpoint.check(saved), resumed)
+    other[2]()
+    np.testing.assert_array_equal(weights(other[0]), weights(net))
+    assert resumed._amp_loss_scaler.loss_scale == 2.0**15
+
+
+def test_moving_average(example):
+    trained, average = mx.gluon.nn.Dense(2, in_units=3), mx.gluon.nn.Dense(2, in_units=3)
+    for net in (trained, average):
+        net.initialize(mx.init.Normal(1.0))
+    moving = example.averaging.MovingAverage(average, trained, 0.9)
+    moving.begin()
+    expected = weights(trained)
+    for step in range(200):
+        for parameter in trained.collect_params().values():
+            parameter.set_data(mx.nd.random.normal(shape=parameter.shape))
+        moving.update(step)
+        decay = min(0.9, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * weights(trained)
+    np.testing.assert_allclose(weights(average), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_mixup_is_linear_in_the_labels(example, tmp_path):
+    """The loss of a mixed image, by hand."""
+    args = example.options.parser().parse_args(["--data", "digits", "--network", "digits", "--kvstore", "none"])
+    args.run = tmp_path
+    training = example.train.Training(args, None, example.train.open_data(args))
+    x = mx.nd.array(np.random.default_rng(0).integers(0, 16, (4, 8, 8, 1)), dtype=np.uint8)
+    y = mx.nd.array([1, 2, 3, 4])
+    images = training.images.normalise(x, "float32").asnumpy()
+    output = training.net(mx.nd.array(0.3 * images + 0.7 * images[::-1])).log_softmax().asnumpy()
+    expected = [-0.3 * output[i, 1 + i] - 0.7 * output[i, 4 - i] for i in range(4)]
+    np.testing.assert_allclose(training.forward(x, y, 0.3).asnumpy(), expected, rtol=1e-4)
+    np.testing.assert_array_equal(
+        training.forward(x, y, 1.0).asnumpy(), -np.array([row[1 + i] for i, row in enumerate(plain(training, x))])
+    )
+
+
+def plain(training, x) -> np.ndarray:
+    return training.net(training.images.normalise(x, "float32")).log_softmax().asnumpy()
+
+
+@pytest.mark.parametrize("strength", [-1.0, -0.4, 0.0, 0.9])
+def test_operations_of_rand_augment(example, strength):
+    image = np.random.default_rng(0).integers(40, 220, size=(30, 44, 3), dtype=np.uint8)
+    before = image.copy()
+    changed = 0
+    for operation in example.augment.OPERATIONS:
+        found = operation(image, strength)
+        assert (found.shape, found.dtype) == (image.shape, np.uint8)
+        changed += not np.array_equal(found, image)
+    np.testing.assert_array_equal(image, before)
+    assert changed == (2 if strength == 0.0 else 13), "without strength only equalizing and full contrast change it"
+
+
+def test_augmentation_depends_on_the_seed_alone(example):
+    image = np.random.default_rng(0).integers(0, 256, size=(30, 44, 3), dtype=np.uint8)
+    transform = example.transforms.in_turn(*example.augment.augmentation((2, 9), 0.5))
+    one, same, other = (transform(image, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, same)
+    assert not np.array_equal(one, other)
+
+
+def test_cutout_is_a_square_within_the_image(example):
+    image, cut = np.zeros((40, 40, 3), np.uint8), example.augment.cutout(0.5)
+    areas = [(cut(image, np.random.default_rng(seed))[..., 0] > 0).sum() for seed in range(200)]
+    assert max(areas) == 400
+    assert min(areas) >= 100
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--rand-augment 2", "'2': expected a number of operations and a magnitude of 0 to 10"),
+        ("--rand-augment 2,11", "'2,11': expected"),
+        ("--ema 1", "--ema 1.0: expected a number below 1"),
+        ("--dtype amp", "--dtype amp: MXNet has no float16 on the CPU"),
+        ("--cutout 0.5", "--data digits: --rand-augment and --cutout are for photographs"),
+        ("--dry-run --machine nowhere", "--dry-run: the oracle cannot answer"),
+    ],
+)
+def test_bad_options(example, tmp_path, option, message, capsys):
+    with suppress(SystemExit):  # of options that are no options
+        assert digits(example, tmp_path, *option.split()) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "train-0.jsonl").exists()
+
+
+def test_dry_run(example, tmp_path, capsys):
+    assert digits(example, tmp_path, "--dry-run", "4", epochs=10) == 0
+    said = capsys.readouterr().out
+    assert "images: 1,438 for training, 359 for validation" in said
+    assert "steps: 11 in an epoch with 4 workers and batches of 32; 110 in 10 epochs" in said
+    forecast = [line.split() for line in said.splitlines() if "group" in line and "oracle" not in line]
+    assert [row[0] for row in forecast] == 3 * ["2"] + 3 * ["4"] + 3 * ["8"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", sorted((EXAMPLE / "recipes").glob("*.txt")), ids=lambda path: path.stem)
+def test_recipes_are_options(example, path: Path):
+    args = example.options.parser().parse_args([f"@{path}", "--data", "somewhere", "--lr", "7"])
+    example.options.check(args)
+    assert (args.data, args.lr, args.resume, args.optimizer) == ("somewhere", 7.0, "auto", "sgd")
+    assert str(args.epochs) in path.stem
+
+
+def test_help_names_every_kind_of_option(example):
+    said = example.options.parser().format_help()
+    assert [group for group in ("data:", "training:", "optimizer:", "run:") if f"\n{group}\n" not in said] == []
