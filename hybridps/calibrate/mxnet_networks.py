@@ -58,7 +58,7 @@ def from_file(path: Path, shape: Shape) -> Network:
     try:
         symbol = mx.sym.load(str(path))
     except mx.MXNetError as error:
-        raise OracleError(f"{path} is no symbol: {str(error).splitlines()[0]}") from None
+        raise OracleError(f"{path} is not a symbol: {str(error).splitlines()[0]}") from None
     return from_symbol(symbol, shape, name=path.name.removesuffix(".json").removesuffix("-symbol"))
 
 

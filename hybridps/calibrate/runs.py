@@ -37,7 +37,7 @@ def describe(folder: Path) -> tuple[Run, dict[str, Any]]:
     try:
         known = msgspec.convert({name: job[name] for name in _OF_STEPS if name in job}, Settings)
     except msgspec.ValidationError as error:
-        raise OracleError(f"the settings that {folder} tells are none: {error}") from None
+        raise OracleError(f"the settings in {folder} cannot be used: {error}") from None
     run = Run(
         workers=found.expected,
         groups=next((event.groups for event in found.last(Planned)), 1),

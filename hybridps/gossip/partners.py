@@ -151,8 +151,8 @@ class Partners:
 
         if not (in_time and self.until(lambda: not awaited(), self.deadline_seconds)):
             raise DeadlineError(
-                f"group {self.rank} waited {self.deadline_seconds:g} s at a barrier, as group "
-                f"{min(awaited(), default=self.rank)} has not come to it"
+                f"group {self.rank} waited {self.deadline_seconds:g} s at a barrier, because group "
+                f"{min(awaited(), default=self.rank)} has not reached it"
             )
         with self.changed:
             self.peers.passed = number

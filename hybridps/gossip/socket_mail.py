@@ -112,7 +112,7 @@ class SocketMail:
         except zmq.ZMQError as error:
             socket.close(linger=0)
             raise ServerError(
-                f"{address!r} is no address of a group: {error.strerror}; write it like tcp://127.0.0.1:5555"
+                f"{address!r} is not an address of a group: {error.strerror}; write it like tcp://127.0.0.1:5555"
             ) from None
         return socket
 

@@ -91,7 +91,7 @@ def _group_sizes(workers: int, settings: Settings) -> tuple[int, ...]:
             raise PlanError(f"{workers} workers cannot form {groups} groups: a group needs at least one worker")
         return tuple(workers // groups + (group < workers % groups) for group in range(groups))
     if each is not None and any(size != each for size in sizes):
-        raise PlanError(f"groups of {each} workers were asked for, and the group sizes {_sum(sizes)}")
+        raise PlanError(f"groups of {each} workers were asked for, and the group sizes are {_sum(sizes)}")
     if groups is not None and groups != len(sizes):
         raise PlanError(f"{groups} groups were asked for, and {len(sizes)} group sizes given: {_sum(sizes)}")
     if settings.group_index is None and sum(sizes) != workers:
@@ -104,7 +104,7 @@ def _checked_index(workers: int, sizes: tuple[int, ...], index: int) -> int:
     if index >= len(sizes):
         raise PlanError(f"group index {index} does not exist: there are {len(sizes)} groups, 0 to {len(sizes) - 1}")
     if sizes[index] != workers:
-        raise PlanError(f"group {index} shall have {sizes[index]} workers, and {workers} were started")
+        raise PlanError(f"group {index} must have {sizes[index]} workers, and {workers} were started")
     return index
 
 

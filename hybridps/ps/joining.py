@@ -104,7 +104,7 @@ def agreed_settings(mine: Settings, job: str, terms: Terms) -> dict[str, str]:
         theirs = terms.settings.get(name)
         if name in told and told[name] != theirs:
             raise ConfigError(
-                f"{name} is {theirs or 'not set'} in job {job!r}, and {told[name]} here: leave it out, and it is that "
-                "of the job"
+                f"{name} is {theirs or 'not set'} in job {job!r}, and {told[name]} here: leave it out to use that of "
+                "the job"
             )
     return {name.removeprefix(PREFIX).lower(): text for name, text in terms.settings.items()}

@@ -130,7 +130,9 @@ def make_tenant(folder: Path, name: str, quotas: Quotas | None = None) -> Path:
     Raises ConfigError if the name cannot be used or is taken.
     """
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} is no name of a tenant: use up to 64 letters, digits, dots, dashes, underscores")
+        raise ConfigError(
+            f"{name!r} is not a name of a tenant: use up to 64 letters, digits, dots, dashes, underscores"
+        )
     theirs = folder / f"for-{name}"
     if theirs.exists() or (folder / "tenants" / f"{name}.key").exists():
         raise ConfigError(f"{folder} has keys of {name!r} already: remove {theirs} and tenants/{name}.* to renew them")

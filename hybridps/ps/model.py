@@ -68,9 +68,8 @@ class TableSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise LayoutError(f"{self.rule} needs tables of one key: this layout has {len(self.layout.slots)}")
         if self.rule.whole_keys and not self.layout.nbytes <= self.chunk_bytes <= LARGEST_CHUNK_BYTES:
             raise LayoutError(
-                f"key {self.layout.slots[0].key!r} has {self.layout.nbytes} bytes, and {self.rule} looks at all of it: "
-                f"that takes a chunk as large, of {LARGEST_CHUNK_BYTES} bytes at most. Use another optimizer, or let "
-                "the workers update"
+                f"key {self.layout.slots[0].key!r} has {self.layout.nbytes} bytes, and {self.rule} needs it in one "
+                f"chunk, of {LARGEST_CHUNK_BYTES} bytes at most: use another optimizer, or let the workers update"
             )
 
     def check_same(self, other: TableSpec, table: str) -> None:

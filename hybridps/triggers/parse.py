@@ -71,7 +71,7 @@ def _options(text: str, name: str, kind: type[AnyTrigger], options: list[str]) -
             allowed = f"its options are {', '.join(f'{each}=...' for each in known)}" if known else "it has no options"
             _refuse(text, f"{name} has no option {option!r}{_nearest(field, known)}", allowed)
         if field == "epoch" and not (value.isdecimal() and int(value)):
-            _refuse(text, f"epoch={value} is no number of steps", "epoch=STEPS")
+            _refuse(text, f"epoch={value} is not a number of steps", "epoch=STEPS")
         given[field] = value
     return given
 

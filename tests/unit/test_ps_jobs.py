@@ -186,7 +186,7 @@ def test_a_returning_group_waits_for_the_rounds_under_way():
     jobs.contribute(origin(0, 1), "w", 0, values(1))
     jobs.enter("job", 2, 3)
     assert jobs.register(origin(2, 5), "w", SPEC) == []
-    with pytest.raises(ServerError, match="group 2 has not finished to register"):
+    with pytest.raises(ServerError, match="group 2 has not finished registering"):
         jobs.contribute(origin(2, 6), "w", 0, values(1))
     outcomes = jobs.contribute(origin(1, 1), "w", 0, values(2))
     assert told(outcomes) == [(0, 1, 3), (1, 1, 3)]

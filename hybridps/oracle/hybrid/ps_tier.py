@@ -28,7 +28,7 @@ def placement_bytes_per_second(placement: str, model_bytes: float, compute_secon
         raise OracleError(f"unknown placement {placement!r}: use one of {', '.join(PLACEMENTS)}")
     if workers < 1 or not model_bytes > 0 or not compute_seconds > 0:
         raise OracleError(
-            f"a model of {model_bytes:g} bytes, {compute_seconds:g} seconds and {workers} workers cannot be: "
+            f"a model of {model_bytes:g} bytes, {compute_seconds:g} seconds and {workers} workers are impossible: "
             "give numbers above 0"
         )
     rate = model_bytes / compute_seconds

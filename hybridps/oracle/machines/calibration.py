@@ -117,7 +117,7 @@ def read_calibration(folder: Path) -> Calibration:
     except OSError as error:
         raise OracleError(f"{folder / FILE}: {error.strerror}; make it with `hybridps oracle calibrate`") from None
     except msgspec.DecodeError as error:
-        raise OracleError(f"{folder / FILE} is no calibration: {error}") from None
+        raise OracleError(f"{folder / FILE} is not a calibration: {error}") from None
 
 
 def write_calibration(calibration: Calibration, folder: Path) -> None:

@@ -125,7 +125,7 @@ def machine_of(name: str) -> Machine:
     try:
         return checked(msgspec.json.decode(text, type=Machine))
     except msgspec.DecodeError as error:
-        raise OracleError(f"{path} is no machine: {error}") from None
+        raise OracleError(f"{path} is not a machine: {error}") from None
 
 
 def with_settings(machine: Machine, settings: dict[str, float]) -> Machine:
@@ -178,7 +178,7 @@ def _plat(text: str, path: Path) -> Machine:
             latency_plx_us=ABCI.latency_plx_us,
         )
     except (IndexError, ValueError) as error:
-        raise OracleError(f"{path} is no platform file: {error}") from None
+        raise OracleError(f"{path} is not a platform file: {error}") from None
     except KeyError as error:
-        raise OracleError(f"{path} is no platform file: it has no line {error.args[0]}|number|unit") from None
+        raise OracleError(f"{path} is not a platform file: it has no line {error.args[0]}|number|unit") from None
     return checked(machine)

@@ -32,7 +32,7 @@ def read_network(path: Path) -> Network:
     try:
         return checked(msgspec.json.decode(text, type=Network))
     except msgspec.DecodeError as error:
-        raise OracleError(f"{path} is no network: {error}") from None
+        raise OracleError(f"{path} is not a network: {error}") from None
 
 
 def read_text(path: Path) -> str:
@@ -72,7 +72,7 @@ def read_table(text: str, source: str) -> Network:
     """
     rows = rows_of(text, source)
     if len(rows) < 4 or [cells[0] for _, cells in rows[:3]] != ["Dataset", "Input", "Model"]:
-        raise OracleError(f"{source} is no layer table: it must begin with Dataset|, Input| and Model|")
+        raise OracleError(f"{source} is not a layer table: it must begin with Dataset|, Input| and Model|")
     (_, dataset), (at, data), (_, model) = rows[:3]
     layers: list[Layer] = []
     notes: list[str] = []
@@ -129,7 +129,7 @@ def _seconds(cells: list[str], where: str) -> float | None:
     try:
         return float(cells[4]) if len(cells) > 4 and cells[4] else None
     except ValueError:
-        raise OracleError(f"{where}: {cells[4]!r} is no time in seconds") from None
+        raise OracleError(f"{where}: {cells[4]!r} is not a time in seconds") from None
 
 
 def _shape(text: str, where: str, between: str = "x") -> Shape:

@@ -191,7 +191,9 @@ class Operation:
     def _note_not_finite(self, row: int, element: int) -> None:
         exchanges = [sent.message for sent in self.sent if isinstance(sent.message, wire.Exchange)]
         if not any(row < max(1, len(each.values)) and each.start <= element < each.stop for each in exchanges):
-            raise ProtocolError(f"an answer to the {self.what} names element {element} of row {row}, which it has not")
+            raise ProtocolError(
+                f"an answer to the {self.what} names element {element} of row {row}, which it does not have"
+            )
         self.not_finite[row] = min(element, self.not_finite.get(row, element))
 
     def _receive(self, chunk: int, target: np.ndarray, payload: memoryview) -> None:

@@ -43,5 +43,5 @@ def silent_groups(addresses: Sequence[str], session: int, seconds: float, settin
     if isinstance(answer, wire.Refused):
         raise wire.error_of(answer, address)
     if not isinstance(answer, wire.Silent):
-        raise ServerError(f"{address} answered {type(answer).__name__} to Silence: it is no server of this version")
+        raise ServerError(f"{address} answered {type(answer).__name__} to Silence: it is not a server of this version")
     return answer.groups

@@ -127,7 +127,7 @@ class Sockets:
             socket.connect(address)
         except zmq.ZMQError as error:
             raise ServerError(
-                f"{address!r} is no address of a server: {error.strerror}; write it like tcp://127.0.0.1:5555"
+                f"{address!r} is not an address of a server: {error.strerror}; write it like tcp://127.0.0.1:5555"
             ) from None
         self.poller.register(self.monitors[-1], zmq.POLLIN)
         self.poller.register(socket, zmq.POLLIN)

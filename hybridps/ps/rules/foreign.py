@@ -69,7 +69,7 @@ class Foreign(Rule, frozen=True, tag="foreign", kw_only=True):
             settings = msgspec.json.decode(self.settings, type=dict[str, Plain])
             update = found.load()(self.optimizer, settings, weights, states)
         except (ImportError, ValueError, AssertionError) as error:
-            raise ServerError(f"this server cannot have the optimizer {self.optimizer!r}: {error}") from None
+            raise ServerError(f"this server cannot use the optimizer {self.optimizer!r}: {error}") from None
         return lambda rule, step, gradient: update(rule if rule.update else replace(rule, update=step), gradient)
 
 

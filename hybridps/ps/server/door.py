@@ -150,7 +150,9 @@ class Gatekeeper:
                 if descriptor in heard or received < began:
                     self._connections[descriptor] = received
                 elif received - began > self._most_bytes:
-                    log.warning("a message of over %d bytes without end: its connection is ended", self._most_bytes)
+                    log.warning(
+                        "a message has more than %d bytes and does not end: its connection is closed", self._most_bytes
+                    )
                     # A reset reports the end: after a normal close, a peer whose window is closed would keep waiting.
                     tcp.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, struct.pack("ii", 1, 0))
                     tcp.shutdown(sockets.SHUT_RDWR)
@@ -178,6 +180,6 @@ def _check_local(address: str) -> None:
     if is_local(address):
         return
     raise ServerError(
-        f"{address} can be reached from other hosts, and nothing tells who may: make keys with `hybridps keys`, "
+        f"{address} can be reached from other hosts, and nothing says who may connect: make keys with `hybridps keys`, "
         "bind to tcp://127.0.0.1:*, or give insecure=True (--insecure) in a network that you trust"
     )

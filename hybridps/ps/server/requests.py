@@ -51,7 +51,7 @@ class Regions:
         known, layout = self._attached.get(begins.region), table.spec.layout
         stop = begins.offset + layout.nbytes
         if known is None or begins.offset % layout.itemsize or stop > len(known[1]):
-            raise ProtocolError(f"{begins} is no place for the {layout.nbytes} bytes of table {table.name!r}")
+            raise ProtocolError(f"{begins} has no room for the {layout.nbytes} bytes of table {table.name!r}")
         return known[1][begins.offset : stop].view(layout.dtype)
 
 

@@ -151,5 +151,5 @@ class Lane:
             time.sleep(0.001)
         who = f"rank {' and '.join(str(self.peers[rank]) for rank in listening)}" if listening else "a rank"
         return DeadlineError(
-            f"{who} did not come to a collective of rank {self.name}, between nodes, within {self.deadline_seconds:g} s"
+            f"{who} did not reach a collective of rank {self.name}, between nodes, within {self.deadline_seconds:g} s"
         )

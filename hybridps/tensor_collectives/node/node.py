@@ -200,7 +200,7 @@ class Node:
             if now > end:
                 self.give_up()
                 raise DeadlineError(
-                    f"rank {self.names[missing]} did not come to {what} of rank {self.names[self.rank]}, on the same "
+                    f"rank {self.names[missing]} did not reach {what} of rank {self.names[self.rank]}, on the same "
                     f"node, within {self.deadline_seconds:g} s"
                 )
 

@@ -160,7 +160,7 @@ def read_contents(folder: Path) -> Contents:
         return contents
     # NumPy and msgspec raise many types of errors for a damaged file, and a spec from anybody may cause any.
     except Exception as error:
-        raise DamagedError(f"{folder} is no complete snapshot: {reason_of(error)}") from None
+        raise DamagedError(f"{folder} is not a complete snapshot: {reason_of(error)}") from None
 
 
 def sync(path: Path) -> None:
@@ -219,7 +219,7 @@ def _open_regular(path: Path) -> int:
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
-    raise DamagedError(f"{path.name} is no file")
+    raise DamagedError(f"{path.name} is not a regular file")
 
 
 def _read_marker(path: Path) -> bytes:

@@ -176,7 +176,7 @@ class Registrations:
     def check_usable(self, origin: Origin) -> None:
         """Raise ServerError unless the group may exchange."""
         if origin.group not in self._admitted or not self.ready:
-            raise ServerError(f"group {origin.group} has not finished to register table {self._name!r}")
+            raise ServerError(f"group {origin.group} has not finished registering table {self._name!r}")
 
     def check_initialiser(self, origin: Origin) -> None:
         """Raise ProtocolError unless the group is the one to bring initial values."""
