@@ -112,7 +112,7 @@ class Algorithm:
     def join_weights(self, table: str, layout: Layout, weights: Tensor, receives: bool = False) -> bool:
         """Register a table of weights. Call this before the first `average_` or `read_centre`.
 
-        `receives`: new weights are written to `weights`; for algorithms that `keeps_gradients`. Returns whether the
+        `receives`: new weights are written to `weights`; only if `keeps_gradients`. Returns whether the
         centre existed already, with the same result on all ranks of the group; `weights` then hold the centre. Raises
         LayoutError like `initialise`.
         """
@@ -123,7 +123,7 @@ class Algorithm:
         return False
 
     def average_(self, table: str, weights: Tensor, step: int) -> int:
-        """Average the weights with others in place, if the trigger says so. Call this only in steps that `averages`.
+        """Average the weights with others in place, if the trigger says so. Call this only if `averages(step)`.
 
         Returns the payload bytes that this group has sent, with the same result on all of its ranks; 0 if it sent
         nothing.
@@ -136,9 +136,9 @@ class Algorithm:
         return False
 
     def next_tau(self, tables: Iterable[str]) -> int:
-        """Return the steps between the next averaging of these tables and the one after it.
+        """Return the number of steps between two later averagings of these tables, as the last one has decided.
 
-        Only for algorithms that `decides_ahead`. This is a collective of the group; call it after `average_` of all
+        Only if `decides_ahead`. This is a collective of the group; call it after `average_` of all
         these tables in a step.
         """
         raise NotImplementedError
