@@ -112,9 +112,9 @@ class Algorithm:
     def join_weights(self, table: str, layout: Layout, weights: Tensor, receives: bool = False) -> bool:
         """Register a table of weights. Call this before the first `average_` or `read_centre`.
 
-        `receives`: new weights are written to `weights`; only if `keeps_gradients`. Returns whether the
-        centre existed already, with the same result on all ranks of the group; `weights` then hold the centre. Raises
-        LayoutError like `initialise`.
+        `receives`: new weights are written to `weights`; only if `keeps_gradients`. Returns whether the centre existed
+        already, with the same result on all ranks of the group; `weights` then hold the centre. Raises LayoutError like
+        `initialise`.
         """
         return self.register(table, layout, weights, receives) is Joining.LATE
 
@@ -138,8 +138,8 @@ class Algorithm:
     def next_tau(self, tables: Iterable[str]) -> int:
         """Return the number of steps between two later averagings of these tables, as the last one has decided.
 
-        Only if `decides_ahead`. This is a collective of the group; call it after `average_` of all
-        these tables in a step.
+        Only if `decides_ahead`. This is a collective of the group; call it after `average_` of all these tables in a
+        step.
         """
         raise NotImplementedError
 

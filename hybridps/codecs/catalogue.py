@@ -11,7 +11,7 @@ from hybridps.codecs.quantised import Quantised
 from hybridps.errors import ConfigError
 
 CodecSpec = Literal["exact", "float16", "bfloat16"] | Quantised
-"""What names a codec: its name, or how gradients are compressed."""
+"""Identifies a codec: its name, or how gradients are compressed."""
 
 EXACT = Exact("float16", "float32", "float64", "int32", "int64")
 

@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 from hybridps.compiled.compiler import addresses, at, compiled
 
 LEAST_BYTES = 16 << 20
-"""A smaller buffer is still in a cache when it is read. Its reader would lose more than the writer gains."""
+"""A smaller buffer is still in a cache when it is read. Its reader would lose what the writer gains."""
 
 _LINE = 64
 """The number of bytes that are written at once, to an address that is a multiple of it."""

@@ -81,9 +81,7 @@ class GroupTrigger:
             self.state.sent(step, weights, nbytes, seconds)
 
     def next_tau(self) -> int:
-        """Return the steps from the next exchange to the one after it, if exchanges decide. 0 on ranks without the
-        state.
-        """
+        """Return the number of steps between two later exchanges, as the last one has decided; 0 without the state."""
         return 0 if self.state is None else self.state.tau
 
     def _vote(self, tier: Tier) -> None:

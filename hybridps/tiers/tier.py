@@ -68,9 +68,9 @@ class Tier(Protocol):
     def sum_(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
         """Begin to replace elements `start:stop`, on all ranks, by the answer to their sum.
 
-        If the table `keeps_values`, the answer is written to the tensor that was registered. `rules` applies to these
-        elements instead of the table's rule. If all servers reach the ranks' vectors, they add them up in place;
-        otherwise the group reduces them first.
+        If the table was registered with `keeps_values`, the answer is written to the tensor that was registered.
+        `rules` applies to these elements instead of the table's rule. If all servers reach the ranks' vectors, they add
+        them up in place; otherwise the group reduces them first.
         """
 
     def finds_not_finite(self, table: str, tensor: Tensor) -> bool:

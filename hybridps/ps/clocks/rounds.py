@@ -11,9 +11,7 @@ from hybridps.errors import ProtocolError
 
 
 class Part(NamedTuple):
-    """A group's contribution to elements `start:stop` of a chunk. A group has one part with an element under way at a
-    time.
-    """
+    """A group's contribution to elements `start:stop` of a chunk. An element is in one part of a group at a time."""
 
     group: int
     start: int
