@@ -47,8 +47,8 @@ def has_message(zmq_socket: Any) -> bool:
 def send_unpaced(descriptor: int) -> None:
     """Make a TCP socket of this process send as fast as the other side reads, if its address is a loopback address.
 
-    There is no network to protect from congestion. If the system paces what is sent (BBR), this cuts the time of large
-    messages to a fifth. Other sockets are left alone, and so are all if the system does not allow the change.
+    There is no network to protect from congestion, and pacing (BBR) would cost a fifth of the time of large messages.
+    Other sockets are left alone, and so are all if the system does not allow the change.
     """
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as tcp:
         if tcp.family in (socket.AF_INET, socket.AF_INET6) and ip_address(tcp.getsockname()[0]).is_loopback:

@@ -33,7 +33,7 @@ _Number = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class DamagedError(HybridPSError):
-    """A folder is no complete snapshot. The message says what is wrong with it."""
+    """A folder is not a complete snapshot. The message says what is wrong with it."""
 
 
 class TableContents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
