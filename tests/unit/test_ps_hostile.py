@@ -353,9 +353,10 @@ class Training:
             return gradients.copy()
 
 
-@pytest.mark.parametrize(
-    "messages", [10_000, pytest.param(1_000_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
-)
+LONG = [pytest.mark.nightly, pytest.mark.timeout(3600)]
+
+
+@pytest.mark.parametrize("messages", [10_000, pytest.param(1_000_000, marks=LONG)])
 def test_a_flood_of_anything(folder, recorded, messages):
     credentials = Credentials.load(folder / "for-mallory")
     with serving(folder) as (address, process):
@@ -372,14 +373,48 @@ def test_a_flood_of_anything(folder, recorded, messages):
         alone = Training(address, folder / "for-alice", "alone", beside.rounds).weights()
     np.testing.assert_array_equal(weights, alone)
     assert beside.rounds >= 20
-    assert not [reason for reason in flood.reasons if "the server failed" in reason]
-    # It got as far as that: members were refused for all that can be wrong, and answered.
-    assert {"Done", "Registered", "Welcome", "Refused"} <= {*flood.answers}
-    assert len(flood.reasons) > 15
-    assert flood.answers.total() > messages / 2
+    check_answers(flood, messages / 2)
     print(f"{(largest - before) / 2**20:.0f} MB more, {beside.rounds} rounds beside, {flood.answers}")
     print(*(f"{count} {reason}" for reason, count in flood.reasons.most_common(20)), sep="\n")
     assert largest - before < QUOTA_BYTES + BESIDE_BYTES
+
+
+@pytest.mark.parametrize(("messages", "kills"), [(10_000, 3), pytest.param(1_000_000, 100, marks=LONG)])
+def test_a_flood_of_anything_while_the_server_is_killed_and_comes_back(folder, recorded, messages, kills):
+    credentials = Credentials.load(folder / "for-mallory")
+    with serving(folder, "--restarts", str(kills)) as (address, supervisor):
+        beside = Training(address, folder / "for-alice", "beside")
+        with Flood(address, credentials, recorded, seed=messages + kills) as flood:
+            killed = set()
+            for part in range(1, kills + 2):
+                flood.send(messages // (kills + 1))
+                if part <= kills:
+                    killed.add(kill_life_of(supervisor, killed))
+            flood.finish()
+        weights = beside.stop()
+        alone = Training(address, folder / "for-alice", "alone", beside.rounds).weights()
+    np.testing.assert_array_equal(weights, alone)
+    assert beside.rounds >= 20
+    assert len(killed) == kills
+    check_answers(flood, messages / 8)  # what a killed process had not read is lost
+
+
+def kill_life_of(supervisor, known):
+    """Kill the process that serves, another one than the `known`; returns its id."""
+    end = time.monotonic() + 30
+    while not (lives := [life for life in supervisor.children() if life.pid not in known]):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    lives[0].kill()
+    return lives[0].pid
+
+
+def check_answers(flood, least):
+    """The flood got far: members were refused for all that can be wrong, and answered; and nothing failed."""
+    assert not [reason for reason in flood.reasons if "the server failed" in reason]
+    assert {"Done", "Registered", "Welcome", "Refused"} <= {*flood.answers}
+    assert len(flood.reasons) > 15
+    assert flood.answers.total() > least
 
 
 @pytest.mark.slow
