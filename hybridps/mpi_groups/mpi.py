@@ -18,7 +18,7 @@ from hybridps.mpi_groups.ledger import Ledger
 OPERATION = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
 
 
-def _letting_nan_win(combine: np.ufunc) -> MPI.Op:
+def _propagating_nan(combine: np.ufunc) -> MPI.Op:
     def operation(given: Any, kept: Any, datatype: MPI.Datatype) -> None:
         mine = np.frombuffer(kept, np.dtype(datatype.tocode()))
         combine(mine, np.frombuffer(given, mine.dtype), out=mine)
@@ -26,7 +26,7 @@ def _letting_nan_win(combine: np.ufunc) -> MPI.Op:
     return MPI.Op.Create(operation, commute=True)
 
 
-LETS_NAN_WIN = {"max": _letting_nan_win(np.maximum), "min": _letting_nan_win(np.minimum)}
+PROPAGATES_NAN = {"max": _propagating_nan(np.maximum), "min": _propagating_nan(np.minimum)}
 """Operations for floats in which NaN takes precedence, as in NumPy."""
 
 # For a large buffer the library would map new scratch memory in each call, which costs more than the reduction. Pieces
@@ -65,11 +65,11 @@ class MPIGroup:
         self._count(array)
         if self.size == 1:
             return
-        operation = (LETS_NAN_WIN if array.dtype.kind == "f" and op != "sum" else OPERATION)[op]
+        operation = (PROPAGATES_NAN if array.dtype.kind == "f" and op != "sum" else OPERATION)[op]
         if array.nbytes <= SMALL_BYTES:
             self._wait(self.communicator.Iallreduce(MPI.IN_PLACE, array, operation), "an allreduce of all ranks")
             return
-        self._all_come("an allreduce", array)
+        self._wait_for_all("an allreduce", array)
         for piece in _pieces(array):
             self.communicator.Allreduce(MPI.IN_PLACE, piece, operation)
 
@@ -80,7 +80,7 @@ class MPIGroup:
         if array.nbytes <= SMALL_BYTES:
             self._wait(self.communicator.Ibcast(array.view(np.uint8), root), "a broadcast to all ranks")
             return
-        self._all_come("a broadcast", array)
+        self._wait_for_all("a broadcast", array)
         for piece in _pieces(array):
             self.communicator.Bcast(piece.view(np.uint8), root)
 
@@ -130,7 +130,7 @@ class MPIGroup:
         if self.communicator != MPI.COMM_NULL:
             self.communicator.Free()
 
-    def _all_come(self, what: str, array: np.ndarray) -> None:
+    def _wait_for_all(self, what: str, array: np.ndarray) -> None:
         """Return when all ranks have begun the operation. The library itself would wait forever for a missing rank.
 
         Raises LayoutError, on all ranks, if their arrays differ in size or dtype.

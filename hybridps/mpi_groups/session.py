@@ -161,7 +161,7 @@ def end_group(error: BaseException) -> NoReturn:
     """Report an unhandled error once, and end all ranks of this MPI world."""
     _ending.acquire()
     everywhere = isinstance(error, HybridPSError) and error.everywhere
-    status, text = _last_words(error)
+    status, text = _exit_status_and_text(error)
     module = sys.modules.get("mpi4py.MPI")
     runs = module is not None and module.Is_initialized() and not module.Is_finalized()
     communicator = module.COMM_WORLD if module is not None and runs else None
@@ -181,7 +181,7 @@ def end_group(error: BaseException) -> NoReturn:
     os._exit(status)
 
 
-def _last_words(error: BaseException) -> tuple[int, str]:
+def _exit_status_and_text(error: BaseException) -> tuple[int, str]:
     """Return the exit status after an error, and the text to print."""
     if isinstance(error, HybridPSError):
         return error.status, f"hybridps: error: {error}"

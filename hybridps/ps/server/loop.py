@@ -84,8 +84,8 @@ class Loop:
             self.transport.door.serve()
             self._drop_lost(emptied=self._read_waiting())
             self._serve_waiting()
-            self._follow(self.workers.collect(self.workers.ready in events))
-            self._hear_parents()
+            self._handle_results(self.workers.collect(self.workers.ready in events))
+            self._collect_from_parents()
             self.launchers.tell_groups()
             if self.observer is not None:
                 self.observer.look(time.monotonic())
@@ -178,12 +178,12 @@ class Loop:
                 origin = Origin(member.job, member.group, member.session, message.request)
                 payloads = [frame.buffer for frame in frames[1:]]
                 cost, outcomes = carry_out(self.jobs, origin, message, payloads, member.regions)
-                self._carry_on(outcomes)
+                self._handle_outcomes(outcomes)
                 return CONTROL_WEIGHT * len(frames[0]) if cost is None else cost
             case wire.Back():
                 known = self.members.by_name.get(identity)
                 if known is not None:  # otherwise the connection broke again, and all of this will be repeated
-                    self._carry_on(self.jobs.be_back(known.job, known.group))
+                    self._handle_outcomes(self.jobs.be_back(known.job, known.group))
             case wire.Leave(early=early):
                 self._remove(self.members.of(identity, now), lost=False, early=early)
                 self.transport.send(identity, wire.Alive())
@@ -202,8 +202,8 @@ class Loop:
     def _remove(self, member: Member, lost: bool, early: bool = False) -> None:
         # The group's memory is its own again after this, so no task that uses it may be left.
         while self.workers.backlog:
-            self._follow(self.workers.collect(is_ready=False, wait=True))
-        self._carry_on(self.members.leave(member, lost, early))
+            self._handle_results(self.workers.collect(is_ready=False, wait=True))
+        self._handle_outcomes(self.members.leave(member, lost, early))
         if not self.members.there(member.job):
             self.profiles.of.pop(member.job, None)
             if self.parents is not None:
@@ -216,7 +216,7 @@ class Loop:
             if member is not None:
                 self._lose(member, f"left {MOST_UNREAD} answers unread")
         for ended, member in self.launchers.take_ended() if emptied else ():
-            self._carry_on(self.jobs.end(*ended))
+            self._handle_outcomes(self.jobs.end(*ended))
             if member is not None:
                 self._lose(member, "has ended", ", as its launcher says")
         now = time.monotonic()
@@ -226,26 +226,26 @@ class Loop:
         for member in self.members.silent(now, emptied, self.transport.reads):
             self._lose(member, member.fault)
         self.launchers.look(now)
-        self._carry_on(self.members.begin_without_absent(now))
+        self._handle_outcomes(self.members.begin_without_absent(now))
 
     def _lose(self, member: Member, fault: str, source: str = "") -> None:
         log.warning("%s %s: lost", member, fault)
         member.fault = fault + source
         self._remove(member, lost=True)
 
-    def _hear_parents(self) -> None:
+    def _collect_from_parents(self) -> None:
         """Handle what the parents sent back. Groups of a job that has lost them are told once, and then refused."""
         if self.parents is None:
             return
         before = {*self.parents.failed}
         for up, error in self.parents.collect():
-            self._carry_on(up.then(error))
+            self._handle_outcomes(up.then(error))
         for job in self.parents.failed.keys() - before:
             log.warning("job %r: %s", job, self.parents.failed[job])
             for member in self.members.there(job):
                 self._refuse(member.identity, member.account, self.parents.failed[job], None)
 
-    def _follow(self, done: Sequence[tuple[Task, Any]]) -> None:
+    def _handle_results(self, done: Sequence[tuple[Task, Any]]) -> None:
         """Handle the outcomes of completed tasks. An error in one does not affect the others."""
         outcomes: list[Outcome] = []
         for task, result in done:
@@ -253,9 +253,9 @@ class Loop:
                 outcomes += task.then(result)
             except Exception:
                 log.exception("what follows from a task has failed")
-        self._carry_on(outcomes)
+        self._handle_outcomes(outcomes)
 
-    def _carry_on(self, outcomes: Iterable[Outcome]) -> None:
+    def _handle_outcomes(self, outcomes: Iterable[Outcome]) -> None:
         """Hand out tasks, and send answers. The answers to one request that are ready together go in one message.
 
         Outcomes before an exception count.
