@@ -43,7 +43,7 @@ class _Server:
 class Heartbeat(threading.Thread):
     """Sends a heartbeat to the servers that it `begin`s with, every `beat_seconds`, until `stop` or a failure.
 
-    This thread writes the attributes below; others read them.
+    This thread writes the attributes, and the client's thread reads them, unless they say otherwise.
     """
 
     def __init__(self, sockets: Sockets, session: int, settings: Settings) -> None:
@@ -53,16 +53,18 @@ class Heartbeat(threading.Thread):
         self.away: dict[int, float] = {}
         """The servers that are away, and since when."""
         self.returned: deque[int] = deque()
-        """Servers that were away and have answered. The reader removes them; the same holds for `strangers`."""
+        """Servers that were away and have answered. The client's thread removes them; the same holds for
+        `strangers`."""
         self.strangers: dict[int, UnknownClientError] = {}
         """Servers that do not know this client, or have taken it as lost, with the error that they sent."""
         self.report: Callable[[], tuple[float, float | None]] = lambda: (0.0, None)
         """Returns for how long some rank of the group has been silent, and for how long the group has waited for
-        servers."""
+        servers. The client's thread sets it."""
         self.counted: tuple[int, int] | None = None
         """The numbers of groups and workers of the job that the first server reported last."""
         self.settled = 0
-        """All requests before this one are answered, so the servers need not keep those answers."""
+        """All requests before this one are answered, so the servers need not keep those answers. The client's thread
+        sets it."""
         self._session = session
         self._settings = settings
         self._longest_seconds = max(settings.lost_seconds, settings.longest_away_seconds)

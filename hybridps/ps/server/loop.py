@@ -252,7 +252,7 @@ class Loop:
             try:
                 outcomes += task.then(result)
             except Exception:
-                log.exception("what follows from a task has failed")
+                log.exception("the result of a task cannot be handled")
         self._handle_outcomes(outcomes)
 
     def _handle_outcomes(self, outcomes: Iterable[Outcome]) -> None:
