@@ -176,7 +176,7 @@ class Partners:
         if self._failure is not None:
             raise self._failure
 
-    # The methods below run on the reading thread, with the lock held.
+    # The methods below run on the reading thread, with the lock held. `drop` calls `_decline` too.
 
     def _run(self) -> None:
         nap, longest = _NAPS_SECONDS
