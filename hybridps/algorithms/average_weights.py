@@ -138,8 +138,7 @@ class AverageWeights(Algorithm):
                 trigger.drop()
 
     def _rules(self, step: int, stop: int) -> Rules:
-        """Return the rule for elements before `stop`, with alpha computed from the learning rate or the number of
-        groups.
+        """Return the rule for elements before `stop`, with alpha from the learning rate or the number of groups.
 
         Returns no rules if the table's own rule applies. Raises ConfigError if alpha is unknown or out of bounds.
         """

@@ -64,9 +64,7 @@ def short_name(given: str) -> str:
 
 
 def definition(name: str) -> Definition:
-    """Return the algorithm with this short name. Raises ConfigError if another package offers it but it cannot be
-    loaded.
-    """
+    """Return the algorithm with this short name. Raises ConfigError if another package's cannot be loaded."""
     return KNOWN[name] if name in KNOWN else _offered(name)
 
 

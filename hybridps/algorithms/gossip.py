@@ -123,9 +123,7 @@ class Gossip(AverageWeights):
             self._states.pop(table, None)
 
     def _touched(self, table: str, weights: Tensor) -> Touched:
-        """Return a function that tells the trigger of a table which parts were exchanged, by this group or by a
-        partner.
-        """
+        """Return a function that tells the trigger of a table which of its parts were exchanged."""
 
         def tell(spans: Sequence[Span], nbytes: int, seconds: float, began_here: bool) -> None:
             state = self._states[table]

@@ -50,8 +50,7 @@ def describe(folder: Path) -> tuple[Run, dict[str, Any]]:
 
 
 def measure(folder: Path, run: Run) -> Phases:
-    """Return the mean over the workers of the median epoch. The first epoch, which includes the start-up, does not
-    count.
+    """Return the mean over the workers of the median epoch, without the first epoch, which includes the start-up.
 
     `exposed` is that of the worker that waits least, since the others also wait for that worker.
     """

@@ -57,8 +57,7 @@ def to_brain(typing_context: Any, value: Any) -> Any:
 
 @intrinsic  # type: ignore[misc]
 def rounded_to_odd(typing_context: Any, value: Any) -> Any:
-    """Return a float32 unchanged, or a float64 rounded to odd: truncated, with the last bit set if the result is
-    inexact.
+    """Return a float32 unchanged, or a float64 rounded to odd: truncated, with the last bit set if inexact.
 
     Rounding the result to a half precision then gives the value nearest to the float64. Rounding to the nearest twice
     does not (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).

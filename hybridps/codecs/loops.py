@@ -46,9 +46,7 @@ def take_(total, source, start, adds):  # type: ignore[no-untyped-def]
 
 @compiled
 def _look_up_(total, source, first, adds):  # type: ignore[no-untyped-def]
-    """Do the same as `take_` for codes. Codes before the first whole byte and after the last one are read one at a
-    time.
-    """
+    """Do the same as `take_` for codes. Codes outside of whole bytes are read one at a time."""
     each = source[FORM]
     values = seen(source[3], 0, 256 * each, total)
     begin = min(-first % each, total.size)

@@ -265,15 +265,12 @@ class Exchange:
                 self._ask(peer, "pull", 0, length)
 
     def _is_late(self) -> None:
-        """Another group says that its table is far ahead. This does not apply if this group has taken weights over
-        since.
-        """
+        """Note that another group's table is far ahead, unless this group has taken weights over since."""
         if not self._took_over and not self.late:
             self.late, self._late_since = True, time.monotonic()
 
     def _give_up(self) -> None:
-        """Give up requests to partners that are gone or have begun a new life, and requests whose letters must have
-        been lost.
+        """Give up requests to partners that are gone or have a new life, and requests whose letters must be lost.
 
         A partner that gives signs of life may validate for a long time, and weights may take long over a slow link.
         """

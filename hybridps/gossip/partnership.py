@@ -54,9 +54,7 @@ class PartnerChoice:
         return ()
 
     def _fast(self, peers: list[int], seconds: Callable[[int], float | None]) -> Peers:
-        """Choose one of these groups. Its chance falls with the time that it takes; unmeasured ones count as the
-        fastest.
-        """
+        """Choose one of these groups. Its chance falls with its time; unmeasured ones count as the fastest."""
         if not peers:
             return ()
         measured = [seconds(peer) for peer in peers]

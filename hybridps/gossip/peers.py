@@ -49,9 +49,7 @@ class Peers(dict[int, Peer]):
         return bool(known.session) and not known.left and not self.is_silent(known)
 
     def is_missing(self, peer: int, since: float) -> bool:
-        """Return whether waiting for a group is pointless: it has ended, is silent, or has not started long after
-        `since`.
-        """
+        """Return whether waiting for a group is pointless: it has ended, is silent, or did not start after `since`."""
         known = self[peer]
         if not known.session:  # groups may take as long to start as with servers
             return time.monotonic() - since > 3 * self.lost_seconds

@@ -85,8 +85,7 @@ class Topology(NamedTuple):
         return tuple(sorted(found))
 
     def mixing(self, step: int, size: int) -> np.ndarray:
-        """Return the matrix (size, size) of a step in which all groups send. Column j is what group j gives, itself
-        included.
+        """Return the matrix (size, size) of a step in which all groups send. Column j is what group j gives.
 
         Each group keeps as much as each of its peers gets. Columns sum to 1; rows do too, except with `random`.
         """

@@ -47,9 +47,7 @@ class Group(Protocol):
         """Replace `array` by that of rank `root`."""
 
     def allgather_bytes(self, data: bytes) -> list[bytes]:
-        """Return the bytes of every rank, in rank order. Lengths may differ. This is for agreement, not for the hot
-        path.
-        """
+        """Return the bytes of every rank, in rank order. Lengths may differ. For agreement, not for the hot path."""
 
     def send(self, array: np.ndarray, to: int, tag: int) -> Transfer:
         """Begin to send to rank `to`. Messages between two ranks with the same `tag` (0 to 32767) stay in order."""
@@ -70,9 +68,7 @@ class Group(Protocol):
         """
 
     def farewell(self) -> None:
-        """Tell the other ranks that this one leaves, and wait without a deadline until all have left. For the end of a
-        job.
-        """
+        """Tell the other ranks, at the end of a job, that this one leaves. Wait without a deadline until all have left."""
 
     def split(self, colour: int) -> Group:
         """Return the group of the ranks with the same `colour`, in this group's order, with its own communicator."""

@@ -30,9 +30,7 @@ Received = tuple[int, bytes, np.ndarray | None]
 
 
 class MPIMail:
-    """Mail over MPI. `Mail` documents the methods. `leaders`: the group of all leaders, which the mail owns from now
-    on.
-    """
+    """Mail over MPI. `Mail` documents the methods. `leaders`: the group of all leaders; the mail frees it."""
 
     def __init__(self, leaders: MPIGroup) -> None:
         self.rank = leaders.rank

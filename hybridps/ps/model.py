@@ -160,9 +160,7 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
 
 
 class SnapshotStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Says that a table starts from snapshot `number`. The first server draws `token`, so that it starts from there
-    once.
-    """
+    """Says that a table starts from snapshot `number`: once, for the `token` that the first server has drawn."""
 
     number: Annotated[int, Meta(ge=0, le=1 << 62)]
     token: Annotated[int, Meta(ge=0, le=1 << 62)]

@@ -19,8 +19,7 @@ _ERRORS: dict[str, type[HybridPSError]] = {
 
 
 class Refused(Message, frozen=True, omit_defaults=True):
-    """The request cannot be carried out; or, with a `chunk`, not for that chunk: answers for its other chunks still
-    follow.
+    """The request, or a part of it in one `chunk`, cannot be carried out. Answers for other chunks still follow.
 
     `code` names one of `_ERRORS`. `request` is None if it is not known.
     """

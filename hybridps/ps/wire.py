@@ -80,9 +80,7 @@ class OfTable(Message, frozen=True):
 
 
 class Register(OfTable, frozen=True, omit_defaults=True):
-    """Join a table. Answer: Registered, when it is this group's turn. `initialise`, `start`: see
-    `Registrations.register`.
-    """
+    """Join a table. Answer: Registered, when it is this group's turn. See `Registrations.register`."""
 
     spec: TableSpec
     initialise: bool

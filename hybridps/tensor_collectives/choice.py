@@ -28,9 +28,7 @@ Positive = Annotated[int, Meta(ge=1)]
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line of the table: the algorithm for sizes up to `up_to_bytes`, for a group of `ranks` ranks on `nodes`
-    nodes.
-    """
+    """One line of the table: the algorithm for sizes up to `up_to_bytes`, for `ranks` ranks on `nodes` nodes."""
 
     ranks: Positive
     nodes: Positive

@@ -94,8 +94,7 @@ class Levels:
         return self._node is not None
 
     def shared(self, length: int, dtype: str, count: int) -> np.ndarray | None:
-        """Make `count` flat arrays of zeros that all ranks of a node share. All ranks call this with the same
-        arguments.
+        """Make `count` flat arrays of zeros that all ranks of a node share. All ranks give the same arguments.
 
         Returns None if the ranks cannot share memory; `note` says why.
         """
@@ -167,8 +166,7 @@ class Levels:
         between: Callable[[Talk, np.ndarray], Steps],
         divisor: float = 1.0,
     ) -> None:
-        """Replace elements `start:stop` of some rows of this node by `op` over all vectors of all ranks, divided by
-        `divisor`.
+        """Replace elements `start:stop` of some rows of this node by `op` over all vectors, divided by `divisor`.
 
         `targets`: the first of these rows, and the last + 1. `between`: the operation that combines a chunk over the
         ranks of a lane.
@@ -192,9 +190,7 @@ class Levels:
         self.run(choice, op, rows, self.part(start, stop, rows.itemsize), steps_of)
 
     def combine_here_(self, rows: Rows, plan: np.ndarray, divisor: float) -> None:
-        """Combine rows as `Node.combine_` does, in a group on one node. After an error, no further operation is
-        allowed.
-        """
+        """Combine rows as `Node.combine_` does, in a group on one node. After an error, all operations are refused."""
         try:
             self.node.combine_(rows, plan, divisor)
         except BaseException:
@@ -258,9 +254,7 @@ class Levels:
         return [other[2] for other in heard]
 
     def _agreed(self, make: Callable[[], Made]) -> Made | None:
-        """Return what `make` makes in shared memory; None on all nodes if it fails on one. `note` then gives the first
-        reason.
-        """
+        """Return what `make` makes in shared memory; None on all nodes if it fails on one. `note` then says why."""
         made, own = None, ""
         try:
             made = make()

@@ -1,5 +1,4 @@
-"""The tier of groups without servers: the leader exchanges weights with other leaders, and passes the result to its
-group.
+"""The tier of groups without servers: the leader gossips with other leaders, and passes the result to its group.
 
 Algorithms are the same on all ranks: the leader's tier is given the partners, those of its followers are not.
 """

@@ -17,9 +17,7 @@ from hybridps.tiers.tier import check_same_layout
 
 
 class NoTier:
-    """One rank's operations without other groups. `Tier` documents the methods. The group's values are those of all
-    workers.
-    """
+    """One rank's operations without other groups. `Tier` documents the methods."""
 
     distance = float("nan")
     has_servers = False

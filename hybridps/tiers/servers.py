@@ -60,9 +60,7 @@ class _Table:
 
 @dataclass(frozen=True, eq=False)
 class _Exchange:
-    """An exchange under way, with an answer for `tensor`. `rows`: those that the servers add up and answer to, if they
-    do.
-    """
+    """An exchange under way, with an answer for `tensor`. `rows`: given if the servers add them up and answer to them."""
 
     table: str
     tensor: Tensor

@@ -57,8 +57,7 @@ class Tier(Protocol):
         """Return whether other groups had exchanged a table that begins with zeros before this group registered it."""
 
     def is_alone(self, table: str, tensor: Tensor) -> bool:
-        """Return whether this group must skip an exchange of the tensor now because a server is away. This is a
-        collective.
+        """Return whether this group must skip an exchange of the tensor now because a server is away. A collective.
 
         It is always False if an exchange cannot be skipped: only a group that exchanges its own weights with the
         centre, independently of other groups, can skip one. An exchange that was interrupted is completed first, on all

@@ -65,9 +65,7 @@ class Trigger(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return step > 0
 
     def edges(self, layout: Layout) -> np.ndarray:
-        """Return the edges (int64) of the parts that are decided on separately: where each begins, and where the last
-        ends.
-        """
+        """Return the edges (int64) of the parts that are decided on separately: their beginnings, and the last end."""
         return np.array([0, layout.length], np.int64)
 
     def start(self, layout: Layout, weights: np.ndarray) -> State:

@@ -1,5 +1,4 @@
-"""The cost of an epoch of each hybridps algorithm. Workers are tightly coupled inside groups, and loosely across
-groups.
+"""The cost of an epoch of each hybridps algorithm: workers are coupled tightly in groups, and loosely across them.
 
 There are C groups of m workers, and M bytes of model. In every step the workers of a group allreduce their gradients.
 Across groups:

@@ -28,9 +28,7 @@ USUAL_POWER = 0.5
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """The traffic of all groups with one threshold. `saved`: the saving as a part of what exchanges in every step would
-    send.
-    """
+    """The traffic of all groups with one threshold. `saved`: the part that it saves of exchanges in every step."""
 
     threshold: float | None
     silence: int | None

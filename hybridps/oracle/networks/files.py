@@ -140,8 +140,7 @@ def _shape(text: str, where: str, between: str = "x") -> Shape:
 
 
 def _without_misprint(layer: Layer, before: list[Layer], notes: list[str], where: str) -> Layer:
-    """Correct a misprinted input: an element-wise layer keeps its shape, so its input is its output if that fits the
-    chain.
+    """Correct a misprinted input. An element-wise layer keeps its shape, so its output is used if that fits the chain.
 
     The published COSMOFLOW.net_256 has such a misprint.
     """

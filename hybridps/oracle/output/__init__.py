@@ -1,3 +1,1 @@
-"""Prints and draws the oracle's answers: `tables`, `plots` and Chrome traces (`timeline`). Only pictures need
-matplotlib.
-"""
+"""Prints and draws the oracle's answers: `tables`, `plots` and Chrome traces (`timeline`). Pictures need matplotlib."""

@@ -94,9 +94,7 @@ def between_nodes(work: Work, pes: int, nodes: int, message_bytes: float, flows:
 
 
 def _split_by_weights(work: Work, pes: int, inside: int, batch: int) -> Costs:
-    """Return the costs if layers are split over the `inside` PEs of a node, or over all PEs if `inside` is their
-    number.
-    """
+    """Return the costs if layers are split by weights over the `inside` PEs of a node, which may be all PEs."""
     nodes, iterations, split = -(-pes // inside), work.iterations(batch), work.by_weights
     micro, weights = batch / nodes, split.sum(work.weights, inside)
     gradients, congestion = between_nodes(work, pes, nodes, weights * work.bytes_per_item, flows=1)

@@ -115,9 +115,7 @@ class Work:
 
     @cached_property
     def by_space(self) -> Split:
-        """The split for spatial: the layers of the mask; without one, those before the first that reads its whole
-        input.
-        """
+        """The split for spatial: the layers of the mask, or those before the first that reads its whole input."""
         return self._split(self.mask or (True,) * len(self.network.layers), self.mask or _local(self.network.layers))
 
     @property

@@ -88,8 +88,7 @@ def place(iteration: Iteration, variant: str, iterations: int = 1) -> list[Place
 
 
 def _append(graph: list[Task], iteration: Iteration, variant: Variant, updates: Sequence[int]) -> list[int]:
-    """Append the tasks of one iteration, which run after `updates`. Returns its own updates, in forward order of the
-    layers.
+    """Append the tasks of one iteration, which run after `updates`. Returns its own updates, in forward order.
 
     A task is identified by its place in the graph.
     """

@@ -174,8 +174,7 @@ class Client:
         self.session.ask("change of a profile", self.servers, lambda request, _: wire.Profile(request, state)).wait()
 
     def read_profile(self, server: int) -> tuple[np.ndarray, int]:
-        """Return what one server has recorded for this job (of dtype `RECORD`), and for how many records it had no
-        room.
+        """Return what one server has recorded for this job (of dtype `RECORD`), and how many records had no room.
 
         Raises ServerError if it has recorded nothing.
         """

@@ -210,9 +210,7 @@ class Operation:
 
 
 class OperationSequence(Generic[Result]):
-    """Several operations in sequence, used like one. `steps` yields each, and continues when it is done, unless it
-    failed.
-    """
+    """Several operations in sequence, used like one. `steps` yields each, and continues when it has succeeded."""
 
     def __init__(self, steps: Generator[Operation, None, Result]) -> None:
         self._steps = steps

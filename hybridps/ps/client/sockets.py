@@ -105,9 +105,7 @@ class Sockets:
             self._context.end(linger_seconds + _END_SECONDS)
 
     def _refused(self, server: int, event: int) -> ServerError:
-        """Return the error for keys that do not match. The server reports one case only; chance decides which side
-        notices first.
-        """
+        """Return the error for keys that do not match. Chance decides which side notices first."""
         why = "without keys: it demands them"
         if self._credentials is not None:
             why = "with keys: it has none, or others than server.key here says"

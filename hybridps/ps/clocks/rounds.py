@@ -70,9 +70,7 @@ class Rounds(ABC):
         self.brought = dict.fromkeys(members | joining, 0)
 
     def restore_values(self, chunk: int, values: Iterable[tuple[Part, int]]) -> None:  # noqa: B027
-        """Restore the number of contributions that groups had made to a chunk: for each part, the result of
-        `values_of`.
-        """
+        """Restore how many contributions groups had made to a chunk: for each part, the result of `values_of`."""
 
     def values_of(self, part: Part, chunk: int) -> int:
         """Return a lower bound of a group's contributions to this part of a chunk, if they are counted; otherwise 0."""
@@ -111,9 +109,7 @@ Cell = tuple[int, int, dict[int, Any]]
 
 
 def answers_of(parts: Iterable[Part]) -> list[Verdict]:
-    """Return verdicts for parts that are answered although nothing is computed; one for all parts with the same
-    elements.
-    """
+    """Return verdicts for parts that are answered although nothing is computed; one for all with the same elements."""
     ordered = sorted(parts, key=lambda part: (part[1:], part.group))
     spans = groupby(ordered, key=lambda part: part[1:])
     return [Verdict(start, stop, answer=tuple(same)) for (start, stop), same in spans]

@@ -65,9 +65,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     def numbers(self, step: int, contributions: int) -> tuple[float, ...]:
-        """Return the arguments of the update in round `step` (1, 2, ...): the rule's numbers, in order, and the
-        contributions.
-        """
+        """Return the arguments of the update in round `step` (1, 2, ...): the rule's numbers, and the contributions."""
         return *msgspec.structs.astuple(self), contributions
 
     def load(self, weights: np.ndarray, states: Sequence[np.ndarray]) -> Callable[[Any, int, np.ndarray], None] | None:
@@ -84,9 +82,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         np.copyto(values, answer)
 
     def distance(self, values: np.ndarray, answer: np.ndarray) -> float:
-        """On the group's side, before `apply_answer_`: return |values - centre| / |values|, or nan if it has no
-        meaning.
-        """
+        """On the group's side, before `apply_answer_`: return |values - centre| / |values|, or nan."""
         return float("nan")
 
 

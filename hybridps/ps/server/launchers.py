@@ -93,9 +93,7 @@ class Launchers:
             self.on_groups(name, sorted(job.joined), sorted(job.places.awaited), *job.counted)
 
     def _only_job(self, tenant: str) -> str:
-        """Return the name of the only job of a tenant that has clients. Raises ServerError if there are none or
-        several.
-        """
+        """Return the name of the only job of a tenant that has clients. Raises ServerError unless there is one."""
         names = sorted({member.job for member in self._members if member.job.rpartition("/")[0] == tenant})
         if len(names) == 1:
             return names[0]

@@ -130,9 +130,7 @@ class Members:
         """For each job, the groups that were lost and are not back, and when each gave its last sign of life."""
 
     def restore(self, account_of: Callable[[str], Account], now: float) -> None:
-        """Expect the clients that were there when the previous process was killed. `account_of` returns a job's
-        account.
-        """
+        """Expect the clients of a previous process that was killed. `account_of` returns a job's account."""
         for record in self._kept.values(_CAME) if self._kept is not None else ():
             self._came.add(msgspec.msgpack.decode(record, type=tuple[str, int]))
         for record in self._kept.values(_MEMBER) if self._kept is not None else ():

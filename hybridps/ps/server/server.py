@@ -116,8 +116,7 @@ class Server:
         allowed: AllowList | None = None,
         kept: KeptMemory | None = None,
     ) -> Server:
-        """Make a server from the settings. Raises ConfigError for keys that cannot be read, and the constructor's
-        errors.
+        """Make a server from the settings. Raises ConfigError for unreadable keys, and the constructor's errors.
 
         `allowed`: the keys that the settings name, if they were read before.
         """

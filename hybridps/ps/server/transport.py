@@ -33,8 +33,7 @@ class Transport:
         """Whether the rest of a message with too many frames must be read and dropped."""
 
     def receive(self) -> tuple[bytes, list[Any]] | None:
-        """Return the next message, if one waits: its sender and its frames. If it has too many frames, the rest is
-        skipped.
+        """Return the next message, if one waits: its sender and its frames. Frames beyond the limit are skipped.
 
         The remaining frames are skipped later, a bounded number at a time.
         """

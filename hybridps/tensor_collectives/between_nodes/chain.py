@@ -22,9 +22,7 @@ def broadcast(talk: Talk, part: np.ndarray, root: int) -> Steps:
 
 
 def reduce(talk: Talk, part: np.ndarray, root: int) -> Steps:
-    """Replace `part` of rank `root` by the combination of all ranks' parts. The parts of the other ranks are
-    overwritten.
-    """
+    """Replace `part` of rank `root` by the combination of all ranks' parts. Those of other ranks are overwritten."""
     place, nothing = (talk.rank - root) % talk.size, part[:0]
     if place < talk.size - 1:
         after = (talk.rank + 1) % talk.size

@@ -20,9 +20,7 @@ def allreduce(talk: Talk, part: np.ndarray, way: int = 1) -> Steps:
 
 
 def multi_ring(talk: Talk, part: np.ndarray) -> Steps:
-    """Do the same as `allreduce`, with every other chunk in the opposite direction, so that two rings use different
-    links.
-    """
+    """Do the same as `allreduce`, with every other chunk in the opposite direction, which uses other links."""
     yield from allreduce(talk, part, -1 if talk.tag % 2 else 1)
 
 

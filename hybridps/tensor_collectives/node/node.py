@@ -97,9 +97,7 @@ class Node:
         self._wake()
 
     def wait_for_rank(self, rank: int, what: str) -> None:
-        """Wait asleep until rank `rank` has met or arrived, without waiting for the others. This rank counts as having
-        met.
-        """
+        """Wait asleep until rank `rank` has met or arrived, whatever the others do. This rank counts as met."""
         self.arrive()
         self._wait(self._met, what, asleep=True, only=rank)
 

@@ -61,16 +61,12 @@ class KeptMemory:
 
     @classmethod
     def create(cls) -> int:
-        """Return a descriptor of new memory, which children inherit. The memory vanishes with the last process that has
-        it.
-        """
+        """Return a descriptor of new memory, which children inherit. It vanishes with the last process that has it."""
         return os.memfd_create("hybridps-kept", 0)
 
     @staticmethod
     def last_serving_life(descriptor: int) -> int:
-        """Return the number of the last process that has called `mark_serving`, or -1. The caller need not open the
-        memory.
-        """
+        """Return the number of the last process that has called `mark_serving`, or -1, without opening the memory."""
         return int.from_bytes(os.pread(descriptor, 8, 8 * _SERVED), sys.byteorder) - 1
 
     def mark_serving(self) -> None:

@@ -113,8 +113,7 @@ class FoundTable:
         self._step = contents.spec.chunk_map().step
 
     def read(self, place: int, length: int) -> tuple[list[np.ndarray], int]:
-        """Read the centre and the states of the chunk in a place, of `length` elements, and the number of its last
-        round.
+        """Read the centre and the states of the chunk in a place, of `length` elements, and its last round's number.
 
         Raises ServerError if they are not what was written.
         """

@@ -49,9 +49,7 @@ class Writer:
         self._calls.put(call)
 
     def note(self, failure: str | None) -> None:
-        """Note that a snapshot is complete or has failed. Failures are reported once, until a snapshot is complete
-        again.
-        """
+        """Note that a snapshot is complete or has failed. Failures are reported once, until one is complete again."""
         if failure is None:
             self.ended_seconds = time.monotonic()
         elif not self._has_failed:

@@ -42,9 +42,7 @@ class JobImage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TableImage(msgspec.Struct, frozen=True, array_like=True):
-    """A table: the groups that take part in its rounds or wait to, and those that have joined it. See `Rounds` and
-    `Registrations`.
-    """
+    """A table: the groups that take part in its rounds or wait to (`Rounds`), and its `Registrations`."""
 
     members: set[int]
     joining: set[int]
@@ -68,9 +66,7 @@ class TableName(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeptJobs:
-    """The jobs and tables of a server, in `memory` that outlives the process. The loop notes changes, and keeps them
-    before it tells anybody.
-    """
+    """The jobs and tables of a server, in `memory` that outlives the process. The loop keeps them before it answers."""
 
     def __init__(self, memory: KeptMemory) -> None:
         self._memory = memory
@@ -93,9 +89,7 @@ class KeptJobs:
         self._changed[_STATE + _digest(job, table)] = image
 
     def make_table(self, job: str, table: str, spec: TableSpec) -> Callable[[str, int], np.ndarray]:
-        """Return a function that gives arrays of a table by name and size: its earlier ones if it is one of
-        `begun_tables`.
-        """
+        """Return a function that gives arrays of a table by name and size: its earlier ones, if it had some."""
         digest = _digest(job, table)
         if digest in self._found:
             self._found.remove(digest)

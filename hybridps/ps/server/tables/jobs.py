@@ -50,8 +50,7 @@ class Jobs:
         """Jobs whose groups may have changed since this was emptied."""
 
     def restore(self, budget_of: Callable[[str], Budget], present: Set[tuple[str, int]]) -> None:
-        """Continue where the previous process was killed. `budget_of`: returns a job's budget. `present`: groups by
-        job.
+        """Continue where the previous process was killed. `present`: the groups with clients, by job.
 
         Raises ServerError if a table's rule cannot be loaded.
         """
@@ -91,8 +90,7 @@ class Jobs:
         terms: Terms = Terms(),  # noqa: B008 (frozen)
         life: int = 0,
     ) -> None:
-        """Let group `group` of `groups` take part in `job`, which uses a tenant's `budget`. `life`: how often it was
-        restarted.
+        """Let group `group` of `groups` take part in `job`, which uses a tenant's `budget`, in its life number `life`.
 
         Raises ServerError if the job has another number of groups, or if it may not come; GroupTakenError if that group
         is there.
@@ -121,9 +119,7 @@ class Jobs:
         self._note(there)
 
     def join(self, name: str, sizes: Sequence[int]) -> ToldToJoin:
-        """Give groups of these sizes numbers in a job; without sizes, only describe the job. Raises ServerError if they
-        cannot join it.
-        """
+        """Give groups of these sizes numbers in a job, or only describe it. Raises ServerError if they cannot join."""
         job = self._jobs.get(name)
         called = name.rpartition("/")[2]
         if job is None or not (job.present or job.returning):

@@ -35,8 +35,7 @@ class Places:
         return self.terms.sizes[group] if group < len(self.terms.sizes) else 1
 
     def give(self, sizes: Sequence[int], taken: set[int]) -> tuple[tuple[int, ...], int]:
-        """Return numbers for groups of these sizes, and their ticket. `taken`: the numbers of groups that are there or
-        return.
+        """Return numbers for groups of these sizes, and their ticket. `taken`: numbers that are in use.
 
         Raises ServerError if the sizes of the job's groups are not known, or if there are too many groups.
         """

@@ -77,9 +77,7 @@ class Registrations:
 
     @property
     def forsaken(self) -> bool:
-        """Whether all groups that had the table have left without dropping it, so that they may come back with another
-        layout.
-        """
+        """Whether groups have left without dropping the table and none has it, so that its layout may change."""
         return not self.joined and not self._dropped
 
     @property
@@ -161,9 +159,7 @@ class Registrations:
         return self.release()
 
     def release(self) -> list[Admitted]:
-        """Answer registrations after a change: that of the initialiser, and those that waited for the centre or for
-        rounds.
-        """
+        """Answer registrations after a change: the initialiser's, and those that waited for the centre or rounds."""
         first, admitted = min(self._expected, default=-1), []
         begins = self._is_first_server and not self.ready and self.start is None
         if begins and self._initialiser is None and first in self.joined:

@@ -32,8 +32,7 @@ GiveUp = Callable[[HybridPSError], list[Outcome]]
 
 
 class Table:
-    """One server's chunks of a table of `job`, which is to have `members`. `registrations`: the groups that have
-    joined.
+    """One server's chunks of a table of `job`. `members`: the groups that it is for.
 
     Calls return what is to be done and who is to be answered, in order. A repeated request counts once. `threads` share
     the chunks. `refuses`: values with NaN or Inf do not count. `keep`: a function that returns memory that outlives the
@@ -212,8 +211,7 @@ class Table:
         return [Task(chunk.owner, lambda: self._write_initial(chunk, initial), then)]
 
     def leave(self, group: int, drops: bool = False, returns: bool = False, lost: bool = False) -> list[Outcome]:
-        """Let a group go that has left the job, is lost, or `drops` the table. The others continue without it until it
-        `returns`.
+        """Let a group go that has left the job, is lost, or `drops` the table. The others continue without it.
 
         If it is `lost`, its answers are remembered, in case it comes back in this life.
         """
