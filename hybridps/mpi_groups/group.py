@@ -68,7 +68,7 @@ class Group(Protocol):
         """
 
     def farewell(self) -> None:
-        """Tell the other ranks, at the end of a job, that this one leaves. Wait without a deadline until all have left."""
+        """Tell the other ranks, at the end of a job, that this one leaves. Wait without a deadline for all to leave."""
 
     def split(self, colour: int) -> Group:
         """Return the group of the ranks with the same `colour`, in this group's order, with its own communicator."""

@@ -60,7 +60,7 @@ class _Table:
 
 @dataclass(frozen=True, eq=False)
 class _Exchange:
-    """An exchange under way, with an answer for `tensor`. `rows`: given if the servers add them up and answer to them."""
+    """An exchange under way, with an answer for `tensor`. `rows`: those that servers add up and answer to, if they do."""
 
     table: str
     tensor: Tensor

@@ -156,7 +156,7 @@ class _Search:
         return tuple(f"{one.strategy}: {limit}" for one in answers for limit in one.limits)
 
     def _stopped_by(self, best: Candidate, doubled: Candidate | None) -> tuple[str, ...]:
-        """Return why doubling stops: the limits that twice the PEs exceed in equal groups, or else the largest costs."""
+        """Return why doubling stops: the limits that twice the PEs exceed in equal groups, or the largest costs."""
         groups = 2 * best.scheme.groups if best.scheme.groups > 1 else 1
         pes = 2 * best.answer.prediction.pes
         same = self._predict(replace(best.scheme, groups=groups), pes)

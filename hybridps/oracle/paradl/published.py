@@ -84,7 +84,7 @@ def data_filter(work: Work, pes: int, batch: int) -> Costs:
 
 
 def spatial(work: Work, pes: int, batch: int) -> Costs:
-    """Spatial. Messages pass through the host's memory. Halos have one row, for as many samples as memory would hold."""
+    """Spatial. Messages pass through the host's memory. Halos have one row, for as many samples as memory holds."""
     layers, split, seconds = work.network.layers, work.by_space, work.times.passes_seconds
     link = _without_direct_access(work.machine, pes)
     activations = _activation_items(layers, np.where(split.mask, pes, 1).tolist())

@@ -22,7 +22,7 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 @compiled
 def clip_(total, rescale, most):  # type: ignore[no-untyped-def]
-    """Multiply `total` by `rescale` and clip it at `most` and `-most`. Returns the remaining factor.
+    """Multiply `total` by `rescale` and clip it at `most` (Inf: not at all) and `-most`. Returns the factor left.
 
     This is a separate pass, in the cache, so that updates without clipping do not pay for it.
     """

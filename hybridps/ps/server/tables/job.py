@@ -88,7 +88,7 @@ class Job:
         return not somebody and (have_ended or not may_return)
 
     def leave(self, group: int, lost: bool, early: bool, may_return: bool) -> list[Outcome]:
-        """Let a group go: it is `lost`, or goes `early` or at the end. `may_return`: if it is lost, it may come back."""
+        """Let a group go: it is `lost`, or goes `early` or at the end. `may_return`: a lost group may come back."""
         self.present.discard(group)
         self.gone.add(group)
         self.finished.discard(group)
