@@ -60,7 +60,7 @@ class _Table:
 
 @dataclass(frozen=True, eq=False)
 class _Exchange:
-    """An exchange under way, with an answer for `tensor`. `rows`: those that servers add up and answer to, if they do."""
+    """An exchange under way, with an answer for `tensor`. `rows`: those that servers add up and answer, if any."""
 
     table: str
     tensor: Tensor

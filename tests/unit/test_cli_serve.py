@@ -29,6 +29,9 @@ from hybridps.ps.rules import Sum
 BACK_SECONDS = 2.0
 """A server that was killed serves again within this time."""
 
+END_SECONDS = 60.0
+"""So long the end of a process may take: on a loaded machine the interpreter alone takes many seconds."""
+
 LAYOUT = Layout.of("float32", {"w": (16,)})
 
 
@@ -48,27 +51,27 @@ def serve(*arguments: str, **more: str) -> Served:
     return Served(command, env=environ, text=True, **pipes)  # type: ignore[call-overload]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_says_where_it_serves_and_ends_cleanly(number: signal.Signals) -> None:
     with serve() as server:
         assert server.stdout is not None
         assert re.fullmatch(r"hybridps: serving at tcp://127\.0\.0\.1:\d+\n", server.stdout.readline())
         server.send_signal(number)
-        assert server.communicate(timeout=10) == ("", "")
+        assert server.communicate(timeout=END_SECONDS) == ("", "")
         assert server.returncode == 0
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("address", ["tcp://0.0.0.0:*", "nonsense"])
 def test_an_address_that_cannot_be_used_is_one_line_and_status_2(address: str) -> None:
     with serve("--bind", address) as server:
-        out, err = server.communicate(timeout=30)
+        out, err = server.communicate(timeout=END_SECONDS)
     assert (server.returncode, out) == (2, "")
     assert re.fullmatch(r"hybridps: error: .*\n", err)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("arguments", "environ", "said"),
     [
@@ -90,7 +93,7 @@ def test_an_address_that_cannot_be_used_is_one_line_and_status_2(address: str) -
 )
 def test_what_has_no_meaning_is_refused(arguments: list[str], environ: dict[str, str], said: str) -> None:
     with serve(*arguments, **environ) as server:
-        out, error = server.communicate(timeout=30)
+        out, error = server.communicate(timeout=END_SECONDS)
     assert (out, server.returncode) == ("", 2)
     assert said in error
 
@@ -130,7 +133,7 @@ def exchange_ones(store: Client) -> None:
     assert values.tolist() == [1.0] * 16
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_a_server_that_is_killed_is_back_at_its_address() -> None:
     with serve("--restarts", "2", "--bind", "tcp://127.0.0.1:*") as server:
         address = line_of(server, SAYS)
@@ -143,13 +146,13 @@ def test_a_server_that_is_killed_is_back_at_its_address() -> None:
                 assert time.monotonic() - began < BACK_SECONDS
                 exchange_ones(store)
         life_of(server).kill()
-        out, error = server.communicate(timeout=10)
+        out, error = server.communicate(timeout=END_SECONDS)
     assert server.returncode == 137
     assert out == "", "the address is printed once"
     assert re.fullmatch("hybridps: the server was killed by signal 9; .*\n", error)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("lives", [1, 2])
 def test_a_server_with_restarts_ends_cleanly(number: signal.Signals, lives: int) -> None:
@@ -161,21 +164,21 @@ def test_a_server_with_restarts_ends_cleanly(number: signal.Signals, lives: int)
             kill_life(server, "1 of 3")
         life = life_of(server)
         server.send_signal(number)
-        assert server.communicate(timeout=10) == ("", "")
+        assert server.communicate(timeout=END_SECONDS) == ("", "")
         assert server.returncode == 0
     assert not life.is_running()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_a_life_ends_with_its_supervisor() -> None:
     with serve("--restarts", "3") as server:
         line_of(server, SAYS)
         life = life_of(server)
         server.kill()
-    assert psutil.wait_procs([life], timeout=10)[1] == []
+    assert psutil.wait_procs([life], timeout=END_SECONDS)[1] == []
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_a_hangup_ends_it_unless_it_is_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it may be ignored here, as under nohup
     try:
@@ -187,7 +190,7 @@ def test_a_hangup_ends_it_unless_it_is_ignored() -> None:
     with server:
         line_of(server, SAYS)
         server.send_signal(signal.SIGHUP)
-        assert server.wait(10) == 128 + signal.SIGHUP
+        assert server.wait(END_SECONDS) == 128 + signal.SIGHUP
     server = ignoring
     with server:
         address = line_of(server, SAYS)
@@ -195,10 +198,10 @@ def test_a_hangup_ends_it_unless_it_is_ignored() -> None:
         with client(address) as store:
             exchange_ones(store)
         server.terminate()
-        assert server.wait(10) == 0
+        assert server.wait(END_SECONDS) == 0
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_a_later_life_is_told_of_groups_that_have_ended() -> None:
     with serve("--restarts", "1", "--told-ends") as server:
         address = line_of(server, SAYS)
@@ -220,7 +223,7 @@ def test_a_later_life_is_told_of_groups_that_have_ended() -> None:
         server.terminate()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_a_later_life_has_the_keys_and_the_metrics_of_the_first_one(tmp_path: Path) -> None:
     theirs = make_tenant(tmp_path / "keys", "alice")
     mine = shutil.copytree(theirs, tmp_path / "mine")
@@ -232,10 +235,10 @@ def test_a_later_life_has_the_keys_and_the_metrics_of_the_first_one(tmp_path: Pa
             exchange_ones(store)
         assert read(url)
         server.terminate()
-        assert server.wait(10) == 0
+        assert server.wait(END_SECONDS) == 0
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_a_later_life_asks_to_be_told_again_what_an_earlier_one_may_have_read_and_not_kept() -> None:
     with serve("--restarts", "1", "--told-ends") as server:
         line_of(server, SAYS)
@@ -244,4 +247,4 @@ def test_a_later_life_asks_to_be_told_again_what_an_earlier_one_may_have_read_an
         # The first life may have been killed before it noted that it had said its address: that is said again then.
         assert f"{AGAIN}\n" in iter(server.stdout.readline, "")
         server.terminate()
-        assert server.wait(10) == 0
+        assert server.wait(END_SECONDS) == 0

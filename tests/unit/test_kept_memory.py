@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hybridps.errors import ServerError
-from hybridps.ps.server.kept import KeptMemory
+from hybridps.ps.server.kept import KeptMemory, gather
+from hybridps.ps.server.kept.pages import HUGE_PAGE
 
 PAGE = mmap.PAGESIZE
 
@@ -60,6 +61,24 @@ def test_an_array_has_one_size(descriptor: int) -> None:
         memory.array("table", 11)
     memory.forget("table")
     assert memory.array("table", 11).size == 11
+
+
+def test_large_arrays_lie_on_huge_pages_and_keep_their_values(descriptor: int) -> None:
+    """Where the system has them: an array must begin with one for that, in the file and in each life."""
+    memory = KeptMemory(descriptor)
+    memory.array("little", PAGE)
+    arrays = [memory.array(name, 2 * HUGE_PAGE + 3) for name in "ab"]
+    for number, array in enumerate(arrays, 1):
+        array[::PAGE] = number
+        gather(array)
+        assert (array[::PAGE] == number).all()
+        assert not array[1::PAGE].any()
+    later = KeptMemory(descriptor)
+    for number, name in enumerate("ab", 1):
+        array = later.array(name, 2 * HUGE_PAGE + 3)
+        assert array.__array_interface__["data"][0] % HUGE_PAGE == 0
+        assert (array[::PAGE] == number).all()
+    assert later.array("little", PAGE).size == PAGE
 
 
 def test_an_array_may_be_empty(descriptor: int) -> None:

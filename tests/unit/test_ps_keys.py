@@ -26,7 +26,7 @@ from hybridps.ps.model import Joining
 from hybridps.ps.rules import Sum
 from hybridps.ps.server import Server
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 LAYOUT = Layout.of("float32", {"w": (600,)})
 SETTINGS = Settings(chunk_bytes=1024, connect_seconds=5.0, deadline_seconds=20.0, lost_seconds=5.0)
@@ -209,7 +209,7 @@ def test_the_commands(tmp_path):
             store.register("w", LAYOUT, None, Sum())
             assert exchanged(store, 5) == 5
         server.terminate()
-        _, errors = server.communicate(timeout=20)
+        _, errors = server.communicate(timeout=60)
     assert server.returncode == 0
     assert errors.count("\n") == 1
     assert "refused a connection (1 so far): a client came without keys" in errors
@@ -285,9 +285,9 @@ def test_a_job_on_a_network_is_refused_in_one_line_on_both_sides(network, folder
         there = server.stdout.readline().split()[-1]
         assert there.startswith(f"tcp://{address}:")
         join = [*inside, sys.executable, "-c", JOIN, there]
-        done = subprocess.run(join, env=environment(**given), capture_output=True, text=True, timeout=40, check=False)
+        done = subprocess.run(join, env=environment(**given), capture_output=True, text=True, timeout=60, check=False)
         server.terminate()
-        _, errors = server.communicate(timeout=20)
+        _, errors = server.communicate(timeout=60)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert heard in done.stderr
     assert (server.returncode, errors.count("\n")) == (0, 1)

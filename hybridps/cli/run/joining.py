@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import msgspec
@@ -11,9 +10,7 @@ from hybridps.cli.run.plan import Launch
 from hybridps.config import PREFIX, Settings, make_settings, to_environment
 from hybridps.errors import ConfigError, ServerError
 from hybridps.ps import wire
-from hybridps.ps.client.sockets import Sockets
-from hybridps.ps.keys import Credentials
-from hybridps.ps.zmq_sockets import has_message
+from hybridps.ps.client import ask
 
 _TELL_SECONDS = 2.0
 _WAY_OUT = (
@@ -29,13 +26,11 @@ def join(launch: Launch) -> Launch:
     server refuses, or does not answer.
     """
     settings = launch.settings
-    credentials = Credentials.of(settings)
     job = settings.job if settings.job != Settings().job else None
-    ask = wire.AskToJoin(wire.VERSION, job)
-    known = _ask(settings.servers[0], ask, credentials, settings.connect_seconds)
+    known = _ask(settings, wire.AskToJoin(wire.VERSION, job))
     settings = _merged(launch, known)
-    ask = wire.AskToJoin(wire.VERSION, known.job, tuple(group.size for group in launch.groups))
-    told = _ask(settings.servers[0], ask, credentials, settings.connect_seconds)
+    sizes = tuple(group.size for group in launch.groups)
+    told = _ask(settings, wire.AskToJoin(wire.VERSION, known.job, sizes))
     settings = msgspec.structs.replace(settings, joins=told.groups, ticket=told.ticket)
     groups = tuple(replace(group, number=number) for group, number in zip(launch.groups, told.numbers, strict=True))
     return replace(launch, settings=settings, groups=groups, sizes=told.terms.sizes, done=(told.epoch, told.step))
@@ -47,7 +42,7 @@ def tell_end(launch: Launch, group: int, life: int, returns: bool) -> None:
     end = wire.EndOfGroup(wire.VERSION, settings.job, number, life, settings.ticket or 0, returns)
     for address in settings.servers:
         try:
-            _ask(address, end, Credentials.of(settings), _TELL_SECONDS)
+            ask(address, end, settings, _TELL_SECONDS)
         except (ServerError, ConfigError):
             continue
 
@@ -74,28 +69,10 @@ def _merged(launch: Launch, known: wire.ToldToJoin) -> Settings:
     return make_settings({**values, **agreed, "job": known.job, "servers": servers})
 
 
-def _ask(address: str, message: wire.AskToJoin | wire.EndOfGroup, credentials: Credentials | None, seconds: float):  # type: ignore[no-untyped-def]
-    """The answer of a server. Raises ServerError if there is none, or it refuses."""
-    if credentials is not None:
-        message = msgspec.structs.replace(message, tenant=credentials.tenant, token=credentials.token)
-    sockets = Sockets([address], credentials, None)
-    try:
-        (socket,), (monitor,) = sockets.sockets, sockets.monitors
-        socket.send(wire.encode(message))
-        deadline = time.monotonic() + seconds
-        while not has_message(socket):
-            sockets.poller.poll(50)
-            while has_message(monitor):
-                if sockets.is_restored(0):
-                    socket.send(wire.encode(message))
-            if time.monotonic() > deadline:
-                raise ServerError(
-                    f"no answer from {address} within {seconds:g} s: is the job running, is this the address of its "
-                    "first server, and are these its keys?"
-                )
-        answer = wire.decode_answer(socket.recv())
-    finally:
-        sockets.close(linger_seconds=0.0)
-    if isinstance(answer, wire.Refused):
-        raise wire.error_of(answer, address)
-    return answer
+def _ask(settings: Settings, message: wire.AskToJoin) -> wire.ToldToJoin:
+    """What the first server says. Raises ServerError if it does not answer, or refuses."""
+    address = settings.servers[0]
+    told = ask(address, message, settings, settings.connect_seconds)
+    if not isinstance(told, wire.ToldToJoin):
+        raise ServerError(f"{address} answered {type(told).__name__} to AskToJoin: it is no server of this version")
+    return told

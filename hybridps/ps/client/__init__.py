@@ -1,9 +1,9 @@
 """A group's side of its connections with servers. `Client` is the parameter store of a group's leader.
 
-`silent_groups` asks a server which groups are silent, from any process of the job.
+`ask` asks a server one thing, and `silent_groups` which groups are silent, from any process of the job.
 """
 
+from hybridps.ps.client.asking import ask, silent_groups
 from hybridps.ps.client.client import Client
-from hybridps.ps.client.silence import silent_groups
 
-__all__ = ["Client", "silent_groups"]
+__all__ = ["Client", "ask", "silent_groups"]

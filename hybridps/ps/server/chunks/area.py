@@ -94,6 +94,5 @@ class Area(NamedTuple):
 
 def write_marks(area: Area, marks: np.ndarray) -> None:
     """Mark the contributions of a round as counted or refused."""
-    row = marks[area.words[RANGE]]
-    for entry in area.entries[: area.words[COUNT]]:
-        row[entry[0]] = entry[1:]
+    entries = area.entries[: area.words[COUNT]]
+    marks[area.words[RANGE]][entries[:, 0]] = entries[:, 1:]

@@ -197,6 +197,8 @@ class ChunkJournal:
 
     def cut(self, complete: Round) -> Area | None:
         """Return what an earlier process has recorded of this round, if it has begun it."""
+        if not self._cuts:
+            return None
         ids, elements = {each.origin[1:] for each in complete.counted}, (complete.start, complete.stop)
         return next((cut for cut in self._cuts if cut.range == elements and not ids.isdisjoint(cut.ids)), None)
 
@@ -309,11 +311,5 @@ class ChunkJournal:
 
 def _overlap(contribution: Contribution) -> bool:
     """Return whether the answer may be written where the values lie."""
-    places = [_place(array) for array in contribution.targets or ()]
-    rows = [_place(row) for row in contribution.rows if isinstance(row, np.ndarray)] if places else []
-    return any(row.start < place.stop and place.start < row.stop for row in rows for place in places)
-
-
-def _place(array: np.ndarray) -> range:
-    begin = array.__array_interface__["data"][0]
-    return range(begin, begin + array.nbytes)
+    rows = [row for row in contribution.rows if isinstance(row, np.ndarray)]
+    return any(np.may_share_memory(row, target) for row in rows for target in contribution.targets or ())

@@ -158,8 +158,8 @@ class ChunkMemory:
         start, stop, early = complete.start, complete.stop, complete.early
         left = {each.origin.group: each for each in complete.contributions}
         refused: Refused = {}
-        begin, end = self._begin_(complete), stop
-        check = not self._known(complete, left, refused)
+        begin, goes_on = self._begin_(complete)
+        end, check = stop, not self._known(complete, left, refused, goes_on)
         rules = [*complete.rules] or [(stop, self.rule)]
         while begin < stop:
             while rules[0][0] <= begin:
@@ -200,8 +200,8 @@ class ChunkMemory:
     def _apply_loaded_(self, complete: Round) -> Refused:
         """Do this for the whole chunk, with what the rule has loaded."""
         total, refused = np.empty_like(self.centre), Refused()
-        begin = self._begin_(complete)
-        self._known(complete, {}, refused)
+        begin, goes_on = self._begin_(complete)
+        self._known(complete, {}, refused, goes_on)
         progress, groups = self.journal.progress(begin), self.journal.groups
         if progress is not None and progress.is_summed:
             np.copyto(total, progress.saved[0][: len(total)])
@@ -222,8 +222,10 @@ class ChunkMemory:
         self.journal.end()
         return refused
 
-    def _begin_(self, complete: Round) -> int:
-        """Begin or continue a round. Returns its first element that an earlier process has not done."""
+    def _begin_(self, complete: Round) -> tuple[int, bool]:
+        """Begin or continue a round. Returns its first element that an earlier process has not done, and whether an
+        earlier process has begun it.
+        """
         start, stop, early = complete.start, complete.stop, complete.early
         known = self.journal.cut(complete)
         if known is not None:
@@ -231,21 +233,21 @@ class ChunkMemory:
             self.journal.go_on(known)
             for targets in complete.outlets.values() if not self.rule.separate else ():  # otherwise they were written
                 self.give_(start, begin, [cut(target, start, start, begin) for target in targets])
-            return begin
+            return begin, True
         groups = early.groups + sum(each.groups for each in complete.contributions)
         if (early.rows or complete.contributions) and (groups or self.rule.separate):
             self._advance(start, stop)
         self.journal.begin(complete, self.steps, groups)
-        return start
+        return start, False
 
-    def _known(self, complete: Round, left: dict[int, Contribution], refused: Refused) -> bool:
+    def _known(self, complete: Round, left: dict[int, Contribution], refused: Refused, goes_on: bool) -> bool:
         """Take over what an earlier process has found in a round that is continued: the groups that were refused, and
         those whose values have NaN or Inf and count. Returns whether there are any of the latter.
         """
         early = complete.early.refused
         if early:
             self.journal.refuse(early)
-        noted = self.journal.notes()
+        noted = self.journal.notes() if early or goes_on else {}
         for each in complete.counted if noted else ():
             group, note = each.origin.group, noted.get(each.origin.group)
             if note is not None and note[0] == REFUSED:

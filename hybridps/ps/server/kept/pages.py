@@ -14,10 +14,14 @@ import numpy as np
 from hybridps.errors import ServerError
 
 PAGE = mmap.PAGESIZE
+HUGE_PAGE = 2 << 20
+"""Runs of at least this many bytes begin at a multiple of it, in the file and where they are mapped."""
 
 _ENDLESS = 1 << 62
 """The end of the free pages after the last used one. The file grows as needed."""
 
+_MADV_COLLAPSE = 25  # Linux 6.1; not in Python's mmap
+_PROT_NONE, _MAP_FIXED, _MAP_NORESERVE = 0, 0x10, 0x4000
 _KEEP_SIZE_AND_PUNCH_HOLE = 1 | 2  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -55,11 +59,15 @@ class Pages:
 
     def take(self, nbytes: int) -> int:
         """Return the offset of free pages for `nbytes`, which are used from now on."""
-        size = _whole(nbytes)
-        number, (start, stop) = next((number, run) for number, run in enumerate(self._free) if run[1] - run[0] >= size)
-        self._grow(start + size)
-        self._free[number : number + 1] = [(start + size, stop)] if start + size < stop else []
-        return start
+        size, step = _whole(nbytes), HUGE_PAGE if nbytes >= HUGE_PAGE else PAGE
+        for number, (start, stop) in enumerate(self._free):  # noqa: B007 (the last run has no end)
+            first = -(-start // step) * step
+            if stop - first >= size:
+                break
+        self._grow(first + size)
+        left = (start, first), (first + size, stop)
+        self._free[number : number + 1] = [run for run in left if run[0] < run[1]]
+        return first
 
     def give_back(self, offset: int, nbytes: int) -> None:
         """Clear pages from `take`, and treat them as free. Arrays on them must not be used any more."""
@@ -76,18 +84,17 @@ class Pages:
         self._free.insert(following, (start, stop))
 
     def map(self, offset: int, nbytes: int) -> np.ndarray:
-        """Return the bytes at an offset (uint8), shared with all that map them; on huge pages where allowed.
-
-        The mapping ends with the last array on it.
-        """
+        """Return the bytes at an offset (uint8), shared with all that map them. It is unmapped with its last array."""
         if nbytes == 0:
             return np.zeros(0, np.uint8)
         access = mmap.PROT_READ | mmap.PROT_WRITE
         # This avoids mmap.mmap, each of which would hold a descriptor of the process.
-        address = _libc.mmap(None, nbytes, access, mmap.MAP_SHARED, self._descriptor, offset)
+        place = _huge_place(nbytes) if nbytes >= HUGE_PAGE else None
+        flags = mmap.MAP_SHARED | (0 if place is None else _MAP_FIXED)
+        address = _libc.mmap(place, nbytes, access, flags, self._descriptor, offset)
         if address == _FAILED:
             raise _refused(f"{nbytes} bytes of kept memory cannot be mapped", ctypes.get_errno())
-        if hasattr(mmap, "MADV_HUGEPAGE"):
+        if place is not None:
             _libc.madvise(address, nbytes, mmap.MADV_HUGEPAGE)
         memory = (ctypes.c_uint8 * nbytes).from_address(address)
         weakref.finalize(memory, _libc.munmap, address, nbytes).atexit = False  # at exit other threads may still use it
@@ -108,6 +115,32 @@ class Pages:
             return
         if _libc.fallocate(self._descriptor, _KEEP_SIZE_AND_PUNCH_HOLE, start, stop - start) != 0:
             raise _refused("kept memory cannot be given back", ctypes.get_errno())
+
+
+def gather(array: np.ndarray) -> None:
+    """Move a large mapped array to huge pages, if the system can (Linux 6.1). All of the array then takes memory.
+
+    The system usually gives shared memory no huge pages by itself. This takes some milliseconds for each 10 MB; other
+    threads may use the array meanwhile.
+    """
+    nbytes, address = array.nbytes // HUGE_PAGE * HUGE_PAGE, array.__array_interface__["data"][0]
+    if nbytes:
+        array.view(np.uint8)[:nbytes:HUGE_PAGE].max()  # the system gathers around a page that exists
+        _libc.madvise(address, nbytes, _MADV_COLLAPSE)
+
+
+def _huge_place(nbytes: int) -> int | None:
+    """Return where a mapping of `nbytes` begins with a huge page; None if the system has no such place."""
+    size = _whole(nbytes)
+    access, flags = _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    begin = _libc.mmap(None, size + HUGE_PAGE, access, flags, -1, 0)
+    if begin == _FAILED:
+        return None
+    place = -(-begin // HUGE_PAGE) * HUGE_PAGE
+    for start, stop in ((begin, place), (place + size, begin + size + HUGE_PAGE)):
+        if start < stop:
+            _libc.munmap(start, stop - start)
+    return int(place)
 
 
 def _whole(nbytes: int) -> int:

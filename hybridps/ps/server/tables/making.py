@@ -92,13 +92,14 @@ class TableMaker:
             try:
                 if isinstance(found, HybridPSError):
                     raise found
-                reads: Sequence[Outcome] = ()
+                first: list[Outcome] = []
                 if name not in job.tables and name not in job.dropped:  # another group may have been here meanwhile
                     table = self.make(job, name, spec)
+                    first = [Task(0, table.gather, lambda result: ())]
                     if found is not None:
                         from_there = start or SnapshotStart(found.number, secrets.randbits(62))
-                        reads = table.begin_from(from_there, found.read, partial(self._give_up, job, table))
-                return [*reads, *register()]
+                        first += table.begin_from(from_there, found.read, partial(self._give_up, job, table))
+                return [*first, *register()]
             except Exception as refused:  # including errors because the system has no memory
                 return [Answer(origin, None, error=as_refusal(refused))]
 

@@ -19,6 +19,7 @@ from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.chunks.journal import TableJournal
 from hybridps.ps.server.chunks.memory import ChunkMemory
 from hybridps.ps.server.chunks.rounds import Chunk
+from hybridps.ps.server.kept import gather
 from hybridps.ps.server.tables.images import TableImage
 from hybridps.ps.server.tables.registrations import Registrations
 
@@ -127,6 +128,11 @@ class Table:
             self.registrations.initialised = {self._owned[place] for place in there}
             for place in self._journal.used():
                 self.chunk_in(place).restore()
+
+    def gather(self) -> None:
+        """A worker has the values lie on huge pages, where they are in kept memory."""
+        for array in self._arrays if self._journal is not None else ():
+            gather(array)
 
     def owner_of(self, chunk: int) -> int:
         """Return the worker thread that owns a chunk."""
