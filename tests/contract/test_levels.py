@@ -60,7 +60,7 @@ def test_levels_that_gave_up_do_no_more(nodes: list[int]) -> None:
         return errors
 
     early, late = ThreadGroup.run(2, work)
-    assert "rank 1 did not come" in early[0]
+    assert "rank 1 did not reach" in early[0]
     assert "was given up" in early[1]
     assert len(late) == 2
     assert "was given up" in late[1]

@@ -584,7 +584,7 @@ def test_initial_values_that_are_no_numbers_are_refused(server):
     chunks = range(server, CHUNKS, 1 + server)
     for chunk in chunks:
         assert errors(jobs.initialise(origin(0, 1), "w", chunk, values(np.inf))) == [(0, NotFiniteError)]
-    with pytest.raises(ServerError, match="not finished to register"):
+    with pytest.raises(ServerError, match="not finished registering"):
         jobs.pull(origin(0, 2), "w", server)
     joined = [admitted(jobs.initialise(origin(0, 3), "w", chunk, values(1))) for chunk in chunks]
     assert joined[-1] == ([] if server else [(1, False)])
