@@ -21,7 +21,7 @@ from hybridps.cli.serve.options import ServeOptions
 from hybridps.config import PREFIX, Settings, load_settings, make_settings
 from hybridps.errors import MISUSED, ConfigError, HybridPSError
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(oracle_app, name="oracle")
 
 
@@ -56,9 +56,12 @@ def top(
 def run_command(given: options.RunOptions) -> None:
     """Start the servers, and one mpirun for each group. Groups communicate only through the servers."""
     from hybridps.cli.run.launcher import run
+    from hybridps.cli.run.mpirun import find_mpirun
     from hybridps.cli.run.plan import make_launch
     from hybridps.cli.run.plan.environment import read_environment
     from hybridps.cli.run.plan.places import check_sync, find_hosts
+    from hybridps.cli.run.plan.ranks import read_rank_options
+    from hybridps.cli.run.said import Why, commands
 
     check_sync(given.sync_dst_dir)
     asked = asdict(given) | {"trigger": options.trigger_of(given.trigger, given.budget)}
@@ -75,8 +78,19 @@ def run_command(given: options.RunOptions) -> None:
         environment=read_environment(os.environ, given.exports, given.env, given.env_worker, given.env_server),
         launcher=given.launcher,
         join=options.addresses_of(given.join, given.server_count, settings),
+        ranks=read_rank_options(given.prefix, given.log_dir, given.mpi_args, given.bind),
     )
-    sys.exit(run(launch))
+    if given.dry_run:
+        print("\n".join(commands(launch, find_mpirun())))
+        return
+    sys.exit(run(launch, Why(given.workers, given.server_count, _where(given))))
+
+
+def _where(given: options.RunOptions) -> str | None:
+    """The option that named the hosts."""
+    if given.hosts or given.hostfile:
+        return "-H" if given.hosts else "--hostfile"
+    return "the allocation" if given.launcher == "slurm" else None
 
 
 @app.command(

@@ -24,6 +24,12 @@ from hybridps.ps.rules import SGD
 PREFIX = "dist_hybridps_"
 
 
+def mode_of(name: str) -> str:
+    """The end of the type of an algorithm: `_sync`, `_async`, or nothing where the name says it."""
+    mode = "async" if definition(name).is_asynchronous else "sync"
+    return "" if name == mode else f"_{mode}"
+
+
 class HybridKVStore(KVStore):
     """The KVStore over a job of hybridps, with an algorithm of that name, or that of the settings.
 
@@ -203,11 +209,10 @@ class HybridKVStore(KVStore):
     def type(self) -> str:
         """A name that the store can be created by, with the algorithm in it.
 
-        `Module` divides gradients by the number of workers only for types with `_sync` in their name: so all have it
-        whose sums stand for all workers.
+        It ends with `_sync` if sums stand for all workers: `Module` divides by the number of workers only then. It has
+        `async` in it if the servers update at each push: the Trainer and scripts let the store update only then.
         """
-        ends = "" if self._is_asynchronous or self._name == DEFAULT else "_sync"
-        return f"{PREFIX}{self._name}{ends}"
+        return f"{PREFIX}{self._name}{mode_of(self._name)}"
 
     @property
     def rank(self) -> int:

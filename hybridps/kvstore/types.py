@@ -25,12 +25,12 @@ from mxnet.kvstore import KVStoreBase
 from hybridps.algorithms import KNOWN, short_name
 from hybridps.errors import ConfigError
 from hybridps.kvstore.calls import as_mxnet_does
-from hybridps.kvstore.store import PREFIX, HybridKVStore
+from hybridps.kvstore.store import PREFIX, HybridKVStore, mode_of
 
 TYPES = {
     "dist_hybridps": HybridKVStore,
     **{f"{PREFIX}{name}": partial(HybridKVStore, name) for name in KNOWN},
-    **{f"{PREFIX}{name}_sync": partial(HybridKVStore, name) for name in KNOWN if not KNOWN[name].is_asynchronous},
+    **{f"{PREFIX}{name}{mode_of(name)}": partial(HybridKVStore, name) for name in KNOWN},
 }
 
 
@@ -48,7 +48,7 @@ class KVStoreTypes(dict[str, Any]):
 
 def _type_of_others(name: str) -> Any:
     """The type of an algorithm that another package offers, or by another of its names. Raises ConfigError."""
-    given = name.removeprefix(PREFIX).removesuffix("_sync")
+    given = name.removeprefix(PREFIX).removesuffix("_sync").removesuffix("_async")
     try:
         short_name(given)
     except ConfigError:

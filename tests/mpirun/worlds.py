@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -61,3 +62,10 @@ def mpirun(
     return subprocess.run(
         command(ranks, arguments), env=environment(extra), capture_output=True, text=True, timeout=timeout, check=False
     )
+
+
+def after_first_line(errors: str) -> str:
+    """What follows, on standard error, the line in which a launcher says what it has chosen."""
+    first, _, rest = errors.partition("\n")
+    assert re.match(r"hybridps: \d+ workers? \(", first), errors
+    return rest

@@ -109,3 +109,11 @@ def test_the_garbage_collector_leaves_the_modules_of_mxnet_alone_and_collects_th
         check=True,
     )
     assert told.stdout == "True True True\n"
+
+
+def test_the_type_says_whether_the_trainer_lets_the_store_update() -> None:
+    from hybridps.kvstore import TYPES
+    from hybridps.kvstore.store import mode_of
+
+    assert [mode_of(name) for name in ("sync", "async", "stale", "elastic")] == ["", "", "_async", "_sync"]
+    assert {"dist_hybridps_stale_async", "dist_hybridps_elastic_sync"} <= TYPES.keys()

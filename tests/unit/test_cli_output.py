@@ -105,6 +105,21 @@ def test_what_mpirun_says_of_dead_ranks_is_dropped_and_the_rank_kept(block: list
     assert noise.end() == []
 
 
+def test_a_host_that_is_gone_is_noted() -> None:
+    said = """PRTE has lost communication with a remote daemon.
+
+  HNP daemon   : [prterun-hosta-72@0,0] on node hosta
+  Remote daemon: [prterun-hosta-72@0,1] on node hostb
+
+This is usually due to either a failure of the TCP network
+connection to the node, or possibly an internal failure of
+the daemon itself. We cannot recover from this failure, and
+therefore will terminate the job."""
+    noise = NoiseFilter()
+    assert [shown for line in ["-" * 74, *said.splitlines(), "-" * 74] for shown in noise.feed(line)] == []
+    assert (noise.lost_host, noise.first_rank) == ("hostb", None)
+
+
 def test_other_messages_of_mpirun_come_out_unchanged() -> None:
     noise = NoiseFilter()
     assert [line for sent in HELP for line in noise.feed(sent)] == HELP

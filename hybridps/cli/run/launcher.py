@@ -6,14 +6,17 @@ import signal
 import sys
 from contextlib import ExitStack
 
+from hybridps.cli.run.children.log_files import LogFiles, LoggedScreen
 from hybridps.cli.run.children.output import Screen
 from hybridps.cli.run.children.processes import Child, Processes, running
 from hybridps.cli.run.groups.ending import how_ended
-from hybridps.cli.run.groups.launched import LaunchedGroups, group_name
+from hybridps.cli.run.groups.launched import LaunchedGroups, group_name, worker_names
 from hybridps.cli.run.groups.lives import Lives
 from hybridps.cli.run.mpirun import Mpirun, find_mpirun
 from hybridps.cli.run.plan import Launch
+from hybridps.cli.run.plan.ranks import GROUP, NONE, WORKER
 from hybridps.cli.run.run_log import RunLog
+from hybridps.cli.run.said import Why, describe
 from hybridps.cli.run.servers import LaunchedServers
 from hybridps.cli.run.signals import Signals
 from hybridps.errors import FAILED, MISUSED
@@ -21,11 +24,18 @@ from hybridps.events import check_run_folder
 from hybridps.resuming import Resume
 
 
-def run(launch: Launch) -> int:
-    """Start the job, wait for its end, and return the exit status. Raises HybridPSError before anything is started."""
+def run(launch: Launch, why: Why | None = None) -> int:
+    """Start the job, wait for its end, and return the exit status. Raises HybridPSError before anything is started.
+
+    With `why`, the first line says what was chosen, and why.
+    """
     mpirun = find_mpirun()
     check_run_folder(launch.settings.run_folder)
-    status = Launcher(launch, mpirun).run()
+    with ExitStack() as stack:
+        screen = _screen(launch, stack)
+        if why is not None and not launch.settings.quiet:
+            screen.message(describe(launch, mpirun, why))
+        status = Launcher(launch, mpirun, screen).run()
     if launch.settings.run_folder is not None and not launch.settings.quiet:
         from hybridps.cli.summary import print_summary
 
@@ -33,13 +43,27 @@ def run(launch: Launch) -> int:
     return status
 
 
+def _screen(launch: Launch, stack: ExitStack) -> Screen:
+    """Where the output of a launch goes. Its files are closed with the stack. Raises ConfigError."""
+    names = [server.name for server in launch.servers]
+    prefixes: dict[str, str] = {}
+    for group in launch.groups:
+        for name in (group_name(group), *worker_names(launch, group).values()):
+            names.append(name)
+            prefixes[name] = {WORKER: name, GROUP: group_name(group), NONE: ""}[launch.ranks.prefix]
+    if launch.ranks.log_folder is None:
+        return Screen(sys.stdout, sys.stderr, names, prefixes)
+    files = LogFiles(launch.ranks.log_folder)
+    stack.callback(files.close)
+    return LoggedScreen(sys.stdout, sys.stderr, names, prefixes, files)
+
+
 class Launcher:
     """Runs one `Launch`."""
 
-    def __init__(self, launch: Launch, mpirun: Mpirun) -> None:
+    def __init__(self, launch: Launch, mpirun: Mpirun, screen: Screen) -> None:
         self._launch = launch
-        names = [server.name for server in launch.servers] + [group_name(group) for group in launch.groups]
-        self._screen = Screen(sys.stdout, sys.stderr, names)
+        self._screen = screen
         self._signals = Signals()
         self._processes = Processes(self._screen, self._ended)
         self._log = RunLog(launch.settings)

@@ -22,6 +22,8 @@ _MARKS = {"Open MPI": OPEN_MPI, "OpenRTE": OPEN_MPI, "PRRTE": OPEN_MPI, "HYDRA":
 _OLD_OPEN_MPI = re.compile(r"\(Open MPI\) [1-4]\.")
 """These versions forward incomplete lines, and have no option for it."""
 _VERSION_SECONDS = 20
+_NUMBER = re.compile(r"(?:\(Open MPI\)|Version:|Version) +(\S+)")
+_BINDS = ("--bind-to", "-bind-to", "--bind-to-core", "--bind-to-socket")
 _MEMORY = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_btl_vader_backing_directory")
 
 
@@ -33,6 +35,20 @@ class Mpirun:
     flavour: str
     version: str = ""
     """Output of `mpirun --version`."""
+
+    def __str__(self) -> str:
+        number = _NUMBER.search(self.version)
+        return f"{self.flavour} {number[1]}" if number else self.flavour
+
+    @property
+    def tag(self) -> re.Pattern[bytes]:
+        """What stands before what a rank has written, if `command` asks for it. Group 1 is the rank."""
+        space = b"" if self._is_old else b" "
+        return re.compile(rb"\[\d+,(\d+)\]<std(?:out|err)>:" + space)
+
+    @property
+    def _is_old(self) -> bool:
+        return _OLD_OPEN_MPI.search(self.version) is not None
 
     @property
     def death_signal(self) -> int:
@@ -51,19 +67,24 @@ class Mpirun:
         at_once: bool = False,
         over_ssh: bool = False,
         secret: Collection[str] = SECRETS,
+        tagged: bool = False,
+        more: Sequence[str] = (),
     ) -> tuple[str, ...]:
         """The command line that starts the ranks on these hosts (none: this host). Remote ranks get `exported`.
 
         `at_once`: forward incomplete lines, so that progress bars are visible. Otherwise mpirun forwards whole lines,
         if it can. `over_ssh`: reach the hosts over ssh, whatever else there is. `secret`: names in `exported` whose
-        values must not be on a command line.
+        values must not be on a command line. `tagged`: whose a line is stands before it (`tag`), and lines are whole.
+        `more`: options of the user for mpirun.
         """
         is_open_mpi, options = self.flavour == OPEN_MPI, []
         if is_open_mpi:
             # Several mpiruns on one host would each bind their first rank to core 0.
-            options += ["--oversubscribe", "--bind-to", "none"]
-            if at_once and not _OLD_OPEN_MPI.search(self.version):
+            options += ["--oversubscribe", *([] if set(_BINDS) & set(more) else ["--bind-to", "none"])]
+            if at_once and not tagged and not self._is_old:
                 options += ["--stream-buffering", "0"]
+        if tagged:
+            options += self._tags()
         if hosts:
             options += ["--host" if is_open_mpi else "-hosts", ",".join(map(str, hosts))]
         if over_ssh:
@@ -74,12 +95,17 @@ class Mpirun:
             elif name not in secret:
                 # All ranks get the whole environment anyway, and everyone on the host can read a command line.
                 options += ["-genv", name, value]
-        return (self.path, *options, "-n", str(workers), *command)
+        return (self.path, *options, *more, "-n", str(workers), *command)
+
+    def _tags(self) -> list[str]:
+        if self.flavour != OPEN_MPI:
+            return ["-prepend-pattern", "[1,%r]<stdout>: "]
+        return ["--tag-output"] if self._is_old else ["--output", "tag"]
 
     def _over_ssh(self) -> list[str]:
         if self.flavour != OPEN_MPI:
             return ["-launcher", "ssh"]
-        return ["--mca", "plm", "rsh"] if _OLD_OPEN_MPI.search(self.version) else ["--prtemca", "plm", "ssh"]
+        return ["--mca", "plm", "rsh"] if self._is_old else ["--prtemca", "plm", "ssh"]
 
 
 def find_mpirun() -> Mpirun:

@@ -8,8 +8,18 @@ from typing import Annotated
 
 import typer
 
+from hybridps.cli.run.plan.places import LAUNCHERS
+from hybridps.cli.run.plan.ranks import BINDINGS, GROUP, PREFIXES
 from hybridps.config import Settings, make_settings
 from hybridps.errors import ConfigError
+
+
+def _algorithms() -> list[str]:
+    """Their names, for the completion of a shell."""
+    from hybridps.algorithms.choose import KNOWN  # brings the compiler
+
+    return sorted(KNOWN)
+
 
 CommandArgument = Annotated[
     list[str] | None, typer.Argument(metavar="COMMAND...", help="What each worker runs, e.g. python train.py")
@@ -49,7 +59,11 @@ SnapshotsOption = Annotated[
 ]
 SnapshotSecondsOption = Annotated[float | None, typer.Option(help="Seconds between two snapshots. Default: 60.")]
 BackendOption = Annotated[
-    str | None, typer.Option(help="Parameter servers to use: hybridps, or mxnet for MXNet's own.")
+    str | None,
+    typer.Option(
+        help="Parameter servers to use: hybridps, or mxnet for MXNet's own.",
+        autocompletion=lambda: ["hybridps", "mxnet"],
+    ),
 ]
 RacksOption = Annotated[
     int | None,
@@ -57,7 +71,10 @@ RacksOption = Annotated[
 ]
 AlgorithmOption = Annotated[
     str | None,
-    typer.Option(help="Name of the algorithm: sync, async, stale, elastic, easgd, eamsgd, local, diloco, ..."),
+    typer.Option(
+        help="Name of the algorithm: sync, async, stale, elastic, easgd, eamsgd, local, diloco, ...",
+        autocompletion=_algorithms,
+    ),
 ]
 TriggerOption = Annotated[
     str | None,
@@ -76,6 +93,7 @@ LauncherOption = Annotated[
     typer.Option(
         metavar="WORD",
         help="How ranks are started: local, ssh, mpi (as mpirun does it by itself), or slurm (in an allocation).",
+        autocompletion=lambda: list(LAUNCHERS),
     ),
 ]
 HostsOption = Annotated[
@@ -99,6 +117,30 @@ WorkerEnvOption = Annotated[
 ServerEnvOption = Annotated[
     list[str] | None, typer.Option("--env-server", metavar="NAME:VALUE,...", help="The same, for servers alone.")
 ]
+PrefixOption = Annotated[
+    str,
+    typer.Option(
+        metavar="WORD",
+        help="What stands before each line of a worker: group, worker (its group and its number), or none.",
+        autocompletion=lambda: list(PREFIXES),
+    ),
+]
+LogOption = Annotated[
+    Path | None,
+    typer.Option("--log-dir", "--output-filename", help="Folder that gets a file with the output of each worker."),
+]
+BindOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WORD,...",
+        help="What each worker has for itself on its host: cores, gpus, or cores,gpus. Default: nothing.",
+        autocompletion=lambda: [*BINDINGS, ",".join(BINDINGS)],
+    ),
+]
+MpiOption = Annotated[
+    str | None, typer.Option("--mpi-args", metavar="TEXT", help="More options for mpirun, in one argument.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the commands, and run nothing.")]
 SyncOption = Annotated[str | None, typer.Option("--sync-dst-dir", hidden=True)]
 NoticeOption = Annotated[
     float | None,
@@ -144,6 +186,11 @@ class RunOptions:
     env: EnvOption = None
     env_worker: WorkerEnvOption = None
     env_server: ServerEnvOption = None
+    prefix: PrefixOption = GROUP
+    log_dir: LogOption = None
+    bind: BindOption = None
+    mpi_args: MpiOption = None
+    dry_run: DryRunOption = False
     sync_dst_dir: SyncOption = None
     notice_seconds: NoticeOption = None
     run_folder: RunOption = None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import chain, groupby
 from pathlib import Path
 
 from hybridps.cli.run.children.output import Screen
 from hybridps.cli.run.children.processes import Child, Processes, running
+from hybridps.cli.run.groups.command import Command
 from hybridps.cli.run.groups.ending import Told, how_ended
 from hybridps.cli.run.plan import Launch, ServerLaunch
 from hybridps.cli.run.run_log import RunLog
@@ -73,18 +75,13 @@ class LaunchedServers:
         self._keys, self.credentials = str(folder), Credentials.load(theirs).text()
 
     def _start_server(self, server: ServerLaunch, parents: list[str]) -> Child:
-        command = [sys.executable, "-m", "hybridps", "serve", "--bind", self._launch.bind]
-        command += ["--insecure"] if self._launch.insecure else []
-        listens = self._launch.settings.backend == "hybridps"
-        command += ["--told-ends"] if listens else []
-        settings = self._launch.server_settings(server, parents, self._keys, self.credentials)
-        environ = child_environment({**without_rank_marks(os.environ), **self._launch.environment.servers}, settings)
+        command = command_of_server(self._launch, server, parents, self._keys, self.credentials)
         return self._processes.start(
             server.name,
-            [*command, *server.options],
-            environ,
+            command.words,
+            command.environ,
             death_signal=signal.SIGKILL,
-            listens=listens,
+            listens=_listens(self._launch),
             on_line=lambda line: self._hear(server.name, line),
         )
 
@@ -139,3 +136,22 @@ class LaunchedServers:
         names = ", ".join(map(str, sorted(self._others.there)))
         self._screen.message(f"the servers stay for groups that have joined the job: {names}")
         self._processes.until(lambda: bool(self._signals) or not self._others.there or running(servers) != servers)
+
+
+def command_of_server(
+    launch: Launch, server: ServerLaunch, parents: Sequence[str], keys: str | None, credentials: str | None
+) -> Command:
+    """How a server is started. `parents`: addresses. `keys`: the folder, and `credentials`, if they are made for this
+    launch.
+    """
+    words = [sys.executable, "-m", "hybridps", "serve", "--bind", launch.bind]
+    words += ["--insecure"] if launch.insecure else []
+    words += ["--told-ends"] if _listens(launch) else []
+    settings = launch.server_settings(server, parents, keys, credentials)
+    given = {**without_rank_marks(os.environ), **launch.environment.servers}
+    return Command((*words, *server.options), child_environment(given, settings))
+
+
+def _listens(launch: Launch) -> bool:
+    """Whether the servers hear what the launcher tells them."""
+    return launch.settings.backend == "hybridps"

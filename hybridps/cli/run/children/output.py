@@ -7,7 +7,7 @@ import itertools
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
 OUT = "out"
@@ -71,6 +71,8 @@ class NoiseFilter:
         """The signal that ended a rank, if mpirun reported one."""
         self.vanished = False
         """Whether a rank exited, perhaps with 0, without ending its part in MPI."""
+        self.lost_host = ""
+        """The host that mpirun can no longer reach, if it said so."""
         self._blocks = blocks
         self._held: list[str] = []
         self._since = 0.0
@@ -115,6 +117,9 @@ class NoiseFilter:
             self._after_noise = True
             return []
         text = " ".join(line.strip() for line in block[1:-1]).strip()
+        if lost := _LOST.match(text):
+            self.lost_host = lost["host"]
+            return []
         if not _NOISE_BLOCK.match(text):
             return block
         self.vanished = self.vanished or _VANISHED.search(text) is not None
@@ -124,15 +129,23 @@ class NoiseFilter:
 
 
 class Screen:
-    """Standard output and standard error of the launcher, on a terminal or not."""
+    """Standard output and standard error of the launcher, on a terminal or not.
 
-    def __init__(self, out: TextIO, err: TextIO, names: Sequence[str]) -> None:
+    `names` are those of the children. `prefixes`: what stands in brackets before the lines of a child in place of its
+    name; an empty text is no prefix.
+    """
+
+    def __init__(
+        self, out: TextIO, err: TextIO, names: Sequence[str], prefixes: Mapping[str, str] | None = None
+    ) -> None:
         for sink in (out, err):
             if isinstance(sink, io.TextIOWrapper):
                 sink.reconfigure(errors="backslashreplace")  # what a child writes may be in no alphabet of the terminal
         self._sinks = {OUT: out, ERR: err}
         self._terminal = {kind: sink.isatty() for kind, sink in self._sinks.items()}
-        self._prefixes = {kind: _prefixes(sink, names) for kind, sink in self._sinks.items()}
+        shown = {name: (prefixes or {}).get(name, name) for name in names}
+        self._shown = {name: f"[{text}] " if text else "" for name, text in shown.items()}
+        self._prefixes = {kind: _coloured(sink, self._shown) for kind, sink in self._sinks.items()}
         self._transient = ""
         self._transient_of = ("", "")
 
@@ -144,7 +157,7 @@ class Screen:
     def line(self, name: str, text: str, kind: str = OUT) -> None:
         """Print a line of a child on standard output or (`ERR`) standard error."""
         wipe = _WIPE if self._transient and self._terminal[kind] else ""
-        prefix = f"{self._prefixes[kind][name]} " if name else ""
+        prefix = self._prefixes[kind][name] if name else ""
         self._emit(kind, f"{wipe}{prefix}{text}\n")
         if self._transient:
             self._emit(ERR, _WIPE + self._transient)
@@ -155,7 +168,7 @@ class Screen:
             return
         if text.strip():
             width = shutil.get_terminal_size().columns
-            self._transient, self._transient_of = f"[{name}] {text}"[: width - 1], (name, kind)
+            self._transient, self._transient_of = f"{self._shown[name]}{text}"[: width - 1], (name, kind)
             self._emit(ERR, _WIPE + self._transient)
         elif self._transient_of == (name, kind):
             self.clear()
@@ -182,9 +195,8 @@ class Screen:
             self._emit(ERR, _WIPE)
 
 
-def _prefixes(sink: TextIO, names: Sequence[str]) -> dict[str, str]:
-    """The prefix of each child's lines, coloured if the terminal has colours."""
-    plain = {name: f"[{name}]" for name in names}
+def _coloured(sink: TextIO, plain: Mapping[str, str]) -> Mapping[str, str]:
+    """The prefixes of the children's lines, coloured if the terminal has colours."""
     if not sink.isatty():
         return plain
     from rich.color import ColorSystem
@@ -194,9 +206,10 @@ def _prefixes(sink: TextIO, names: Sequence[str]) -> dict[str, str]:
     console = Console(file=sink)
     if console.color_system is None or console.no_color:
         return plain
-    styles = dict(zip(names, itertools.cycle(_STYLES)))  # noqa: B905
+    styles = dict(zip(plain, itertools.cycle(_STYLES)))  # noqa: B905
     return {
-        name: Style.parse(styles[name]).render(text, color_system=ColorSystem.STANDARD) for name, text in plain.items()
+        name: Style.parse(styles[name]).render(text.rstrip(), color_system=ColorSystem.STANDARD) + text[-1:]
+        for name, text in plain.items()
     }
 
 
@@ -222,5 +235,6 @@ _NOISE_BLOCK = re.compile(
     r"|MPI_ABORT was invoked on rank"
     r"|Primary job\s+terminated normally, but"
 )
+_LOST = re.compile(r"[OP]RTE has lost communication with a remote daemon\..*Remote daemon: \S+ on node (?P<host>\S+)")
 _VANISHED = re.compile(r"exiting\s+improperly")
 _RANK = re.compile(r"(?:process rank|invoked on rank) (?P<rank>\d+)|Process name:\s+\[\S+,(?P<last>\d+)\]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import secrets
 import selectors
 import signal
@@ -17,11 +18,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import IO
 
 from hybridps.cli.run.children import keeper
-from hybridps.cli.run.children.output import ERR, OUT, LineSplitter, NoiseFilter, Screen
-from hybridps.errors import ConfigError
+from hybridps.cli.run.children.output import ERR, OUT, NoiseFilter, Screen
+from hybridps.cli.run.children.rank_lines import RankSplitter
+from hybridps.errors import FAILED, ConfigError
 from hybridps.processes import STOP_SECONDS, die_with_parent, prctl
 
 _MARK = "_HYBRIDPS_CHILD"
@@ -38,7 +41,7 @@ class _Stream:
     kind: str
     pipe: IO[bytes]
     noise: NoiseFilter
-    splitter: LineSplitter = field(default_factory=LineSplitter)
+    splitter: RankSplitter
 
 
 @dataclass
@@ -49,6 +52,8 @@ class Child:
     process: subprocess.Popen[bytes]
     on_line: Callable[[str], bool]
     """Called with each line of standard output; if it returns true, the line is not shown."""
+    names: Mapping[int, str]
+    """The names of its ranks, whose lines are shown under them."""
     mark: str
     """A variable in its environment, which its descendants inherit."""
     streams: list[_Stream] = field(default_factory=list)
@@ -58,8 +63,14 @@ class Child:
     """The rank that ended first, if mpirun named one; known once there is a status."""
     vanished: bool = False
     """Whether that rank exited without ending its part in MPI, perhaps with 0."""
+    lost_host: str = ""
+    """The host that mpirun could no longer reach."""
     end: int | None = None
     """A descriptor that can be read when the process ends, where the kernel has such."""
+
+    def name_of(self, rank: int | None) -> str:
+        """Under which name a line of this rank is shown; None: of no single one."""
+        return self.name if rank is None else self.names.get(rank, self.name)
 
     def tell(self, line: str) -> None:
         """Write a line to the standard input of a child that listens, unless it has ended or reads nothing."""
@@ -107,10 +118,12 @@ class Processes:
         death_signal: int,
         listens: bool = False,
         on_line: Callable[[str], bool] = lambda line: False,
+        tag: re.Pattern[bytes] | None = None,
+        names: Mapping[int, str] = MappingProxyType({}),
     ) -> Child:
-        """Start a process that gets `death_signal` when this one ends. `on_line` as in `Child`.
+        """Start a process that gets `death_signal` when this one ends. `on_line` and `names` as in `Child`.
 
-        `listens`: it reads what `Child.tell` says on its standard input.
+        `listens`: it reads what `Child.tell` says on its standard input. `tag` as in `RankSplitter`.
 
         Raises ConfigError if it cannot be started.
         """
@@ -129,14 +142,14 @@ class Processes:
             raise ConfigError(f"{command[0]} cannot be started: {error.strerror or error}") from None
         if process.stdin is not None:
             os.set_blocking(process.stdin.fileno(), False)
-        child = Child(name, process, on_line, mark)
+        child = Child(name, process, on_line, names, mark)
         self._children.append(child)
         with contextlib.suppress(AttributeError, OSError):  # Linux before 5.3, or a Python that was built for it
             child.end = os.pidfd_open(process.pid)
             self._selector.register(child.end, selectors.EVENT_READ)
         for kind, pipe in ((OUT, process.stdout), (ERR, process.stderr)):
             if pipe is not None:
-                child.streams.append(_Stream(child, kind, pipe, NoiseFilter(blocks=kind == ERR)))
+                child.streams.append(_Stream(child, kind, pipe, NoiseFilter(blocks=kind == ERR), RankSplitter(tag)))
                 self._selector.register(pipe, selectors.EVENT_READ, child.streams[-1])
         return child
 
@@ -192,19 +205,23 @@ class Processes:
         if not data:
             self._close(stream)
             return
-        for line in stream.splitter.feed(data):
-            self._show(stream, stream.noise.feed(line))
-        self._screen.transient(stream.child.name, stream.splitter.transient, stream.kind)
+        for rank, line in stream.splitter.feed(data):
+            self._take(stream, rank, line)
+        rank, line = stream.splitter.transient
+        self._screen.transient(stream.child.name_of(rank), line, stream.kind)
 
-    def _show(self, stream: _Stream, lines: Sequence[str]) -> None:
+    def _take(self, stream: _Stream, rank: int | None, line: str) -> None:
+        self._show(stream, stream.noise.feed(line) if rank is None else [line], rank)
+
+    def _show(self, stream: _Stream, lines: Sequence[str], rank: int | None = None) -> None:
         for line in lines:
             if stream.kind == ERR or not stream.child.on_line(line):
-                self._screen.line(stream.child.name, line, stream.kind)
+                self._screen.line(stream.child.name_of(rank), line, stream.kind)
 
     def _close(self, stream: _Stream) -> None:
         self._selector.unregister(stream.pipe)
-        for line in stream.splitter.end():
-            self._show(stream, stream.noise.feed(line))
+        for rank, line in stream.splitter.end():
+            self._take(stream, rank, line)
         stream.pipe.close()
 
     def _finish(self, child: Child) -> None:
@@ -222,8 +239,8 @@ class Processes:
         for stream in child.streams:
             self._show(stream, stream.noise.end())
         out, err = (stream.noise for stream in child.streams)
-        child.first_rank, child.vanished = err.first_rank, err.vanished
-        child.status = _status(child.process.returncode, out.signal)
+        child.first_rank, child.vanished, child.lost_host = err.first_rank, err.vanished, err.lost_host
+        child.status = _status(child.process.returncode, out.signal) or (FAILED if child.lost_host else 0)
         self._screen.clear()
         self._on_end(child)
 

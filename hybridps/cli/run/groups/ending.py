@@ -15,9 +15,11 @@ from hybridps.racks import place_in_rack
 
 
 def how_ended(child: Child) -> str:
-    """The exit status in words, with the rank that ended first if mpirun named it."""
+    """The exit status in words, with the rank that ended first, or the host that is gone, if mpirun named it."""
     status = child.status or 0
     text = f"exit status {status}"
+    if child.lost_host:
+        return f"{text} (the host {child.lost_host} is gone)"
     rank = child.first_rank
     who = "" if rank is None else f"rank {rank} "
     if status > 128 and status - 128 in signal.valid_signals():

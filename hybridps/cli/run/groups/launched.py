@@ -8,14 +8,12 @@ from functools import partial
 
 from hybridps.cli.run.children.output import Screen
 from hybridps.cli.run.children.processes import Child, Processes, running
+from hybridps.cli.run.groups.command import announces, command_of_group
 from hybridps.cli.run.groups.environment import environment_of_groups
-from hybridps.cli.run.groups.starting import Starting, announced
+from hybridps.cli.run.groups.starting import Starting
 from hybridps.cli.run.mpirun import Mpirun
 from hybridps.cli.run.plan import GroupLaunch, Launch
-from hybridps.cli.run.plan.places import SSH
 from hybridps.cli.run.servers import LaunchedServers
-from hybridps.config import PREFIX, SECRETS
-from hybridps.processes import child_environment
 from hybridps.resuming import Resume
 
 
@@ -60,35 +58,22 @@ class LaunchedGroups:
         self._shared = environment_of_groups(
             self._launch, self._meeting_folder, lambda place: self._processes.make_folder(stack, place)
         )
-        if announced(self._launch.command):
+        if announces(self._launch):
             self.starting = Starting(self._launch.groups, self._launch.settings.start_seconds)
 
     def start(self, launch: Launch, index: int, servers: LaunchedServers, resume: Resume) -> None:
         """Start a life of a group. `launch`: its job may be another one than at first."""
         group = launch.groups[index]
         settings = launch.group_settings(group, servers.addresses, servers.credentials, self._meeting_folder, resume)
-        environ = child_environment(self._shared, settings)
-        given = launch.environment.workers
-        exported = {
-            name: value
-            for name, value in environ.items()
-            if name.startswith(PREFIX) or name in ("OMP_NUM_THREADS", "PYTHONPATH", *given)
-        }
-        command = self._mpirun.command(
-            group.size,
-            group.hosts,
-            exported,
-            announced(launch.command) or launch.command,
-            at_once=self._screen.shows_bars,
-            over_ssh=launch.launcher == SSH,
-            secret=(*SECRETS, *given),
-        )
+        command = command_of_group(launch, group, self._mpirun, settings, self._shared, self._screen.shows_bars)
         child = self._processes.start(
             group_name(group),
-            command,
-            environ,
+            command.words,
+            command.environ,
             death_signal=self._mpirun.death_signal,
             on_line=partial(self._hear, index),
+            tag=self._mpirun.tag if launch.ranks.are_told_apart else None,
+            names=worker_names(launch, group),
         )
         if index < len(self.children):
             self.children[index] = child
@@ -126,3 +111,10 @@ class LaunchedGroups:
 def group_name(group: GroupLaunch) -> str:
     """The name of a group on the screen."""
     return f"group {group.number}"
+
+
+def worker_names(launch: Launch, group: GroupLaunch) -> dict[int, str]:
+    """The names of the ranks of a group on the screen, with their numbers as workers of the job."""
+    sizes = launch.sizes or [each.size for each in launch.groups]
+    first = sum(sizes[: group.number])
+    return {rank: f"{group_name(group)} worker {first + rank}" for rank in range(group.size)}

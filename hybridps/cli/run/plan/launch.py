@@ -10,6 +10,7 @@ import msgspec
 
 from hybridps.cli.run.plan.environment import Environment
 from hybridps.cli.run.plan.hosts import Host
+from hybridps.cli.run.plan.ranks import RankOptions
 from hybridps.config import Settings
 from hybridps.resuming import Resume
 
@@ -57,6 +58,8 @@ class Launch:
     """Variables that the command line gives to the processes."""
     launcher: str | None = None
     """How mpirun reaches the hosts, a word of `places.LAUNCHERS`. None: as it does by itself."""
+    ranks: RankOptions = RankOptions()
+    """How ranks are started and shown."""
     may_gossip: bool = False
     """Whether the groups are told each other's addresses."""
     peers: tuple[str, ...] = ()

@@ -12,7 +12,8 @@ from hybridps.cli.run.plan import user_command
 from hybridps.cli.run.plan.environment import Environment
 from hybridps.cli.run.plan.hosts import LOOPBACK, Host, address_seen_by, is_here, split_hosts, spread_workers
 from hybridps.cli.run.plan.launch import GroupLaunch, Launch
-from hybridps.cli.run.plan.peers import do_gossip, find_peers
+from hybridps.cli.run.plan.peers import do_gossip, find_peers, might_gossip
+from hybridps.cli.run.plan.ranks import RankOptions
 from hybridps.cli.run.plan.servers import check_unsecured, count_servers, makes_keys, plan_servers
 from hybridps.config import Settings
 from hybridps.errors import ConfigError
@@ -32,6 +33,7 @@ def make_launch(
     environment: Environment | None = None,
     launcher: str | None = None,
     join: Sequence[str] = (),
+    ranks: RankOptions = RankOptions(),  # noqa: B008 (frozen)
 ) -> Launch:
     """Plan what the command line of `hybridps run` asks for; None means not given. `join`: the servers of a job that
     the groups join.
@@ -40,16 +42,15 @@ def make_launch(
     """
     user_command.check(command)
     settings = _of_one_launch(settings, join)
-    count = _workers(workers, hosts, settings)
-    hosts = spread_workers(hosts, count)
+    total = _workers(workers, hosts, settings)
+    hosts = spread_workers(hosts, total)
     seen = _as_ranks_see(settings)
-    groups = _groups(count, hosts, seen)
+    groups = _groups(total, hosts, seen)
     gossips = do_gossip(seen)
-    needs_server = len(groups) > 1 and not settings.servers and not gossips
-    launches = plan_servers(count_servers(servers, needs_server, settings), len(groups), server_restarts, settings)
+    count = count_servers(servers, len(groups) > 1 and not settings.servers and not gossips, settings)
+    launches = plan_servers(count, len(groups), server_restarts, settings)
     elsewhere = [host.name for host in hosts if not is_here(host.name)]
-    # A script may name an algorithm that gossips; on one host that costs nothing to prepare.
-    may_gossip = len(groups) > 1 and (gossips or (settings.algorithm is None and not elsewhere))
+    may_gossip = len(groups) > 1 and (gossips or might_gossip(settings, elsewhere))
     bind = _listening(elsewhere, settings, insecure) if launches or gossips else LOOPBACK
     peers = find_peers(groups, settings, bind) if may_gossip else ()
     made = Launch(
@@ -62,6 +63,7 @@ def make_launch(
         makes_keys=makes_keys(settings, bind, insecure, peers if gossips else ()),
         environment=environment or Environment(),
         launcher=launcher,
+        ranks=ranks,
         may_gossip=may_gossip,
         peers=peers,
         restarts=check_restarts(restarts, len(groups), settings),

@@ -23,6 +23,13 @@ def do_gossip(settings: Settings) -> bool:
     return definition(settings.algorithm).gossips
 
 
+def might_gossip(settings: Settings, elsewhere: Sequence[str]) -> bool:
+    """Whether the script may name an algorithm that gossips, which on one host costs nothing to prepare. `elsewhere`:
+    the other hosts.
+    """
+    return settings.algorithm is None and not elsewhere
+
+
 def find_peers(groups: Sequence[GroupLaunch], settings: Settings, here: str) -> tuple[str, ...]:
     """Where the groups listen to each other: as given, or on their hosts. Empty if they are all on this host.
 

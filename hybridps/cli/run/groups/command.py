@@ -1,0 +1,66 @@
+"""The command line of the mpirun of a group, and its environment."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from hybridps.cli.run.groups import bound
+from hybridps.cli.run.groups.starting import RUNS, announced
+from hybridps.cli.run.mpirun import Mpirun
+from hybridps.cli.run.plan import GroupLaunch, Launch
+from hybridps.cli.run.plan.places import SSH
+from hybridps.cli.run.plan.ranks import places_on_hosts
+from hybridps.config import PREFIX, SECRETS, Settings
+from hybridps.processes import child_environment
+
+
+class Command(NamedTuple):
+    """What is executed, with which environment."""
+
+    words: tuple[str, ...]
+    environ: dict[str, str]
+
+
+def announces(launch: Launch) -> bool:
+    """Whether each rank of the launch says that it runs, before its program begins."""
+    return bool(launch.ranks.bound or announced(launch.command))
+
+
+def command_of_group(
+    launch: Launch, group: GroupLaunch, mpirun: Mpirun, settings: Settings, shared: Mapping[str, str], at_once: bool
+) -> Command:
+    """How a group is started. `settings`: of its ranks. `shared`: the environment of all groups. `at_once`: progress
+    bars are shown.
+    """
+    environ = child_environment(shared, settings)
+    given = launch.environment.workers
+    exported = {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(PREFIX) or name in ("OMP_NUM_THREADS", "PYTHONPATH", *given)
+    }
+    words = mpirun.command(
+        group.size,
+        group.hosts,
+        exported,
+        _of_rank(launch, group),
+        at_once=at_once,
+        over_ssh=launch.launcher == SSH,
+        secret=(*SECRETS, *given),
+        tagged=launch.ranks.are_told_apart,
+        more=launch.ranks.mpi_arguments,
+    )
+    return Command(words, environ)
+
+
+def _of_rank(launch: Launch, group: GroupLaunch) -> tuple[str, ...]:
+    """What each rank of a group runs."""
+    if not launch.ranks.bound:
+        return announced(launch.command) or launch.command
+    places = places_on_hosts([(each.size, each.hosts) for each in launch.groups])[group.index]
+    of_ranks = ",".join(f"{index}/{count}" for index, count in places)
+    # By the Python of hybridps, whatever the program is: it must be on all hosts anyway.
+    program = (sys.executable, "-I", "-S", bound.__file__, ",".join(launch.ranks.bound), of_ranks, RUNS)
+    return (*program, *launch.command)
