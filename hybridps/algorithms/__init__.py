@@ -1,7 +1,8 @@
-"""The algorithms. Each decides what is communicated and when; callers use `Algorithm`, and choose one by its name.
+"""The algorithms. An algorithm decides what is communicated and when. Callers choose one by name and use the methods of
+`Algorithm`.
 
-A new one is a file beside these, and a line in `choose.py`; or a `Definition` that another package offers as an entry
-point of the group `hybridps.algorithms`.
+To add an algorithm, write a file beside these and add a line to `choose.py`. Another package can offer a `Definition`
+as an entry point of the group `hybridps.algorithms`.
 """
 
 from hybridps.algorithms.algorithm import UNDER_WAY, Algorithm, reduce_all_

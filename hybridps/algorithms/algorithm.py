@@ -1,4 +1,4 @@
-"""What an algorithm is: what is communicated, and when; never how."""
+"""The base class of all algorithms: it says what is communicated and when, not how."""
 
 from __future__ import annotations
 
@@ -19,148 +19,158 @@ from hybridps.tensor_collectives import Levels, Tensor
 from hybridps.tiers import Tier, check_same_layout
 
 UNDER_WAY = 8
-"""Buckets that are begun before the oldest is finished. With 4 the servers were idle at times."""
+"""The number of buckets that are begun before the oldest one is finished. With 4, the servers were idle at times."""
 
 
 class Algorithm:
     """One rank's part in an algorithm, over one group and one tier.
 
-    A *table* is a flat buffer with a layout: the gradients and the weights of the keys of one dtype. All
-    ranks of a group call the same operations in the same order; `drop` and `close` do not wait for other ranks.
+    A *table* is a flat buffer with a layout: the gradients and the weights of the keys of one dtype. All ranks of a
+    group call the same operations in the same order. `drop` and `close` do not wait for other ranks.
     """
 
     has_centre = True
-    """Whether the servers hold a model of their own, the centre."""
+    """Whether the servers hold the centre, a model of their own."""
 
     updates: ClassVar[bool] = False
-    """Whether the servers update: what `reduce_` and `finish_` bring are then the new weights, not gradients."""
+    """Whether the servers update the weights. `reduce_` and `finish_` then return new weights instead of gradients."""
 
     reduce_: Callable[..., None]
-    """`reduce_(table, gradients, start, stop, rules=())`: begin to turn elements `start:stop` of the gradients, any
-    span, into the sum over all workers, or into new weights where the servers update. `rules`: of these elements,
-    instead of the table's (`Rules`). Of one element, one reduction is under way at a time."""
+    """`reduce_(table, gradients, start, stop, rules=())`: begin to replace elements `start:stop` of the gradients by
+    their sum over all workers, or by new weights if `updates`. The span may have any length. `rules` (`Rules`) applies
+    to these elements instead of the table's rule. An element takes part in one reduction at a time."""
 
     finish_: Callable[[], Mapping[int, int] | None]
-    """End the oldest `reduce_`: its elements may be used. Returns as `Tier.finish`."""
+    """Finish the oldest `reduce_`; its elements may then be used. Returns what `Tier.finish` returns."""
 
     def __init__(self, levels: Levels, tier: Tier, row: Row, workers: int = 1) -> None:
-        """`workers`: of all groups."""
+        """`workers`: the number of workers in all groups together."""
         self.levels = levels
-        """The levels of the group; `levels.tensor` gives the memory that gradients are reduced fastest in."""
+        """The levels of the group. `levels.tensor` allocates memory in which gradients are reduced fastest."""
         self.tier = tier
         self.row = row
         self.workers = workers
         self.skipped = 0
-        """Exchanges of weights that were left out, as a server was away."""
+        """The number of times that weights were not exchanged because a server was away."""
         self._residuals: Residuals | None = None
-        """Of a worker whose gradients are compressed."""
-        # The tier's own methods: no algorithm stands between a step and its tier.
+        """What this worker has not sent yet of its gradients; None unless gradients are compressed."""
+        # These are the tier's own methods, so that a step calls its tier directly.
         self.reduce_, self.finish_ = tier.sum_, tier.finish
 
     @property
     def name(self) -> str:
-        """Short name, as in the KVStore type."""
+        """The short name of the algorithm, as in the KVStore type."""
         return self.row.name
 
     @property
     def averages_weights(self) -> bool:
-        """Whether groups train weights of their own, which are averaged."""
+        """Whether each group trains its own weights and averages them with others."""
         return self.row.sends == "weights" and (self.has_centre or self.row.tier == "gossip")
 
     @property
     def sums_in_group(self) -> bool:
-        """Whether `reduce_` begins with a sum of the gradients as they are over the group."""
+        """Whether `reduce_` begins by summing the unchanged gradients over the group."""
         return self._residuals is None and (self.row.sends == "weights" or not self.tier.has_servers)
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether every round has a contribution of each group."""
+        """Whether every round has a contribution from each group."""
         return isinstance(self.row.clock, BulkSynchronous)
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether `reduce_` can leave the gradients of one vector as they are, and bring new weights elsewhere."""
+        """Whether `reduce_` can leave gradients of one vector unchanged and write the new weights elsewhere."""
         return False
 
     def updating(self, rule: AnyRule) -> Algorithm | None:
-        """This algorithm with the update at the servers, by `rule`, in tables of its own. None: workers update."""
+        """Return this algorithm with the update done at the servers by `rule`, for tables of its own.
+
+        Returns None if the workers must update.
+        """
         return None
 
     def initialise(self, table: str, layout: Layout, values: Tensor) -> None:
-        """Make `values` the same on all ranks of all groups: those of the first group's leader.
+        """Give all ranks of all groups the same `values`: those of the first group's leader.
 
-        A group that comes after all others have theirs keeps its leader's values, until it joins the weights. Raises
-        LayoutError, with the first keys that differ, unless all ranks and groups give the same layout.
+        A group that starts after all others have their values keeps those of its own leader until it joins the weights.
+        Raises LayoutError, with the first keys that differ, unless all ranks and groups give the same layout.
         """
         self.tier.register(f"{table}.initial", layout, values, Sum())
         self.tier.drop(f"{table}.initial")
 
     def join_gradients(self, table: str, layout: Layout) -> None:
-        """Register a table before its first `reduce_`. Raises LayoutError as `initialise`."""
+        """Register a table of gradients. Call this before the first `reduce_`. Raises LayoutError like `initialise`."""
         check_same_layout(self.levels.group, table, layout)
 
     def join_rows(self, table: str, layout: Layout) -> None:
-        """As `join_gradients`, of a table in which rows of several keys follow each other: values travel exactly."""
+        """Register a table in which rows of several keys follow each other. Its values are sent exactly.
+
+        Otherwise the same as `join_gradients`.
+        """
         check_same_layout(self.levels.group, table, layout)
 
     def join_weights(self, table: str, layout: Layout, weights: Tensor, receives: bool = False) -> bool:
-        """Register a table before its first `average_` or `read_centre`. Raises LayoutError as `initialise`.
+        """Register a table of weights. Call this before the first `average_` or `read_centre`.
 
-        `receives`: where the algorithm `keeps_gradients`, new weights go to `weights`. Returns, alike on all ranks of
-        the group, whether its centre was there already; then `weights` are the centre now.
+        `receives`: new weights are written to `weights`; only if `keeps_gradients`. Returns whether the centre existed
+        already, with the same result on all ranks of the group; `weights` then hold the centre. Raises LayoutError like
+        `initialise`.
         """
         return self.register(table, layout, weights, receives) is Joining.LATE
 
     def averages(self, step: int) -> bool:
-        """Whether `average_` is to be called in this step (0, 1, ...), before the local update."""
+        """Return whether the caller must call `average_` in this step (0, 1, ...), before the local update."""
         return False
 
     def average_(self, table: str, weights: Tensor, step: int) -> int:
-        """Average the weights with others, in place, if the trigger says so. Only in steps that `averages`.
+        """Average the weights with others in place, if the trigger says so. Call this only if `averages(step)`.
 
-        Returns the payload bytes that this group has sent to others, alike on all of its ranks: 0 if it sent nothing.
+        Returns the payload bytes that this group has sent, with the same result on all of its ranks; 0 if it sent
+        nothing.
         """
         return 0
 
     @property
     def decides_ahead(self) -> bool:
-        """Whether `average_` may be called in any step, and `next_tau` after it says when a later one is due."""
+        """Whether `average_` may be called in any step, after which `next_tau` says when a later call is due."""
         return False
 
     def next_tau(self, tables: Iterable[str]) -> int:
-        """Where it `decides_ahead`: how many steps a later averaging of these tables comes after the one before it.
+        """Return the number of steps between two later averagings of these tables, as the last one has decided.
 
-        A collective of the group, after `average_` of all of them in a step.
+        Only if `decides_ahead`. This is a collective of the group; call it after `average_` of all these tables in a
+        step.
         """
         raise NotImplementedError
 
     @property
     def distance(self) -> float:
-        """|w - centre| / |w| at the last averaging that this rank knows of; nan if there was none.
+        """|w - centre| / |w| at the last averaging that this rank saw; nan if there was none.
 
-        Of the parts that were exchanged: their root mean square, by length.
+        If several parts were exchanged, this is the root mean square over them, weighted by length.
         """
         return self.tier.distance
 
     def change(self, table: str) -> float:
-        """How far the weights were from those after the last exchange, relative to these, when this rank last looked.
+        """Return |w - reference| / |reference| when this rank last compared them.
 
-        nan where it does not look: on other ranks than the leader, or where the step alone decides.
+        The reference is the weights after the last exchange. Returns nan where this rank does not compare them: on
+        followers, or where the step alone decides.
         """
         return math.nan
 
     def follow(self, groups: int, workers: int, hands_in: bool) -> None:
-        """From now on the job has so many groups, and sums stand for so many workers. `hands_in`: the group leaves."""
+        """Use these numbers of groups and workers of the job from now on. `hands_in`: this group is about to leave."""
 
     def note_rate(self, step: int, rate: float) -> None:
-        """The learning rate of a step, before `average_` of it: for an alpha that is tied to it."""
+        """Note the learning rate of a step, for an alpha that follows it. Call this before `average_` in that step."""
 
     def read_centre(self, table: str, out: Tensor) -> None:
-        """Read the centre of a table. Only where `has_centre`."""
+        """Read the centre of a table into `out`. Only for algorithms with `has_centre`."""
         self.tier.pull(table, out)
 
     def drop(self, tables: Iterable[str]) -> None:
-        """Give up tables, with nothing of them under way. The servers free one when all groups have dropped it."""
+        """Give up tables that have no operation under way. The servers free a table when all groups have dropped it."""
         for table in tables:
             self.tier.drop(table)
             if self._residuals is not None:
@@ -175,7 +185,7 @@ class Algorithm:
         self.tier.close()
 
     def register(self, table: str, layout: Layout, values: Tensor | None, keeps_values: bool = False) -> Joining:
-        """Join a table of the row, as `Tier.register`."""
+        """Join a table with the rule, clock and codec of the row. Arguments and result are those of `Tier.register`."""
         codec = spec_for(self.row.codec, layout.dtype)
         joining = self.tier.register(table, layout, values, self.row.rule, self.row.clock, codec, keeps_values)
         if self._residuals is not None and isinstance(codec, Quantised):
@@ -183,11 +193,12 @@ class Algorithm:
         return joining
 
     def compress(self, quantised: Quantised) -> None:
-        """Compress gradients of float32 and float64 in the tables that are registered from now on.
+        """Compress float32 and float64 gradients in the tables that are registered from now on.
 
-        Each worker contributes what is left of its gradients when they are quantised, and keeps the rest for the next
-        time; `quantised.workers` is the number of workers in the largest group. All ranks of all groups give the same:
-        else registering a table raises LayoutError or ServerError. Raises ConfigError if the algorithm sends weights.
+        Each worker contributes its quantised gradients, and adds the remainder to its next gradients.
+        `quantised.workers` is the number of workers in the largest group. All ranks of all groups must give the same
+        `quantised`; otherwise registering a table raises LayoutError or ServerError. Raises ConfigError if the
+        algorithm sends weights.
         """
         if self.row.sends != "gradients":
             raise ConfigError(
@@ -210,7 +221,7 @@ class Algorithm:
 
 
 def reduce_all_(algorithm: Algorithm, table: str, gradients: Tensor, bucket: int) -> None:
-    """Reduce all gradients in buckets of `bucket` elements, the last first, as a backward pass brings them."""
+    """Reduce all gradients in buckets of `bucket` elements, from last to first, as a backward pass produces them."""
     starts = range(0, gradients.length, bucket)[::-1]
     for number, start in enumerate(starts):
         algorithm.reduce_(table, gradients, start, min(start + bucket, gradients.length))

@@ -5,14 +5,15 @@
 | every step | group | gradients, by allreduce | | sum | the group's |
 | the row's | servers | weights | the row's | the row's | exact |
 
-Each step, in a group of m workers with batch b each,
+In each step, a group of m workers with batch size b computes
 
     w <- w - eta / (m b) sum of the group's g_i.
 
-Before that, when the trigger says so, the weights are exchanged by the row's rule. All ranks of a group stay identical.
+Before this update, if the trigger says so, the group exchanges its weights by the row's rule. All ranks of a group have
+identical weights.
 
-The gradients that `reduce_` returns stand for the sum over all workers: the group's sum times workers / m. So a script
-that divides by the number of all workers takes the same steps with every algorithm.
+`reduce_` scales the group's sum of gradients by workers / m, so that it stands for the sum over all workers. A script
+that divides by the number of all workers then takes the same steps with every algorithm.
 """
 
 from __future__ import annotations
@@ -35,28 +36,29 @@ from hybridps.tiers import GroupTrigger, Tier
 from hybridps.triggers.norms import squared_distances_, squares_
 
 KEPT_RATES = 1000
-"""Steps that a program can be ahead of its communication."""
+"""The number of steps for which learning rates are kept: a program can be this far ahead of its communication."""
 
 
 class AverageWeights(Algorithm):
-    """See `Algorithm` for the methods. `workers`: of all groups."""
+    """One rank's part in an algorithm that averages weights. `Algorithm` documents the methods and arguments."""
 
     def __init__(self, levels: Levels, tier: Tier, row: Row, workers: int) -> None:
         super().__init__(levels, tier, row, workers)
         self.has_centre = tier.has_servers
         self._divisor = levels.group.size / workers
-        """Of the group's sum, which so stands for the sum over all workers."""
+        """The group's sum is divided by this, so that it stands for the sum over all workers."""
         self._alpha: float | None = None
-        """Of Elastic SGD, where it follows the number of groups and that has changed."""
+        """The alpha of Elastic SGD, if it follows the number of groups and that number has changed."""
         self._hands_in = False
         self._triggers: dict[str, GroupTrigger] = {}
         self._before: dict[str, np.ndarray] = {}
-        """On the leader, the weights before an exchange, where the centre replaces them: for the distance."""
+        """On the leader: the weights before an exchange, if the centre replaces them. They are needed for the
+        distance."""
         self._distance = math.nan
         self._tau = np.zeros(1, np.int64)
         self._rate: float | None = None
         self._rates: dict[int, float] = {}
-        """The learning rate of the latest steps: averaging is behind the program that notes it."""
+        """The learning rates of the latest steps. The program notes them ahead of the averaging that uses them."""
         self.reduce_, self.finish_ = self._reduce_in_group_, lambda: None
 
     def join_weights(self, table: str, layout: Layout, weights: Tensor, receives: bool = False) -> bool:
@@ -77,7 +79,7 @@ class AverageWeights(Algorithm):
         return self.has_centre and self.row.trigger.decides_ahead and not self.is_synchronous
 
     def next_tau(self, tables: Iterable[str]) -> int:
-        # Each counts its own cost alone.
+        # Each table's trigger counts only the cost of that table, so the periods are added.
         tau = sum(self._triggers[table].next_tau() for table in tables)
         self._tau[0] = max(1, min(tau, getattr(self.row.trigger, "silence", None) or tau))
         self.levels.group.broadcast_(self._tau)
@@ -136,7 +138,10 @@ class AverageWeights(Algorithm):
                 trigger.drop()
 
     def _rules(self, step: int, stop: int) -> Rules:
-        """The rule of an exchange of elements before `stop`, with alpha tied to the learning rate if it is to be."""
+        """Return the rule for elements before `stop`, with alpha from the learning rate or the number of groups.
+
+        Returns no rules if the table's own rule applies. Raises ConfigError if alpha is unknown or out of bounds.
+        """
         rho, rule = self.row.rho, self.row.rule
         if self._alpha is not None and isinstance(rule, Elastic) and self._alpha != rule.alpha:
             return ((stop, replace(rule, alpha=self._alpha)),)
@@ -166,7 +171,7 @@ class AverageWeights(Algorithm):
 
 
 def _distance(before: np.ndarray, after: np.ndarray) -> float:
-    """|before - after| / |before|; nan if `before` is 0."""
+    """Return |before - after| / |before|, or nan if `before` is 0."""
     edges, moved, size = np.array([0, before.size]), np.zeros(1), np.zeros(1)
     squared_distances_(moved, edges, before, after)
     squares_(size, edges, before)

@@ -1,4 +1,4 @@
-"""From a name, a rule and a clock to an algorithm: what fits together, and what is refused."""
+"""Make an algorithm from a name, a rule and a clock, and refuse combinations that have no meaning."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ KNOWN = {
 """The algorithms of this package, by their short names."""
 
 ALGORITHMS = {name: name for name in KNOWN} | {also: name for name, found in KNOWN.items() for also in found.also}
-"""Every name of them that a user may give, and the algorithm it means. `dist-`: each worker is a group of its own."""
+"""Every name that a user may give to an algorithm of this package, with its short name. `dist-` names make each worker
+a group of its own."""
 
 OTHERS = "hybridps.algorithms"
-"""The group of entry points by which other packages offer algorithms: each a `Definition`, or a function that makes a
-`Row` of an `Asked`."""
+"""The group of entry points through which other packages offer algorithms. Each one is a `Definition`, or a function
+that makes a `Row` from an `Asked`."""
 
 DEFAULT = "sync"
 
 
 def short_name(given: str) -> str:
-    """The algorithm that a name means. Raises ConfigError, with the nearest name, for an unknown one."""
+    """Return the short name of an algorithm. Raises ConfigError, with the nearest name, for an unknown one."""
     name = given.lower()
     if name in ALGORITHMS:
         return ALGORITHMS[name]
@@ -63,15 +64,16 @@ def short_name(given: str) -> str:
 
 
 def definition(name: str) -> Definition:
-    """The algorithm of a short name. Raises ConfigError if another package offers it, and it cannot be used."""
+    """Return the algorithm with this short name. Raises ConfigError if another package's cannot be loaded."""
     return KNOWN[name] if name in KNOWN else _offered(name)
 
 
 def resolve(settings: Settings, named: str | None = None) -> Settings:
-    """Settings with the algorithm's short name, and the groups that it implies: of one worker.
+    """Return the settings with the algorithm's short name, and with the groups that the algorithm implies.
 
-    A `dist-` name always does; gossip, `async` and `stale` do where nothing is said about groups. `named`: by the
-    script, if the settings name none. Raises ConfigError for an unknown algorithm or trigger.
+    A `dist-` name always implies groups of one worker. `async`, `stale` and algorithms that gossip imply them unless
+    the settings say something about groups. `named`: the algorithm that the script names, used if the settings name
+    none. Raises ConfigError for an unknown algorithm or trigger.
     """
     if settings.trigger is not None:
         parse(settings.trigger)
@@ -88,9 +90,10 @@ def resolve(settings: Settings, named: str | None = None) -> Settings:
 
 
 def choose_name(given: str | None, settings: Settings, group_sizes: Sequence[int]) -> str:
-    """The short name of the algorithm that a script and the settings ask for. Raises ConfigError if they disagree.
+    """Return the short name of the algorithm that a script and the settings ask for.
 
-    `group_sizes`: of the job's groups, which are made before a script can name an algorithm.
+    `given`: the name in the script. `group_sizes`: the sizes of the job's groups, which were made before the script
+    named an algorithm. Raises ConfigError if the script contradicts the settings or the groups.
     """
     if given is None:
         return settings.algorithm or DEFAULT
@@ -112,10 +115,9 @@ def choose_name(given: str | None, settings: Settings, group_sizes: Sequence[int
 def choose_row(
     name: str, settings: Settings, groups: int, has_servers: bool, rule: Rule | None, clock: Clock | None
 ) -> Row:
-    """What the algorithm of a short name exchanges, with this rule and clock where they are given.
+    """Return the row of the algorithm with this short name, with the given rule and clock if they are not None.
 
-    Raises ConfigError for a rule, clock, trigger or number that has no meaning there, or where a rule or server is
-    missing.
+    Raises ConfigError if the algorithm cannot use the rule, clock, trigger or a number, or lacks a rule or server.
     """
     for record in (rule, clock):
         check_numbers(record)
@@ -141,7 +143,7 @@ def choose_row(
 
 
 def make_algorithm(row: Row, levels: Levels, tier: Tier, *, workers: int) -> Algorithm:
-    """The algorithm of a row that `choose_row` has made, for one rank. `workers`: of all groups."""
+    """Make one rank's algorithm from a row of `choose_row`. `workers`: the workers of all groups together."""
     kind = definition(row.name).kind
     if kind is None:
         by_gradients = MpiSGD if row.holds == "gradients" else ServerSGD
@@ -150,7 +152,7 @@ def make_algorithm(row: Row, levels: Levels, tier: Tier, *, workers: int) -> Alg
 
 
 def check_numbers(record: Rule | Clock | None) -> None:
-    """Raise ConfigError if a rule or clock has a number that is out of its bounds, or none at all."""
+    """Raise ConfigError if a number of a rule or clock is out of bounds or not finite."""
     if not isinstance(record, msgspec.Struct):
         return
     for field, value in msgspec.structs.asdict(record).items():
@@ -163,7 +165,7 @@ def check_numbers(record: Rule | Clock | None) -> None:
 
 
 def _check_settings(row: Row, settings: Settings) -> None:
-    """Raise ConfigError for settings that have no meaning with the row, or contradict each other."""
+    """Raise ConfigError for settings that have no meaning with the row or contradict each other."""
     trigger, tau = settings.trigger, settings.tau
     if trigger is not None and row.sends == "gradients":
         raise ConfigError(
@@ -200,7 +202,7 @@ def _check_settings(row: Row, settings: Settings) -> None:
 
 
 def _check_parts(row: Row, settings: Settings) -> None:
-    """Raise ConfigError for a trigger on parts of the weights where racks would miss the parts of each other."""
+    """Raise ConfigError for a trigger on parts of the weights with several racks, which exchange all weights."""
     of_parts = isinstance(row.trigger, EventGrad) or getattr(row.trigger, "chunk", None) is not None
     if of_parts and settings.racks > 1:
         raise ConfigError(
@@ -210,7 +212,7 @@ def _check_parts(row: Row, settings: Settings) -> None:
 
 
 def _check_unused(row: Row, settings: Settings) -> None:
-    """Raise ConfigError for a setting that would change nothing."""
+    """Raise ConfigError for a setting that the row does not use."""
     usual, exchange = Settings(), row.partnership.exchange if row.partnership is not None else None
     outer = isinstance(row.rule, Outer) and (row.rule.rate, row.rule.momentum)
     unused = {
@@ -232,7 +234,7 @@ def _check_unused(row: Row, settings: Settings) -> None:
 
 @lru_cache(maxsize=64)
 def _offered(name: str) -> Definition:
-    """What another package offers by this name."""
+    """Load the algorithm that another package offers by this name. Raises ConfigError if that fails."""
     found = next(iter(entry_points(group=OTHERS, name=name)), None)
     if found is None:
         raise ConfigError(f"no package offers the algorithm {name!r} any more: install it again")

@@ -4,12 +4,12 @@
 |---|---|---|---|---|---|
 | every tau steps, or as given | servers | weights | bulk-synchronous | Outer | exact |
 
-Each group trains alone for tau steps with any optimizer (the paper: AdamW, tau = 500). The mean of what they have moved
-is then the gradient of Nesterov's momentum at the servers, with rate 0.7 and momentum 0.9 by default:
+Each group trains alone for tau steps with any optimizer (in the paper AdamW, with tau = 500). The servers take the mean
+of the groups' moves as the gradient of Nesterov's momentum, with rate 0.7 and momentum 0.9 by default:
 
     d = centre - mean(w),   v <- momentum v + d,   centre <- centre - rate (d + momentum v),   w_i <- centre.
 
-rate = 1 and momentum = 0 is `local`. `AverageWeights` has the rest.
+rate = 1 and momentum = 0 give `local`. `AverageWeights` describes the steps inside a group.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hybridps.ps.rules import Outer
 
 
 def row(asked: Asked) -> Row:
-    """The weights of all groups, for the centre that the outer optimiser makes of them."""
+    """Return the row: all groups send weights and receive the centre that the outer optimiser computes from them."""
     return Row(
         trigger=asked.trigger,
         tier="servers",

@@ -4,13 +4,13 @@
 |---|---|---|---|---|---|
 | as often as is cheap, or as given | servers | weights | free-running | Elastic | exact |
 
-Each worker looks ahead, takes the gradient there and corrects, with momentum mu:
+Each worker looks ahead, computes the gradient there and corrects, with momentum mu:
 
-    v <- mu v - eta g(w + mu v),   w <- w + v,
+    v <- mu v - eta g(w + mu v),   w <- w + v.
 
-which is the framework's own update. The exchange is that of `mpi_esgd`; the velocity v is not exchanged. A KVStore
-refuses an optimizer that is not Nesterov's momentum. One in a Trainer that updates by itself cannot be seen, and is
-left to the user.
+The framework computes this update. The exchange is that of `mpi_esgd`; the velocity v is not exchanged. A KVStore
+refuses an optimizer that is not Nesterov's momentum. It cannot see the optimizer of a Trainer that updates by itself;
+there the choice is left to the user.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hybridps.ps.rules import Elastic
 
 
 def row(asked: Asked) -> Row:
-    """As `elastic`, with the optimizer that it needs."""
+    """Return the row of `elastic`, with the optimizer that workers must use."""
     return replace(mpi_esgd.row(asked), optimizer="nesterov")
 
 

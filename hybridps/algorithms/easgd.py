@@ -4,11 +4,11 @@
 |---|---|---|---|---|---|
 | every tau steps, or as given | servers | weights | bulk-synchronous | ElasticTogether | exact |
 
-All C groups meet the centre at the same time, and both sides use what the other was before:
+All C groups average with the centre at the same time. Both sides use the values from before the exchange:
 
     w_i <- w_i - alpha (w_i - centre),   centre <- (1 - C alpha) centre + C alpha mean(w).
 
-Stable for 0 <= C alpha <= 1; alpha is 0.9 / C by default. `AverageWeights` has the rest.
+This is stable for 0 <= C alpha <= 1; alpha is 0.9 / C by default. `AverageWeights` describes the steps inside a group.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hybridps.ps.rules import ElasticTogether
 
 
 def row(asked: Asked) -> Row:
-    """Weights of all groups at once."""
+    """Return the row: all groups exchange weights in the same round."""
     return Row(
         trigger=asked.trigger,
         tier="servers",

@@ -4,12 +4,13 @@
 |---|---|---|---|---|---|
 | every tau steps, or as given | gossip | weights, with half of the share | none | weighted mean | exact |
 
-A sender s halves its share a_s and sends (w_s, a_s). When the receiver r takes that in,
+A sender s halves its share a_s and sends (w_s, a_s). The receiver r then computes
 
     w_r <- (a_r w_r + a_s w_s) / (a_r + a_s),    a_r <- a_r + a_s.
 
-Shares begin with 1 / groups, and sum to 1 with what is under way. The sender does not wait. In the paper a group pushes
-in each step with probability p; here when the trigger says so (every:TAU for p = 1 / TAU).
+All shares begin with 1 / groups. Their sum, including the shares under way, is always 1. The sender does not wait. In
+the paper a group pushes in each step with probability p. Here it pushes when the trigger says so; every:TAU corresponds
+to p = 1 / TAU.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from hybridps.triggers import EventGrad
 
 
 def row(asked: Asked) -> Row:
-    """Weights with a share."""
+    """Return the row: weights with a share, sent to random peers."""
     return pushing(asked, "random")
 
 
 def pushing(asked: Asked, usual: str) -> Row:
-    """The row of an algorithm that pushes, over its `usual` topology. Raises ConfigError for a trigger of parts."""
+    """Return the row of a pushing algorithm, with its `usual` topology. Raises ConfigError for a trigger on parts."""
     if isinstance(asked.trigger, EventGrad) or getattr(asked.trigger, "chunk", None) is not None:
         raise ConfigError(
             f"the trigger {asked.settings.trigger!r} decides on parts of the weights, and shares are of all of them: "

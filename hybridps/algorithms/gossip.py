@@ -4,13 +4,14 @@
 |---|---|---|---|---|---|
 | every tau steps, or as given | gossip | weights, to a partner | none: nobody waits | the mean of both | exact |
 
-When it is time, group i sends its weights to a partner j, and both move to the mean of w_i as it was sent and w_j as it
-is by then:
+When the trigger says so, group i sends its weights to a partner j. Both move to the mean of w_i as it was sent and w_j
+as it is when the weights arrive:
 
     d = (w_i - w_j) / 2,    w_j <- w_j + d,    w_i <- w_i - d.
 
-With HYBRIDPS_GOSSIP=pull, j answers with w_j, and w_i <- (w_i + w_j) / 2 alone. With a trigger on the change of the
-weights it is the adaptive form (Ho, Wu, Liu, 2018). `AverageWeights` has the rest; docs/algorithms.md has the sources.
+With HYBRIDPS_GOSSIP=pull, j answers with w_j and does not move, and w_i <- (w_i + w_j) / 2. With a trigger on the
+change of the weights this is the adaptive form (Ho, Wu, Liu, 2018). `AverageWeights` describes the steps inside a
+group; docs/algorithms.md has the sources.
 """
 
 from __future__ import annotations
@@ -36,12 +37,15 @@ from hybridps.triggers.trigger import runs
 
 
 def row(asked: Asked) -> Row:
-    """Weights, to a random peer unless the settings say otherwise."""
+    """Return the row: weights, sent to a random peer unless the settings say otherwise."""
     return gossiping(asked, asked.settings.gossip, "random")
 
 
 def gossiping(asked: Asked, exchange: Literal["symmetric", "pull", "push"], usual: str) -> Row:
-    """The row of an algorithm that gossips, with its `usual` topology. Raises ConfigError for a rule or a clock."""
+    """Return the row of an algorithm that gossips, with its `usual` topology.
+
+    Raises ConfigError for a rule or clock, and for a trigger that cannot be used with this kind of exchange.
+    """
     settings = asked.settings
     if asked.rule is not None or asked.clock is not None:
         raise ConfigError(f"{asked.rule or asked.clock} has no meaning without servers: leave it out")
@@ -63,13 +67,13 @@ def gossiping(asked: Asked, exchange: Literal["symmetric", "pull", "push"], usua
 
 
 class Gossip(AverageWeights):
-    """See `Algorithm` for the methods. With one group there is nobody to average with."""
+    """One rank's part in an algorithm that gossips. `Algorithm` documents the methods. One group never averages."""
 
     def __init__(self, levels: Levels, tier: Tier, row: Row, workers: int) -> None:
         super().__init__(levels, tier, row, workers)
         self._gossip_tier = tier if isinstance(tier, GossipTier) else None
         self._states: dict[str, State] = {}
-        """Of the trigger, on the leader."""
+        """On the leader: the trigger's state for each table."""
         self._step = 0
 
     def initialise(self, table: str, layout: Layout, values: Tensor) -> None:
@@ -119,7 +123,7 @@ class Gossip(AverageWeights):
             self._states.pop(table, None)
 
     def _touched(self, table: str, weights: Tensor) -> Touched:
-        """What tells the trigger of a table that parts of it were exchanged, by this group or by a partner."""
+        """Return a function that tells the trigger of a table which of its parts were exchanged."""
 
         def tell(spans: Sequence[Span], nbytes: int, seconds: float, began_here: bool) -> None:
             state = self._states[table]
@@ -130,7 +134,7 @@ class Gossip(AverageWeights):
 
 
 def _within(edges: np.ndarray, spans: Sequence[Span]) -> np.ndarray:
-    """Which of the parts between `edges` lie in these spans.
+    """Return which of the parts between `edges` lie in these spans.
 
     >>> _within(np.array([0, 4, 8, 12]), [(0, 4), (8, 12)])
     array([ True, False,  True])

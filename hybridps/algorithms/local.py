@@ -4,12 +4,12 @@
 |---|---|---|---|---|---|
 | every tau steps, or as given | servers | weights | bulk-synchronous | Mean | exact |
 
-Each group trains alone for tau steps; then all C groups go on from the mean of their weights:
+Each group trains alone for tau steps. Then all C groups continue from the mean of their weights:
 
     w_i <- (w_1 + ... + w_C) / C.
 
-With a trigger on the change, any group that fires makes all average: `dynamic:DELTA` is dynamic averaging (Kamp et al.,
-2018). `AverageWeights` has the rest.
+With a trigger on the change, one group whose trigger fires makes all groups average; `dynamic:DELTA` is dynamic
+averaging (Kamp et al., 2018). `AverageWeights` describes the steps inside a group.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hybridps.ps.rules import Mean
 
 
 def row(asked: Asked) -> Row:
-    """The mean of the weights of all groups."""
+    """Return the row: all groups send weights and receive their mean."""
     return Row(
         trigger=asked.trigger,
         tier="servers",

@@ -4,11 +4,12 @@
 |---|---|---|---|---|---|
 | as often as is cheap, or as given | servers | weights | free-running, or as given | Elastic, or another | exact |
 
-When it is time, the group and the centre move towards each other (Zhang, Choromanska, LeCun, 2015):
+When the trigger says so, the group and the centre move towards each other (Zhang, Choromanska, LeCun, 2015):
 
     d = alpha (w - centre),   centre <- centre + d (Elastic1),   w <- w - d (Elastic2).
 
-alpha is 0.9 / C for C groups by default. dist-ESGD is the case of groups of one worker. `AverageWeights` has the rest.
+alpha is 0.9 / C for C groups by default. With groups of one worker this is dist-ESGD. `AverageWeights` describes the
+steps inside a group.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from hybridps.ps.rules import Elastic, ElasticTogether, Mean, Outer
 from hybridps.triggers import Adapt
 
 RULES = (Elastic, ElasticTogether, Outer, Mean)
-"""The rules that have a meaning for weights."""
+"""The rules that can be applied to weights."""
 
 OFTEN = Adapt(0, share=0.1, silence=USUAL.tau)
-"""Where a group waits for nobody it averages in every step if that takes at most a tenth of its time; else less often,
-but not less often than is usual."""
+"""The default trigger where a group waits for no other group. The group averages in every step if that takes at most a
+tenth of its time, and less often otherwise, but at least as often as `USUAL`."""
 
 
 def row(asked: Asked) -> Row:
-    """Weights, by the rule that is given; `Outer` is an outer optimiser on the difference."""
+    """Return the row: weights, exchanged by the given rule. `Outer` applies an outer optimiser to the difference."""
     rule = asked.rule or Elastic(asked.alpha)
     clock = asked.clock or rule.clocks[0]()
     by_itself = isinstance(clock, FreeRunning) and asked.settings.backend == "hybridps"

@@ -5,14 +5,14 @@
 | every step | group | gradients, reduced to the leader | | sum | the group's |
 | every step | servers | the group's gradients | bulk-synchronous | sum | exact |
 
-For C groups of m workers with batch b each,
+For C groups of m workers with batch size b,
 
     g = sum over all C m workers of g_i,    w <- w - eta / (C m b) g.
 
-Each rank does the update in the framework. With one group and no server this is one allreduce. dist-SGD is the case
-m = 1. The servers hold gradients only, so nobody could give the weights to a group that comes after the others have
-trained: it is refused. With an optimiser that servers know, they update and hold the weights: see `server_sgd`. Without
-servers the ranks of a group on one node do that themselves.
+Each rank computes the update in the framework. With one group and no server this is one allreduce; with m = 1 it is
+dist-SGD. The servers hold gradients only, so they cannot give the weights to a group that starts after the others have
+trained; such a group is refused. If the servers know the optimiser, they update and hold the weights: see `server_sgd`.
+Without servers, the ranks of a group on one node can do the same.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROW = Row(name="sync", sends="gradients", holds="gradients", rule=Sum(), clock=B
 
 
 def row(asked: Asked) -> Row:
-    """Gradients in every step: their sum comes back, or new weights where there is a rule."""
+    """Return the row: gradients in every step. Their sum is returned, or new weights if there is a rule."""
     if asked.rule is not None:
         return server_sgd.row(asked, BulkSynchronous())
     settings = asked.settings
@@ -41,7 +41,7 @@ def row(asked: Asked) -> Row:
 
 
 class MpiSGD(Algorithm):
-    """See `Algorithm` for the methods."""
+    """One rank's part in synchronous SGD. `Algorithm` documents the methods."""
 
     has_centre = False
 

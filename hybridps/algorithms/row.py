@@ -1,4 +1,4 @@
-"""A row of an algorithm's table: what goes over its tier, when, and what happens to it there."""
+"""The row that describes an algorithm: what its groups exchange over their tier, when, and by which rule."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ if TYPE_CHECKING:
     from hybridps.algorithms.algorithm import Algorithm
 
 USUAL = Every(10)
-"""When weights are averaged where nothing is said, and all groups come together."""
+"""The default trigger, used unless the settings give one: all groups average together."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group exchanges with others through its tier. All ranks and groups of a job have the same."""
+    """What a group exchanges with others through its tier. All ranks and groups of a job have the same row."""
 
     name: str = ""
-    """Of the algorithm, as users give it. Set by `choose_row`."""
+    """The name of the algorithm, as users give it. `choose_row` sets it."""
     trigger: AnyTrigger = Every(1)
-    """When. Gradients go in every step."""
+    """When weights are exchanged. Gradients are exchanged in every step."""
     tier: Literal["servers", "gossip"] = "servers"
-    """Where: to the servers, if the job has any, or to other groups."""
+    """Where an exchange goes: to the servers, if the job has any, or to other groups."""
     sends: Literal["gradients", "weights"]
     """What the group contributes."""
     holds: Literal["gradients", "weights"]
-    """What the centre of the table is."""
+    """What the centre of the table holds."""
     clock: Clock
     rule: AnyRule
     codec: CodecSpec = "exact"
     partnership: Partnership | None = None
-    """What groups that gossip do with each other."""
+    """How groups that gossip average with each other."""
     rho: Annotated[float, Meta(ge=0)] | None = None
-    """The alpha of the rule is the learning rate times rho, in each exchange. None: it is the rule's."""
+    """If given, the rule's alpha is the learning rate times rho in each exchange."""
     alpha_of_groups: bool = False
-    """Whether the alpha of the rule is 0.9 / groups, and follows them."""
+    """Whether the rule's alpha is 0.9 / groups and follows the number of groups."""
     optimizer: Literal["any", "nesterov"] = "any"
-    """What each worker must update by, where it can be seen."""
+    """The optimizer that each worker must use, checked where it is visible."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a row is made from: the settings, the job, and the rule and clock that a program gives, if it does."""
+    """What a row is made from: the settings, the job, and the rule and clock if the program gives them."""
 
     settings: Settings
     groups: int
@@ -60,11 +60,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def trigger(self) -> AnyTrigger:
-        """When weights are averaged: as the settings `trigger` or `tau` say, or `USUAL`. Raises ConfigError."""
+        """The trigger from the settings `trigger` or `tau`, or else `USUAL`. Raises ConfigError."""
         return self.trigger_or(USUAL)
 
     def trigger_or(self, usual: AnyTrigger) -> AnyTrigger:
-        """As `trigger`, with another one where the settings say nothing."""
+        """Return the trigger from the settings `trigger` or `tau`, or else `usual`. Raises ConfigError."""
         text, tau = self.settings.trigger, self.settings.tau
         if text is not None:
             return parse(text)
@@ -72,25 +72,26 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def alpha(self) -> float:
-        """Moving rate of Elastic SGD; 0.9 / groups by default."""
+        """The moving rate of Elastic SGD; 0.9 / groups by default."""
         alpha = self.settings.alpha
         return 0.9 / self.groups if alpha is None else alpha
 
 
 @dataclass(frozen=True)
 class Definition:
-    """An algorithm as it is known by name."""
+    """An algorithm that users can name."""
 
     make_row: Callable[[Asked], Row]
-    """Raises ConfigError for what cannot be."""
+    """Makes the row. Raises ConfigError if the algorithm cannot do what is asked."""
     kind: type[Algorithm] | None = None
-    """Its class, called with `(levels, tier, row, workers)`. None: what the row sends and holds decides."""
+    """The class of the algorithm, called with `(levels, tier, row, workers)`. None: it follows from what the row sends
+    and holds."""
     rules: tuple[type[Rule], ...] = ()
-    """The rules that have a meaning with it; empty: any."""
+    """The rules that the algorithm can use. An empty tuple allows any."""
     also: tuple[str, ...] = ()
-    """Other names, as the papers have them. `dist-`: each worker is a group of its own."""
+    """Other names, as used in papers. With a `dist-` name each worker is a group of its own."""
     is_asynchronous: bool = False
-    """Whether servers update by each group's gradients alone."""
+    """Whether a server updates with the gradients of each group alone."""
     gossips: bool = False
-    """Whether groups exchange with each other, so that no server is needed. Each worker is a group of its own then,
+    """Whether groups exchange with each other, so that no server is needed. Each worker is then a group of its own
     unless the settings say otherwise."""

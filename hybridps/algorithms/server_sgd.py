@@ -7,13 +7,13 @@
 | stale | every step | servers | the group's gradients, for weights | bounded-stale | SGD, or another | exact |
 
 In the asynchronous form (mpi-ASGD of MXNET-MPI, 2018; dist-ASGD for groups of one worker), the server updates whenever
-a group's gradients arrive, and the group goes on from the new weights:
+a group's gradients arrive, and the group continues from the new weights:
 
     w <- w - eta / (m b) (sum of the group's g_i).
 
-`rescale` of the rule is 1 / (m b) there, and 1 / (C m b) with the bulk-synchronous clock, which sums over C groups.
-With `BoundedStale(s)` a group waits while another one is more than s steps behind it (Ho et al., 2013); s is 3 in
-`stale`, unless the setting `staleness` says otherwise.
+The rule's `rescale` is then 1 / (m b). With the bulk-synchronous clock, which sums over C groups, it is 1 / (C m b).
+With `BoundedStale(s)` a group waits while another group is more than s steps behind it (Ho et al., 2013). In `stale`, s
+is 3 unless the setting `staleness` says otherwise.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
 from hybridps.ps.rules import SGD, Adam, AnyRule, Foreign, Momentum, Nesterov, Sum
 
 RULES = (SGD, Momentum, Nesterov, Adam, Foreign)
-"""The rules that update weights by gradients."""
+"""The rules that update weights with gradients."""
 
 STALENESS = 3
-"""Steps that a group may be ahead in `stale`, by default."""
+"""How many steps a group may be ahead in `stale`, by default."""
 
 
 def row(asked: Asked, usual: Clock) -> Row:
-    """Gradients in every step, for new weights, with this clock unless another one is asked for."""
+    """Return the row: gradients in every step, for new weights. The clock is `usual` unless another one is asked for.
+
+    Raises ConfigError if there is no rule or no server.
+    """
     if asked.rule is None or not asked.has_servers:
         raise ConfigError(
             "it updates at the servers, and there is no "
@@ -45,7 +48,10 @@ def row(asked: Asked, usual: Clock) -> Row:
 
 
 def asynchronous(asked: Asked) -> Row:
-    """Free-running, or as stale as the setting allows. Without servers there is one group, whose workers update."""
+    """Return the row of `async`: free-running, or bounded-stale if the setting `staleness` is given.
+
+    Without servers there is one group, and its workers update.
+    """
     if asked.rule is None and asked.clock is None and not asked.has_servers:
         return Row(sends="gradients", holds="gradients", rule=Sum(), clock=BulkSynchronous())
     staleness = asked.settings.staleness
@@ -53,20 +59,20 @@ def asynchronous(asked: Asked) -> Row:
 
 
 def stale(asked: Asked) -> Row:
-    """Bounded-stale."""
+    """Return the row of `stale`."""
     staleness = STALENESS if asked.settings.staleness is None else asked.settings.staleness
     settings = msgspec.structs.replace(asked.settings, staleness=staleness)
     return asynchronous(msgspec.structs.replace(asked, settings=settings))
 
 
 class ServerSGD(Algorithm):
-    """See `Algorithm` for the methods."""
+    """One rank's part in SGD with the update at the servers. `Algorithm` documents the methods."""
 
     updates = True
 
     @property
     def keeps_gradients(self) -> bool:
-        # Gradients are quantised in place; and between nodes ranks would copy them first, to add them up in place.
+        # Quantising changes gradients in place. Between nodes, ranks sum in place, so they would have to copy first.
         return self.levels.one_node and self._residuals is None
 
     def updating(self, rule: AnyRule) -> Algorithm:

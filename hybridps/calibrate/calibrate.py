@@ -1,4 +1,4 @@
-"""Runs all measurements of a calibration one after the other, each in processes of its own."""
+"""Runs all measurements of a calibration in sequence, each in separate processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class MeasurementPlan:
-    """What to measure. `layouts`: pairs of workers and groups. `hosts`: their hosts; empty for this machine."""
+    """What to measure. `layouts`: pairs of workers and groups. `hosts`: those of `layouts`; empty for this machine."""
 
     command: tuple[str, ...]
     layouts: tuple[tuple[int, int], ...]
@@ -59,7 +59,7 @@ def calibrate(plan: MeasurementPlan, report: Report) -> Calibration:
 
 
 def communications(plan: MeasurementPlan, report: Report) -> tuple[Communication, ...]:
-    """Measure the communication of each layout."""
+    """Measure the communication of each layout of the plan. Raises OracleError if a measurement fails."""
     found = []
     for workers, groups in plan.layouts:
         report(f"communication of {workers} workers in {groups} groups")

@@ -1,9 +1,9 @@
-"""Measures the communication of a step on every rank of a job of its own.
+"""Measures the communication of a step, on every rank of a separate job.
 
     hybridps run -n 4 --groups 2 -- python -m hybridps.calibrate.communication FILE
 
-The operations are those of training, on memory of the same kind: gradients bucket by bucket, as the KVStore sums them,
-and weights with the centre.
+The operations and the memory are those of training: the KVStore's sum of gradients, bucket by bucket, and the average
+of weights with the centre.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MATRIX = 384
 
 
 def main(path: str) -> None:
-    """Measure on all ranks; the first worker writes to `path`."""
+    """Measure on all ranks. The first worker writes the result to `path`."""
     with open_job(read_settings) as job:
         found = {"sum": _sum(job)}
         if job.servers:
@@ -43,7 +43,7 @@ def main(path: str) -> None:
 
 
 def _sum(job: Job) -> Operation:
-    """Sum the gradients of a step over all workers."""
+    """Measure the sum of a step's gradients over all workers."""
     algorithm = job.algorithm("sync")
 
     def of_size(size: int) -> Callable[[], None]:
@@ -57,7 +57,7 @@ def _sum(job: Job) -> Operation:
 
 
 def _average(job: Job) -> Operation:
-    """Average the weights of all groups with the centre."""
+    """Measure the average of all groups' weights with the centre."""
     algorithm = job.algorithm("elastic")
 
     def of_size(size: int) -> Callable[[], None]:
@@ -74,7 +74,7 @@ def _average(job: Job) -> Operation:
 
 
 def read_settings() -> Settings:
-    """Those of the job, but every averaging happens: a trigger might leave out some, or all."""
+    """Read the settings of the job, but average in every step: a trigger could skip some averages, or all."""
     return replace(load_settings(), trigger=None, tau=1)
 
 
@@ -83,7 +83,10 @@ def _layout(size: int) -> Layout:
 
 
 def _measure(job: Job, of_size: Callable[[int], Callable[[], None]]) -> Operation:
-    """Fit the median seconds of each size; `loss` is that of the first worker, in the largest size."""
+    """Fit a line to the median seconds of each size.
+
+    `loss` of the result is that of the first worker, at the largest size.
+    """
     seconds = []
     for size in SIZES_BYTES:
         work = of_size(size)
@@ -100,7 +103,7 @@ def _measure(job: Job, of_size: Callable[[int], Callable[[], None]]) -> Operatio
 
 
 def _repeat(job: Job, work: Callable[[], None]) -> list[float]:
-    """Seconds of several rounds that the ranks of the group start together."""
+    """Return the seconds of several rounds, each of which the ranks of the group start together."""
     seconds = []
     for _ in range(ROUNDS):
         job.session.group.barrier()
@@ -130,7 +133,7 @@ class BackgroundLoad:
         out = np.empty_like(left)
         began, count = time.monotonic(), 0
         while not self._stopped.is_set():
-            np.dot(left, right, out=out)  # without the interpreter lock
+            np.dot(left, right, out=out)  # it releases the interpreter lock
             count += 1
         self.per_second = count / (time.monotonic() - began)
 

@@ -15,16 +15,17 @@ from hybridps.oracle.machines.calibration import Steps
 from hybridps.report import read_worker
 
 EPOCHS = 5
-"""The first epoch includes the start-up; in the last one, copies that have finished leave their cores to the others."""
+"""The first epoch includes the start-up. In the last one, copies that have finished leave their cores to the others."""
 
 RUN_SECONDS = 600
 
 
 def measure_steps(command: Sequence[str], copies: int, batch_sizes: Sequence[int], batches: int, folder: Path) -> Steps:
-    """Run several copies of a script that has the options of examples/imagenet/train.py with each batch size.
+    """Run several copies of a training script with each batch size, and fit the seconds of a step to the batch size.
 
-    The runs are in `folder`, as COPIES-SIZE-NUMBER. Each copy has as many threads as a worker of a job. A time is the
-    mean over the copies of the median epoch. Raises OracleError if a run fails.
+    The script must have the options of examples/imagenet/train.py. The runs are in `folder`, named COPIES-SIZE-NUMBER.
+    Each copy has as many threads as a worker of a job. A time is the mean over the copies of the median epoch. Raises
+    OracleError if a run fails.
     """
     measured = [_seconds(command, copies, size, batches, folder) for size in batch_sizes]
     steps, loaders = zip(*measured, strict=True)
@@ -38,7 +39,7 @@ def measure_steps(command: Sequence[str], copies: int, batch_sizes: Sequence[int
 
 
 def _seconds(command: Sequence[str], copies: int, batch_size: int, batches: int, folder: Path) -> tuple[float, float]:
-    """Seconds of a step, and those in which it waits for images."""
+    """Return the seconds of a step, and those of them in which it waits for images."""
     threads = max(1, len(os.sched_getaffinity(0)) // copies)
     options = ["--kvstore", "none", "--batch-size", str(batch_size), "--max-batches", str(batches)]
     options += ["--epochs", str(EPOCHS), "--val-every", str(EPOCHS + 1)]

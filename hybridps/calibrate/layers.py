@@ -26,7 +26,7 @@ ROUNDS = 5
 
 
 def main(run: str, models: str, batch_size: str, path: str) -> None:
-    """Measure, and write `Layers` as JSON."""
+    """Measure, and write `Layers` as JSON to `path`."""
     settings = json.loads((Path(run) / "config.json").read_text())
     size = settings["image_size"]
     block = _make(settings, models)
@@ -46,7 +46,7 @@ def _make(settings: dict[str, Any], models: str) -> gluon.HybridBlock:
 
 
 def _whole(block: gluon.HybridBlock, data: mx.nd.NDArray) -> Pass:
-    """Measure forward, backward and update of the whole network, one after the other."""
+    """Measure forward, backward and update of the whole network, in this order."""
     block.hybridize(static_alloc=True)
     block(data)
     trainer = gluon.Trainer(block.collect_params(), "nag", {"learning_rate": 1e-9, "momentum": 0.9}, kvstore=None)
@@ -97,7 +97,10 @@ def _one(layer: gluon.Block, given: Any) -> Pass:
 
 
 def _with_times(network: Network, times: dict[str, Pass], samples: int) -> Network:
-    """With times for one sample. A layer of the symbol has its block's name with `_fwd`; the others take no time."""
+    """Return the network with times for one sample.
+
+    A layer of the symbol has the name of its block with `_fwd`. Other layers take no time.
+    """
     timed = []
     for layer in network.layers:
         found = times.get(layer.name.removesuffix("_fwd"), Pass(0.0, 0.0, 0.0))

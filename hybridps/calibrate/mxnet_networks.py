@@ -1,4 +1,4 @@
-"""A network's layers, read from the network itself: a Gluon block, a symbol, or a name of the model zoo."""
+"""Reads a network's layers from the network itself: a Gluon block, a symbol, or a name of the model zoo."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ OPERATORS = {
     "LRN": ("LRN",),
     "SOFTMAX": ("softmax", "log_softmax", "SoftmaxOutput"),
 }
-"""MXNet's operators, by kind; every activation costs as ReLU does. Others count for their items, not for operations."""
+"""MXNet's operators by kind of layer. Every activation costs as much as ReLU. Other operators count for their items
+only, not for operations."""
 
 IMAGENET_SAMPLES = 1_281_167
 
 
 def from_zoo(name: str, shape: Shape) -> Network:
-    """A network of Gluon's model zoo. Raises OracleError with the names there are."""
+    """Read a network of Gluon's model zoo. Raises OracleError, with the known names, for an unknown name."""
     from mxnet.gluon.model_zoo import vision
 
     try:
@@ -47,24 +48,24 @@ def from_zoo(name: str, shape: Shape) -> Network:
 
 
 def from_block(block: Any, shape: Shape, *, name: str | None = None) -> Network:
-    """A hybridizable Gluon block, for samples of `shape` (channels, height, width)."""
+    """Read a hybridizable Gluon block, for samples of `shape` (channels, height, width)."""
     frozen = {parameter.name for parameter in block.collect_params().values() if parameter.grad_req == "null"}
     return from_symbol(block(mx.sym.var("data")), shape, name=name or block.name, frozen=frozen)
 
 
 def from_file(path: Path, shape: Shape) -> Network:
-    """A symbol file, as `HybridBlock.export` and `Symbol.save` write it."""
+    """Read a symbol file, as `HybridBlock.export` and `Symbol.save` write it."""
     try:
         symbol = mx.sym.load(str(path))
     except mx.MXNetError as error:
-        raise OracleError(f"{path} is no symbol: {str(error).splitlines()[0]}") from None
+        raise OracleError(f"{path} is not a symbol: {str(error).splitlines()[0]}") from None
     return from_symbol(symbol, shape, name=path.name.removesuffix(".json").removesuffix("-symbol"))
 
 
 def from_symbol(symbol: Any, shape: Shape, *, name: str, frozen: Set[str] = frozenset()) -> Network:
-    """A symbol whose input is called data; `frozen` are the names of what is not trained.
+    """Read a symbol whose input is called data. `frozen`: the names of variables that are not trained.
 
-    Raises OracleError if its shapes cannot be inferred, or do not chain.
+    Raises OracleError if shapes cannot be inferred, or if a layer does not fit its inputs.
     """
     nodes = json.loads(symbol.tojson())["nodes"]
     shapes = _shapes(symbol, shape, name)
@@ -106,7 +107,7 @@ def _kind(node: Mapping[str, Any]) -> str:
 
 
 def _weights(node: Mapping[str, Any], kind: str, parameters: Mapping[str, Shape], fed: Shape) -> tuple[Shape, int]:
-    """Weights in our order, channels first, and how many trainable items there are besides."""
+    """Return the shape of a layer's weights, channels first, and the number of its other trainable items."""
     attributes = node.get("attrs", {})
     if kind in ("MPOOL", "APOOL"):
         whole = attributes.get("global_pool", "False") in ("True", "1")
@@ -124,7 +125,7 @@ def _weights(node: Mapping[str, Any], kind: str, parameters: Mapping[str, Shape]
 
 
 def _shapes(symbol: Any, shape: Shape, name: str) -> dict[str, Shape]:
-    """Shapes of all variables and outputs, by MXNet's names, for a batch of one."""
+    """Return the shapes of all variables and outputs, by MXNet's names, for a batch of one."""
     internals = symbol.get_internals()
     try:
         _, outputs, _ = internals.infer_shape(data=(1, *shape))

@@ -13,7 +13,7 @@ from hybridps.errors import OracleError
 def run_at_once(
     commands: Sequence[Sequence[str]], seconds: float, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Run all commands side by side. Raises OracleError if one fails, or takes longer than this."""
+    """Run all commands side by side. Raises OracleError if one fails or takes longer than `seconds`."""
     with ExitStack() as stack:
         outputs = [stack.enter_context(TemporaryFile("w+")) for _ in commands]
         started = [

@@ -18,11 +18,14 @@ from hybridps.oracle.ssgd.live import Phases, Run
 from hybridps.report import Rank, Worker, read_run
 
 _OF_STEPS = ("tau", "bucket_bytes", "chunk_bytes")
-"""Settings that determine when a step communicates, and how much."""
+"""The settings that determine when a step communicates, and how much."""
 
 
 def describe(folder: Path) -> tuple[Run, dict[str, Any]]:
-    """The configuration of a run, and the settings of its training script. Raises HybridPSError for another folder."""
+    """Return the configuration of a run, and the settings of its training script.
+
+    Raises HybridPSError if the folder does not have the files of such a run.
+    """
     found = read_run(folder)
     if not found.workers:
         raise OracleError(
@@ -34,7 +37,7 @@ def describe(folder: Path) -> tuple[Run, dict[str, Any]]:
     try:
         known = msgspec.convert({name: job[name] for name in _OF_STEPS if name in job}, Settings)
     except msgspec.ValidationError as error:
-        raise OracleError(f"the settings that {folder} tells are none: {error}") from None
+        raise OracleError(f"the settings in {folder} cannot be used: {error}") from None
     run = Run(
         workers=found.expected,
         groups=next((event.groups for event in found.last(Planned)), 1),
@@ -47,7 +50,7 @@ def describe(folder: Path) -> tuple[Run, dict[str, Any]]:
 
 
 def measure(folder: Path, run: Run) -> Phases:
-    """The median epoch without the first one, which includes the start-up; the mean over the workers.
+    """Return the mean over the workers of the median epoch, without the first epoch, which includes the start-up.
 
     `exposed` is that of the worker that waits least, since the others also wait for that worker.
     """
@@ -66,7 +69,7 @@ def measure(folder: Path, run: Run) -> Phases:
 
 
 def median_step_seconds(worker: Worker, field: str, batch_size: int, epochs: Sequence[int]) -> float:
-    """Seconds of a step in the median one of these epochs. Raises OracleError if one of them is missing."""
+    """Return the seconds of a step in the median one of these epochs. Raises OracleError if one of them is missing."""
     lines = [worker.epochs.get(number, {}) for number in epochs]
     if not lines or any(line.get(field) is None for line in lines):
         raise OracleError(
@@ -77,19 +80,19 @@ def median_step_seconds(worker: Worker, field: str, batch_size: int, epochs: Seq
 
 
 def _period(ranks: Iterable[Rank]) -> int:
-    """The median number of steps between two averagings, where no setting says it; `USUAL` if there were none."""
+    """Return the median number of steps between two averagings, or `USUAL` if there were fewer than two."""
     averaged = [sorted({each.step for each in rank.events if isinstance(each, Exchanged)}) for rank in ranks]
     periods = [later - before for steps in averaged for before, later in pairwise(steps)]
     return max(1, round(statistics.median(periods))) if periods else USUAL.tau
 
 
 def _later_epochs(worker: Worker) -> list[int]:
-    """The epochs without the first one, if there are others."""
+    """Return the epochs without the first one, if there are others."""
     return [number for number in worker.epochs if number > 1] or list(worker.epochs)
 
 
 def _communicated(rank: Rank, first: int) -> Communicated | None:
-    """The sums of a rank over its steps after the first epoch, or over all steps if there are no later ones."""
+    """Return a rank's totals over its steps after the first epoch, or over all steps if there are no later ones."""
     found = [event for event in rank.events if isinstance(event, Communicated)]
     before = next((event for event in found if event.steps >= first), None)
     if before is None or before.steps == found[-1].steps:

@@ -1,13 +1,13 @@
-"""Codecs: how values travel. A codec says how many bytes an array takes on the wire, and writes and reads them.
+"""Codecs: how values are encoded. A codec says how many bytes an array takes on the wire, and writes and reads them.
 
     codec = codec_of("float16")
     payload = np.empty(codec.nbytes(len(values), values.dtype), np.uint8)
     codec.encode(values, payload)
     codec.decode(payload, out)
 
-A codec that rounds is never used in shared memory: who shares memory reads the values themselves. Gradient compression
-has two parts: `Residuals` quantises a worker's gradients, and keeps what that left out; the codec packs what is then a
-multiple of one number.
+A codec that rounds is never used in shared memory, where readers see the values themselves. Gradient compression has
+two parts: `Residuals` quantises a worker's gradients and keeps the remainder; the codec packs the result, which
+consists of multiples of one number.
 """
 
 from hybridps.codecs.catalogue import CODECS, CodecSpec, codec_of, spec_for

@@ -1,4 +1,4 @@
-"""The bits of half precisions, in compiled code: uint16 has those of float16, int16 those of bfloat16."""
+"""The bits of half precisions, in compiled code: uint16 holds those of float16, int16 those of bfloat16."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORD = ir.IntType(32)
 
 @intrinsic  # type: ignore[misc]
 def from_half(typing_context: Any, bits: Any) -> Any:
-    """The float32 of the bits of a float16."""
+    """Return the float32 that the bits of a float16 represent."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
@@ -23,7 +23,7 @@ def from_half(typing_context: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[misc]
 def to_half(typing_context: Any, value: Any) -> Any:
-    """The bits of the float16 nearest to a float32; ties go to even."""
+    """Return the bits of the float16 nearest to a float32. Ties go to even."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
@@ -33,7 +33,7 @@ def to_half(typing_context: Any, value: Any) -> Any:
 
 @intrinsic  # type: ignore[misc]
 def from_brain(typing_context: Any, bits: Any) -> Any:
-    """The float32 of the bits of a bfloat16, which are its upper half."""
+    """Return the float32 that the bits of a bfloat16 represent. These bits are its upper half."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(builder.shl(builder.zext(arguments[0], _WORD), _WORD(16)), ir.FloatType())
@@ -43,7 +43,7 @@ def from_brain(typing_context: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[misc]
 def to_brain(typing_context: Any, value: Any) -> Any:
-    """The bits of the bfloat16 nearest to a float32. Ties go to even; NaN stays NaN."""
+    """Return the bits of the bfloat16 nearest to a float32. Ties go to even; NaN stays NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         bits = builder.bitcast(arguments[0], _WORD)
@@ -57,9 +57,9 @@ def to_brain(typing_context: Any, value: Any) -> Any:
 
 @intrinsic  # type: ignore[misc]
 def rounded_to_odd(typing_context: Any, value: Any) -> Any:
-    """A float32 itself, or that of a float64, rounded to odd: cut off, and the last bit set where that lost something.
+    """Return a float32 unchanged, or a float64 rounded to odd: truncated, with the last bit set if inexact.
 
-    Rounding the result to a half precision then gives the value nearest to the float64; rounding to the nearest twice
+    Rounding the result to a half precision then gives the value nearest to the float64. Rounding to the nearest twice
     does not (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
     """
     if value == types.float32:

@@ -1,4 +1,4 @@
-"""The codecs by what names them in settings, messages and tables."""
+"""The codecs, by their specs in settings, messages and tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hybridps.codecs.quantised import Quantised
 from hybridps.errors import ConfigError
 
 CodecSpec = Literal["exact", "float16", "bfloat16"] | Quantised
-"""What says which codec: a name, or how gradients are compressed."""
+"""Identifies a codec: its name, or how gradients are compressed."""
 
 EXACT = Exact("float16", "float32", "float64", "int32", "int64")
 
@@ -19,7 +19,7 @@ CODECS: dict[str, Codec] = {"exact": EXACT, "float16": Float16(), "bfloat16": BF
 
 
 def codec_of(spec: CodecSpec | str) -> Codec:
-    """Raises ConfigError for an unknown name."""
+    """Return the codec of a spec. Raises ConfigError for an unknown name."""
     if isinstance(spec, Quantised):
         return _quantised(spec)
     if spec not in CODECS:
@@ -28,7 +28,7 @@ def codec_of(spec: CodecSpec | str) -> Codec:
 
 
 def spec_for(spec: CodecSpec, dtype: str) -> CodecSpec:
-    """The spec, or 'exact' for values of a dtype that its codec does not take."""
+    """Return `spec`, or 'exact' if its codec does not take values of `dtype`."""
     return spec if dtype in codec_of(spec).dtypes else "exact"
 
 

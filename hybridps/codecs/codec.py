@@ -1,4 +1,4 @@
-"""What a codec is, and the one that changes nothing."""
+"""The base class of codecs, and the codec that changes nothing."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from hybridps.compiled import addresses
 from hybridps.errors import LayoutError
 
 Payload = np.ndarray | memoryview | bytes
-"""Contiguous bytes (uint8); they need not be aligned or writable."""
+"""Contiguous bytes (uint8), which need not be aligned or writable."""
 
 
 class Codec(ABC):
     """How arrays of some dtypes are written as bytes. Arrays are flat and contiguous.
 
-    All methods that take an array and a payload raise LayoutError if the payload does not have
-    `nbytes(array.size, array.dtype)` bytes, or if the codec does not take arrays of that dtype.
+    Methods that take an array and a payload raise LayoutError if the payload does not have `nbytes(array.size,
+    array.dtype)` bytes, or if the codec does not take arrays of that dtype.
     """
 
     name: str
     exact: bool = False
     """Whether the payload is the bytes of the values themselves."""
     shares: bool = False
-    """Whether those who share memory may read the values themselves: the codec does not round what it is meant for."""
+    """Whether readers in shared memory may use the values themselves, because the codec does not round the values that
+    it is meant for."""
     form: int
     """How compiled code reads a payload: one of the forms of `hybridps.codecs.loops`."""
 
@@ -33,13 +34,13 @@ class Codec(ABC):
         self.dtypes = dtypes
         """The dtypes of values that the codec takes."""
         self._known: dict[str | np.dtype, np.dtype] = {}
-        """By name and by dtype: messages are small, so that a conversion would show."""
+        """The dtypes by name and by dtype. Messages are small, so that a conversion would cost noticeable time."""
         for dtype in dtypes:
             self._known |= {dtype: np.dtype(dtype), np.dtype(dtype): np.dtype(dtype)}
 
     @property
     def answers(self) -> Codec:
-        """The codec of the answer to values that travel with this one."""
+        """The codec of the answer to values that use this one."""
         return self
 
     @abstractmethod
@@ -55,16 +56,19 @@ class Codec(ABC):
         self._take(payload, total, True)
 
     def source(self, payload: np.ndarray, first: int, dtype: np.dtype) -> tuple[int, int, int, int]:
-        """A payload from value number `first` on, as `loops.take_` reads it. The caller must hold the payload."""
+        """Describe a payload from value number `first` on, in the form that `loops.take_` reads.
+
+        The caller must hold the payload while the description is used.
+        """
         return int(addresses([payload])[0]), self.form, first, 0
 
     def readable(self, payload: Payload) -> np.ndarray:
-        """The payload as uint8, in memory that compiled code can read: a copy if it lies at an odd address."""
+        """Return the payload as uint8 in memory that compiled code can read. It is copied if its address is odd."""
         given = payload if isinstance(payload, np.ndarray) else np.frombuffer(payload, np.uint8)
         return given.copy() if int(addresses([given])[0]) % 2 else given
 
     def prepare(self) -> None:
-        """Compile what the other methods need. Otherwise their first call does, which can take seconds."""
+        """Compile what the other methods need. Otherwise their first call compiles, which can take seconds."""
         for dtype in self.dtypes:
             nothing = np.zeros(0, dtype)
             self.encode(nothing, np.zeros(0, np.uint8))
@@ -72,7 +76,7 @@ class Codec(ABC):
             self.add(b"", nothing)
 
     def nbytes(self, elements: int, dtype: str | np.dtype) -> int:
-        """Size of the payload for `elements` values of `dtype`."""
+        """Return the size in bytes of the payload for `elements` values of `dtype`."""
         try:
             return self._nbytes(elements, self._known[dtype])
         except KeyError:
@@ -82,14 +86,14 @@ class Codec(ABC):
 
     @abstractmethod
     def _nbytes(self, elements: int, dtype: np.dtype) -> int:
-        """Size of the payload for so many values of a dtype that the codec takes."""
+        """Return the size in bytes of the payload for `elements` values of a dtype that the codec takes."""
 
     def _take(self, payload: Payload, out: np.ndarray, adds: bool) -> None:
         given = self.readable(self._bytes(payload, out))
         take_(out, np.array(self.source(given, 0, out.dtype), np.int64), 0, adds)
 
     def _bytes(self, payload: Payload, values: np.ndarray) -> np.ndarray:
-        """The payload as uint8. Raises LayoutError if it does not have the size of `values`."""
+        """Return the payload as uint8. Raises LayoutError if its size does not match `values`."""
         given = payload if isinstance(payload, np.ndarray) else np.frombuffer(payload, np.uint8)
         needed = self.nbytes(values.size, values.dtype)
         if given.nbytes != needed:
@@ -101,7 +105,7 @@ class Codec(ABC):
 
 
 class Exact(Codec):
-    """The bytes of the values themselves."""
+    """The codec whose payload is the bytes of the values themselves."""
 
     name = "exact"
     exact = True

@@ -1,4 +1,4 @@
-"""Values as they came, which are decoded where they are added up."""
+"""Values as they were received, which are decoded when they are added up."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hybridps.compiled import addresses
 
 
 class Encoded:
-    """`size` values of a payload, from number `start` on. It is cut as an array is: `encoded[3:7]`."""
+    """`size` values of a payload, from number `start` on. A slice selects some of them: `encoded[3:7]`."""
 
     __slots__ = ("codec", "dtype", "payload", "size", "start")
 
     def __init__(self, codec: Codec, payload: Payload, size: int, dtype: np.dtype, start: int = 0) -> None:
-        """`payload` has the size that the codec says."""
+        """`payload` must have the size that the codec requires."""
         self.codec = codec
         self.payload = codec.readable(payload)
         self.dtype = dtype
@@ -26,7 +26,7 @@ class Encoded:
 
     @property
     def nbytes(self) -> int:
-        """Of the whole payload."""
+        """The size of the whole payload in bytes."""
         return self.payload.nbytes
 
     def __getitem__(self, part: slice) -> Encoded:
@@ -35,11 +35,11 @@ class Encoded:
 
 
 Values = np.ndarray | Encoded
-"""Flat values of one dtype, as an array or as they came."""
+"""Flat values of one dtype, as an array or still encoded."""
 
 
 def decoded(values: Values) -> np.ndarray:
-    """The values, decoded if they are not yet."""
+    """Return the values as an array, decoded if necessary."""
     if isinstance(values, np.ndarray):
         return values
     out = np.empty(values.size, values.dtype)
@@ -48,10 +48,10 @@ def decoded(values: Values) -> np.ndarray:
 
 
 def described(rows: Sequence[Values]) -> np.ndarray:
-    """Where compiled code finds values of one dtype: the addresses of arrays; if any are encoded, a row for each, as
-    `loops.take_` reads it.
+    """Describe to compiled code where it finds values of one dtype.
 
-    The caller must hold the values while they are read.
+    Returns the addresses of the arrays (int64). If any values are encoded, returns a row for each, in the form that
+    `loops.take_` reads. The caller must hold the values while they are read.
     """
     plain = [row for row in rows if isinstance(row, np.ndarray)]
     if len(plain) == len(rows):

@@ -13,7 +13,7 @@ from hybridps.compiled import compiled
 
 
 class _Halves(Codec):
-    """Two bytes for each value, of float32 or float64."""
+    """Base class of codecs that write two bytes for each value of float32 or float64."""
 
     _encode: Any
 
@@ -40,7 +40,7 @@ def _encode_brains(values, brains):  # type: ignore[no-untyped-def]
 
 
 class Float16(_Halves):
-    """Half precision: each value becomes the nearest float16, a tie the even one; larger ones become infinite."""
+    """Half precision: each value becomes the nearest float16, ties go to even. Larger values become infinite."""
 
     name = "float16"
     form = HALF
@@ -48,7 +48,7 @@ class Float16(_Halves):
 
 
 class BFloat16(_Halves):
-    """The upper half of a float32: each value becomes the nearest bfloat16, a tie the even one."""
+    """The upper half of a float32: each value becomes the nearest bfloat16, ties go to even."""
 
     name = "bfloat16"
     form = BRAIN

@@ -1,4 +1,4 @@
-"""The compiled loop that reads values as they came, whatever form they have, and replaces or adds up with them."""
+"""The compiled loop that reads values in any encoded form, and replaces an array by them or adds them to it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from hybridps.codecs.bits import from_brain, from_half
 from hybridps.compiled import compiled, seen
 
 PLAIN, HALF, BRAIN = 0, 16, 17
-"""Forms of a source: the values themselves; bits of float16; bits of bfloat16. The forms 1, 2, 4 and 8 are so many
-codes in each byte, the first one in its lowest bits, whose values are looked up in a table by byte."""
+"""Forms of a source: the values themselves; bits of float16; bits of bfloat16. Forms 1, 2, 4 and 8 give the number of
+codes in each byte, the first one in the lowest bits. The values of codes are looked up in a table, by byte."""
 
 FORM = 1
-"""Where the form stands in the description of a source."""
+"""The position of the form in the description of a source."""
 
 _BYTE, _HALF, _BRAIN = np.zeros(1, np.uint8), np.zeros(1, np.uint16), np.zeros(1, np.int16)
-"""For their dtypes."""
+"""Arrays that give compiled code their dtypes."""
 
 
 @compiled
 def take_(total, source, start, adds):  # type: ignore[no-untyped-def]
-    """`total` becomes the values of `source` from number `start` on, or with `adds` the sum of both.
+    """Set `total` to the values of `source` from number `start` on, or add them to it if `adds`.
 
-    `source`: the address, the form, the number of the first value, and the address of the table of values by byte, of
-    the dtype of `total`.
+    `source`: the address of the payload, its form, the number of the first value, and the address of the table of
+    values by byte, whose dtype is that of `total`.
     """
     form, first = source[FORM], source[2] + start
     if form == PLAIN:
@@ -46,7 +46,7 @@ def take_(total, source, start, adds):  # type: ignore[no-untyped-def]
 
 @compiled
 def _look_up_(total, source, first, adds):  # type: ignore[no-untyped-def]
-    """As `take_`, of codes. Those before the first whole byte and after the last one are taken one by one."""
+    """Do the same as `take_` for codes. Codes outside of whole bytes are read one at a time."""
     each = source[FORM]
     values = seen(source[3], 0, 256 * each, total)
     begin = min(-first % each, total.size)
@@ -71,7 +71,7 @@ def _look_up_(total, source, first, adds):  # type: ignore[no-untyped-def]
 
 @compiled
 def _look_up_fours_(total, codes, values, fours, adds):  # type: ignore[no-untyped-def]
-    """Four values at a time, which takes a twelfth less time than one by one."""
+    """Look up four values at a time, which takes a twelfth less time than one at a time."""
     for b in range(codes.size):
         for four in range(fours):
             i, j = (b * fours + four) * 4, (codes[b] * fours + four) * 4

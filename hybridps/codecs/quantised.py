@@ -1,4 +1,4 @@
-"""Values that are small multiples of one number: what gradient compression leaves of a group's gradients."""
+"""Values that are small multiples of one number, as gradient compression makes a group's gradients."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LARGEST = 1e30
 
 
 class Quantised(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How gradients are compressed: with 1 or 2 bits for each value of a worker. What all groups of a table agree on.
+    """How gradients are compressed: to 1 or 2 bits for each value of a worker. All groups of a table agree on it.
 
     With 2 bits a worker contributes `threshold`, its negative, or 0; with 1 bit it contributes 1 or -1. The
-    contribution of a group is the sum over its workers: `workers` is the number of them in the largest group. Raises
-    ValueError for a threshold that has no meaning.
+    contribution of a group is the sum over its workers. `workers` is the number of workers in the largest group. Raises
+    ValueError for a threshold that cannot be used.
     """
 
     bits: Literal[1, 2]
@@ -35,24 +35,24 @@ class Quantised(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def unit(self) -> float:
-        """What a group's contribution is a multiple of."""
+        """A group's contribution is a multiple of this number."""
         return self.threshold if self.bits == 2 else 1.0
 
     def codec(self, exact: Exact) -> Codec:
-        """The codec of the contributions; `exact` for groups so large that nothing would be saved."""
+        """Return the codec of the contributions; `exact` for groups that are too large for packing to save bytes."""
         return Packed(self, exact) if self.workers <= Packed.MOST else exact
 
 
 class Packed(Codec):
-    """Multiples of the unit of `spec`, -workers to workers, in the fewest bits that fill a byte: 1, 2, 4 or 8.
+    """Multiples of the unit of `spec`, from -workers to workers, in the fewest bits that fill a byte: 1, 2, 4 or 8.
 
-    A value that is no such multiple becomes the nearest one. Payloads begin with a byte of their own, so any part of a
-    buffer can be one. Answers are exact.
+    Any other value becomes the nearest multiple. A payload begins with a byte of its own, so that any part of a buffer
+    can be one. Answers are exact.
     """
 
     shares = True
     MOST = 127
-    """Workers of a group."""
+    """The largest number of workers in a group."""
 
     def __init__(self, spec: Quantised, exact: Exact) -> None:
         super().__init__("float32", "float64")
@@ -90,7 +90,7 @@ class Packed(Codec):
 
 
 def _table(values: np.ndarray, bits: int) -> np.ndarray:
-    """For each byte, the values of its codes, flat. A code that stands for nothing has the value 0."""
+    """Return, for each byte, the values of its codes, flat. Unused codes have the value 0."""
     codes = np.arange(256)[:, None] >> np.arange(0, 8, bits) & (1 << bits) - 1
     known = np.zeros(1 << bits, values.dtype)
     known[: len(values)] = values
@@ -137,7 +137,7 @@ def _pack_codes(values, out, unit, workers, bits):  # type: ignore[no-untyped-de
 
 @compiled
 def _code(value, unit, workers):  # type: ignore[no-untyped-def]
-    """The number of the multiple, from -workers on. NaN is the lowest."""
+    """Return the number of the multiple nearest to `value`, counted from -workers. NaN becomes the lowest."""
     multiple = value / unit
     if not multiple > -workers:
         return 0

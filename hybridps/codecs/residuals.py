@@ -1,8 +1,8 @@
-"""Gradient compression with error feedback: a worker keeps what quantising left out, and adds it the next time.
+"""Gradient compression with error feedback: a worker keeps what quantising omits, and adds it the next time.
 
-1 bit: F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, "1-bit stochastic gradient descent and its application to
-data-parallel distributed training of speech DNNs", Interspeech 2014. 2 bits: N. Strom, "Scalable distributed DNN
-training using commodity GPU cloud computing", Interspeech 2015. The numbers are those of MXNet 1.9.1.
+1 bit: F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, "1-bit stochastic gradient descent and its application to data-parallel
+distributed training of speech DNNs", Interspeech 2014. 2 bits: N. Strom, "Scalable distributed DNN training using
+commodity GPU cloud computing", Interspeech 2015. The numbers are those of MXNet 1.9.1.
 """
 
 from __future__ import annotations
@@ -17,34 +17,35 @@ from hybridps.memory import private_memory
 
 
 class Residuals:
-    """What one worker has not contributed yet of the gradients of its tables."""
+    """What one worker has not yet contributed of the gradients of its tables."""
 
     def __init__(self, spec: Quantised) -> None:
         self.spec = spec
         self._of: dict[str, np.ndarray] = {}
 
     def add(self, table: str, length: int, dtype: str) -> None:
-        """Begin with zeros for a table. Compiles what `quantise_` needs."""
+        """Add a table, whose residuals are zero. This compiles what `quantise_` needs."""
         memory = private_memory(length * np.dtype(dtype).itemsize)
         self._of[table] = memory.view(dtype)
         self.quantise_(table, [self._of[table][:0].copy()], 0)
 
     def drop(self, table: str) -> None:
-        """Forget a table, if it is known."""
+        """Forget a table. An unknown table is ignored."""
         self._of.pop(table, None)
 
     def __contains__(self, table: str) -> bool:
         return table in self._of
 
     def quantise_(self, table: str, vectors: Sequence[np.ndarray], start: int) -> None:
-        """The first vector becomes what the worker contributes of the sum of all; the others become zero.
+        """Set the first vector to what the worker contributes of the sum of all vectors, and the others to zero.
 
-        `vectors`: the same elements of each device, from element `start` of the table on. With r the residual and g
-        the sum: r becomes r + g - q, where q, the contribution, is for 2 bits and the threshold t
+        `vectors`: the same elements of each device, from element `start` of the table on. With the residual r and the
+        sum g, r becomes r + g - q. For 2 bits and the threshold t, the contribution q is
 
-            t if r + g >= t,   -t if r + g <= -t,   else 0,
+            t if r + g >= t,   -t if r + g <= -t,   else 0.
 
-        and for 1 bit 1 if r + g > t, else -1. A residual that is NaN or Inf becomes 0: it would stay for ever.
+        For 1 bit it is 1 if r + g > t, else -1. A residual that becomes NaN or Inf is set to 0, because it would stay
+        forever.
         """
         values, others = vectors[0], vectors[1:]
         for other in others:

@@ -1,6 +1,6 @@
 """Loops compiled to machine code, and those that several rooms use: copies past the caches, a search for NaN and Inf.
 
-Callers compile functions with `compiled`, and hand over any number of arrays by their `addresses`.
+Callers compile functions with `compiled`, and pass any number of arrays by their `addresses`.
 """
 
 from hybridps.compiled.compiler import addresses, at, compiled, compiled_sums, seen

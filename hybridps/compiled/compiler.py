@@ -1,6 +1,6 @@
-"""Functions compiled to machine code by numba, which keeps what it compiled where it finds a folder for that.
+"""Functions compiled to machine code by numba, which caches the result if it finds a folder for it.
 
-Compiled code is given arrays by their `addresses` where it takes any number of them, and sees each with `at`.
+Compiled code that takes any number of arrays gets their `addresses`, and sees each array with `at`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from numba.extending import intrinsic
 def compiled(function: Callable[..., Any]) -> Any:
     """Compile `function`, without Python's lock and without fast arithmetic: the bits are those of the source.
 
-    A division by zero gives Inf or NaN, as in NumPy: it raises nothing, so that loops with divisions are vectorised.
+    A division by zero gives Inf or NaN, as in NumPy, and raises nothing, so that loops with divisions are vectorised.
 
-    Where neither the package nor the user's cache folder can be written, each process compiles anew;
-    `NUMBA_CACHE_DIR` names another folder.
+    If neither the package nor the user's cache folder is writable, each process compiles anew; `NUMBA_CACHE_DIR` names
+    another folder.
     """
     return _compiled(function)
 
 
 def compiled_sums(function: Callable[..., Any]) -> Any:
-    """As `compiled`, but floats may be summed in another order, so that loops that sum are vectorised."""
+    """Compile `function` like `compiled`, but allow sums in another order, so that loops that sum are vectorised."""
     return _compiled(function, fastmath={"reassoc", "nsz"})
 
 
@@ -37,13 +37,13 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Any:
 
 
 def addresses(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """The addresses of the arrays (int64). The caller must hold the arrays while it uses the addresses."""
+    """Return the addresses of the arrays (int64). The caller must hold the arrays while it uses the addresses."""
     return np.array([array.__array_interface__["data"][0] for array in arrays], np.int64)
 
 
 @intrinsic  # type: ignore[misc]
 def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
-    """`address` as a pointer to the dtype of the array `like`."""
+    """Return `address` as a pointer to the dtype of the array `like`."""
     kind = types.CPointer(like.dtype)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -54,11 +54,11 @@ def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
 
 @compiled
 def seen(address, start, size, like):  # type: ignore[no-untyped-def]
-    """The `size` elements at `address` from element `start` on, of the dtype of `like`. Nothing is copied."""
+    """Return the `size` elements at `address` from element `start` on, of the dtype of `like`. Nothing is copied."""
     return carray(_pointer(address + start * like.itemsize, like), (size,))
 
 
 @compiled
 def at(address, start, block):  # type: ignore[no-untyped-def]
-    """The array at `address` from element `start` on, as long as `block` and of its dtype. Nothing is copied."""
+    """Return the array at `address` from element `start` on, of the length and dtype of `block`. Nothing is copied."""
     return seen(address, start, block.size, block)

@@ -1,4 +1,4 @@
-"""Whether arrays have NaN or Inf."""
+"""A search for NaN and Inf."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hybridps.compiled.compiler import compiled
 
 
 def is_finite(values: np.ndarray) -> bool:
-    """Whether a flat array has neither NaN nor Inf. One of integers never has.
+    """Return whether a flat array has neither NaN nor Inf. Arrays of integers never have.
 
-    The bits of NaN and Inf without the sign, read as an integer, are not below those of Inf. The largest integer is
-    found with vector instructions; a sum of floats may not be reordered, and it may overflow.
+    Without the sign, the bits of NaN and Inf, read as an integer, are at least those of Inf. Vector instructions find
+    the largest integer. A sum of floats could not be reordered, and could overflow.
     """
     if values.dtype.kind != "f":
         return True

@@ -1,4 +1,4 @@
-"""Words of memory that several threads or processes see, written and read in order, in compiled code."""
+"""Words of memory that several threads or processes see, written and read in order by compiled code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 
 @intrinsic  # type: ignore[misc]
 def load(typing_context: Any, array: Any, index: Any) -> Any:
-    """`array[index]` of int64, read from memory now, and before anything that follows."""
+    """Read `array[index]`, an int64, from memory, before anything that follows (acquire)."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = _pointer(context, builder, signature, arguments)
@@ -21,7 +21,7 @@ def load(typing_context: Any, array: Any, index: Any) -> Any:
 
 @intrinsic  # type: ignore[misc]
 def store(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
-    """`array[index] = value` of int64, seen by others only after everything before it."""
+    """Write `array[index] = value`, an int64. Others see it only after everything before it (release)."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = _pointer(context, builder, signature, arguments)

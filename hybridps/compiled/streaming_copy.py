@@ -1,4 +1,4 @@
-"""Copies of payloads past the caches: the memory that is written is not read first."""
+"""Copies of payloads past the caches, so that the memory to be written is not read first."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from numba.extending import intrinsic
 from hybridps.compiled.compiler import addresses, at, compiled
 
 LEAST_BYTES = 16 << 20
-"""A smaller buffer is still in a cache when it is read: there reading loses what writing gains."""
+"""A smaller buffer is still in a cache when it is read. Its reader would lose what the writer gains."""
 
 _LINE = 64
-"""Bytes that are written at once, to an address that is a multiple of it."""
+"""The number of bytes that are written at once, to an address that is a multiple of it."""
 
 
 @intrinsic  # type: ignore[misc]
@@ -34,7 +34,7 @@ def _copy_line(typing_context: Any, target: Any, source: Any) -> Any:
 
 @intrinsic  # type: ignore[misc]
 def fence(typing_context: Any) -> Any:
-    """Other threads see earlier writes before later ones."""
+    """Make earlier writes visible to other threads before later ones."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.fence("seq_cst")
@@ -45,8 +45,8 @@ def fence(typing_context: Any) -> Any:
 
 @compiled
 def stream_(target, address):  # type: ignore[no-untyped-def]
-    """Copy the bytes at `address` to the bytes of `target`, for a compiled function that ends with a `fence`."""
-    # The source by its address: memory that may be written and memory that may not are the same here.
+    """Copy the bytes at `address` to the bytes of `target`. The compiled caller must end with a `fence`."""
+    # The source is given by address, so that writable and read-only memory have the same type here.
     source, to = at(address, 0, target), target.ctypes.data
     begin = min(-to % _LINE, target.size)
     end = begin + (target.size - begin) // _LINE * _LINE
@@ -65,9 +65,9 @@ def _copy_lines_(target, address):  # type: ignore[no-untyped-def]
 
 
 def copy_(target: np.ndarray, source: np.ndarray, whole_bytes: int) -> None:
-    """Copy contiguous `source` to contiguous `target`, of the same dtype and length. They do not overlap.
+    """Copy contiguous `source` to contiguous `target`, of the same dtype and length. They must not overlap.
 
-    `target` is a part of a buffer of `whole_bytes`, which is read when all of it is written.
+    `target` is a part of a buffer of `whole_bytes`, which is read after all of it is written.
     """
     if whole_bytes < LEAST_BYTES:
         np.copyto(target, source)
@@ -76,7 +76,7 @@ def copy_(target: np.ndarray, source: np.ndarray, whole_bytes: int) -> None:
 
 
 def prepare(whole_bytes: int) -> None:
-    """Compile what `copy_` needs for so many bytes, or load it: before the first answer comes."""
+    """Compile or load what `copy_` needs for a buffer of `whole_bytes`, before the first answer arrives."""
     if whole_bytes >= LEAST_BYTES:
         zeros = np.zeros(_LINE, np.uint8)
         _copy_lines_(zeros, addresses([zeros.copy()])[0])

@@ -1,8 +1,8 @@
 """Gossip: groups that average with each other, without servers.
 
-A topology says whom a group sends to; `Partners` are the other groups as its leader sees them, over a `Mail`; an
-`Exchange` is what it does about one table. The tier `hybridps.tiers.GossipTier` puts these together. Sockets are opened
-by `SocketMail` alone (`socket_mail.py`), which is not imported here.
+A topology says to whom a group sends. `Partners` are the other groups as its leader sees them, over a `Mail`. An
+`Exchange` is what the leader does about one table. The tier `hybridps.tiers.GossipTier` puts these together. Only
+`SocketMail` (`socket_mail.py`) opens sockets; it is not imported here.
 """
 
 from hybridps.gossip.exchanges import Exchange, Span

@@ -1,7 +1,8 @@
 """What the leader of a group does about one table: take in what others have sent, answer it, and send to others.
 
-Nothing waits. Letters about weights are numbered, and each is answered, so that a group asks a partner only again when
-it has answered, has been given up, or has a new life. Arrays are flat, of the table's dtype, and changed in place.
+No method waits. Letters about weights are numbered, and each is answered. A group asks a partner again only after the
+partner has answered, was given up, or has begun a new life. Arrays are flat, of the table's dtype, and changed in
+place.
 """
 
 from __future__ import annotations
@@ -26,18 +27,20 @@ from hybridps.ps.rules.finite import check_finite
 Span = tuple[int, int]
 
 MOST_SPANS = 4
-"""That one group sends to another at a time: the nearest ones are sent as one, with what lies between them."""
+"""The number of spans that one group sends to another at a time. Neighbouring spans are merged, with what lies
+between."""
 
 _MOST_ASKED = 3
-"""Partners that are asked for a symmetric average at the same time, but for those of one step of the topology."""
+"""The number of partners that may have an open request for a symmetric average. One step of the topology may exceed
+it."""
 
 _LEARNT = 0.3
-"""How much of a partner's measured time the latest answer decides."""
+"""The weight of the latest answer in the moving average of a partner's time."""
 
 
 @dataclass
 class Request:
-    """An offer, pull or push that is not answered. `given_up`: it is not waited for any more."""
+    """An offer, pull or push without an answer. `given_up`: the group does not wait for the answer any more."""
 
     kind: Kind
     peer: int
@@ -50,34 +53,36 @@ class Request:
 
 
 class Exchange:
-    """The symmetric average, and pull. All methods are for the thread that averages.
+    """The symmetric average, and pull. Only the thread that averages calls the methods.
 
-    The one that begins sends its weights w_i (`offer`). The partner, whose weights are w_j when it takes that in, does
+    The group that begins sends its weights w_i (`offer`). The partner, whose weights are w_j when the offer is taken
+    in, computes
 
         d = (w_i - w_j) / 2,    w_j <- w_j + d,
 
-    and answers d, which the other one subtracts from what its weights are by then: the sum of both is conserved.
+    and answers d. The first group subtracts d from its weights at that time, so that the sum of both is conserved.
 
-    One that asks k partners at a time, and waits for n others, gets several d for the same weights. So it asks that
-    none is more than a `share` of 1 / (1 + k + n) of the difference: with halves it would be pushed beyond all of its
-    partners. A partner that waits for m answers itself gives no more than 1 / (2 + m), or two groups that ask each
-    other at the same time would swap their weights.
+    A group that asks k partners at a time, while it waits for n others, gets several d for the same weights. With
+    halves it would move beyond all of its partners. So it asks that each d be at most a `share` of 1 / (1 + k + n) of
+    the difference. A partner that waits for m answers itself gives at most 1 / (2 + m); otherwise two groups that ask
+    each other at the same time would swap their weights.
 
-    With `pull`, the partner answers w_j, and w_i <- (w_i + w_j) / 2. It does not change, nor is the sum conserved.
+    With `pull`, the partner answers w_j, and w_i <- (w_i + w_j) / 2. The partner does not change, and the sum is not
+    conserved.
     """
 
     def __init__(self, partners: Partners, table: str, layout: Layout, partnership: Partnership, late: bool) -> None:
         self.distance = math.nan
         """|w - w_j| / |w| at the last exchange."""
         self.late = late
-        """Whether the weights are to be taken over from a partner, as this group has come late."""
+        """Whether this group is late, so that it must take the weights over from a partner."""
         self.touched: list[Span] = []
-        """What the last `take_in` and `begin` have exchanged."""
+        """The spans that the last `take_in` and `begin` have exchanged."""
         self._partners = partners
         self._table = table
         self._kind = partnership.exchange
         self._took_over = False
-        """Whether it was late, and has the weights of another group now."""
+        """Whether this group was late, and has taken over another group's weights since."""
         self._choice = PartnerChoice(partnership, partners.rank, partners.size)
         self._scratch = np.empty(layout.length, layout.dtype)
         self._requests: dict[int, Request] = {}
@@ -85,10 +90,10 @@ class Exchange:
         self._seconds: dict[int, float] = {}
         self._late_since = time.monotonic()
         self._returned: set[int] = set()
-        """Groups whose weights are initial values, as far as this one knows."""
+        """The groups whose weights are still initial values, as far as this one knows."""
 
     def take_in(self, weights: np.ndarray) -> bool:
-        """Take in what has come. Whether the weights have changed."""
+        """Take in the letters that have arrived. Returns whether the weights have changed."""
         self.touched.clear()
         self._give_up()
         letters, returned = self._partners.take(self._table)
@@ -105,7 +110,7 @@ class Exchange:
         return changed
 
     def begin(self, weights: np.ndarray, spans: Sequence[Span]) -> int:
-        """Send these spans to the next partners, the nearest ones as one. Returns the number of bytes sent.
+        """Send these spans to the next partners; neighbouring spans may be merged. Returns the number of bytes sent.
 
         Raises NotFiniteError for weights with NaN or Inf.
         """
@@ -125,11 +130,11 @@ class Exchange:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing that this group has asked for is under way."""
+        """Whether this group waits for no answer."""
         return all(request.given_up for request in self._requests.values())
 
     def _send(self, peers: Peers, start: int, stop: int, weights: np.ndarray) -> int:
-        """Send a span; to how many it was sent."""
+        """Send a span to these peers. Returns to how many of them it was sent."""
         if self._kind == "pull":
             return sum(self._ask(peer, "pull", start, stop) for peer in peers)
         share = 1 / (1 + len(peers) + self._under_way(start, stop))
@@ -138,7 +143,7 @@ class Exchange:
     def _ask(
         self, peer: int, kind: Kind, start: int, stop: int, values: np.ndarray | None = None, share: float = 0.0
     ) -> bool:
-        """Send a request; whether it was sent."""
+        """Send a request. Returns whether it was sent."""
         fields = {"number": self._number + 1, "start": start, "stop": stop, "share": share}
         if not self._partners.post(peer, kind, self._table, values, **fields):
             return False
@@ -154,12 +159,12 @@ class Exchange:
         return self._partners.peers.is_there(peer)
 
     def _under_way(self, start: int, stop: int) -> int:
-        """Requests about any of these elements that are waited for."""
+        """Return the number of requests about any of these elements whose answer the group waits for."""
         waited = (request for request in self._requests.values() if not request.given_up)
         return sum(request.start < stop and start < request.stop for request in waited)
 
     def _answer_for(self, incoming: Incoming, weights: np.ndarray, returned: set[int]) -> bool | None:
-        """Take a letter in: whether the weights have changed. None: its answer cannot be sent yet."""
+        """Take in a letter. Returns whether the weights have changed, or None if its answer cannot be sent yet."""
         sender, letter, values = incoming
         if letter.kind in ANSWERS:
             request = self._requests.get(letter.number)
@@ -170,7 +175,7 @@ class Exchange:
             self._is_late()
             return False if self._post(sender, "taken", letter.number) else None
         if sender in returned or self.late:
-            # Its weights are initial values, or the own ones are.
+            # The sender's weights, or this group's own, are still initial values.
             told = self._post(sender, "late" if sender in returned else "decline", letter.number)
             if told:
                 returned.discard(sender)
@@ -227,7 +232,7 @@ class Exchange:
         return True
 
     def _difference(self, values: np.ndarray, span: np.ndarray, factor: float) -> np.ndarray | None:
-        """factor (values - span); None if that is not finite."""
+        """Return factor (values - span), or None if that is not finite."""
         difference = self._scratch[: span.size]
         np.subtract(values, span, out=difference)
         np.multiply(difference, difference.dtype.type(factor), out=difference)
@@ -237,7 +242,7 @@ class Exchange:
         return self._partners.post(to, kind, self._table, values, number=number, **span)
 
     def _note(self, start: int, stop: int, span: np.ndarray, difference: np.ndarray, times: float) -> None:
-        """A span was averaged by `difference`, one of `times` parts of the distance."""
+        """Note that a span was averaged by `difference`, of which `times` make the whole distance."""
         self.touched.append((start, stop))
         size = float(np.linalg.norm(span))
         self.distance = times * float(np.linalg.norm(difference)) / size if size else math.nan
@@ -247,9 +252,9 @@ class Exchange:
         self._seconds[peer] = (1 - _LEARNT) * known + _LEARNT * seconds
 
     def _take_over(self, length: int) -> None:
-        """Ask the next partner for its weights, unless one was asked; give up when nobody has any.
+        """Ask the next partner for its weights, unless a request is open. Stop trying when no group has any.
 
-        One that was asked, and is there, may validate for long: it is waited for.
+        A partner that gives signs of life may validate for a long time, so the group waits for its answer.
         """
         if not self.is_quiet:
             return
@@ -260,14 +265,14 @@ class Exchange:
                 self._ask(peer, "pull", 0, length)
 
     def _is_late(self) -> None:
-        """Another group says that its table is far ahead. One that has taken weights over by now is not behind."""
+        """Note that another group's table is far ahead, unless this group has taken weights over since."""
         if not self._took_over and not self.late:
             self.late, self._late_since = True, time.monotonic()
 
     def _give_up(self) -> None:
-        """Wait no more for partners that are gone or have a new life, nor for letters that must have been lost.
+        """Give up requests to partners that are gone or have a new life, and requests whose letters must be lost.
 
-        A partner that is there may validate for long, and weights may take long over a slow link.
+        A partner that gives signs of life may validate for a long time, and weights may take long over a slow link.
         """
         for number, request in list(self._requests.items()):
             there = self._partners.peers.is_there(request.peer)
@@ -276,19 +281,19 @@ class Exchange:
             if not request.given_up and (not there or not is_same or too_long):
                 request.given_up = True
                 self._was_given_up(number, request)
-            if not is_same:  # else an answer may still come, and counts
+            if not is_same:  # otherwise an answer may still arrive, and counts
                 self._was_lost(number, request)
                 del self._requests[number]
 
     def _was_given_up(self, number: int, request: Request) -> None:
-        """Nothing was given away by an offer or pull."""
+        """Take back what a request gave away. An offer or pull gives nothing away."""
 
     def _was_lost(self, number: int, request: Request) -> None:
-        """No answer will come."""
+        """Note that a request will never be answered."""
 
 
 def merged(spans: Sequence[Span], most: int) -> list[Span]:
-    """At most so many spans that cover these, which are in order: the nearest ones become one.
+    """Return at most `most` spans that cover these spans, which are in order. The nearest ones are merged.
 
     >>> merged([(0, 2), (3, 5), (20, 22), (26, 28)], 2)
     [(0, 5), (20, 28)]

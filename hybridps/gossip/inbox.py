@@ -1,4 +1,4 @@
-"""What has come about a table, and waits for its next averaging."""
+"""The letters about a table that wait for its next averaging."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hybridps.gossip.letter import ANSWERS, WITH_VALUES, Letter
 from hybridps.memory import Layout
 
 MOST_WAITING = 8
-"""Requests of one group about one table that wait. One that asks only again when it was answered has fewer."""
+"""The number of one group's requests about one table that may wait. A group that waits for each answer has fewer."""
 
 
 class Incoming(NamedTuple):
-    """A letter about weights. `values`: of elements `start:stop` of the table, if it has any."""
+    """A letter about weights. `values`: elements `start:stop` of the table, if the letter has any."""
 
     sender: int
     letter: Letter
@@ -25,30 +25,30 @@ class Incoming(NamedTuple):
 
 @dataclass
 class Inbox:
-    """What waits for the averaging of a table."""
+    """The letters about one table, and what is known of the groups that sent them."""
 
     layout: Layout
     letters: deque[Incoming] = field(default_factory=deque)
     returned: set[int] = field(default_factory=set)
-    """Groups that have a new life since this one has averaged: their weights are initial values."""
+    """Groups that have begun a new life since this one has averaged: their weights are initial values."""
     has_begun: bool = False
     asked: set[tuple[int, int]] = field(default_factory=set)
-    """Groups, and numbers of requests to them that they have not answered."""
+    """The requests that are not answered: the group that was asked, and the number of the request."""
 
     def has_room(self, sender: int, letter: Letter) -> bool:
-        """Whether the letter may wait here: one answer to each request, and a bounded number of others."""
+        """Return whether the letter may wait here: one answer to each request, and a bounded number of requests."""
         if letter.kind in ANSWERS:
             return (sender, letter.number) in self.asked
         waiting = (waits for waits in self.letters if waits.sender == sender and waits.letter.kind not in ANSWERS)
         return sum(1 for _ in waiting) < MOST_WAITING
 
     def forget(self, sender: int) -> None:
-        """Drop what a former life of a group has sent: what it has added to its weights is lost with them."""
+        """Drop what a former life of a group has sent. What that life has added to its weights is lost with them."""
         self.asked = {(peer, number) for peer, number in self.asked if peer != sender}
         self.letters = deque(waits for waits in self.letters if waits.sender != sender)
 
     def read(self, sender: int, letter: Letter, payload: np.ndarray | None) -> Incoming | None:
-        """The letter, if its span and length are right."""
+        """Return the letter with its values, or None if its span or length is wrong."""
         if letter.kind not in WITH_VALUES:
             is_span = letter.kind != "pull" or letter.start < letter.stop <= self.layout.length
             return Incoming(sender, letter, None) if payload is None and is_span else None

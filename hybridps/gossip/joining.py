@@ -1,7 +1,7 @@
-"""How groups without servers begin alike: the tables of a group, and what it learns of those of the others.
+"""How groups without servers begin with the same values: a group's tables, and what it learns about those of others.
 
-The first group begins a table, and all others ask it. If it has not come for three times `lost_seconds`, the lowest
-one that is there begins, as at servers.
+The first group begins a table, and all others ask it. If it has given no sign of life for three times `lost_seconds`,
+the lowest-numbered group that is there begins, as with servers.
 """
 
 from __future__ import annotations
@@ -21,40 +21,41 @@ if TYPE_CHECKING:
     from hybridps.gossip.partners import Partners
 
 _MOST_ASKED = 4
-"""Tables that one group may ask for before they are there; it asks for one after the other."""
+"""The number of tables that one group may ask for before they exist here. A group asks for one at a time."""
 
 _layouts = msgspec.msgpack.Decoder(Layout)
 
 
 @dataclass
 class _Table:
-    """A table of this group. `values`: initial values that others may ask for."""
+    """A table of this group. `values`: the initial values that others may ask for."""
 
     layout: Layout
     how: str = ""
-    """How groups gossip about it."""
+    """How groups gossip about the table."""
     values: np.ndarray | None = None
     has_begun: bool = False
     takers: set[int] = field(default_factory=set)
 
 
 class Tables:
-    """The tables of this group. Its `Partners` call `hear` on the thread that reads, with their lock."""
+    """The tables of this group. Its `Partners` call `hear` on the reading thread, with their lock held."""
 
     def __init__(self, partners: Partners) -> None:
         self._partners = partners
         self._tables: dict[str, _Table] = {}
         self._gone: set[str] = set()
-        """Of initial values: all groups have had them."""
+        """Tables of initial values that are no longer kept, because all groups have received them."""
         self._askers: dict[str, dict[int, tuple[Layout, str]]] = {}
-        """Of tables that are not there yet."""
+        """The groups that have asked for tables that do not exist here yet."""
         self._asked: tuple[str, int, Layout] | None = None
         self._answer: tuple[Letter, np.ndarray | None] | None = None
 
     def share(self, table: str, layout: Layout, values: np.ndarray) -> bool:
-        """Make `values` those of the group that begins. False: that group has forgotten them, and these stay.
+        """Set `values` to those of the group that begins the table.
 
-        Raises LayoutError if its layout differs, and DeadlineError.
+        Returns False if that group does not keep them any more; `values` are then unchanged. Raises LayoutError if its
+        layout differs, and DeadlineError.
         """
         self._partners.expect(layout.nbytes)
         found = self._find(table, layout)
@@ -68,9 +69,9 @@ class Tables:
         return letter.kind == "give"
 
     def enter(self, table: str, layout: Layout, how: str) -> bool:
-        """Join a table of weights. Whether others have averaged it by now. Raises as `share`.
+        """Join a table of weights. Returns whether other groups have averaged it already. Raises the errors of `share`.
 
-        `how` groups gossip about it must be the same, too.
+        `how`: how groups gossip about the table, which must be the same in all groups.
         """
         found = self._find(table, layout, how)
         with self._partners.changed:
@@ -78,15 +79,15 @@ class Tables:
         return found is not None and found[0].number == HAS_BEGUN
 
     def begin(self, table: str) -> None:
-        """This group has averaged a table: who comes now is late."""
+        """Note that this group has averaged a table: a group that joins from now on is late."""
         self._tables[table].has_begun = True
 
     def forget(self, table: str) -> None:
-        """This group is done with a table."""
+        """Forget a table that this group has dropped."""
         self._tables.pop(table, None)
 
     def hear(self, sender: int, letter: Letter, payload: np.ndarray | None) -> None:
-        """A letter about joining has come. Raises ProtocolError if it cannot be used."""
+        """Handle a letter about joining. Raises ProtocolError if it cannot be used."""
         if letter.kind != "ask":
             if self._asked is not None and self._answer is None and (letter.table, sender) == self._asked[:2]:
                 if letter.kind == "give" and (payload is None or payload.nbytes != self._asked[2].nbytes):
@@ -124,7 +125,7 @@ class Tables:
                 self._gone.add(table)
 
     def _find(self, table: str, layout: Layout, how: str = "") -> tuple[Letter, np.ndarray | None] | None:
-        """What the lowest group that is there says of a table; None if that is this one."""
+        """Return the answer of the lowest-numbered group that is there; None if that is this group."""
         since, seconds = time.monotonic(), self._partners.deadline_seconds
         while (left := since + seconds - time.monotonic()) > 0:
             lowest = self._lowest(since)
@@ -143,7 +144,7 @@ class Tables:
     def _ask(
         self, peer: int, table: str, layout: Layout, how: str, since: float, seconds: float
     ) -> tuple[Letter, np.ndarray | None] | None:
-        """What a group says of a table. None: ask again, or another one."""
+        """Ask a group about a table. Returns its answer; None if this or another group must be asked again."""
         partners = self._partners
         mine = np.frombuffer(msgspec.msgpack.encode(layout), np.uint8)
         with partners.changed:
@@ -161,13 +162,13 @@ class Tables:
         return answer
 
     def _lowest(self, since: float) -> int:
-        """The lowest group that is there, or may still come."""
+        """Return the lowest-numbered group that is there or may still start."""
         before = (peer for peer in range(self._partners.rank) if not self._partners.peers.is_missing(peer, since))
         return next(before, self._partners.rank)
 
 
 def _layout_in(payload: np.ndarray | None) -> Layout:
-    """The layout that a letter brings. Raises ProtocolError."""
+    """Decode the layout in a letter. Raises ProtocolError."""
     try:
         layout = _layouts.decode(b"" if payload is None else payload.tobytes())
         layout.check()

@@ -17,38 +17,41 @@ MOST_TEXT = 500
 
 Number = Annotated[int, Meta(ge=0, le=1 << 62)]
 Kind = Literal[
-    "ask",  # which layout has the table there, and which initial values? Payload: the own layout
-    "give",  # the initial values of the table. Payload: these
-    "joined",  # the group has the table, and `number` of `HAS_BEGUN`, `IS_GONE` or 0
+    "ask",  # asks for the table's layout and initial values. Payload: the sender's layout
+    "give",  # the initial values of the table, as payload
+    "joined",  # the group has the table; `number` is `HAS_BEGUN`, `IS_GONE` or 0
     "refuse",  # the layouts differ; `text` says how
     "offer",  # the sender's weights, for a symmetric average
     "difference",  # what the receiver of an offer has added to its weights
     "pull",  # asks for weights
     "values",  # the weights that were asked for
     "push",  # the sender's weights, with a `share`
-    "behind",  # the table is far ahead of the receiver, which is to take weights over and answers `taken`
+    "behind",  # the sender's table is far ahead: the receiver must take weights over, and answers `taken`
     "taken",  # a push was taken in, or `behind` was read
     "decline",  # an offer, pull or push was not taken in
-    "late",  # as `decline`: the table is far ahead of the receiver of this letter, which is to take its weights over
-    "arrived",  # the group has come to barrier `number`
+    "late",  # as `decline`; also, the sender's table is far ahead: the receiver must take its weights over
+    "arrived",  # the group has reached barrier `number`
     "ping",  # asks for a sign of life
     "pong",  # a sign of life
     "left",  # the group has ended
 ]
 
 ANSWERS = ("difference", "values", "taken", "decline", "late")
-"""To a request of the same number."""
+"""Answers, each to the request with the same number."""
 
 REQUESTS = ("offer", "pull", "push", "behind")
 
 WITH_VALUES = ("offer", "difference", "values", "push")
-"""The payload is elements `start:stop` of the table."""
+"""Letters whose payload is elements `start:stop` of the table."""
 
 HAS_BEGUN, IS_GONE = 1, 2
 
 
 class Letter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What the sender wants. `session`: when it began, in nanoseconds since 1970: a later life has a larger one."""
+    """The header of a letter.
+
+    `session`: when the sender's life began, in nanoseconds since 1970. A later life has a larger number.
+    """
 
     kind: Kind
     session: Number
@@ -65,7 +68,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def decode(header: bytes | memoryview) -> Letter:
-    """The letter that a header is. Raises ProtocolError."""
+    """Decode a header. Raises ProtocolError."""
     try:
         return _decoder.decode(header)
     except (ValueError, RecursionError) as error:

@@ -7,30 +7,33 @@ from typing import Protocol
 import numpy as np
 
 Received = tuple[int, bytes, np.ndarray | None]
-"""A letter as it has come: sender, header, and payload (uint8, of any alignment). Nothing but its sender and its length
-is checked."""
+"""A letter as received: sender, header, and payload (uint8, of any alignment). Only the sender and the length have been
+checked."""
 
 
 class Mail(Protocol):
-    """Sends letters to other groups, and keeps those that come. Nothing waits.
+    """Sends letters to other groups, and keeps those that arrive. No method waits for another group.
 
-    Letters with payload from one group to another stay in order, and so do those without. One that was sent may still
-    be lost: with its receiver, or with a connection. One thread uses it at a time.
+    Letters with a payload from one group to another stay in order, and so do those without one. A letter that was sent
+    may still be lost, with its receiver or with a connection. One thread uses the mail at a time.
     """
 
     rank: int
-    """Number of this group."""
+    """The number of this group."""
     size: int
-    """Number of groups."""
+    """The number of groups."""
 
     def send(self, to: int, header: bytes, payload: np.ndarray | None) -> bool:
-        """Send a copy of the payload, contiguous of any dtype. False: nothing was sent, as too much waits there."""
+        """Send a letter with a copy of the payload (contiguous, of any dtype).
+
+        Returns False, and sends nothing, if too many letters wait for that group.
+        """
 
     def receive(self) -> Received | None:
-        """The next letter, if one has come."""
+        """Return the next letter that has arrived, or None."""
 
     def expect(self, nbytes: int) -> None:
-        """From now on a payload may have so many bytes. Larger ones are dropped."""
+        """Allow payloads of `nbytes` bytes from now on. Larger ones are dropped."""
 
     def close(self) -> None:
-        """Release everything, in bounded time."""
+        """Release all resources, in bounded time."""

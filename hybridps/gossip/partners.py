@@ -1,7 +1,7 @@
 """The other groups as the leader of a group sees them: letters, signs of life, and the barrier of all groups.
 
-A thread of its own reads the mail, so that a group answers whoever asks for the initial values or a sign of life while
-it computes. Letters about weights wait for the next averaging.
+A thread of its own reads the mail. So a group gives initial values and signs of life to others while it computes.
+Letters about weights wait for the next averaging.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from hybridps.gossip.peers import Peers
 from hybridps.memory import Layout
 
 _NAPS_SECONDS = 0.0005, 0.005
-"""Between two looks at the mail: after a letter, and when none has come for a while."""
+"""The shortest and the longest pause between two reads of the mail: after a letter, and after a while without
+letters."""
 
 
 class Partners:
     """All other groups. It owns the mail.
 
-    The methods are for the thread of the group that communicates. Errors of the thread that reads are raised by them.
+    The thread of the group that communicates calls the public methods, which also raise the errors of the reading
+    thread.
     """
 
     def __init__(self, mail: Mail, settings: Settings) -> None:
@@ -37,15 +39,16 @@ class Partners:
         self.size = mail.size
         self.deadline_seconds = settings.deadline_seconds
         self.bytes_sent = 0
-        """Of payload about weights."""
+        """The payload bytes about weights that were sent."""
         self.refused = 0
-        """Letters that were dropped, as they could not be used."""
+        """The number of letters that were dropped because they could not be used."""
         self.silent_seconds: Callable[[], float] = lambda: 0.0
-        """For how long some rank of this group has given no sign of life. Then the group gives none to others."""
+        """Returns for how long some rank of this group has given no sign of life. The group then gives none to
+        others."""
         self.session = time.time_ns()
         self.peers = Peers(mail.rank, mail.size, settings)
         self.changed = threading.Condition(threading.RLock())
-        """Guards everything here; notified when letters have come."""
+        """Guards all attributes against the other thread. It is notified when letters have arrived."""
         self.tables = Tables(self)
         self._mail = mail
         self._inboxes: dict[str, Inbox] = {}
@@ -57,7 +60,7 @@ class Partners:
         self._thread.start()
 
     def post(self, to: int, kind: Kind, table: str = "", payload: np.ndarray | None = None, **fields: Any) -> bool:
-        """Send a letter; false if too much waits there."""
+        """Send a letter. Returns False if too many letters wait for that group."""
         header = encode(Letter(kind, self.session, table, **fields))
         with self.changed:
             sent = self._mail.send(to, header, payload)
@@ -68,18 +71,18 @@ class Partners:
             return sent
 
     def expect(self, nbytes: int) -> None:
-        """From now on payloads may have so many bytes."""
+        """Allow payloads of `nbytes` bytes from now on."""
         with self.changed:
             self._mail.expect(nbytes)
 
     def open(self, table: str, layout: Layout) -> None:
-        """From now on letters about a table are kept."""
+        """Keep letters about a table from now on."""
         with self.changed:
             self._mail.expect(layout.nbytes)
             self._inboxes[table] = Inbox(layout)
 
     def drop(self, table: str) -> None:
-        """Decline what waits for a table, and what comes about it from now on."""
+        """Decline the letters that wait for a table, and those that arrive from now on."""
         with self.changed:
             self.tables.forget(table)
             inbox = self._inboxes.pop(table, None)
@@ -87,7 +90,10 @@ class Partners:
                 self._decline(waits.sender, waits.letter)
 
     def take(self, table: str) -> tuple[list[Incoming], set[int]]:
-        """The letters about a table that have come, and the groups that have a new life; the table has begun."""
+        """Take the letters about a table that have arrived, and the groups that have begun a new life.
+
+        The table counts as begun from now on.
+        """
         with self.changed:
             self._check()
             inbox = self._inboxes[table]
@@ -99,21 +105,21 @@ class Partners:
             return letters, inbox.returned
 
     def put_back(self, table: str, letters: list[Incoming]) -> None:
-        """These could not be answered yet: they come again first."""
+        """Put back letters that could not be answered yet. The next `take` returns them first."""
         with self.changed:
             self._inboxes[table].letters.extendleft(reversed(letters))
 
     def silent(self, seconds: float) -> list[int]:
-        """Groups that have given no sign of life for longer, though they have not ended. May be called by any thread.
+        """Return the groups that have given no sign of life for longer than `seconds`. Any thread may call this.
 
-        Also those that have not come yet.
+        Groups that have ended are left out; those that never started are not.
         """
         with self.changed:
             silences = self.peers.silences()
         return [peer for peer, silence in enumerate(silences) if silence > seconds]
 
     def until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait for a condition on what has come; whether it holds in time."""
+        """Wait until `condition` holds. Returns whether it does within `seconds`."""
         end = time.monotonic() + seconds
         with self.changed:
             while not condition():
@@ -125,10 +131,10 @@ class Partners:
         return True
 
     def meet(self, is_ready: Callable[[], bool] = lambda: True) -> None:
-        """Return when all groups have called it, but for those that have ended, are silent, or never came.
+        """Wait at a barrier of all groups, except those that have ended, are silent, or never started.
 
-        `is_ready` is called until it is true before this group counts as arrived, and again while it waits. Raises
-        DeadlineError.
+        `is_ready` is called until it returns true, before this group counts as arrived, and again while the group
+        waits. Raises DeadlineError.
         """
         since = time.monotonic()
         in_time = self.until(is_ready, self.deadline_seconds)
@@ -145,14 +151,14 @@ class Partners:
 
         if not (in_time and self.until(lambda: not awaited(), self.deadline_seconds)):
             raise DeadlineError(
-                f"group {self.rank} waited {self.deadline_seconds:g} s at a barrier, as group "
-                f"{min(awaited(), default=self.rank)} has not come to it"
+                f"group {self.rank} waited {self.deadline_seconds:g} s at a barrier, because group "
+                f"{min(awaited(), default=self.rank)} has not reached it"
             )
         with self.changed:
             self.peers.passed = number
 
     def leave(self) -> None:
-        """Tell all groups that this one has ended. From now on it declines what it is asked."""
+        """Tell all groups that this one has ended. From now on it declines all requests."""
         with self.changed:
             for table in list(self._inboxes):
                 self.drop(table)
@@ -161,7 +167,7 @@ class Partners:
                     self.post(peer, "left")
 
     def close(self) -> None:
-        """End the thread, and close the mail. In bounded time; after `leave`."""
+        """Stop the thread and close the mail, in bounded time. Call `leave` first."""
         self._ending.set()
         self._thread.join()
         self._mail.close()
@@ -170,7 +176,7 @@ class Partners:
         if self._failure is not None:
             raise self._failure
 
-    # On the thread that reads.
+    # The methods below run on the reading thread, with the lock held. `drop` calls `_decline` too.
 
     def _run(self) -> None:
         nap, longest = _NAPS_SECONDS
@@ -180,13 +186,13 @@ class Partners:
                     came = self._read()
                     self._ask_for_signs_of_life()
                     self.changed.notify_all()
-            except Exception as error:  # raised by the next call of the other thread
+            except Exception as error:  # the next call of the other thread raises it
                 self._failure = error
                 return
             nap = _NAPS_SECONDS[0] if came else min(2 * nap, longest)
 
     def _read(self) -> int:
-        """Read what has come, a bounded number at a time; how many letters that were."""
+        """Read a bounded number of letters that have arrived. Returns how many there were."""
         for count in range(4 * self.size + 16):
             received = self._mail.receive()
             if received is None:
@@ -200,7 +206,7 @@ class Partners:
     def _hear(self, sender: int, header: bytes, payload: np.ndarray | None) -> None:
         letter, known = decode(header), self.peers[sender]
         if letter.session < known.session and not self.peers.is_silent(known):
-            return  # of a former life
+            return  # from a former life
         if letter.session != known.session:
             self._begin_life(sender, letter.session)
         known.asked_at = None
@@ -219,7 +225,8 @@ class Partners:
         known = self.peers[sender]
         for inbox in self._inboxes.values():
             if inbox.has_begun and (known.session or sender < self.rank):
-                # Also of one that is first heard of now, and was to begin: it begins by itself.
+                # This includes a group that is first heard of now although it was to begin: it begins with its own
+                # values.
                 inbox.returned.add(sender)
             inbox.forget(sender)
         known.session, known.left, known.arrived = session, False, 0
@@ -245,7 +252,10 @@ class Partners:
             self.post(sender, "decline", letter.table, number=letter.number)
 
     def _ask_for_signs_of_life(self) -> None:
-        """A letter that asks is a sign of life itself, so a group that shall give none does not ask."""
+        """Ask groups for a sign of life.
+
+        The question is a sign of life itself, so a group that must give none does not ask.
+        """
         for peer in self.peers.to_ask():
             if not self.silent_seconds():
                 self.peers[peer].ask()

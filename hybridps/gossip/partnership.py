@@ -1,4 +1,4 @@
-"""What groups that gossip do with each other, and how a group chooses whom."""
+"""How groups gossip, and how a group chooses its partners."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import numpy as np
 from hybridps.gossip.topologies import Peers, Topology
 
 _SLOWEST = 0.1
-"""The slowest partner is chosen at least so often, compared with the fastest one."""
+"""The smallest chance of a partner, relative to that of the fastest one."""
 
 
 class Partnership(msgspec.Struct, frozen=True):
-    """How groups gossip. All ranks and groups of a job have the same."""
+    """How groups gossip. All ranks and groups of a job have the same partnership."""
 
     exchange: Literal["symmetric", "pull", "push"]
-    """Both sides average; the one that asks averages; or each sends its weights with a share, and goes on."""
+    """'symmetric': both sides average. 'pull': the group that asks averages. 'push': each group sends its weights with
+    a share and continues."""
     topology: str
     seed: int = 0
     by_speed: bool = False
-    """Choose among all neighbours, more often those whose answers come fast, rather than in turn."""
+    """Whether to choose among all neighbours at random, preferring those that answer fast, instead of in turn."""
 
 
 class PartnerChoice:
-    """Whom group `rank` of `size` sends to, one sending after the other."""
+    """Chooses to whom group `rank` of `size` groups sends next."""
 
     def __init__(self, partnership: Partnership, rank: int, size: int) -> None:
         self._topology = Topology(partnership.topology, partnership.seed)
@@ -38,9 +39,9 @@ class PartnerChoice:
         self._step = 0
 
     def next(self, may: Callable[[int], bool], seconds: Callable[[int], float | None]) -> Peers:
-        """The partners of the next sending, all of which `may` be chosen; empty if there is none.
+        """Return the partners of the next sending, among those that `may` be chosen; empty if there is none.
 
-        `seconds`: that a partner takes to answer; None if that is not known.
+        `seconds`: returns how long a partner takes to answer; None if that is not known.
         """
         if self._by_speed:
             return self._fast([peer for peer in self._neighbours if may(peer)], seconds)
@@ -53,7 +54,7 @@ class PartnerChoice:
         return ()
 
     def _fast(self, peers: list[int], seconds: Callable[[int], float | None]) -> Peers:
-        """One of these, with a chance that falls with the time it takes; those never measured count as the fastest."""
+        """Choose one of these groups. Its chance falls with its time; unmeasured ones count as the fastest."""
         if not peers:
             return ()
         measured = [seconds(peer) for peer in peers]

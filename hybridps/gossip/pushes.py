@@ -1,4 +1,4 @@
-"""Weights that are pushed to others with a share of how much they count."""
+"""Groups that push their weights to others, with a share that says how much the weights count."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hybridps.memory import Layout
 
 
 class PushExchange(Exchange):
-    """GoSGD and stochastic gradient push: weights travel with a share, and the sender goes on.
+    """GoSGD and stochastic gradient push: weights are sent with a share, and the sender does not wait.
 
-    A group with share a sends (w, a / (k + 1)) to k partners, and keeps as much. A receiver does
+    A group with share a sends (w, a / (k + 1)) to k partners, and keeps as much. A receiver computes
 
         w_r <- (a_r w_r + a_s w_s) / (a_r + a_s),    a_r <- a_r + a_s.
     """
@@ -64,6 +64,6 @@ class PushExchange(Exchange):
 
 
 def make_exchange(partners: Partners, table: str, layout: Layout, partnership: Partnership, late: bool) -> Exchange:
-    """What a partnership says."""
+    """Make the exchange that a partnership describes."""
     kind = PushExchange if partnership.exchange == "push" else Exchange
     return kind(partners, table, layout, partnership, late)

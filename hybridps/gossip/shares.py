@@ -1,17 +1,17 @@
-"""The shares of GoSGD and push-sum: how much a group's weights count, in sums that conserve the whole.
+"""The shares of GoSGD and push-sum: how much a group's weights count. Their total is conserved.
 
-At the start each of n groups has 1/n. A push takes a part of the sender's share along, and the receiver adds it to its
-own, so the shares of all groups, those under way included, sum to 1.
+At the start, each of n groups has 1/n. A push takes a part of the sender's share, and the receiver adds it to its own.
+The shares of all groups, including those under way, therefore sum to 1.
 """
 
 from __future__ import annotations
 
 
 class Shares:
-    """The share of one group, and what of it is under way.
+    """The share of one group, and the parts of it that are under way.
 
-    What was sent and is not answered may be given up, and is the group's own again. If it was taken in all the same,
-    the group owes it, and pays as soon as it can: its own share stays above 0.
+    A push without an answer may be given up; its share is then the group's own again. If the push was taken in
+    nevertheless, the group owes that share, and pays as soon as it can: its own share stays above 0.
     """
 
     def __init__(self, groups: int) -> None:
@@ -22,28 +22,28 @@ class Shares:
 
     @property
     def under_way(self) -> float:
-        """Sent and neither answered nor given up."""
+        """The sum of the shares that were sent and neither answered nor given up."""
         return sum(self._under_way.values())
 
     def give(self, peer: int, number: int, share: float) -> None:
-        """A push with this share of the own has been sent."""
+        """Note that a push with this part of the own share was sent."""
         self.own -= share
         self._under_way[peer, number] = share
 
     def was_taken(self, peer: int, number: int) -> None:
-        """The peer has taken a push in."""
+        """Note that the peer has taken in a push."""
         if self._under_way.pop((peer, number), None) is None:
             self.owed += self._given_up.pop((peer, number), 0.0)
             self._pay()
 
     def was_declined(self, peer: int, number: int) -> None:
-        """The peer has not taken a push in, and will not."""
+        """Note that the peer has not taken in a push, and will not."""
         self.own += self._under_way.pop((peer, number), 0.0)
         self._given_up.pop((peer, number), None)
         self._pay()
 
     def give_up(self, peer: int, number: int) -> None:
-        """A push has not been answered for long, and its share is taken back."""
+        """Take back the share of a push that has not been answered for a long time."""
         share = self._under_way.pop((peer, number), None)
         if share is not None:
             self._given_up[peer, number] = share
@@ -51,7 +51,7 @@ class Shares:
             self._pay()
 
     def forget(self, peer: int, number: int) -> None:
-        """A push that was given up will never be answered."""
+        """Note that a push that was given up will never be answered."""
         self._given_up.pop((peer, number), None)
 
     def receive(self, share: float) -> None:

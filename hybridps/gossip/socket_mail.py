@@ -1,7 +1,7 @@
-"""Mail over ZeroMQ, between groups that are MPI worlds of their own. See `Mail` for the methods.
+"""Mail over ZeroMQ, between groups that are MPI worlds of their own.
 
-Each leader listens at its address, by the same socket as a server, and connects to all others. A message is the
-sender's number and the header in one frame, and the payload in others.
+Each leader listens at its address, through the same kind of socket as a server, and connects to all others. A message
+is one frame with the sender's number and the header, followed by frames with the payload.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from hybridps.ps.server.door import Gatekeeper
 from hybridps.ps.server.transport import Transport
 
 PIECE_BYTES = 1 << 27
-"""A larger payload travels in several frames."""
+"""A larger payload is sent in several frames."""
 
 MOST_UNSENT = 32
-"""Letters that wait for one group: it does not read, and gets no more."""
+"""The number of letters that may wait for one group. A group that does not read them gets no more."""
 
 _SENDER = struct.Struct("<H")
 _MOST_SKIPPED = 64
-"""Letters that cannot be used and are read at a time."""
+"""The number of unusable letters that one call of `receive` skips."""
 _LINGER_SECONDS = 1.0
 
 
 class SocketMail:
-    """`addresses`: of all groups in their order; this group listens at its own.
+    """Mail over ZeroMQ. `Mail` documents the methods.
 
-    With `credentials` everything is encrypted, and only who has the same ones is let in. Raises ServerError if the
-    address cannot be used, or is beyond this host without credentials. `context`: of ZeroMQ, if not one of its own.
+    `addresses`: those of all groups, in order; this group listens at its own. With `credentials` everything is
+    encrypted, and only holders of the same credentials are let in. `context`: a ZeroMQ context to use; None makes a new
+    one. Raises ServerError if the address cannot be used, or is beyond this host without credentials.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class SocketMail:
         self.rank = rank
         self.size = len(addresses)
         self.refused = 0
-        """Letters that were dropped, as they could not be from another group."""
+        """The number of letters that were dropped because they cannot be from another group."""
         self._most_bytes = 1 << 20
         self._addresses = addresses
         self._credentials = None if credentials is None else _same_for_all(credentials)
@@ -56,7 +57,8 @@ class SocketMail:
         self._door = Gatekeeper(_listening(addresses[rank]), allowed, False, 1, context)
         self._transport = Transport(self._door)
         self._sockets: dict[tuple[int, bool], Any] = {}
-        """By group: for letters with payload, and for those without, which large ones shall not hold up."""
+        """The sockets to each group: one for letters with a payload, and one for those without, which large ones must
+        not delay."""
         try:
             for peer in range(self.size):
                 for has_payload in (True, False) if peer != rank else ():
@@ -101,7 +103,7 @@ class SocketMail:
     def _connect(self, address: str) -> Any:
         socket = self._door.context.socket(zmq.DEALER)
         socket.setsockopt(zmq.SNDHWM, MOST_UNSENT)
-        socket.setsockopt(zmq.MAXMSGSIZE, MOST_HEADER_BYTES)  # nobody answers by way of this connection
+        socket.setsockopt(zmq.MAXMSGSIZE, MOST_HEADER_BYTES)  # nobody answers over this connection
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         if self._credentials is not None:
             self._credentials.secure(socket)
@@ -110,12 +112,12 @@ class SocketMail:
         except zmq.ZMQError as error:
             socket.close(linger=0)
             raise ServerError(
-                f"{address!r} is no address of a group: {error.strerror}; write it like tcp://127.0.0.1:5555"
+                f"{address!r} is not an address of a group: {error.strerror}; write it like tcp://127.0.0.1:5555"
             ) from None
         return socket
 
     def _read(self, frames: Sequence[Any]) -> Received | None:
-        """The letter in these frames; None if it cannot be one."""
+        """Return the letter in these frames; None if they are no valid letter."""
         sizes = [len(frame) for frame in frames]
         if not sizes or not _SENDER.size < sizes[0] <= MOST_HEADER_BYTES:
             return None
@@ -133,19 +135,19 @@ class SocketMail:
 
 
 def _same_for_all(credentials: Credentials) -> Credentials:
-    """To connect with: all groups have the tenant's pair, also as listeners."""
+    """Return the credentials to connect with. All groups use the tenant's key pair, also for listening."""
     return Credentials(
         credentials.tenant, credentials.token, credentials.public, credentials.secret, credentials.public
     )
 
 
 def _members(credentials: Credentials) -> AllowList:
-    """To listen with: who has the tenant's pair is let in."""
+    """Return the allow-list to listen with. Holders of the tenant's key pair are let in."""
     return AllowList(credentials.public, credentials.secret, {credentials.public: Tenant("", Quotas(), "groups")})
 
 
 def _listening(address: str) -> str:
-    """Where to listen so that others reach this address: ZeroMQ listens at IP addresses, not at names of hosts."""
+    """Return where to listen so that others reach this address. ZeroMQ listens at IP addresses, not at host names."""
     scheme, _, place = address.partition("://")
     host, _, port = place.rpartition(":")
     if scheme != "tcp":

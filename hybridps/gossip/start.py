@@ -1,4 +1,4 @@
-"""From a session to the partners of its group: over MPI in one world, over ZeroMQ between worlds."""
+"""Make the partners of a session's group: over MPI in one world, over ZeroMQ between worlds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hybridps.ps.keys import Credentials
 
 
 def start_partners(session: Session) -> Partners | None:
-    """The partners of this group, on its leader. Every worker of the MPI world calls this.
+    """Return the partners of this group on its leader, and None elsewhere. Every worker of the MPI world calls this.
 
     Raises ConfigError or ServerError, perhaps on some ranks only.
     """

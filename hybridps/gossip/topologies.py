@@ -1,7 +1,7 @@
-"""Topologies: which groups a group sends to in a step. Pure functions of step, rank, size and seed.
+"""Topologies: to which groups a group sends in a step. They are pure functions of step, rank, size and seed.
 
-A step is one sending of a group, so that groups which send seldom still come to all of their peers. Each topology
-connects all groups: over the steps of its period, each group reaches each other one, if need be by way of others.
+A step is one sending of a group, so that groups that send seldom still reach all of their peers. Each topology connects
+all groups: within the steps of its period, each group reaches each other one, directly or through others.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from hybridps.errors import ConfigError
 
 Peers = tuple[int, ...]
 _CYCLES = 2
-"""Of a random regular graph, so that each group has four neighbours."""
+"""The number of rings in a random regular graph: each group has four neighbours."""
 
 
 def ring(step: int, rank: int, size: int, seed: int) -> Peers:
-    """The next group of a ring, then the one before.
+    """Return the next group of a ring and the previous one, alternately.
 
     >>> [ring(step, 0, 4, 0) for step in range(3)]
     [(1,), (3,), (1,)]
@@ -30,7 +30,7 @@ def ring(step: int, rank: int, size: int, seed: int) -> Peers:
 
 
 def exponential(step: int, rank: int, size: int, seed: int) -> Peers:
-    """The groups 1, 2, 4, ... places further, in turn (Assran et al., 2019).
+    """Return the groups that are 1, 2, 4, ... places further, in turn (Assran et al., 2019).
 
     >>> [exponential(step, 1, 6, 0) for step in range(4)]
     [(2,), (3,), (5,), (2,)]
@@ -39,7 +39,7 @@ def exponential(step: int, rank: int, size: int, seed: int) -> Peers:
 
 
 def regular(step: int, rank: int, size: int, seed: int) -> Peers:
-    """The neighbours in a random regular graph, in turn: the union of two random rings, drawn by the seed."""
+    """Return the neighbours in a random regular graph, in turn: the union of two random rings, drawn by the seed."""
     if size < 2:
         return ()
     turn = step % (2 * _CYCLES)
@@ -47,12 +47,12 @@ def regular(step: int, rank: int, size: int, seed: int) -> Peers:
 
 
 def complete(step: int, rank: int, size: int, seed: int) -> Peers:
-    """All others, in every step."""
+    """Return all other groups, in every step."""
     return tuple(peer for peer in range(size) if peer != rank)
 
 
 def random_peer(step: int, rank: int, size: int, seed: int) -> Peers:
-    """Any other group with the same chance, drawn anew in each step."""
+    """Return another group, each with the same chance, drawn anew in each step."""
     if size < 2:
         return ()
     other = _mixed(_mixed(_mixed(seed) ^ step) ^ rank) % (size - 1)
@@ -60,31 +60,34 @@ def random_peer(step: int, rank: int, size: int, seed: int) -> Peers:
 
 
 class Topology(NamedTuple):
-    """A topology by its name, with the seed of its random choices."""
+    """A topology by name, with the seed of its random choices."""
 
     name: str
     seed: int = 0
 
     def peers(self, step: int, rank: int, size: int) -> Peers:
-        """The groups that `rank` of `size` groups sends to in a step."""
+        """Return the groups to which `rank` of `size` groups sends in a step."""
         return _FUNCTIONS[self.name](step, rank, size, self.seed)
 
     def period(self, size: int) -> int:
-        """Steps after which the peers repeat; of `random`, in which all groups are connected almost certainly."""
+        """Return after how many steps the peers repeat.
+
+        For `random`, it is the number of steps in which all groups are almost certainly connected.
+        """
         periods = {"ring": 2, "exponential": _powers(size), "regular": 2 * _CYCLES, "complete": 1}
         return periods.get(self.name, 16 + 4 * size)
 
     def neighbours(self, rank: int, size: int) -> Peers:
-        """All groups that `rank` sends to at times."""
+        """Return all groups to which `rank` sends in some step."""
         if self.name == "random":
             return complete(0, rank, size, 0)
         found = {peer for step in range(self.period(size)) for peer in self.peers(step, rank, size)}
         return tuple(sorted(found))
 
     def mixing(self, step: int, size: int) -> np.ndarray:
-        """The matrix (size, size) of a step in which all send: column j is what group j gives, its own part included.
+        """Return the matrix (size, size) of a step in which all groups send. Column j is what group j gives.
 
-        Each keeps as much as each of its peers gets. Columns sum to 1; rows too, but not with `random`.
+        Each group keeps as much as each of its peers gets. Columns sum to 1; rows do too, except with `random`.
         """
         matrix = np.zeros((size, size))
         for rank in range(size):
@@ -94,7 +97,7 @@ class Topology(NamedTuple):
 
 
 def parse(text: str) -> Topology:
-    """A topology from `NAME` or `NAME:SEED`. Raises ConfigError, with the nearest name.
+    """Make a topology from `NAME` or `NAME:SEED`. Raises ConfigError, with the nearest name.
 
     >>> parse("random:7")
     Topology(name='random', seed=7)
@@ -118,13 +121,13 @@ _FUNCTIONS: dict[str, Callable[[int, int, int, int], Peers]] = {
 
 
 def _powers(size: int) -> int:
-    """The number of powers of two below a size; at least 1."""
+    """Return the number of powers of two below a size; at least 1."""
     return max(1, (size - 1).bit_length())
 
 
 @lru_cache(maxsize=64)
 def _cycle(size: int, seed: int, number: int) -> tuple[Peers, Peers]:
-    """The next and the previous group of each one in a random ring."""
+    """Return the next and the previous group of each group in a random ring."""
     order = np.random.default_rng((seed, number)).permutation(size)
     following, before = np.empty(size, int), np.empty(size, int)
     following[order] = np.roll(order, -1)
@@ -133,7 +136,7 @@ def _cycle(size: int, seed: int, number: int) -> tuple[Peers, Peers]:
 
 
 def _mixed(number: int) -> int:
-    """The bits of a number, mixed: splitmix64 (Steele, Lea, Flood, 2014)."""
+    """Mix the bits of a number: splitmix64 (Steele, Lea, Flood, 2014)."""
     mask = (1 << 64) - 1
     number = (number + 0x9E3779B97F4A7C15) & mask
     number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & mask

@@ -1,4 +1,4 @@
-"""How many groups and workers the job has, as the program of this rank is told."""
+"""The numbers of groups and workers of the job, as the program of this rank sees them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 @dataclass
 class Headcount:
-    """Changed by the step, on all ranks of a group in the same one."""
+    """The numbers of groups and workers. The step changes them on all ranks of a group in the same step."""
 
     groups: int
     workers: int
     changes: int = 0
-    """How often it was changed."""
+    """The number of changes so far."""
     read: int = 0
-    """The last change that the program has seen."""
+    """The number of changes when the program last read the number of workers."""
 
     def read_workers(self) -> int:
-        """The number of workers, for the program: from now on it may divide by it."""
+        """Return the number of workers to the program, which may divide by it from now on."""
         self.read = self.changes
         return self.workers
 
     def change(self, groups: int, workers: int) -> None:
-        """There are so many now."""
+        """Set the numbers of groups and workers."""
         self.groups, self.workers = groups, workers
         self.changes += 1

@@ -15,10 +15,11 @@ _TAG = 1
 
 
 class Ledger:
-    """What this rank has begun, and what each rank of the world had begun when it left. It owns its communicator.
+    """Records what this rank has begun, and what each rank of the world had begun when it left.
 
-    A conversation is a communicator, by a name that is the same on all of its ranks. They all begin the same operations
-    there, so a rank that has left will never come to one that it had not begun. Any thread may use a ledger.
+    A conversation is a communicator, under a name that is the same on all of its ranks. All its ranks begin the same
+    operations there. A rank that has left will therefore never join an operation that it had not begun. Any thread may
+    use a ledger. It owns its communicator.
     """
 
     def __init__(self, communicator: MPI.Comm) -> None:
@@ -30,15 +31,15 @@ class Ledger:
         self._lock = threading.Lock()
 
     def join(self, conversation: str) -> None:
-        """This rank takes part in a conversation."""
+        """Note that this rank takes part in a conversation."""
         self._begun[conversation] = 0
 
     def begin(self, conversation: str) -> None:
-        """This rank begins an operation."""
+        """Note that this rank begins an operation."""
         self._begun[conversation] += 1
 
     def check(self, conversation: str, what: str) -> None:
-        """Raise GroupError if a rank that is to take part in the current operation, called `what`, has left."""
+        """Raise GroupError if a rank that is needed in the current operation, called `what`, has left."""
         with self._lock:
             self._receive()
             left = [*self._left.items()]
@@ -47,13 +48,13 @@ class Ledger:
                 raise rank_ended(rank, self._communicator.Get_rank(), what)
 
     def leave(self) -> None:
-        """Tell the others that this rank begins nothing more."""
+        """Tell the others that this rank begins no further operation."""
         data = np.frombuffer(msgspec.json.encode(self._begun), np.uint8)
         with self._lock:
             self._sent = [(self._communicator.Isend([data, MPI.BYTE], rank, _TAG), data) for rank in self._others]
 
     def close(self) -> None:
-        """Release the communicator, when all ranks have left. Nothing may be checked any more."""
+        """Wait until all ranks have left, then free the communicator. `check` must not be called any more."""
         with self._lock:
             while len(self._left) < len(self._others):
                 self._receive()

@@ -1,6 +1,6 @@
 """Mail over MPI, between the leaders of the groups of one world. The contract is `hybridps.gossip.mail.Mail`.
 
-A message is the length of the header, the header, and the payload in one buffer, the payload aligned.
+A message is one buffer: the length of the header, the header, and the aligned payload.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from mpi4py import MPI
 from hybridps.mpi_groups.mpi import MPIGroup
 
 HEAD_BYTES = 4096 + 64
-"""What lies before the payload."""
+"""The offset of the payload."""
 
 MOST_UNSENT = 32
-"""Letters that wait for one group: it does not read, and gets no more."""
+"""The number of letters that may wait for one group. A group that does not read them gets no more."""
 
 MOST_COMING = 8
-"""Letters of one group that are read from MPI before the first of them is received here."""
+"""The number of letters of one group that are received from MPI in advance."""
 
 _TAG = 1
 
 
 Received = tuple[int, bytes, np.ndarray | None]
-"""As `hybridps.gossip.mail.Received`."""
+"""The same type as `hybridps.gossip.mail.Received`."""
 
 
 class MPIMail:
-    """See `Mail` for the methods. `leaders`: the leaders of all groups, which it takes over."""
+    """Mail over MPI. `Mail` documents the methods. `leaders`: the group of all leaders; the mail frees it."""
 
     def __init__(self, leaders: MPIGroup) -> None:
         self.rank = leaders.rank
@@ -40,9 +40,9 @@ class MPIMail:
         self._unsent: list[deque[tuple[Any, np.ndarray]]] = [deque() for _ in range(self.size)]
         self._coming: list[deque[tuple[Any, np.ndarray]]] = [deque() for _ in range(self.size)]
         self._buffers: dict[int, list[np.ndarray]] = {}
-        """Those that were used, by size."""
+        """Buffers that can be used again, by size."""
         self._next = 0
-        """Whose letters are looked at first: all get their turn."""
+        """The group whose letters are examined first. It changes, so that every group gets its turn."""
 
     def send(self, to: int, header: bytes, payload: np.ndarray | None) -> bool:
         self._take_back_buffers(to)
@@ -81,7 +81,7 @@ class MPIMail:
         self._leaders.free()
 
     def _probe(self) -> None:
-        """Let messages come that others have sent, and take back the buffers of those that have left."""
+        """Begin to receive messages that others have sent, and take back the buffers of messages that were sent."""
         communicator = self._leaders.communicator
         for source in range(self.size):
             self._take_back_buffers(source)
@@ -94,7 +94,7 @@ class MPIMail:
                 self._coming[source].append((message.Irecv([buffer, MPI.BYTE]), buffer))
 
     def _read(self, source: int, buffer: np.ndarray) -> Received | None:
-        """The letter in a buffer; None if it cannot be one."""
+        """Return the letter in a buffer; None if the buffer is malformed or the payload is larger than expected."""
         length = int(buffer[:8].view(np.int64)[0]) if buffer.size >= 8 else -1
         payload = buffer[HEAD_BYTES:] if buffer.size >= HEAD_BYTES else None
         nbytes = 0 if payload is None else payload.nbytes

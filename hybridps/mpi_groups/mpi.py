@@ -18,7 +18,7 @@ from hybridps.mpi_groups.ledger import Ledger
 OPERATION = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
 
 
-def _letting_nan_win(combine: np.ufunc) -> MPI.Op:
+def _propagating_nan(combine: np.ufunc) -> MPI.Op:
     def operation(given: Any, kept: Any, datatype: MPI.Datatype) -> None:
         mine = np.frombuffer(kept, np.dtype(datatype.tocode()))
         combine(mine, np.frombuffer(given, mine.dtype), out=mine)
@@ -26,25 +26,25 @@ def _letting_nan_win(combine: np.ufunc) -> MPI.Op:
     return MPI.Op.Create(operation, commute=True)
 
 
-LETS_NAN_WIN = {"max": _letting_nan_win(np.maximum), "min": _letting_nan_win(np.minimum)}
-"""For floats, where NaN wins as in NumPy."""
+PROPAGATES_NAN = {"max": _propagating_nan(np.maximum), "min": _propagating_nan(np.minimum)}
+"""Operations for floats in which NaN takes precedence, as in NumPy."""
 
-# For a large buffer the library would map new scratch memory in each call, which costs more than the reduction.
-# Pieces of this size fit its scratch memory and the cache.
+# For a large buffer the library would map new scratch memory in each call, which costs more than the reduction. Pieces
+# of this size fit its scratch memory and the cache.
 PIECE_BYTES = 2 << 20
 
 SMALL_BYTES = 32 << 10
-"""Up to this size the group polls an operation. Larger operations block, once all ranks have come."""
+"""Up to this size the group polls an operation. Larger operations block, once all ranks have begun them."""
 
 LOOKS = 500
 """How often a wait polls before it sleeps."""
 
 
 class MPIGroup:
-    """The Group of an MPI communicator. It owns the communicator: `free` frees it.
+    """The Group of an MPI communicator, which it owns: `free` frees the communicator.
 
-    Every wait for other ranks ends after `deadline_seconds`, and sleeps after a short spin. With a `ledger`, in which
-    this conversation has its `name`, a wait for a rank that has left ends soon.
+    Every wait for other ranks ends after `deadline_seconds`, and sleeps after a short spin. `ledger`: knows this
+    conversation by `name`, and ends a wait for a rank that has left.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class MPIGroup:
         self._count(array)
         if self.size == 1:
             return
-        operation = (LETS_NAN_WIN if array.dtype.kind == "f" and op != "sum" else OPERATION)[op]
+        operation = (PROPAGATES_NAN if array.dtype.kind == "f" and op != "sum" else OPERATION)[op]
         if array.nbytes <= SMALL_BYTES:
             self._wait(self.communicator.Iallreduce(MPI.IN_PLACE, array, operation), "an allreduce of all ranks")
             return
-        self._all_come("an allreduce", array)
+        self._wait_for_all("an allreduce", array)
         for piece in _pieces(array):
             self.communicator.Allreduce(MPI.IN_PLACE, piece, operation)
 
@@ -80,7 +80,7 @@ class MPIGroup:
         if array.nbytes <= SMALL_BYTES:
             self._wait(self.communicator.Ibcast(array.view(np.uint8), root), "a broadcast to all ranks")
             return
-        self._all_come("a broadcast", array)
+        self._wait_for_all("a broadcast", array)
         for piece in _pieces(array):
             self.communicator.Bcast(piece.view(np.uint8), root)
 
@@ -113,7 +113,7 @@ class MPIGroup:
 
     def farewell(self) -> None:
         self.deadline_seconds = math.inf
-        if self._ledger is None or self._name:  # the ledger is that of the world
+        if self._ledger is None or self._name:  # without a name this is the world, to which the ledger belongs
             self.barrier()
             return
         ledger, self._ledger = self._ledger, None
@@ -130,8 +130,8 @@ class MPIGroup:
         if self.communicator != MPI.COMM_NULL:
             self.communicator.Free()
 
-    def _all_come(self, what: str, array: np.ndarray) -> None:
-        """Return when all ranks have come. The library itself would wait for ever for a missing rank.
+    def _wait_for_all(self, what: str, array: np.ndarray) -> None:
+        """Return when all ranks have begun the operation. The library itself would wait forever for a missing rank.
 
         Raises LayoutError, on all ranks, if their arrays differ in size or dtype.
         """
@@ -173,7 +173,7 @@ def _pieces(array: np.ndarray) -> list[np.ndarray]:
 
 
 def why_no_device_memory() -> str:
-    """Why the MPI library cannot send from GPU memory; empty if it can, as CUDA-aware MPI libraries do."""
+    """Return why the MPI library cannot send from GPU memory; empty if it can, as CUDA-aware MPI libraries do."""
     # Open MPI and MPICH have this function. mpi4py does not expose it, but links to the library.
     query = getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", None)
     if query is None:

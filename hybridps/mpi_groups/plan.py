@@ -14,7 +14,7 @@ SERVER = "server"
 
 
 class Place(msgspec.Struct, frozen=True):
-    """The role and position of one rank of the MPI world. For a server all numbers but `world_rank` are -1."""
+    """The role and position of one rank of the MPI world. For a server, all numbers but `world_rank` are -1."""
 
     world_rank: int
     role: str
@@ -22,7 +22,7 @@ class Place(msgspec.Struct, frozen=True):
     """The number of the worker in the whole job, over all of its MPI worlds."""
     group: int = -1
     group_rank: int = -1
-    """Rank in the group; 0 is the leader."""
+    """The rank in the group; 0 is the leader."""
     node: int = -1
 
     @property
@@ -42,7 +42,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def workers(self) -> int:
-        """Workers of the whole job."""
+        """The number of workers of the whole job."""
         return sum(self.group_sizes)
 
     @property
@@ -51,17 +51,17 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def make_plan(roles: Sequence[str], hosts: Sequence[str], settings: Settings) -> Plan:
-    """The places of the ranks of a world. `roles` and `hosts` are given in rank order.
+    """Plan the places of the ranks of a world. `roles` and `hosts` are given in rank order.
 
-    Consecutive workers form a group, and the workers of a host form a node. Raises PlanError, with the numbers, if
-    the workers cannot be arranged as the settings ask.
+    Consecutive workers form a group, and the workers of a host form a node. Raises PlanError, with the numbers, if the
+    workers cannot be arranged as the settings ask.
     """
     workers = [rank for rank, role in enumerate(roles) if role == WORKER]
     if not workers:
         raise PlanError(f"none of the {len(roles)} ranks is a worker: start the training script on at least one rank")
     sizes = _group_sizes(len(workers), settings)
     groups: Sequence[int] = range(len(sizes))
-    if settings.group_index is not None:  # this world is that group alone
+    if settings.group_index is not None:  # this world has that group only
         groups = [_checked_index(len(workers), sizes, settings.group_index)]
     first_worker = sum(sizes[: groups[0]])
     nodes = _nodes([hosts[rank] for rank in workers], settings.ranks_per_node)
@@ -76,7 +76,7 @@ def make_plan(roles: Sequence[str], hosts: Sequence[str], settings: Settings) ->
 
 
 def _group_sizes(workers: int, settings: Settings) -> tuple[int, ...]:
-    """Sizes of all groups of the job."""
+    """Return the sizes of all groups of the job. Raises PlanError if the settings contradict each other."""
     sizes, groups, each = settings.group_sizes, settings.groups, settings.workers_per_group
     if sizes is None and settings.group_index is not None:
         raise PlanError("HYBRIDPS_GROUP_INDEX needs HYBRIDPS_GROUP_SIZES, the sizes of all groups of the job")
@@ -91,7 +91,7 @@ def _group_sizes(workers: int, settings: Settings) -> tuple[int, ...]:
             raise PlanError(f"{workers} workers cannot form {groups} groups: a group needs at least one worker")
         return tuple(workers // groups + (group < workers % groups) for group in range(groups))
     if each is not None and any(size != each for size in sizes):
-        raise PlanError(f"groups of {each} workers were asked for, and the group sizes {_sum(sizes)}")
+        raise PlanError(f"groups of {each} workers were asked for, and the group sizes are {_sum(sizes)}")
     if groups is not None and groups != len(sizes):
         raise PlanError(f"{groups} groups were asked for, and {len(sizes)} group sizes given: {_sum(sizes)}")
     if settings.group_index is None and sum(sizes) != workers:
@@ -100,16 +100,16 @@ def _group_sizes(workers: int, settings: Settings) -> tuple[int, ...]:
 
 
 def _checked_index(workers: int, sizes: tuple[int, ...], index: int) -> int:
-    """The group `index`. Raises PlanError unless it exists, and has as many workers as this world."""
+    """Return `index`. Raises PlanError unless that group exists and has as many workers as this world."""
     if index >= len(sizes):
         raise PlanError(f"group index {index} does not exist: there are {len(sizes)} groups, 0 to {len(sizes) - 1}")
     if sizes[index] != workers:
-        raise PlanError(f"group {index} shall have {sizes[index]} workers, and {workers} were started")
+        raise PlanError(f"group {index} must have {sizes[index]} workers, and {workers} were started")
     return index
 
 
 def _nodes(hosts: Sequence[str], ranks_per_node: int | None) -> list[int]:
-    """Node number of each worker."""
+    """Return the node number of each worker."""
     if ranks_per_node is not None:
         return [position // ranks_per_node for position in range(len(hosts))]
     numbers: dict[str, int] = {}

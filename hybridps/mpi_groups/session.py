@@ -1,4 +1,4 @@
-"""The session: the part of this process in the MPI world of a job, from start to end."""
+"""The session: this process's part in the MPI world of a job, from start to end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Hello(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Session:
-    """The plan, groups, events and watchdog of a rank. Made by `open_session`; a context manager.
+    """The plan, groups, events and watchdog of a rank. `open_session` makes it; it is a context manager.
 
     Leaving the context with an exception ends the group on all of its ranks.
     """
@@ -46,7 +46,7 @@ class Session:
     def __init__(self, settings: Settings, plan: Plan, place: Place, world: Group, hosts: int) -> None:
         self.settings = settings
         self.hosts = hosts
-        """The number of hosts of this MPI world; more exactly, of sets of ranks that share memory."""
+        """The number of hosts of this MPI world; more exactly, the number of sets of ranks that share memory."""
         self.plan = plan
         self.place = place
         self.world = world
@@ -58,13 +58,14 @@ class Session:
         self.live = SessionLive(None, "", "")
         """What this rank shows of the run; replaced when the ranks have told each other."""
         self.steps = 0
-        """Steps that the models of this rank have done, for the record."""
+        """The number of steps of this rank's models, for the record."""
         self.bytes_with_servers: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """The payload that this rank has sent to servers, and received from them, so far, as its job counts it."""
+        """Returns the payload bytes that this rank has sent to servers and received from them so far. The job sets
+        it."""
         self.headcount = Headcount(plan.groups, plan.workers)
-        """The groups and workers of the job, as the program is told."""
+        """The numbers of groups and workers of the job, as the program sees them."""
         self.counted: Callable[[], tuple[int, int] | None] = lambda: None
-        """The same as the servers say; None where that is not known."""
+        """Returns the numbers of groups and workers according to the servers; None if they are not known."""
         name = place.worker if place.role == WORKER else f"server-{place.world_rank}"
         self.events = EventLog(settings.run_folder, name)
         self.trace = (
@@ -75,7 +76,7 @@ class Session:
         self.events.emit(Configured(time.time(), msgspec.to_builtins(without_secrets(settings))))
 
     def announce(self, servers: list[str]) -> None:
-        """Write the plan to the events, now that the servers are known. The first worker also prints it."""
+        """Write the plan to the events, when the servers are known. The first worker also prints it."""
         place, plan = self.place, self.plan
         planned = Planned(
             place.role, place.worker, plan.workers, place.group, plan.groups, place.group_rank, place.node, servers
@@ -116,7 +117,7 @@ class Session:
         self.close()
 
     def end_if_failed(self, error: BaseException | None) -> None:
-        """End the group on all of its ranks because of an error; `sys.exit(0)` is none."""
+        """End the group on all of its ranks because of an error. `sys.exit(0)` is no error."""
         if error is not None and not (isinstance(error, SystemExit) and not error.code):
             end_group(error)
 
@@ -130,8 +131,8 @@ class Session:
 def open_session(read_settings: Callable[[], Settings] = load_settings, role: str = WORKER) -> Session:
     """Join the MPI world that this process was started in (a world of one without an MPI launcher).
 
-    Every rank of the world must call this. What is wrong with the settings of any rank is raised on all of them,
-    marked `everywhere`.
+    Every rank of the world must call this. An error in the settings of any rank is raised on all ranks, marked
+    `everywhere`.
     """
     error = ""
     try:
@@ -160,10 +161,10 @@ def open_session(read_settings: Callable[[], Settings] = load_settings, role: st
 
 
 def agree(group: Group, error: HybridPSError | None, everywhere: bool = True) -> None:
-    """Raise the error of the first rank that has one, on all ranks of the group, or on none.
+    """Raise the error of the first rank that has one, on all ranks of the group.
 
-    On other ranks it is of the nearest class that `hybridps.errors` has. `everywhere`: these are all workers of the MPI
-    world.
+    On other ranks, the error has the nearest class that `hybridps.errors` defines. `everywhere`: whether the group has
+    all workers of the MPI world.
     """
     nearest = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__), "")
     for rank, told in enumerate(group.allgather_bytes(f"{nearest} {error}".encode() if error else b"")):
@@ -174,14 +175,14 @@ def agree(group: Group, error: HybridPSError | None, everywhere: bool = True) ->
 
 
 _ending = threading.RLock()
-"""Held by the thread that ends this process: others may have met the same error."""
+"""Held by the thread that ends this process, because other threads may have met the same error."""
 
 
 def end_group(error: BaseException) -> NoReturn:
     """Report an unhandled error once, and end all ranks of this MPI world."""
     _ending.acquire()
     everywhere = isinstance(error, HybridPSError) and error.everywhere
-    status, text = _last_words(error)
+    status, text = _exit_status_and_text(error)
     module = sys.modules.get("mpi4py.MPI")
     runs = module is not None and module.Is_initialized() and not module.Is_finalized()
     communicator = module.COMM_WORLD if module is not None and runs else None
@@ -201,8 +202,8 @@ def end_group(error: BaseException) -> NoReturn:
     os._exit(status)
 
 
-def _last_words(error: BaseException) -> tuple[int, str]:
-    """The exit status after an error, and what is printed."""
+def _exit_status_and_text(error: BaseException) -> tuple[int, str]:
+    """Return the exit status after an error, and the text to print."""
     if isinstance(error, HybridPSError):
         return error.status, f"hybridps: error: {error}"
     if not isinstance(error, SystemExit):
@@ -213,7 +214,7 @@ def _last_words(error: BaseException) -> tuple[int, str]:
 
 
 def _join_world(deadline_seconds: float) -> tuple[Group, str]:
-    """A duplicate of the world, and a name for the host, equal on ranks that share memory."""
+    """Return a duplicate of the world, and a name for the host that is equal on ranks that share memory."""
     if not started_by_mpi():
         return SoloGroup(), "here"
     from mpi4py import MPI

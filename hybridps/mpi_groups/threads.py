@@ -17,7 +17,10 @@ Result = TypeVar("Result")
 
 
 class _Room:
-    """What the threads of one group share: a slot for each rank, a barrier, and mail."""
+    """What the threads of one group share: a slot for each rank, a barrier, and mail.
+
+    A rank writes only its own slot, before a barrier; the others read it after that barrier.
+    """
 
     def __init__(self, size: int, deadline_seconds: float) -> None:
         self.slots: list[Any] = [None] * size
@@ -27,7 +30,7 @@ class _Room:
         self.deadline_seconds = deadline_seconds
 
     def mail(self, sender: int, receiver: int, tag: int) -> queue.SimpleQueue[np.ndarray]:
-        """The same queue for both threads, whichever asks first: `setdefault` is one step, unlike a defaultdict's."""
+        """Return the same queue to both threads, whichever asks first. `setdefault` is atomic, unlike a defaultdict."""
         return self._mail.setdefault((sender, receiver, tag), queue.SimpleQueue())
 
 
@@ -141,7 +144,10 @@ class ThreadGroup:
         self.barrier()
 
     def _meet_with(self, what: str, array: np.ndarray) -> None:
-        """Meet, each with an array. Raises LayoutError, on all ranks, if the arrays differ in size or dtype."""
+        """Meet the other ranks, each with an array.
+
+        Raises LayoutError, on all ranks, if the arrays differ in size or dtype.
+        """
         self._meet(array)
         if any(other.shape != array.shape or other.dtype != array.dtype for other in self._room.slots):
             forms = [describe(other) for other in self._room.slots]
@@ -154,7 +160,7 @@ class ThreadGroup:
 
 
 class SoloGroup(ThreadGroup):
-    """The Group of a single process: nobody else, and no MPI."""
+    """The Group of a single process, without MPI."""
 
     def __init__(self) -> None:
         super().__init__(_Room(1, 0.0), 0)

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 class Watchdog:
     """A thread that watches the current wait.
 
-    It calls `late(what, seconds, final)` after a tenth of `deadline_seconds`, and again, with `final`, at the deadline.
+    It calls `late(what, seconds, final)` after a tenth of `deadline_seconds`, and again at the deadline, with `final`
+    set.
     """
 
     def __init__(self, deadline_seconds: float, late: Callable[[str, float, bool], None]) -> None:
@@ -24,7 +25,7 @@ class Watchdog:
 
     @contextmanager
     def watch(self, what: str) -> Iterator[None]:
-        """Watch the body, called `what` in messages. One thread at a time."""
+        """Watch the body of the `with` statement, called `what` in messages. One thread uses this at a time."""
         self._watched = (what, time.monotonic())
         try:
             yield

@@ -1,9 +1,9 @@
-"""Which chunks a flat buffer has, and which server owns each of them. Pure arithmetic: nothing grows with the buffer.
+"""How a flat buffer is cut into chunks, and which server owns each of them. Pure arithmetic, in constant memory.
 
-Chunks have equal lengths, but for the last one, which may be shorter. So longest-processing-time-first balance (each
-chunk, the longest first, goes to the server with the least so far) is a round robin: chunk i belongs to server
-i mod servers, and on it to thread (i div servers) mod threads. Tables of one chunk would all come to the first server:
-such a table is dealt from another number on, `first`.
+All chunks have the same length, except the last one, which may be shorter. Longest-processing-time-first balance (each
+chunk, the longest first, goes to the server with the least so far) is therefore a round robin: chunk i belongs to
+server i mod servers, and there to thread (i div servers) mod threads. Tables of one chunk would all be assigned to the
+first server, so their chunks are counted from another number, `first`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from hybridps.errors import LayoutError
 from hybridps.memory import Layout
 
 MOST_CHUNKS = 1 << 20
-"""Of a table."""
+"""The largest number of chunks of a table."""
 
 LARGEST_CHUNK_BYTES = 1 << 28
 
 
 class Span(NamedTuple):
-    """Elements `start` to `stop` of a flat buffer, which all lie in one chunk."""
+    """Elements `start` to `stop` of a flat buffer, all in one chunk."""
 
     chunk: int
     start: int
@@ -31,12 +31,12 @@ class Span(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return self.stop - self.start
 
 
 class ChunkMap:
-    """A layout cut into chunks of `chunk_bytes`, which are dealt to `servers` as the numbers from `first` on.
+    """The chunks of a layout, `chunk_bytes` each, and their owners among `servers`. Chunks count from `first`.
 
     Raises LayoutError if `chunk_bytes` is not a positive multiple of the size of an element, if there would be more
     than `MOST_CHUNKS` chunks, or if there is no server.
@@ -53,9 +53,9 @@ class ChunkMap:
         self.servers = servers
         self.first = first
         self.step = chunk_bytes // layout.itemsize
-        """Elements of a chunk."""
+        """The number of elements of a chunk."""
         self.count = -(-layout.length // self.step)
-        """Number of chunks."""
+        """The number of chunks."""
         if self.count > MOST_CHUNKS:
             raise LayoutError(
                 f"{layout.length} elements make more than {MOST_CHUNKS} chunks of {chunk_bytes} bytes: "
@@ -63,27 +63,27 @@ class ChunkMap:
             )
 
     def whole(self, chunk: int) -> Span:
-        """All elements of a chunk."""
+        """Return all elements of a chunk."""
         return Span(chunk, chunk * self.step, min((chunk + 1) * self.step, self.layout.length))
 
     def length_of(self, server: int) -> int:
-        """Number of elements that a server owns."""
+        """Return the number of elements that a server owns."""
         owned = self.owned_between(server, 0, self.layout.length)
         return sum(self.whole(chunk).length for chunk in owned[-1:]) + max(len(owned) - 1, 0) * self.step
 
     def thread_of(self, chunk: int, threads: int) -> int:
-        """The thread of its server that owns a chunk."""
+        """Return the number of the worker thread that owns a chunk at its server."""
         return (chunk + self.first) // self.servers % threads
 
     def owned_between(self, server: int, start: int, stop: int) -> range:
-        """The chunks of a server that have some of the elements `start:stop`."""
+        """Return the chunks of a server that have some of the elements `start:stop`."""
         if start >= stop:
             return range(0)
         first = start // self.step
         return range(first + (server - self.first - first) % self.servers, -(-stop // self.step), self.servers)
 
     def spans(self, server: int, start: int, stop: int) -> Iterator[Span]:
-        """What a server owns of the elements `start:stop`, chunk by chunk."""
+        """Yield the elements of `start:stop` that a server owns, chunk by chunk."""
         for chunk in self.owned_between(server, start, stop):
             yield Span(chunk, max(start, chunk * self.step), min(stop, (chunk + 1) * self.step))
 

@@ -1,4 +1,4 @@
-"""How groups join a job that runs: what all groups say of the job, and what a launcher asks its first server."""
+"""How groups join a running job: what all groups say about the job, and what a launcher asks its first server."""
 
 from __future__ import annotations
 
@@ -13,36 +13,41 @@ from hybridps.errors import ConfigError
 from hybridps.ps.message import Count, JobName, Message, Number, TenantName, Token
 
 MOST_JOINED = 32
-"""Groups that have joined a job, at a time: servers have room for so many more."""
+"""The number of groups that may have joined a job at a time. Servers reserve room for so many."""
 
 EQUAL = (
     *("algorithm", "backend", "racks", "alpha", "rho", "outer_rate", "outer_momentum", "tau", "trigger"),
     *("staleness", "chunk_bytes", "wire"),
 )
-"""Settings that groups have equal with the job that they join."""
+"""Settings that a group must have equal with the job that it joins."""
 
 Sizes = Annotated[tuple[Count, ...], Meta(max_length=4096)]
 Text = Annotated[str, Meta(max_length=512)]
 
 
 class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a group says of its job as it comes to a server. `sizes`: workers of the groups that the job was started
-    with, or, of a group that has joined it, of all up to itself."""
+    """What a group tells a server about its job.
+
+    `sizes`: the workers of the groups that the job was started with. A group that has joined it gives the sizes of all
+    groups up to itself.
+    """
 
     sizes: Sizes = ()
     settings: Annotated[Mapping[Text, Text], Meta(max_length=64)] = {}
-    """Those of `EQUAL`, as variables; defaults are left out."""
+    """The settings of `EQUAL`, as environment variables. Defaults are left out."""
     servers: Annotated[tuple[Text, ...], Meta(max_length=1024)] = ()
-    """Addresses of all servers, in order."""
+    """The addresses of all servers, in order."""
     server: Number = 0
-    """The place of this one among them."""
+    """The place of this server among them."""
     ticket: Number | None = None
-    """Of a group that has joined: what the first server gave it."""
+    """The secret that the first server gave to a group that has joined."""
 
 
 class AskToJoin(Message, frozen=True, omit_defaults=True):
-    """Groups of these sizes want to join a job; without sizes, they only ask about it. On a socket of its own, without
-    Hello. Answer: ToldToJoin. Without a name it is the only job of the tenant."""
+    """Groups of these sizes ask to join a job; without sizes, the sender only asks about the job. Answer: ToldToJoin.
+
+    It is sent on a socket of its own, without Hello. Without a name it is about the only job of the tenant.
+    """
 
     version: int
     job: JobName | None = None
@@ -52,23 +57,25 @@ class AskToJoin(Message, frozen=True, omit_defaults=True):
 
 
 class ToldToJoin(Message, frozen=True, omit_defaults=True):
-    """The groups may join as these `numbers`, with a `ticket` for all of them: a secret, which lets nobody else in."""
+    """The groups may join with these `numbers`. `ticket`: a secret for all of them. No group is let in without it."""
 
     job: str
     groups: Count
-    """With which the job was started."""
+    """The number of groups that the job was started with."""
     terms: Terms
-    """Of the job. `sizes` are those of all groups, by their numbers, also of those that have gone."""
+    """The terms of the job. `sizes` has all groups, by number, including those that have gone."""
     numbers: tuple[Number, ...] = ()
     ticket: Number = 0
     epoch: float = 0.0
     step: Number = 0
-    """What the job had done, if its launcher knows."""
+    """How far the job was, if its launcher knows."""
 
 
 class EndOfGroup(Message, frozen=True, omit_defaults=True):
-    """The processes of a group that has joined have ended; it is started again (`returns`), or not. `ticket`: who asked
-    for its number. Answer: Alive."""
+    """The processes of a group that has joined have ended. Answer: Alive.
+
+    `returns`: whether the group is started again. `ticket`: that of the sender that asked for its number.
+    """
 
     version: int
     job: JobName
@@ -81,23 +88,23 @@ class EndOfGroup(Message, frozen=True, omit_defaults=True):
 
 
 def terms_of(settings: Settings, servers: tuple[str, ...]) -> Terms:
-    """What the group of these settings says of its job."""
+    """Return what the group with these settings tells servers about its job."""
     told = to_environment(settings)
     equal = {name: told[name] for field in EQUAL if (name := PREFIX + field.upper()) in told}
-    # Long ones only matter to those that join.
+    # Long lists only matter to groups that join.
     short = len(servers) <= 64 and sum(map(len, servers)) <= 2048
     return Terms(settings.group_sizes or (), equal, servers if short else (), ticket=settings.ticket)
 
 
 def agreed_settings(mine: Settings, job: str, terms: Terms) -> dict[str, str]:
-    """The settings of `EQUAL` of a job, by their fields. Raises ConfigError if mine say otherwise, with both."""
+    """Return the settings of `EQUAL` of a job, by field. Raises ConfigError, with both values, if `mine` differ."""
     told = to_environment(mine)
     for field in EQUAL:
         name = PREFIX + field.upper()
         theirs = terms.settings.get(name)
         if name in told and told[name] != theirs:
             raise ConfigError(
-                f"{name} is {theirs or 'not set'} in job {job!r}, and {told[name]} here: leave it out, and it is that "
-                "of the job"
+                f"{name} is {theirs or 'not set'} in job {job!r}, and {told[name]} here: leave it out to use that of "
+                "the job"
             )
     return {name.removeprefix(PREFIX).lower(): text for name, text in terms.settings.items()}

@@ -1,12 +1,12 @@
-"""Keys: who may talk to a server, and how both sides know each other (CurveZMQ, rfc.zeromq.org/spec/26).
+"""Keys: who may talk to a server, and how both sides authenticate each other (CurveZMQ, rfc.zeromq.org/spec/26).
 
-A server's folder, made by `make_tenant`, holds what the server reads, and one folder for each tenant to be handed over:
+`make_tenant` makes a server's folder. It holds what the server reads, and one folder for each tenant to be handed over:
 
-    server.key  server.key_secret       the server's pair
+    server.key  server.key_secret       the server's key pair
     tenants/NAME.key  NAME.json         the allow-list: a tenant's public key; the digest of its token, and its quotas
     for-NAME/                           what the tenant gets: server.key  tenant.key_secret  tenant.json
 
-Keys are ZeroMQ certificates. Secrets can be read by their owner alone; others are not used.
+Keys are ZeroMQ certificates. A secret file must be readable by its owner alone; otherwise it is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Quota = Annotated[int, Meta(ge=1)]
 class Credentials(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a tenant needs to talk to its servers. Keys are Z85 text; `server` is the servers' public key.
 
-    `tenant.json` has those without keys.
+    `tenant.json` has these fields without the keys.
     """
 
     tenant: str
@@ -47,7 +47,7 @@ class Credentials(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, settings: Settings) -> Credentials | None:
-        """Those of the settings, if any. Raises ConfigError if they cannot be used."""
+        """Return the credentials that the settings name, if any. Raises ConfigError if they cannot be used."""
         if settings.credentials is not None:
             try:
                 return msgspec.json.decode(base64.urlsafe_b64decode(settings.credentials), type=cls)
@@ -57,18 +57,18 @@ class Credentials(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def load(cls, folder: Path) -> Credentials:
-        """Those in a folder `for-NAME`. Raises ConfigError."""
+        """Read the credentials in a folder `for-NAME`. Raises ConfigError."""
         public, secret = _certificate(folder / "tenant.key_secret", with_secret=True)
         server, _ = _certificate(folder / "server.key")
         named = _read(folder / "tenant.json", cls, secret=True)
         return msgspec.structs.replace(named, public=public, secret=secret, server=server)
 
     def text(self) -> str:
-        """As one word, for the environment."""
+        """Return the credentials as one word, for the environment."""
         return base64.urlsafe_b64encode(msgspec.json.encode(self)).decode()
 
     def secure(self, socket: Any) -> None:
-        """Let a client's socket use these keys, before it connects."""
+        """Make a client's socket use these keys. Call this before it connects."""
         socket.curve_publickey, socket.curve_secretkey = self.public.encode(), self.secret.encode()
         socket.curve_serverkey = self.server.encode()
 
@@ -77,13 +77,13 @@ class Quotas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a tenant may use of one server. None: no bound of its own."""
 
     memory_bytes: Quota | None = None
-    """Its tables, and its messages that wait."""
+    """The memory of its tables and of its waiting messages."""
     bytes_per_second: Quota | None = None
-    """Chunks exchanged, pushed or pulled, one way."""
+    """The rate of exchanged or pulled chunks, in one direction."""
 
 
 class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whom a server knows. Its file has no name inside."""
+    """A tenant that a server knows. `name` is that of its file, which does not contain it."""
 
     token_sha256: str
     quotas: Quotas
@@ -94,7 +94,7 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AllowList(msgspec.Struct, frozen=True):
-    """A server's own pair, and its tenants by their public keys (Z85)."""
+    """A server's own key pair, and its tenants by their public keys (Z85)."""
 
     public: str
     secret: str
@@ -102,12 +102,12 @@ class AllowList(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, settings: Settings) -> AllowList | None:
-        """That of the settings, if any. Raises ConfigError if it cannot be used."""
+        """Return the allow-list that the settings name, if any. Raises ConfigError if it cannot be used."""
         return None if settings.server_keys is None else cls.load(Path(settings.server_keys))
 
     @classmethod
     def load(cls, folder: Path) -> AllowList:
-        """Raises ConfigError."""
+        """Read the allow-list in a server's folder. Raises ConfigError."""
         public, secret = _certificate(folder / "server.key_secret", with_secret=True)
         tenants = {}
         for path in sorted((folder / "tenants").glob("*.key")):
@@ -118,19 +118,21 @@ class AllowList(msgspec.Struct, frozen=True):
         return cls(public, secret, tenants)
 
     def secure(self, socket: Any) -> None:
-        """Let a server's socket demand keys, before it is bound."""
+        """Make a server's socket demand keys. Call this before it is bound."""
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = self.public.encode(), self.secret.encode()
         socket.zap_domain = b"hybridps"
 
 
 def make_tenant(folder: Path, name: str, quotas: Quotas | None = None) -> Path:
-    """Make keys and a token for a tenant, and the server's pair if there is none; returns the tenant's folder.
+    """Make keys and a token for a tenant, and the server's pair if there is none. Returns the tenant's folder.
 
     Raises ConfigError if the name cannot be used or is taken.
     """
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} is no name of a tenant: use up to 64 letters, digits, dots, dashes, underscores")
+        raise ConfigError(
+            f"{name!r} is not a name of a tenant: use up to 64 letters, digits, dots, dashes, underscores"
+        )
     theirs = folder / f"for-{name}"
     if theirs.exists() or (folder / "tenants" / f"{name}.key").exists():
         raise ConfigError(f"{folder} has keys of {name!r} already: remove {theirs} and tenants/{name}.* to renew them")
@@ -146,7 +148,7 @@ def make_tenant(folder: Path, name: str, quotas: Quotas | None = None) -> Path:
         shutil.copyfile(folder / "server.key", theirs / "server.key")
         allowed = msgspec.json.encode(Tenant(_digest(token), quotas or Quotas()))
         (folder / "tenants" / f"{name}.json").write_bytes(msgspec.json.format(allowed, indent=1))
-        # The last one: with it the tenant is known.
+        # This file comes last, because it makes the tenant known.
         (theirs / "tenant.key").rename(folder / "tenants" / f"{name}.key")
     except OSError as error:
         raise ConfigError(f"keys cannot be made in {folder}: {error.strerror}: {error.filename}") from None
@@ -160,7 +162,10 @@ def _digest(token: str) -> str:
 
 
 def _read(path: Path, kind: Any = None, secret: bool = False) -> Any:
-    """The record of that kind in a file of JSON, or the pair of keys of a certificate."""
+    """Read the record of class `kind` in a JSON file or, without `kind`, the key pair in a certificate.
+
+    `secret`: whether the file must be readable by its owner alone. Raises ConfigError.
+    """
     try:
         if secret and path.stat().st_mode & 0o077:
             raise ConfigError(f"{path} can be read by others, who may have it by now: renew it, or chmod 600")
@@ -170,7 +175,7 @@ def _read(path: Path, kind: Any = None, secret: bool = False) -> Any:
 
 
 def _certificate(path: Path, with_secret: bool = False) -> tuple[str, str]:
-    """Public and secret key of a certificate."""
+    """Return the public and the secret key in a certificate. Raises ConfigError."""
     public, secret = _read(path, secret=with_secret)
     if with_secret and not secret:
         raise ConfigError(f"{path} has no secret key: make keys with `hybridps keys`")

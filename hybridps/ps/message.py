@@ -1,4 +1,4 @@
-"""What all messages between groups and servers are made of."""
+"""The field types and the base class of all messages between groups and servers."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ Token = Annotated[str, Meta(max_length=64)]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="kind", forbid_unknown_fields=True):
-    """Base class."""
+    """Base class of messages."""

@@ -1,7 +1,7 @@
-"""The records of the parameter service, each defined once: what groups agree on, and what is handed from room to room.
+"""The records of the parameter service, each defined once: what groups agree on, and what one room hands to another.
 
-A contribution travels from the loop, which knows who has brought what, to a worker, which alone touches the memory of
-the chunk, and comes back as an answer. `Task` says which part of that runs where.
+The loop of a server knows which group has brought what. It hands a contribution to a worker thread, which alone touches
+the memory of the chunk, and gets an answer back. A `Task` says which part of this runs on which thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class UnknownClientError(ServerError):
 
 
 class GroupTakenError(ServerError):
-    """Another process is that group. It may be gone already without having been declared lost yet."""
+    """Another process is that group. It may have ended without having been declared lost yet."""
 
 
 class Joining(enum.Enum):
@@ -39,9 +39,9 @@ class Joining(enum.Enum):
     NEW = "new"
     """This group has initialised the centre."""
     LATE = "late"
-    """The centre was there already."""
+    """The centre existed already."""
     DROPPED = "dropped"
-    """All groups had the table and dropped it: there is nothing to read."""
+    """All groups had registered the table and dropped it, so there is nothing to read."""
 
 
 class TableSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,9 +68,8 @@ class TableSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise LayoutError(f"{self.rule} needs tables of one key: this layout has {len(self.layout.slots)}")
         if self.rule.whole_keys and not self.layout.nbytes <= self.chunk_bytes <= LARGEST_CHUNK_BYTES:
             raise LayoutError(
-                f"key {self.layout.slots[0].key!r} has {self.layout.nbytes} bytes, and {self.rule} looks at all of it: "
-                f"that takes a chunk as large, of {LARGEST_CHUNK_BYTES} bytes at most. Use another optimizer, or let "
-                "the workers update"
+                f"key {self.layout.slots[0].key!r} has {self.layout.nbytes} bytes, and {self.rule} needs it in one "
+                f"chunk, of {LARGEST_CHUNK_BYTES} bytes at most: use another optimizer, or let the workers update"
             )
 
     def check_same(self, other: TableSpec, table: str) -> None:
@@ -87,26 +86,29 @@ class TableSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 )
 
     def shape_of(self, span: Span) -> tuple[int, ...]:
-        """The shape of a whole chunk: the key's, if the table is one key in one chunk, or flat. Without the padding
-        behind the last key."""
+        """Return the shape of a whole chunk: the key's if the table is one key in one chunk, otherwise flat.
+
+        The padding after the last key is left out.
+        """
         slots = self.layout.slots
         if len(slots) == 1 and span.length == self.layout.length:
             return slots[0].shape or (1,)
         return (min(span.stop, slots[-1].stop) - span.start,)
 
     def chunk_map(self) -> ChunkMap:
-        """The chunks of the table on all servers. Raises LayoutError if they cannot be made."""
+        """Return the chunks of the table on all servers. Raises LayoutError if they cannot be made."""
         first = crc32(self.layout.slots[0].key.encode()) if self.rule.whole_keys else 0
         return ChunkMap(self.layout, self.chunk_bytes, self.servers, first)
 
 
 Rules = tuple[tuple[int, AnyRule], ...]
-"""Rules of a range of elements, instead of the table's: each with the element that it ends before. They differ from the
-table's rule in their numbers only, such as a learning rate that changes. None: the table's rule counts."""
+"""Rules for a range of elements that replace the table's rule. Each comes with the element before which it ends. They
+differ from the table's rule in their numbers only, such as a changing learning rate. An empty tuple: the table's rule
+applies."""
 
 
 def rules_of_span(rules: Rules, start: int, stop: int) -> Rules:
-    """The rules of elements `start:stop`, from those of a range that these lie in."""
+    """Return the rules of elements `start:stop`, from the rules of a range that contains them."""
     if not rules:
         return ()
     first = bisect_right(rules, start, key=itemgetter(0))
@@ -115,9 +117,9 @@ def rules_of_span(rules: Rules, start: int, stop: int) -> Rules:
 
 
 class Origin(NamedTuple):
-    """Who asks: one life (`epoch`) of a group of a job, and the number of its request, which grows within that life.
+    """The sender of a request: one life (`epoch`) of a group of a job, and the number of the request in that life.
 
-    Together with the chunk it identifies a contribution: one that comes twice counts once.
+    With a chunk it identifies a contribution, so that one that arrives twice counts once.
     """
 
     job: str
@@ -127,12 +129,12 @@ class Origin(NamedTuple):
 
 
 class Contribution(msgspec.Struct, frozen=True, eq=False):
-    """What a group brings to a round of a span: the sum of `rows` (flat arrays of the span's length,
-    or values as they came) counts.
+    """What a group brings to a round for the elements of a span: the sum of `rows`.
 
-    The answer is written to all `targets`, memory of the group; None: it is sent. `groups`: of how many groups the
-    values are the sum, which a rack server brings. `rules`: of the span. `not_finite`: if a worker has found NaN or
-    Inf, which count all the same, the number of that row, and its first such element in the flat buffer.
+    `rows` are flat arrays of the span's length, or encoded values. The answer is written to all `targets`, memory of
+    the group; None: it is sent. `groups`: how many groups the values represent; a rack server brings several. `rules`:
+    the rules of the span. `not_finite`: filled by a worker thread that has found NaN or Inf, which count nevertheless,
+    with the number of the row and its first such element in the flat buffer.
     """
 
     origin: Origin
@@ -147,7 +149,7 @@ class Contribution(msgspec.Struct, frozen=True, eq=False):
 class Answer(msgspec.Struct, frozen=True, eq=False):
     """A request is done, or was refused with an `error`: for one chunk, or as a whole (None).
 
-    `values` are to be sent, and nobody changes them; None: nothing is sent. `not_finite`: as in `Contribution`.
+    `values` are to be sent and never change; None: nothing is sent. `not_finite`: as in `Contribution`.
     """
 
     origin: Origin
@@ -158,16 +160,16 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
 
 
 class SnapshotStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table starts from snapshot `number`. The first server draws `token`: it starts from there once."""
+    """Says that a table starts from snapshot `number`: once, for the `token` that the first server has drawn."""
 
     number: Annotated[int, Meta(ge=0, le=1 << 62)]
     token: Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """A group has joined a table. With `initialise` it is to send the initial values; `dropped` as in `Joining`.
+    """A group has joined a table. If `initialise`, it must send the initial values. `dropped` as in `Joining`.
 
-    `start`: the first server has the centre from a snapshot, and the others are to take theirs from it.
+    `start`: the first server has taken the centre from a snapshot, and the others must do the same.
     """
 
     origin: Origin
@@ -177,7 +179,7 @@ class Admitted(msgspec.Struct, frozen=True):
 
 
 class ChunkPlace(NamedTuple):
-    """Which chunk, of which table of which job."""
+    """Identifies a chunk of a table of a job."""
 
     job: str
     table: str
@@ -185,33 +187,36 @@ class ChunkPlace(NamedTuple):
 
 
 class Task(msgspec.Struct, frozen=True, eq=False):
-    """Work on the memory of a chunk: `run` is called by the worker `owner`, in order; then the loop calls `then`.
+    """Work on the memory of a chunk. The worker thread `owner` calls `run`, in order; then the loop calls `then`.
 
-    `then` gets what `run` returned, or the ServerError that stands for an exception, and returns what follows.
+    `then` gets the result of `run`, or a ServerError that stands for its exception. It returns the outcomes that
+    follow.
     """
 
     owner: int
     run: Callable[[], Any]
     then: Callable[[Any], Iterable[Outcome]]
     nbytes: int | None = None
-    """What is read and written, if it is known and nothing is compiled: little is done at once, by the loop."""
+    """The number of bytes that are read and written, if it is known and nothing is compiled. The loop itself runs small
+    tasks at once."""
     sends: bool = False
-    """Whether values are sent afterwards: the loop is told at once, and not with what comes next."""
+    """Whether values are sent afterwards. The loop is then woken at once, instead of with the next result."""
     round_of: ChunkPlace | None = None
-    """The chunk that a round is computed of, if one is."""
+    """The chunk of which a round is computed, if one is."""
 
 
 class ParentRequest(msgspec.Struct, frozen=True, eq=False):
     """A rack server asks its parents to register or drop a `RackTable`, or to exchange a part of it.
 
-    When it is back the loop calls `then` with None, or with the error for which the parents refused the values.
+    When the answer is back, the loop calls `then` with None, or with the error with which the parents refused the
+    values.
     """
 
     action: Literal["register", "exchange", "drop"]
     table: Any
     then: Callable[[HybridPSError | None], Iterable[Outcome]]
     place: slice = slice(0, 0)
-    """Elements of the table's buffer that are exchanged, as the sum of so many groups."""
+    """The elements of the table's buffer to exchange. They are the sum of `groups` groups."""
     groups: int = 1
 
 

@@ -1,6 +1,6 @@
-"""What servers record of a job that is profiled: the messages that they handle and the rounds that they compute.
+"""What servers record about a profiled job: the messages that they handle and the rounds that they compute.
 
-A profile is an array of records of fixed size, so that its cost is known before it begins. It travels in pages.
+A profile is an array of records of fixed size, so that its cost is known in advance. It is sent in pages.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ RECORD = np.dtype(
         ("took_ns", "i8"),
     ]
 )
-"""`kind`: of the message, or `ROUND`; empty: nothing is recorded here. `chunk`, `group`, `request`: -1 where there is
-none; `request` is the number that its client gave a message.
+"""`kind`: the kind of the message, or `ROUND`; empty: the record is not used. `chunk`, `group`, `request`: -1 if there is
+none; `request` is the number that the client gave the message.
 
-`thread`: 0 for the thread that handles messages, 1 + n for number n of those that own chunks. Times are of the
-monotonic clock of the server's host.
+`thread`: 0 for the thread that handles messages, 1 + n for worker thread n. Times are those of the monotonic clock of
+the server's host.
 """
 
 ROUND = b"round"
 
 MOST_RECORDS = 1 << 16
-"""Of a job on a server; what comes later is only counted."""
+"""The number of records of a job on a server. Later messages and rounds are only counted."""
 
 PAGE_RECORDS = 1 << 12
-"""Of a page. Page 0 begins with a record whose `began_ns` is the number of all that was to be recorded."""
+"""The number of records of a page. Page 0 begins with a record whose `began_ns` is the number of all messages and
+rounds that should have been recorded."""
 
 PAGES = MOST_RECORDS // PAGE_RECORDS
 
 State = Literal["run", "stop", "end"]
-"""Of a profile: it is recorded, it is kept, it is forgotten."""
+"""The state of a profile: it is being recorded, it is kept, or it is forgotten."""

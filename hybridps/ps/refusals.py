@@ -1,4 +1,4 @@
-"""How a server tells an error to a client: a message with the kind of the error."""
+"""How a server sends an error to a client: as a message with the kind of the error."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _ERRORS: dict[str, type[HybridPSError]] = {
     "unknown": UnknownClientError,
     "server": ServerError,
 }
-"""Of the kinds that an error is, the first one is told."""
+"""The kinds of errors by code. The first one that an error belongs to is sent."""
 
 
 class Refused(Message, frozen=True, omit_defaults=True):
-    """The request cannot be carried out, or not for that chunk: the answers for its other chunks still come.
+    """The request, or a part of it in one `chunk`, cannot be carried out. Answers for other chunks still follow.
 
     `code` names one of `_ERRORS`. `request` is None if it is not known.
     """
@@ -31,11 +31,11 @@ class Refused(Message, frozen=True, omit_defaults=True):
 
 
 def refusal(error: HybridPSError, request: int | None, chunk: int | None = None) -> Refused:
-    """The message that tells `error`."""
+    """Return the message that sends `error`."""
     code = next((code for code, kind in _ERRORS.items() if isinstance(error, kind)), "server")
     return Refused(code, str(error), request, chunk)
 
 
 def error_of(refused: Refused, address: str) -> HybridPSError:
-    """The error that a refusal tells."""
+    """Return the error that a refusal describes."""
     return _ERRORS.get(refused.code, ServerError)(f"{address}: {refused.message}")

@@ -22,38 +22,40 @@ class Pending(Protocol):
 
     @property
     def not_finite(self) -> Mapping[int, int]:
-        """Of an exchange that is done: rows that had NaN or Inf and counted, each with its first such element.
+        """The rows of a completed exchange that had NaN or Inf and counted, each with its first such element.
 
-        Of each chunk one row is named, by a store that `finds_not_finite`, where the rule is transparent.
+        If the rule is transparent, a store that `finds_not_finite` names one row for each chunk with NaN or Inf.
         """
 
     def wait(self) -> None:
-        """Return when it is done. Wait once only: a second time raises ServerError."""
+        """Wait until the operation is done. A second call raises ServerError."""
 
     def wait_here(self) -> bool:
-        """As `wait`, but returns false as soon as a server is away: the operation stays under way, and the caller may
-        change the values, and call this again."""
+        """Wait as `wait` does, but return False as soon as a server is away.
+
+        The operation then stays under way; the caller may change the values, and call this again.
+        """
 
 
 class ParameterStore(Protocol):
     """Tables of parameters, each a flat buffer with a layout and a rule, shared by the groups of a job.
 
-    Used by one thread at a time. Arrays are flat, contiguous and of the layout's dtype. All waits have
-    a deadline (DeadlineError); what the server refuses raises ServerError or LayoutError with its reason.
+    One thread uses a store at a time. Arrays are flat, contiguous and of the layout's dtype. All waits have a deadline
+    (DeadlineError). If the server refuses a request, ServerError or LayoutError is raised with its reason.
     """
 
     finds_not_finite: bool
-    """Whether exchanges tell of NaN and Inf in what the group brings."""
+    """Whether exchanges report NaN and Inf in what the group contributes."""
 
     @property
     def away(self) -> bool:
         """Whether a server cannot be reached now, so that operations wait for it."""
 
     bytes_to_servers: int
-    """Payload bytes sent so far."""
+    """The payload bytes sent so far."""
 
     bytes_from_servers: int
-    """Payload bytes asked for so far: answers to exchanges, and what was pulled."""
+    """The payload bytes requested so far: answers to exchanges, and pulled arrays."""
 
     def register(
         self,
@@ -66,12 +68,13 @@ class ParameterStore(Protocol):
     ) -> Joining:
         """Join a table.
 
-        The first group initialises the centre with `initial` (zeros if None), whichever comes first: the others
-        wait for it, but not for one that does not come at all. They leave the centre as it is. At servers with parents
-        the first group initialises too, but the parents' centre counts: the table is `LATE`. Raises LayoutError with
-        the first keys that differ if the table has another layout, ServerError if it has another rule, clock or codec,
-        or if they have no meaning together. Without a `clock` it is the rule's usual one. With a `codec` that is not
-        exact, values and answers are rounded by it, for all groups alike.
+        The first group, by number, initialises the centre with `initial` (zeros if None), whichever group registers
+        first. The others leave the centre as it is. They wait for the first group, but not if it never starts. At
+        servers with parents the first group initialises too, but the parents' centre counts, so the table is `LATE`.
+
+        Without a `clock`, the rule's usual one is used. A `codec` that is not exact rounds values and answers, alike
+        for all groups. Raises LayoutError, with the first keys that differ, if the table has another layout;
+        ServerError if it has another rule, clock or codec, or if these cannot be combined.
         """
 
     def exchange(
@@ -79,11 +82,12 @@ class ParameterStore(Protocol):
     ) -> Pending:
         """Contribute elements `start:stop` of `values`, and receive the rule's answer into those of `answer`.
 
-        `rules`: of these elements, instead of the table's. Groups whose values make a round must give the same.
+        `rules` applies to these elements instead of the table's rule. Groups whose values form a round must give the
+        same.
 
-        With a bulk-synchronous clock the round of an element is complete when all groups have contributed it: their
-        spans need not be the same. Of an element a group has one exchange under way at a time. `values` may not change,
-        nor `answer` be read, until the operation is done. They may be the same array.
+        With a bulk-synchronous clock, the round of an element is complete when all groups have contributed it; their
+        spans need not be the same. A group has one exchange of an element under way at a time. Until the operation is
+        done, `values` must not change and `answer` must not be read. They may be the same array.
         """
 
     def exchange_rows(
@@ -95,25 +99,26 @@ class ParameterStore(Protocol):
         stop: int,
         rules: Rules = (),
     ) -> Pending | None:
-        """As `exchange` of the sum of `rows`, vectors of one group; all `answers`, which may be the rows, receive it.
+        """Exchange the sum of `rows`, vectors of one group. All `answers`, which may be the rows, receive the answer.
 
-        None, and nothing is begun, if a server does not reach the memory of them all.
+        Otherwise the same as `exchange`. Returns None, and begins nothing, if a server does not reach the memory of all
+        of them.
         """
 
     def pull(self, table: str, out: np.ndarray, array: int = 0) -> Pending:
-        """Receive the whole centre into `out`, as it is now, or a state of the rule (`array` 1, 2, ...)."""
+        """Receive the whole current centre into `out`, or a state of the rule (`array` 1, 2, ...)."""
 
     def put(self, table: str, values: np.ndarray, array: int) -> Pending:
         """Replace the centre (`array` 0) or a state of the rule (1, 2, ...) by `values`.
 
-        What other groups contribute meanwhile comes before or after, chunk by chunk.
+        Concurrent contributions of other groups count either before or after this, chunk by chunk.
         """
 
     def drop(self, table: str) -> None:
-        """This group is done with a table. The servers free it when all groups have dropped it."""
+        """Give up a table. The servers free it when all groups have dropped it."""
 
     def close(self) -> None:
-        """Leave all tables and release what is held. The other groups go on without this one."""
+        """Leave all tables and release all resources. The other groups continue without this one."""
 
 
 OpenStore = Callable[..., ParameterStore]
@@ -121,7 +126,10 @@ OpenStore = Callable[..., ParameterStore]
 
 
 def check_new(tables: Container[str], table: str, group: int, rule: Rule) -> AnyRule:
-    """The rule of a table that `group` registers. Raises ServerError for a table it has, or a rule servers lack."""
+    """Return the rule of a table that `group` registers.
+
+    Raises ServerError if the group has the table already, or if servers do not know the rule.
+    """
     if table in tables:
         raise ServerError(f"table {table!r} is registered already by group {group}: register it once")
     if not isinstance(rule, AnyRule):
@@ -130,9 +138,9 @@ def check_new(tables: Container[str], table: str, group: int, rule: Rule) -> Any
 
 
 def registered(tables: Mapping[str, Known], table: str, group: int) -> Known:
-    """What a store knows of a table that `group` has registered.
+    """Return what a store knows about a table that `group` has registered.
 
-    Raises ServerError, with the names of the tables there are, for another table.
+    Raises ServerError, with the names of the registered tables, for another table.
     """
     known = tables.get(table)
     if known is None:

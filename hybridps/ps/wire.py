@@ -1,9 +1,9 @@
 """The messages between groups and servers.
 
-A message is a control frame (msgpack of one of these structs) and, where said, payload frames: each has what a chunk
-has of the message's elements. The table's codec encodes those of an exchange; the centre travels exact. Decoding checks
-types, bounds and names; nothing is unpickled. What a message costs is known from its control frame and the number of
-its frames.
+A message is a control frame (msgpack of one of these structs) and, for some, payload frames. Each payload frame has
+those of the message's elements that are in one chunk. The values of an exchange are encoded by the table's codec; the
+centre is sent exactly. Decoding checks types, bounds and names; nothing is unpickled. The cost of a message is known
+from its control frame and the number of its frames.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from hybridps.ps.refusals import refusal as refusal
 from hybridps.ps.rules.rule import MOST_STATES
 
 VERSION = 17
-"""Of the protocol: both sides must have the same."""
+"""The version of the protocol, which must be the same on both sides."""
 
 LARGEST_CONTROL_BYTES = 1 << 22
 MOST_ROWS = 1024
-"""Vectors of one group."""
+"""The largest number of vectors of one group."""
 
 MOST_CHUNKS = 1024
-"""Chunks of one message, and so its payload frames."""
+"""The largest number of chunks, and so of payload frames, in one message."""
 
 MOST_RULES = 1 << 14
-"""Of one message."""
+"""The largest number of rules in one message."""
 
 Represented = Annotated[int, Meta(ge=0, le=1 << 30)]
-"""Of how many groups values are the sum: of a rack's, if a rack server brings them."""
+"""The number of groups that values are the sum of. A rack server brings the values of several."""
 
 ArrayNumber = Annotated[int, Meta(ge=0, le=MOST_STATES)]
 """The centre (0), or a state of the rule (1, ...)."""
@@ -52,10 +52,10 @@ TableName = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class Hello(Message, frozen=True, omit_defaults=True):
-    """The first message of a client, and the first on a connection that was restored. Answer: Welcome.
+    """The first message of a client, and the first on a restored connection. Answer: Welcome.
 
-    `session` is a secret of the client, drawn at random. It names the client in Heartbeat and when it comes back, and
-    it is the epoch of the group: numbers of requests count within it.
+    `session` is a secret of the client, drawn at random. It identifies the client in Heartbeat and when it reconnects.
+    It is also the epoch of the group: numbers of requests count within it.
     """
 
     version: int
@@ -66,22 +66,21 @@ class Hello(Message, frozen=True, omit_defaults=True):
     tenant: TenantName = ""
     token: Token = ""
     again: bool = False
-    """The server has welcomed this client before, and shall still know it."""
+    """The server has welcomed this client before, and must still know it."""
     life: Number = 0
     """How often the group was started again."""
     terms: Terms = Terms()
 
 
 class OfTable(Message, frozen=True):
-    """Base class: a request that concerns a table."""
+    """Base class of requests that concern a table."""
 
     request: Number
     table: TableName
 
 
 class Register(OfTable, frozen=True, omit_defaults=True):
-    """Join a table. Answer: Registered, when it is this group's turn. `initialise` and `start` as in
-    `Registrations.register`."""
+    """Join a table. Answer: Registered, when it is this group's turn. See `Registrations.register`."""
 
     spec: TableSpec
     initialise: bool
@@ -89,7 +88,7 @@ class Register(OfTable, frozen=True, omit_defaults=True):
 
 
 class OfSpan(OfTable, frozen=True):
-    """Base class: concerns what this server owns of elements `start:stop`, in `MOST_CHUNKS` chunks at most."""
+    """Base class of requests for what this server owns of elements `start:stop`: at most `MOST_CHUNKS` chunks."""
 
     start: Number
     stop: Number
@@ -100,7 +99,7 @@ class Initial(OfSpan, frozen=True):
 
 
 class RegionOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a flat buffer begins: so many bytes into an attached region."""
+    """Where a flat buffer begins: `offset` bytes into an attached region."""
 
     region: Number
     offset: Number
@@ -110,10 +109,10 @@ RegionOffsets = Annotated[tuple[RegionOffset, ...], Meta(max_length=MOST_ROWS)]
 
 
 class Exchange(OfSpan, frozen=True):
-    """Payload: the group's values. Answer: Done with the answers of the rounds as payload.
+    """Contribute to rounds. Payload: the group's values. Answer: Done, with the answers of the rounds as payload.
 
-    In place, without payload, if `values` and `answers` are given: the sum of `values` counts, and the answers are
-    written to all of `answers`. `rules`: of the span, if they are not the table's.
+    If `values` and `answers` are given, the exchange is in place, without payload: the sum of `values` counts, and the
+    answers are written to all of `answers`. `rules`: the rules of the span, if they are not the table's.
     """
 
     values: RegionOffsets = ()
@@ -123,7 +122,7 @@ class Exchange(OfSpan, frozen=True):
 
 
 class Pull(OfSpan, frozen=True):
-    """Answer: Done with an array of whole chunks as payload."""
+    """Read an array. Answer: Done, with the values of whole chunks as payload."""
 
     array: ArrayNumber = 0
 
@@ -135,13 +134,13 @@ class Put(OfSpan, frozen=True):
 
 
 class Drop(OfTable, frozen=True):
-    """The group is done with a table. Answer: Done without chunks."""
+    """The group gives up a table. Answer: Done without chunks."""
 
 
 class Attach(Message, frozen=True):
-    """Memory of the client, in which exchanges may take place. Answer: Done without chunks.
+    """Offer memory of the client for exchanges in place. Answer: Done without chunks.
 
-    Descriptor `descriptor` of process `pid`; the server is to find `secret` there.
+    The memory is descriptor `descriptor` of process `pid`, where the server must find `secret`.
     """
 
     request: Number
@@ -153,14 +152,14 @@ class Attach(Message, frozen=True):
 
 
 class Detach(Message, frozen=True):
-    """The client has released a region: the server is to release it too. Answer: Done without chunks."""
+    """The client has released a region, and the server must do so too. Answer: Done without chunks."""
 
     request: Number
     region: Number
 
 
 class Profile(Message, frozen=True):
-    """Record what concerns the job of the client, keep that, or forget it. Answer: Done without chunks."""
+    """Record what concerns the client's job, stop recording, or forget the records. Answer: Done without chunks."""
 
     request: Number
     state: State
@@ -174,23 +173,23 @@ class ProfilePage(Message, frozen=True):
 
 
 class Back(Message, frozen=True):
-    """Follows a Hello on a connection that was restored: all that was under way was sent again. No answer."""
+    """Follows a Hello on a restored connection: all that was under way has been sent again. No answer."""
 
 
 class Leave(Message, frozen=True):
-    """The group is done with all its tables. Answer: Alive.
+    """The group gives up all its tables. Answer: Alive.
 
-    `early`: it leaves the job before the end of its training, and is not counted among the job's groups any more.
+    `early`: it leaves before the training ends, and does not count as one of the job's groups any more.
     """
 
     early: bool = False
 
 
 class Heartbeat(Message, frozen=True):
-    """Sign of life, on a socket of its own. Answer: Alive. All requests before `settled` were answered.
+    """A sign of life, on a socket of its own. Answer: Alive. All requests before `settled` were answered.
 
     `silent_seconds`: for how long some rank of the group has given its leader no sign of life. `waiting_seconds`: for
-    how long its oldest request has been under way, 0 if none is; None: that is not said.
+    how long its oldest request has been under way, 0 if there is none; None if this is not reported.
     """
 
     session: Number
@@ -200,8 +199,10 @@ class Heartbeat(Message, frozen=True):
 
 
 class Silence(Message, frozen=True):
-    """Which groups of the client's job are silent for longer? On a socket of its own, of any process that knows the
-    session. It is no sign of life. Answer: Silent."""
+    """Asks which groups of the client's job have been silent for longer than `seconds`. Answer: Silent.
+
+    Any process that knows the session may ask, on a socket of its own. It is no sign of life.
+    """
 
     session: Number
     seconds: Annotated[float, Meta(ge=0)]
@@ -229,9 +230,10 @@ Request = (
 
 
 class Welcome(Message, frozen=True):
-    """The server takes the group in. With a parent its centre is not what the first group initialised it with.
+    """The server lets the group in.
 
-    `life`: how many processes have been this server before. In another one the client attaches its memory again.
+    `has_parent`: the centre may differ from what the first group initialised it with. `life`: how many processes have
+    been this server before. If it has changed, the client attaches its memory again.
     """
 
     version: int
@@ -240,9 +242,9 @@ class Welcome(Message, frozen=True):
 
 
 class Registered(Message, frozen=True, omit_defaults=True):
-    """The table is joined. With `initialise` the group is to send the initial values; `dropped` as in `Joining`.
+    """The group has joined the table. If `initialise`, it must send the initial values. `dropped` as in `Joining`.
 
-    `start`: the group tells it to the other servers.
+    `start`: the group passes this on to the other servers.
     """
 
     request: Number
@@ -252,10 +254,10 @@ class Registered(Message, frozen=True, omit_defaults=True):
 
 
 class Done(Message, frozen=True, omit_defaults=True):
-    """A request is done, for these chunks if it concerns some; payload as said there.
+    """A request is done, for these chunks if it concerns chunks. The request says which payload this has.
 
-    `not_finite`: of the values in an exchange that count although they have NaN or Inf, the number of the row and the
-    first such element; one for each chunk.
+    `not_finite`: for each chunk of an exchange whose values count although they have NaN or Inf, the number of the row
+    and its first such element.
     """
 
     request: Number
@@ -264,15 +266,17 @@ class Done(Message, frozen=True, omit_defaults=True):
 
 
 class Alive(Message, frozen=True, omit_defaults=True):
-    """The server has heard a Heartbeat, Leave or EndOfGroup. To a Heartbeat: the groups of the job that are there or
-    expected, and their workers; 0 if that is not known."""
+    """The server has received a Heartbeat, Leave or EndOfGroup.
+
+    After a Heartbeat: the groups of the job that are there or expected, and their workers; 0 if not known.
+    """
 
     groups: Number = 0
     workers: Number = 0
 
 
 class Silent(Message, frozen=True):
-    """These groups have been silent for longer. Those that left in good order, or never came, are not among them."""
+    """The groups that have been silent for longer. Groups that left in good order or never started are not listed."""
 
     groups: tuple[Number, ...]
 
@@ -284,11 +288,11 @@ _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 encode = msgspec.msgpack.Encoder().encode
-"""The control frame of a message."""
+"""Returns the control frame of a message."""
 
 
 def decode_request(frame: bytes | memoryview) -> Request:
-    """A message to a server. Raises ProtocolError. The layout of a table is not looked at."""
+    """Decode a message to a server. Raises ProtocolError. The layout of a table is not checked."""
     request = _decode(_requests, frame)
     if isinstance(request, Hello) and request.version != VERSION:
         raise ProtocolError(
@@ -299,7 +303,7 @@ def decode_request(frame: bytes | memoryview) -> Request:
 
 
 def decode_answer(frame: bytes | memoryview) -> Answer:
-    """A message to a group. Raises ProtocolError."""
+    """Decode a message to a group. Raises ProtocolError."""
     return _decode(_answers, frame)
 
 

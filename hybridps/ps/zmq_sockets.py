@@ -14,18 +14,21 @@ from typing import Any
 import zmq
 
 _READABLE = int(zmq.POLLIN)
-"""As an integer: the flags' own operations would take as long as a small message."""
+"""As an integer, because the operations of ZeroMQ's flags would take as long as a small message."""
 
 
 class Context(zmq.Context):  # type: ignore[type-arg]
-    """A ZeroMQ context whose end nobody waits for without bound: garbage collection least of all.
+    """A ZeroMQ context that can be ended in bounded time, also by garbage collection.
 
-    Its own would wait for ever for sockets that are collected after it. And seldom, after a connection was reset,
-    ZeroMQ was seen not to end though all sockets are closed.
+    ZeroMQ's own would wait forever for sockets that are collected after it. In rare cases, after a connection was
+    reset, ZeroMQ did not end although all sockets were closed.
     """
 
     def end(self, seconds: float) -> bool:
-        """Release it, its sockets being closed, within so many seconds; else in the background. Whether it is done."""
+        """Release the context within `seconds`, or else in the background. Its sockets must be closed.
+
+        Returns whether it was released in time.
+        """
         ends = threading.Thread(target=self.term, name="hybridps-zeromq-end", daemon=True)
         ends.start()
         ends.join(seconds)
@@ -37,15 +40,15 @@ class Context(zmq.Context):  # type: ignore[type-arg]
 
 
 def has_message(zmq_socket: Any) -> bool:
-    """Whether a message can be received without waiting."""
+    """Return whether a message can be received without waiting."""
     return bool(zmq_socket.getsockopt(zmq.EVENTS) & _READABLE)
 
 
 def send_unpaced(descriptor: int) -> None:
-    """Have a TCP socket of this process send as fast as the other side reads, if its address is of the loopback.
+    """Make a TCP socket of this process send as fast as the other side reads, if its address is a loopback address.
 
-    There is no network to be gentle with. Where the system paces what is sent (BBR), that takes a fifth of the time of
-    large messages. Does nothing to any other socket, or where this cannot be had.
+    There is no network to protect from congestion, and pacing (BBR) would cost a fifth of the time of large messages.
+    Other sockets are left alone, and so are all if the system does not allow the change.
     """
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as tcp:
         if tcp.family in (socket.AF_INET, socket.AF_INET6) and ip_address(tcp.getsockname()[0]).is_loopback:

@@ -1,6 +1,6 @@
 """Collective operations that treat the vectors of all devices of a worker as one object.
 
-A caller makes `Levels` for a group, asks it for a `Tensor`, and calls the operations on that.
+A caller makes `Levels` for a group, allocates a `Tensor` with them, and calls the operations on that tensor.
 """
 
 from hybridps.tensor_collectives import devices

@@ -1,4 +1,4 @@
-"""Allgather: every vector of every rank becomes the concatenation of the parts of all ranks."""
+"""Allgather: concatenate the parts of all ranks into every vector of every rank."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hybridps.tensor_collectives.tensor import Rows, Tensor, check_part, spread
 def allgather_(tensor: Tensor, group: Group, part: np.ndarray) -> None:
     """Fill all vectors with the parts of all ranks: the inverse of the scatter in `reduce_scatter`.
 
-    `part`: flat, of the tensor's dtype, with `part_sizes(length, group.size)[group.rank]` elements (else
-    LayoutError).
+    `part`: flat, of the tensor's dtype, with `part_sizes(length, group.size)[group.rank]` elements. Raises LayoutError
+    otherwise.
     """
     spans = check_part(tensor, group, part, "part")
     found = tensor.over_levels(group, tensor.length)
@@ -29,7 +29,7 @@ def allgather_(tensor: Tensor, group: Group, part: np.ndarray) -> None:
 
 
 def _over_levels(rows: Rows, choice: Choice, part: np.ndarray, spans: list[tuple[int, int]]) -> None:
-    """The parts of a lane travel along a ring of nodes; each node writes them to all of its rows."""
+    """Send the parts of a lane along a ring of nodes. Each node writes them to all of its rows."""
     levels, array = rows.levels, rows.array
     levels.count(part.nbytes)
     peers = [spans[peer] for peer in levels.lane.peers]

@@ -1,4 +1,4 @@
-"""Allreduce: every vector of every rank becomes the sum, or the mean, of all of them."""
+"""Allreduce: replace every vector of every rank by the sum, or the mean, of all of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hybridps.tensor_collectives.between_nodes import ALLREDUCE
 from hybridps.tensor_collectives.tensor import AllreducePlan, Tensor, check_operation, spread
 
 MOST_PLANS = 4096
-"""Of a tensor. A step has one for each of its buckets."""
+"""The largest number of plans that a tensor keeps. A step needs one for each of its buckets."""
 
 
 def allreduce_(
@@ -15,11 +15,12 @@ def allreduce_(
 ) -> None:
     """Reduce elements `start:stop` of all vectors over all ranks of `group`, in place.
 
-    `op`: 'sum', 'max', 'min', or 'mean' over all vectors of all ranks (not of integers). float16 and bfloat16 are
-    combined in float32. The result is divided by `divisor` in the same pass (not of integers). A tensor made by
-    `Levels` of this group is reduced in the memory of each node, then between nodes. Any other tensor is reduced piece
-    by piece: the vectors of the worker, then the ranks of the group. Such tensors must have equal lengths and dtypes on
-    all ranks; `Group` says what is checked.
+    `op`: 'sum', 'max', 'min', or 'mean' over all vectors of all ranks. float16 and bfloat16 are combined in float32.
+    The result is divided by `divisor` in the same pass. Integers allow neither 'mean' nor a divisor.
+
+    A tensor made by `Levels` of this group is reduced in the memory of each node, then between nodes. Any other tensor
+    is reduced in pieces: over the vectors of the worker, then over the ranks of the group. Such tensors must have equal
+    lengths and dtypes on all ranks; `Group` says what is checked.
     """
     asked, rows = (op, start, stop, divisor), tensor.rows
     if rows is not None:

@@ -1,4 +1,4 @@
-"""Collectives that run while the caller does something else."""
+"""Collectives that run in the background while the caller continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Arguments = ParamSpec("Arguments")
 
 
 class Pending(Generic[Result]):
-    """An operation in progress. Its arrays belong to it until `wait` has returned."""
+    """An operation in progress. The caller must not use its arrays until `wait` has returned."""
 
     def __init__(self, future: Future[Result], background: Background) -> None:
         self._future = future
@@ -25,7 +25,7 @@ class Pending(Generic[Result]):
         return self._future.done()
 
     def wait(self) -> Result:
-        """Return the result once the operation is done. Raises its exception, or GroupError at the second call."""
+        """Wait for the operation and return its result. Raises its exception, or GroupError on a second call."""
         if self._waited:
             raise GroupError("this collective was already waited for: call `wait` once for each")
         self._waited = True
@@ -37,10 +37,10 @@ class Pending(Generic[Result]):
 
 
 class Background:
-    """A thread that runs the collectives of a group one after the other, in the order of `start`.
+    """A thread that runs the collectives of a group one at a time, in the order of the calls of `start`.
 
     All ranks must start the same operations in the same order, and must not use the group elsewhere while an operation
-    is pending. A context manager: leaving it waits for the operations that were started.
+    is pending. This is a context manager; on leaving, it waits for the operations that were started.
 
         with Background() as background:
             pending = background.start(allreduce_, tensor, group, "mean")
@@ -56,9 +56,9 @@ class Background:
     def start(
         self, operation: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
     ) -> Pending[Result]:
-        """Run `operation(*arguments, **options)` after the operations that were started before.
+        """Run `operation(*arguments, **options)` after all operations that were started before.
 
-        After a failure no other operation runs: it would be matched with a different one of the other ranks.
+        After a failure no further operation runs, because it would meet a different operation of the other ranks.
         """
 
         def run() -> Result:

@@ -1,4 +1,4 @@
-"""Broadcast: every vector of every rank becomes the first vector of one rank."""
+"""Broadcast: copy the first vector of one rank to every vector of every rank."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def broadcast_(tensor: Tensor, group: Group, root: int = 0, start: int = 0, stop
 
 
 def _over_levels(rows: Rows, choice: Choice, root: int, start: int, stop: int) -> None:
-    """Each lane carries its part of the root's vector to the other nodes, which copy it to all of their rows."""
+    """Send the lane's part of the root's vector to the other nodes, which copy it to all of their rows."""
     levels, array = rows.levels, rows.array
     levels.count((stop - start) * rows.itemsize)
     home, local = levels.topology.place_of(root)
-    # On the root's node the part is read from the root's row; on other nodes it arrives in row 0.
+    # The root's node reads the part from the root's row. On other nodes it arrives in row 0.
     source = rows.of_rank(local)[0] if home == levels.topology.node else 0
     lane_root = levels.topology.in_lane(home)
 

@@ -1,4 +1,4 @@
-"""Which algorithm and chunk size to use for a size in bytes: a table, measured or built in."""
+"""The choice of algorithm and chunk size by size in bytes, from a measured or built-in table."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from msgspec import Meta
 from hybridps.errors import ConfigError
 
 Algorithm = Literal["flat", "node", "library", "ring", "multi_ring", "halving_doubling"]
-"""`flat`: the MPI library, over all ranks at once. The others combine in the memory of each node first. `node` is for
-one node. The rest name what combines between nodes: the MPI library, a ring, rings in both directions, or recursive
-halving-doubling."""
+"""`flat` uses the MPI library over all ranks at once. The others first combine in the memory of each node. `node` is
+for one node. The remaining names say what combines between nodes: the MPI library, a ring, rings in both directions, or
+recursive halving and doubling."""
 
 ALGORITHMS: tuple[Algorithm, ...] = ("flat", "node", "library", "ring", "multi_ring", "halving_doubling")
 OWN: tuple[Algorithm, ...] = ("node", "ring", "multi_ring", "halving_doubling")
-"""The algorithms of this package, whose order of summation is the same in every run."""
+"""The algorithms of this package, which sum in the same order in every run."""
 
 VERSION = 1
 ANY_SIZE = 1 << 62
@@ -28,29 +28,29 @@ Positive = Annotated[int, Meta(ge=1)]
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The algorithm for sizes of up to `up_to_bytes`, for a group of `ranks` ranks on `nodes` nodes."""
+    """One line of the table: the algorithm for sizes up to `up_to_bytes`, for `ranks` ranks on `nodes` nodes."""
 
     ranks: Positive
     nodes: Positive
     up_to_bytes: Positive
     algorithm: Algorithm
     chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28, multiple_of=64)] = 512 << 10
-    """Size of a chunk between nodes."""
+    """The size of a chunk between nodes."""
     microseconds: float | None = None
     """The measured time for the largest size."""
 
 
 class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of choices, and where it was measured."""
+    """A table of choices, and the machine on which it was measured."""
 
     version: int
     machine: str
-    """Host name and cores; empty for the built-in table."""
+    """Host name and number of cores; empty for the built-in table."""
     entries: tuple[Entry, ...]
 
     @staticmethod
     def read(path: Path) -> Tuning:
-        """Raises ConfigError if the file is not such a table, or has another version."""
+        """Read a table from a file. Raises ConfigError if the file is no such table or has another version."""
         try:
             tuning = msgspec.json.decode(path.read_bytes(), type=Tuning)
         except (OSError, msgspec.MsgspecError) as error:
@@ -81,11 +81,11 @@ BUILT_IN = Tuning(
         Entry(4, 2, ANY_SIZE, "ring"),
     ),
 )
-"""docs/benchmarks.md has the measurements behind it."""
+"""The built-in table. docs/benchmarks.md has the measurements behind it."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The algorithm for sizes of up to `up_to_bytes`. `source`: `built-in`, `measured` or `forced`."""
+    """The algorithm and chunk size for sizes up to `up_to_bytes`. `source`: `built-in`, `measured` or `forced`."""
 
     algorithm: Algorithm
     chunk_bytes: int
@@ -94,7 +94,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Chooser:
-    """The choices for one group: looked up by size.
+    """Looks up the choices for one group by size.
 
     `forced` and `chunk_bytes` take precedence over the table. `only_own`: the reason not to use the algorithms of the
     MPI library; empty if there is none. Raises ConfigError if the settings contradict each other.
@@ -133,18 +133,18 @@ class Chooser:
         ]
 
     def of(self, nbytes: int) -> Choice:
-        """The choice for a size; beyond the table, the choice for its largest size."""
+        """Return the choice for a size. Beyond the table, this is the choice for its largest size."""
         return next((choice for choice in self._choices if nbytes <= choice.up_to_bytes), self._choices[-1])
 
 
 def _possible(algorithm: Algorithm, nodes: int, only_own: bool) -> Algorithm:
-    """The algorithm to use where the table or the caller asks for `algorithm`."""
+    """Return the algorithm to use when the table or the caller asks for `algorithm`."""
     if nodes == 1:
         return "flat" if algorithm == "flat" and not only_own else "node"
     return "ring" if only_own and algorithm not in OWN else algorithm
 
 
 def _distance(entry: Entry, ranks: int, nodes: int) -> tuple[float, int, int]:
-    """How far the entry's numbers of nodes and ranks are from these, in doublings. Ties go to the larger group."""
+    """Return how far an entry is from these numbers of nodes and ranks, in doublings. Ties go to the larger group."""
     far = abs(math.log2(entry.nodes / nodes)) + abs(math.log2(entry.ranks / ranks))
     return far, -entry.nodes, -entry.ranks

@@ -1,8 +1,8 @@
 """Compiled loops over rows of memory. They work block by block, so that a block is still in cache when it is written.
 
-`rows` are C-contiguous, of shape (rows, elements), of float32, float64, int32, int64, or of bits: uint16 holds
-float16 and int16 holds bfloat16, which are combined in float32 and rounded once. Rows are combined in order, so that
-the result does not depend on which rank combines them. These functions release the interpreter lock.
+`rows` are C-contiguous, of shape (rows, elements). Their dtype is float32, float64, int32 or int64, or they hold bits:
+uint16 holds float16 and int16 holds bfloat16, which are combined in float32 and rounded once. Rows are combined in
+order, so that the result does not depend on which rank combines them. These functions release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ CODE = {"sum": SUM, "mean": SUM, "max": MAX, "min": MIN}
 """The code of each operation. A mean is a sum with a divisor."""
 
 BLOCK = 2048
-"""Elements combined at a time: a block of several rows fits into the first-level cache."""
+"""The number of elements combined at a time. A block of several rows fits into the first-level cache."""
 
 BITS_OF = {"float16": "uint16", "bfloat16": "int16"}
-"""The dtype of rows of bits for each dtype that is combined in float32."""
+"""The dtype of rows of bits, for each dtype that is combined in float32."""
 
 
 def _decode(stored: Any) -> Any:
-    """The value of an element of a row."""
+    """Return the value of an element of a row."""
     raise NotImplementedError("compiled code only")
 
 
 def _encode(value: Any, row: Any) -> Any:
-    """The element of `row` that represents a value."""
+    """Return the element of `row` that represents a value."""
     raise NotImplementedError("compiled code only")
 
 
@@ -56,7 +56,7 @@ def _encode_of(value, row):  # type: ignore[no-untyped-def]
 
 @compiled
 def accumulate_(total, row, op):  # type: ignore[no-untyped-def]
-    """`total` becomes `op` of itself and `row`. NaN wins, as in NumPy."""
+    """Replace `total` by `op` of itself and `row`. NaN takes precedence, as in NumPy."""
     if op == SUM:
         for i in range(total.size):
             total[i] += _decode(row[i])
@@ -72,14 +72,14 @@ def accumulate_(total, row, op):  # type: ignore[no-untyped-def]
 
 @compiled
 def encode(values, row):  # type: ignore[no-untyped-def]
-    """`row` becomes `values`, rounded if the row holds bits."""
+    """Write `values` to `row`, rounded if the row holds bits."""
     for i in range(row.size):
         row[i] = _encode(values[i], row)
 
 
 @compiled
 def decode(row, out):  # type: ignore[no-untyped-def]
-    """`out` becomes the values of `row`."""
+    """Write the values of `row` to `out`."""
     for i in range(out.size):
         out[i] = _decode(row[i])
 
@@ -100,7 +100,7 @@ def _add_rows(total, rows, start, stop):  # type: ignore[no-untyped-def]
 
 @compiled
 def _combine_block(total, rows, op, start, stop):  # type: ignore[no-untyped-def]
-    """`total`, which is row 0, becomes `op` over all rows."""
+    """Replace `total`, which is row 0, by `op` over all rows."""
     if op == SUM:
         _add_rows(total, rows, start, stop)
     else:
@@ -117,9 +117,9 @@ def _divide(total, divisor):  # type: ignore[no-untyped-def]
 
 @compiled
 def find_not_finite(rows, start, stop):  # type: ignore[no-untyped-def]
-    """A row with NaN or Inf among elements `start:stop`, and the first one that is; -1 and 0 if there is none.
+    """Return a row with NaN or Inf among elements `start:stop`, and its first such element; -1 and 0 if there is none.
 
-    Sums of two rows are looked at: both rows then come from memory at the same time, as where they are combined.
+    It examines sums of two rows, so that both rows are read from memory at the same time, as in combining.
     """
     found = False
     for r in range(0, rows.shape[0], 2):
@@ -138,11 +138,12 @@ def find_not_finite(rows, start, stop):  # type: ignore[no-untyped-def]
 
 @compiled
 def combine_(rows, op, divisor, part, work, in_place):  # type: ignore[no-untyped-def]
-    """Elements `start:stop` of rows `first:last` become `op` over all rows, over `divisor`.
+    """Replace elements `start:stop` of rows `first:last` by `op` over all rows, divided by `divisor`.
 
-    `part`: start, stop, first, last, and looks. `work`: where blocks are combined, of the dtype of their values. With
-    `in_place` it is row 0, which is a target and holds no bits; else it is scratch of `BLOCK` elements. With `looks`
-    returns a row that had NaN or Inf, and its first element that was; -1 and 0 if there is none.
+    `part`: start, stop, first, last, and looks. `work`: the memory in which blocks are combined, of the dtype of their
+    values. With `in_place` it is row 0, which must be a target and hold no bits; otherwise it is scratch memory of
+    `BLOCK` elements. With `looks`, returns a row that had NaN or Inf and its first such element; otherwise, or if there
+    is none, returns -1 and 0.
     """
     start, stop, first, last, looks = part
     bad_row, bad_element = -1, 0
@@ -163,7 +164,7 @@ def combine_(rows, op, divisor, part, work, in_place):  # type: ignore[no-untype
 
 @compiled
 def fold(rows, op, start, stop, out):  # type: ignore[no-untyped-def]
-    """`out` becomes `op` over elements `start:stop` of all rows. It may be these elements of row 0."""
+    """Set `out` to `op` over elements `start:stop` of all rows. `out` may be these elements of row 0."""
     for begin in range(start, stop, BLOCK):
         end = min(begin + BLOCK, stop)
         total = out[begin - start : end - start]
@@ -173,7 +174,7 @@ def fold(rows, op, start, stop, out):  # type: ignore[no-untyped-def]
 
 @compiled
 def spread(total, divisor, rows, start, stop, first, last):  # type: ignore[no-untyped-def]
-    """Elements `start:stop` of rows `first:last` become `total` over `divisor`; `total` is divided too."""
+    """Set elements `start:stop` of rows `first:last` to `total` divided by `divisor`; `total` is divided as well."""
     for begin in range(start, stop, BLOCK):
         end = min(begin + BLOCK, stop)
         block = total[begin - start : end - start]

@@ -27,10 +27,10 @@ class Levels:
     """The nodes of a group, and memory in which the collectives of the group are fastest.
 
     `nodes`: the number of each rank's node, in rank order. Every rank of `group` must make its Levels, and its tensors,
-    in the same order. Where the ranks of a node cannot share memory, `note` gives the reason, and the group works
-    without. `wire`: the codec for sums of float32 and float64 between nodes, 'exact', 'float16' or 'bfloat16'. Sums are
-    added in full precision, and all nodes get the same bits. `chooser`: which algorithm for which size (default: the
-    built-in table). `on_choice` is called with each choice when it is used for the first time.
+    in the same order. If the ranks of a node cannot share memory, the group works without it, and `note` gives the
+    reason. `wire`: the codec for sums of float32 and float64 between nodes: 'exact', 'float16' or 'bfloat16'. Sums are
+    computed in full precision, and all nodes get the same bits. `chooser`: chooses the algorithm for each size
+    (default: the built-in table). `on_choice` is called with each choice when it is first used.
     """
 
     def __init__(
@@ -50,26 +50,26 @@ class Levels:
         self._bytes_moved = 0
         self.chooser = chooser or Chooser(group.size, len(topology.members))
         self.chosen: dict[int, Choice] = {}
-        """The choices for the sizes in use, in bytes: looked up once for each size. It is another dict when they have
-        changed, or when nothing can be done any more."""
+        """The choices for the sizes in use, in bytes; each size is looked up once. A new dict replaces it when the
+        choices have changed, and after `give_up`."""
         self._on_choice = on_choice
         self._given_up = False
-        # A conversation of its own: tensors are made while another thread uses the group.
+        # Tensors use a communicator of their own, because they are made while another thread uses the group.
         self._agreement = group.split(0)
         self._node_group = group.split(topology.node)
         lane = group.split(min(topology.local, topology.lanes))
         self.lane = Lane(lane, group.rank, topology.peers, deadline_seconds, codec_of(wire), lambda: self.node.moved())
         self._neighbours = topology.members[topology.node]
-        # A single worker shares its memory too: servers may work in it. Between nodes huge pages are worth more.
+        # A single worker shares its memory too, because servers may work in it. Between nodes, huge pages gain more.
         self._node = self._agreed(
             lambda: Node(self._node_group, self._neighbours, deadline_seconds, alone=group.size == 1)
         )
 
     def tensor(self, length: int, dtype: str, vectors: int = 1) -> Tensor:
-        """A tensor of zeros, in memory that all ranks of the node can access. All ranks of the group call it.
+        """Make a tensor of zeros, in memory that all ranks of the node can access. All ranks of the group call this.
 
-        dtype: one of `EXACT`. `length` and `dtype` must be equal on all ranks (else LayoutError on all); the
-        number of vectors may differ. Without shared memory the tensor is private, and `note` says why.
+        `dtype`: one of `EXACT`. `length` and `dtype` must be equal on all ranks; otherwise LayoutError is raised on all
+        of them. The number of vectors may differ. Without shared memory the tensor is private, and `note` says why.
         """
         check_dtype(dtype)
         if dtype == "bfloat16":
@@ -90,13 +90,13 @@ class Levels:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the ranks of a node share memory. A tensor may find none all the same."""
+        """Whether the ranks of a node share memory. The memory for a single tensor may be refused nevertheless."""
         return self._node is not None
 
     def shared(self, length: int, dtype: str, count: int) -> np.ndarray | None:
-        """`count` flat arrays of zeros, which all ranks of a node have in common; None where they share no memory.
+        """Make `count` flat arrays of zeros that all ranks of a node share. All ranks give the same arguments.
 
-        All ranks of the group call it, with the same arguments. `note` says why there is none.
+        Returns None if the ranks cannot share memory; `note` says why.
         """
         if self._node is None:
             return None
@@ -105,9 +105,9 @@ class Levels:
         return None if array is None else array[:, :length]
 
     def vote(self, value: int) -> tuple[int, int]:
-        """The smallest and the largest `value` over all ranks of the group, the same on every rank.
+        """Return the smallest and the largest `value` over all ranks of the group, the same on every rank.
 
-        `value`: an int64. All ranks call it, in the same order as the collectives. It sleeps after a short spin, so
+        `value`: an int64. All ranks call this, in the same order as the collectives. It sleeps after a short spin, so
         that it may wait for a rank that computes for seconds. Raises DeadlineError that names a missing rank.
         """
         if self.group.size == 1:
@@ -128,7 +128,7 @@ class Levels:
             raise
 
     def choose(self, nbytes: int) -> Choice:
-        """The algorithm for so many bytes of each vector. Raises GroupError after `give_up`."""
+        """Return the algorithm for `nbytes` of each vector. Raises GroupError after `give_up`."""
         choice = self.chosen.get(nbytes)
         if choice is None:
             self._check_open()
@@ -139,13 +139,13 @@ class Levels:
         return choice
 
     def choose_by(self, chooser: Chooser) -> None:
-        """Use another table from now on. All ranks of the group call it."""
+        """Use another table from now on. All ranks of the group call this."""
         self.chooser = chooser
         self.chosen = {}
 
     @property
     def node(self) -> Node:
-        """Raises LayoutError where the ranks of a node share no memory."""
+        """The node of this rank. Raises LayoutError if its ranks share no memory."""
         if self._node is None:
             raise LayoutError("the ranks of this node share no memory: " + self.note)
         return self._node
@@ -166,9 +166,10 @@ class Levels:
         between: Callable[[Talk, np.ndarray], Steps],
         divisor: float = 1.0,
     ) -> None:
-        """Elements `start:stop` of some rows of this node become `op` over all vectors of all ranks, over `divisor`.
+        """Replace elements `start:stop` of some rows of this node by `op` over all vectors, divided by `divisor`.
 
-        `targets`: these rows, the first and the last + 1. `between`: what combines a chunk over the ranks of a lane.
+        `targets`: the first of these rows, and the last + 1. `between`: the operation that combines a chunk over the
+        ranks of a lane.
         """
         self.count((stop - start) * rows.nbytes_of_element)
         array, code = rows.array, kernels.CODE[op]
@@ -185,11 +186,11 @@ class Levels:
             yield from between(talk, total)
             kernels.spread(total, left, array, begin, end, *targets)
 
-        # Each lane has a part of its own, so that the ranks of a node need not meet between chunks.
+        # Each lane has its own part, so that the ranks of a node need not meet between chunks.
         self.run(choice, op, rows, self.part(start, stop, rows.itemsize), steps_of)
 
     def combine_here_(self, rows: Rows, plan: np.ndarray, divisor: float) -> None:
-        """As `Node.combine_`, of the single node. Nobody goes on after an error."""
+        """Combine rows as `Node.combine_` does, in a group on one node. After an error, all operations are refused."""
         try:
             self.node.combine_(rows, plan, divisor)
         except BaseException:
@@ -199,12 +200,12 @@ class Levels:
     def run(
         self, choice: Choice, op: str | None, rows: Rows, span: tuple[int, int], steps_of: StepsOf, blocks: int = 1
     ) -> None:
-        """Do `steps_of(talk, begin, end)` for each chunk of the elements in `span`, several chunks at a time.
+        """Run `steps_of(talk, begin, end)` for each chunk of the elements in `span`, several chunks at a time.
 
-        All ranks of a lane call it with the same `span`; for a rank without a lane the span is empty. The ranks of a
-        node meet before the first chunk and after the last. `op`: how `rows.exact` is combined; None if the rows only
-        travel. `blocks`: so many blocks of `end - begin` elements together form a chunk. Raises DeadlineError that
-        names a missing rank.
+        All ranks of a lane call this with the same `span`, which is empty for a rank without a lane. The ranks of a
+        node meet before the first chunk and after the last. `op`: the operation that combines `rows.exact`; None if
+        rows are only sent. `blocks`: the number of blocks of `end - begin` elements that form a chunk. Raises
+        DeadlineError that names a missing rank.
         """
         try:
             self.node.meet()
@@ -215,19 +216,19 @@ class Levels:
             raise
 
     def give_up(self) -> None:
-        """Refuse every later operation: it is unknown how far the other ranks got with the last one."""
+        """Refuse every later operation. It is unknown how far the other ranks got with the last one."""
         self._given_up = True
         self.chosen = {}
         if self._node is not None:
             self._node.give_up()
 
     def part(self, start: int, stop: int, itemsize: int) -> tuple[int, int]:
-        """The part of elements `start:stop` that this rank's lane carries; empty without a lane."""
+        """Return the part of elements `start:stop` that this rank's lane carries; empty without a lane."""
         return part_of(self.topology.local, self.topology.lanes, start, stop, itemsize)
 
     @property
     def bytes_moved(self) -> int:
-        """Payload bytes that this rank handed to collectives of the group so far; 0 in a group of one."""
+        """The payload bytes that this rank has handed to collectives of the group so far; 0 in a group of one."""
         return self.group.bytes_moved + self._bytes_moved
 
     def close(self) -> None:
@@ -242,7 +243,7 @@ class Levels:
             raise GroupError("a collective of these Levels was given up, and others may have gone on: make new ones")
 
     def _agree_on(self, length: int, kind: np.dtype, vectors: int) -> list[int]:
-        """The number of vectors of each rank. Raises LayoutError, on all ranks, if lengths or dtypes differ."""
+        """Return the number of vectors of each rank. Raises LayoutError, on all ranks, if lengths or dtypes differ."""
         heard = allgather(self._agreement, (length, kind.name, vectors), tuple[int, str, int])
         for rank, other in enumerate(heard):
             if other[:2] != heard[0][:2]:
@@ -253,7 +254,7 @@ class Levels:
         return [other[2] for other in heard]
 
     def _agreed(self, make: Callable[[], Made]) -> Made | None:
-        """What `make` makes in shared memory, on all nodes or on none; `note` then gives the first reason."""
+        """Return what `make` makes in shared memory; None on all nodes if it fails on one. `note` then says why."""
         made, own = None, ""
         try:
             made = make()

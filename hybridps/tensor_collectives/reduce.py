@@ -1,4 +1,4 @@
-"""Reduce: the vectors of one rank become the sum, or the mean, of all vectors of all ranks."""
+"""Reduce: replace the vectors of one rank by the sum, or the mean, of all vectors of all ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hybridps.tensor_collectives.tensor import Tensor, check_operation, check_ro
 def reduce_(
     tensor: Tensor, group: Group, root: int = 0, op: str = "sum", start: int = 0, stop: int | None = None
 ) -> None:
-    """Elements `start:stop` of the vectors of rank `root` become `op` over all vectors of all ranks.
+    """Replace elements `start:stop` of the vectors of rank `root` by `op` over all vectors of all ranks.
 
     The vectors of the other ranks are not changed. `op` and dtypes as in `allreduce_`.
     """

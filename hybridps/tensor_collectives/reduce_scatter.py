@@ -1,4 +1,4 @@
-"""Reduce-scatter: every rank receives its part of the sum, or the mean, of all vectors."""
+"""Reduce-scatter: give every rank its part of the sum, or the mean, of all vectors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hybridps.tensor_collectives.tensor import Rows, Tensor, check_operation, ch
 def reduce_scatter(tensor: Tensor, group: Group, out: np.ndarray, op: str = "sum") -> None:
     """Reduce all vectors over all ranks; rank r receives part r in `out`. The tensor is not changed.
 
-    `out`: flat, of the tensor's dtype, with `part_sizes(length, group.size)[group.rank]` elements (else
-    LayoutError). `op` and dtypes as in `allreduce_`.
+    `out`: flat, of the tensor's dtype, with `part_sizes(length, group.size)[group.rank]` elements. Raises LayoutError
+    otherwise. `op` and dtypes as in `allreduce_`.
     """
     check_operation(op, tensor.dtype)
     spans = check_part(tensor, group, out, "out")
@@ -31,7 +31,7 @@ def reduce_scatter(tensor: Tensor, group: Group, out: np.ndarray, op: str = "sum
 
 
 def _over_levels(rows: Rows, choice: Choice, out: np.ndarray, op: str, spans: list[tuple[int, int]]) -> None:
-    """Each rank of a lane receives one part: every node combines all of these parts, which then travel along a ring."""
+    """Combine on each node the parts of all ranks of a lane, then reduce them along a ring of nodes."""
     levels, array = rows.levels, rows.array
     divisor = float(rows.total) if op == "mean" else 1.0
     levels.count(spans[-1][1] * rows.nbytes_of_element)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hybridps.tensor_collectives.levels import Levels
 
 GROUP_OPERATION: dict[str, Operation] = {"sum": "sum", "mean": "sum", "max": "max", "min": "min"}
-"""The operation of a Group for each operation; collectives divide for a mean."""
+"""The Group operation that implements each operation. For a mean, the collective divides the sum."""
 
 EXACT = {
     "float16": "float32",
@@ -30,17 +30,17 @@ EXACT = {
     "int64": "int64",
 }
 """For each dtype of vectors, the dtype in which they are combined. Half precisions are rounded once, at the end.
-bfloat16 is the one of the package ml_dtypes."""
+bfloat16 is that of the package ml_dtypes."""
 
 PIECE_BYTES = 2 << 20
 """Collectives work in pieces of about this size, which stay in cache between the levels."""
 
 
 class Rows:
-    """All vectors of the ranks of a node, as rows of shared memory: of one of `EXACT`, or as bits.
+    """All vectors of the ranks of a node, as rows of shared memory, in a dtype of `EXACT` or as bits.
 
-    `array`: of shape (all vectors, at least length), C-contiguous; `exact`: the dtype in which rows are combined.
-    `vectors`: the number of vectors of each rank of the node; `total`: of all ranks of the group.
+    `array`: of shape (all vectors, at least length), C-contiguous. `exact`: the dtype in which rows are combined.
+    `vectors`: the number of vectors of each rank of the node. `total`: the number of vectors of all ranks of the group.
     """
 
     def __init__(self, array: np.ndarray, exact: np.dtype, vectors: Sequence[int], total: int, levels: Levels) -> None:
@@ -53,22 +53,22 @@ class Rows:
         """Bytes of one element in all of this rank's vectors."""
         self.itemsize = array.itemsize
         self.row = array[0] if array.dtype == exact else None
-        """Row 0, which blocks can be combined in, unless the rows hold bits."""
+        """Row 0, if blocks can be combined in it; None if the rows hold bits."""
         self.scratch = np.empty(BLOCK, exact)
         self.looks = 0
-        """Whether they are searched for NaN and Inf (1) where the ranks of a single node combine them."""
+        """1 if ranks on a single node search the rows for NaN and Inf as they combine them, else 0."""
         self.codec: Codec | None = None
-        """How sums of these rows travel between nodes; None: as all others of the levels."""
+        """The codec for sums of these rows between nodes. None: the codec of the levels."""
         self.plans: dict[tuple[str, int, int | None, float], AllreducePlan] = {}
-        """What was done before, and may come again."""
+        """The plans of earlier operations, which may be repeated."""
 
     def of_rank(self, rank: int) -> tuple[int, int]:
-        """A rank's rows: the first, and the last + 1."""
+        """Return the rows of a rank: the first, and the last + 1."""
         return self._starts[rank], self._starts[rank + 1]
 
 
 class AllreducePlan:
-    """An allreduce of a single node that was done before, with all that it needs: small ones take a microsecond."""
+    """An allreduce on a single node that can be repeated. With its plan, a small allreduce takes a microsecond."""
 
     def __init__(self, rows: Rows, group: Group, op: str, start: int, stop: int, divisor: float) -> None:
         levels = rows.levels
@@ -80,7 +80,7 @@ class AllreducePlan:
         self._chosen = levels.chosen
 
     def combine_(self, rows: Rows, group: Group) -> bool:
-        """Do it again on the same rows, unless something has changed since: it is not done then."""
+        """Repeat the allreduce on the same rows. Does nothing and returns False if something has changed since."""
         levels = self._levels
         if group is not self._group or levels.chosen is not self._chosen:
             return False
@@ -90,14 +90,14 @@ class AllreducePlan:
 
 
 class Tensor:
-    """The vectors of one worker's devices, taken as one object (MXNET-MPI, 2018).
+    """The vectors of one worker's devices, treated as one object (MXNET-MPI, 2018).
 
-    `vectors`: at least one flat, contiguous array each, all of the same length and dtype (one of
-    `EXACT`). The arrays are used in place and not replaced.
+    `vectors`: at least one flat, contiguous array; all have the same length and dtype (one of `EXACT`). The arrays are
+    used in place and not replaced.
     """
 
     def __init__(self, vectors: Sequence[np.ndarray], rows: Rows | None = None) -> None:
-        """Raises LayoutError if the vectors do not fit together. `rows`: given by `Levels.tensor`."""
+        """Raises LayoutError if the vectors do not match each other. `rows`: given by `Levels.tensor`."""
         if not vectors:
             raise LayoutError("a tensor needs at least one vector")
         first = vectors[0]
@@ -120,7 +120,10 @@ class Tensor:
         self._scratch = np.empty(0, self.exact)
 
     def looks_for_not_finite(self, length: int) -> bool:
-        """Search for NaN and Inf from now on, if that can be done where `length` elements are combined."""
+        """Search for NaN and Inf from now on, if the ranks that combine `length` elements can do that.
+
+        Returns whether they search.
+        """
         rows = self.rows
         if rows is None or not rows.levels.one_node or self.over_levels(rows.levels.group, length) is None:
             return False
@@ -130,20 +133,20 @@ class Tensor:
         return True
 
     def first_not_finite(self) -> int | None:
-        """The first element of this worker's vectors that was NaN or Inf before the last combination.
+        """Return the first element of this worker's vectors that was NaN or Inf before the last combination.
 
-        Only after one of so many elements that `looks_for_not_finite`. Of the workers that have some, at least one gets
-        its own: the others may get None.
+        Use it only if `looks_for_not_finite` was true for the number of elements combined. Of several workers with such
+        elements, at least one gets its own; the others may get None.
         """
         rows = self.rows
         return None if rows is None else rows.levels.node.first_not_finite(rows.of_rank(rows.levels.node.rank))
 
     def rows_in(self, group: Group) -> Rows | None:
-        """The rows, if the tensor was made by Levels of `group`."""
+        """Return the rows if the tensor was made by Levels of `group`, else None."""
         return self.rows if self.rows is not None and self.rows.levels.group is group else None
 
     def over_levels(self, group: Group, length: int) -> tuple[Rows, Choice] | None:
-        """The rows, and the choice for `length` elements of each. None: use the operations of `group`."""
+        """Return the rows, and the choice for `length` elements of each. None: use the operations of `group`."""
         rows = self.rows
         if rows is None or rows.levels.group is not group:
             return None
@@ -151,7 +154,7 @@ class Tensor:
         return (rows, choice) if choice.algorithm != "flat" else None
 
     def span(self, start: int, stop: int | None) -> tuple[int, int]:
-        """`start:stop`, to the end if `stop` is None. Raises LayoutError if the span exceeds the vectors."""
+        """Return `start:stop`, where None means the end. Raises LayoutError if the span exceeds the vectors."""
         stop = self.length if stop is None else stop
         if not 0 <= start <= stop <= self.length:
             raise LayoutError(f"elements {start}:{stop} are not within the {self.length} of the tensor")
@@ -160,10 +163,10 @@ class Tensor:
     def combined(
         self, group: Group, op: str, start: int, stop: int, in_place: bool = True, divisor: float = 1.0
     ) -> Iterator[tuple[int, np.ndarray, list[np.ndarray]]]:
-        """Combine each piece of elements `start:stop` over all ranks, over `divisor`, by the operations of `group`.
+        """Combine elements `start:stop` over all ranks, piece by piece, with the operations of `group`.
 
-        Yields where the piece begins, its combination (of dtype `exact`), and the vectors. The combination lies in
-        vector 0 itself where that has the dtype and `in_place` is true.
+        Yields for each piece where it begins, its combination divided by `divisor` (of dtype `exact`), and its vectors.
+        The combination lies in vector 0 itself if that has the dtype `exact` and `in_place` is true.
         """
         in_place = in_place and self.exact == self.dtype
         step = PIECE_BYTES // self.exact.itemsize  # the same on all ranks, whatever vectors each has
@@ -195,12 +198,12 @@ def spread(work: np.ndarray, vectors: Sequence[np.ndarray]) -> None:
 
 
 def part_sizes(length: int, size: int) -> list[int]:
-    """The number of elements of each rank's part of a vector: as equal as possible, the larger parts first."""
+    """Return the number of elements of each rank's part of a vector: as equal as possible, larger parts first."""
     return [length // size + (rank < length % size) for rank in range(size)]
 
 
 def check_part(tensor: Tensor | DeviceTensor, group: Group, part: np.ndarray, name: str) -> list[tuple[int, int]]:
-    """The spans of all parts: begin and end. Raises LayoutError unless `part`, called `name`, can be this rank's."""
+    """Return the spans of all parts. Raises LayoutError unless `part`, called `name`, can be this rank's part."""
     spans = list(itertools.pairwise([0, *itertools.accumulate(part_sizes(tensor.length, group.size))]))
     start, stop = spans[group.rank]
     if part.shape != (stop - start,) or part.dtype != tensor.dtype:

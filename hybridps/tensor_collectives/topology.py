@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Topology:
-    """The nodes of a group, as one of its ranks sees them.
+    """The nodes of a group, as seen by one of its ranks.
 
-    Lane l joins the ranks that are number l on their nodes. Each lane carries its part of a node's data. There are as
+    Lane l joins the ranks that have number l on their nodes. Each lane carries its part of a node's data. There are as
     many lanes as the smallest node has ranks.
     """
 
@@ -23,7 +23,7 @@ class Topology:
 
     @staticmethod
     def of(nodes: Sequence[int], rank: int) -> Topology:
-        """`nodes`: any number for each rank's node, in rank order.
+        """Make the topology for `rank`. `nodes`: any number for each rank's node, in rank order.
 
         >>> Topology.of([7, 9, 7, 9, 9], rank=3)
         Topology(members=((0, 2), (1, 3, 4)), node=1, local=1)
@@ -52,10 +52,10 @@ class Topology:
         return len({len(ranks) for ranks in self.members}) == 1
 
     def place_of(self, rank: int) -> tuple[int, int]:
-        """The number of a rank's node, and the rank's number there."""
+        """Return the number of a rank's node, and the rank's number there."""
         node = next(node for node, ranks in enumerate(self.members) if rank in ranks)
         return node, self.members[node].index(rank)
 
     def in_lane(self, node: int) -> int:
-        """The rank, counted within this rank's lane, of the lane's member on `node`; 0 without a lane."""
+        """Return the rank, counted within this rank's lane, of the lane's member on `node`; 0 without a lane."""
         return self.peers.index(self.members[node][self.local]) if self.peers else 0

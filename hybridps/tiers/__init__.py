@@ -1,9 +1,9 @@
-"""Tiers: where an exchange goes from a group.
+"""Tiers: where a group's exchanges go.
 
-`NoTier` goes nowhere, for one group without servers; in `UpdatingTier` its ranks update weights as servers would.
-`ServersTier` is one rank of a group at the parameter servers, and `GossipTier` one of a group among others without
-servers. An algorithm is given one of them and uses the methods of `Tier`, the same on all ranks. `GroupTrigger` says,
-alike on all ranks of a group, when a table is exchanged.
+`NoTier` goes nowhere; it is for one group without servers. In `UpdatingTier` the ranks of that group update the
+weights, as servers would. `ServersTier` exchanges with the parameter servers, and `GossipTier` with other groups,
+without servers. An algorithm is given one tier and uses the methods of `Tier`, the same on all ranks. `GroupTrigger`
+tells all ranks of a group when a table is exchanged.
 """
 
 from hybridps.tiers.gossip import GossipTier

@@ -1,4 +1,4 @@
-"""A group among others without servers: its leader exchanges weights with leaders of other groups, and tells its group.
+"""The tier of groups without servers: the leader gossips with other leaders, and passes the result to its group.
 
 Algorithms are the same on all ranks: the leader's tier is given the partners, those of its followers are not.
 """
@@ -25,17 +25,19 @@ from hybridps.tiers.none import NoTier
 from hybridps.tiers.tier import check_same_layout
 
 Due = Callable[[], Sequence[Span]]
-"""The spans of a table that are to be sent now. Called on the leader alone, when it has taken in what has come."""
+"""Returns the spans of a table to send now. It is called on the leader alone, after what has arrived was taken in."""
 
 Touched = Callable[[Sequence[Span], int, float, bool], None]
-"""Told, on the leader alone, the spans that were exchanged, the bytes sent, the seconds that it took, and whether this
-group began it."""
+"""Called on the leader alone after an exchange, with the spans, the bytes sent, the seconds that it took, and whether
+this group began it."""
 
 
 class GossipTier(NoTier):
-    """See `Tier` for the methods. `partners`: of the leader; None on the other ranks. Tiers share them by prefixes.
+    """One rank's gossip with other groups. `Tier` documents the methods.
 
-    The weights of a table are the group's own; `register` compares layouts, and finds out whether the group comes late.
+    `partners`: given to the leader; None on the other ranks. Several tiers share them; `prefix` keeps their tables
+    apart. The weights of a table are the group's own. `register` compares layouts, and finds out whether the group is
+    late.
     """
 
     def __init__(self, group: Group, partners: Partners | None, partnership: Partnership, prefix: str = "") -> None:
@@ -45,7 +47,7 @@ class GossipTier(NoTier):
         self._partnership = partnership
         self._prefix = prefix
         self._tables: dict[str, Exchange | None] = {}
-        """On the leader with what it does about them."""
+        """The registered tables. On the leader, each with its exchange."""
         groups = int(self._lead(lambda partners: partners.size))
         self.silences = np.zeros(groups)
         """For how many seconds each group had not answered the leader, at the last averaging."""
@@ -54,10 +56,11 @@ class GossipTier(NoTier):
         the silences."""
 
     def share(self, table: str, layout: Layout, tensor: Tensor) -> None:
-        """Make `tensor` the same on all ranks of all groups: that of the first group's leader.
+        """Give all ranks of all groups the same `tensor`: that of the first group's leader.
 
-        A group that comes after all others have theirs keeps its leader's. Raises LayoutError, on all ranks of the
-        group, with the first keys that differ between ranks or groups; DeadlineError if the first group does not come.
+        A group that starts after all others have their tensors keeps its leader's. Raises, on all ranks of the group,
+        LayoutError with the first keys that differ between ranks or groups, or DeadlineError if the first group does
+        not register the table in time.
         """
         check_same_layout(self._group, table, layout)
         self._lead(lambda partners: partners.tables.share(self._prefix + table, layout, tensor.vectors[0]))
@@ -86,10 +89,10 @@ class GossipTier(NoTier):
         return Joining.LATE if is_late else Joining.NEW
 
     def average_(self, table: str, weights: Tensor, due: Due, touched: Touched) -> int:
-        """Take in what other groups have sent, and send what is due. Waits for no group.
+        """Take in what other groups have sent, and send what is due. This does not wait for other groups.
 
-        Returns the payload bytes that the group has sent, alike on all of its ranks. Raises, on all ranks of the group,
-        NotFiniteError for own weights with NaN or Inf.
+        Returns the payload bytes that the group has sent, the same on all of its ranks. Raises NotFiniteError, on all
+        ranks of the group, if its own weights have NaN or Inf.
         """
         exchange, problem, told = self._tables[table], None, self._told
         told[:4] = 0
@@ -103,9 +106,9 @@ class GossipTier(NoTier):
         return int(told[2])
 
     def settle_(self, table: str, weights: Tensor, touched: Touched) -> None:
-        """Take in all that is under way between the groups: they all call this, and nothing new is sent.
+        """Take in all that is under way between the groups. All groups call this; nothing new is sent.
 
-        Those that have ended, are silent or never came are not waited for. Raises DeadlineError.
+        It does not wait for groups that have ended, are silent or never started. Raises DeadlineError.
         """
         exchange, problem, told = self._tables[table], None, self._told
         told[:4] = 0
@@ -140,7 +143,7 @@ class GossipTier(NoTier):
             self.drop(table)
 
     def _exchange(self, exchange: Exchange, weights: np.ndarray, due: Due, touched: Touched) -> tuple[bool, int]:
-        """Whether the weights have changed, and the bytes that were sent."""
+        """Return whether the weights have changed, and the number of bytes sent."""
         began, partners = time.monotonic(), self._partners
         before = partners.bytes_sent if partners is not None else 0
         changed = exchange.take_in(weights)
@@ -154,7 +157,7 @@ class GossipTier(NoTier):
         return changed, (partners.bytes_sent if partners is not None else 0) - before
 
     def _tell(self, weights: Tensor, problem: HybridPSError | None) -> None:
-        """Bring the leader's weights, or its error, to its group."""
+        """Send the leader's weights, or its error, to its group."""
         if self._partners is not None:
             self._told[4:] = self._partners.peers.silences()
         self._group.broadcast_(self._told)
@@ -166,7 +169,7 @@ class GossipTier(NoTier):
         self.distance = float(self._told[3])
 
     def _lead(self, work: Callable[[Partners], Any]) -> Any:
-        """What `work` returns on the leader (bool or None), on all ranks. Its error is raised on all ranks."""
+        """Return the result of `work` on the leader (bool or int) to all ranks. An error is raised on all ranks."""
         result, problem = None, None
         if self._partners is not None:
             try:

@@ -1,4 +1,4 @@
-"""A trigger in a group: the leader decides, and all of its ranks know."""
+"""A trigger for a group: the leader decides, and all ranks know the decision."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ Spans = list[tuple[int, int]]
 
 
 class GroupTrigger:
-    """When one table communicates. All ranks of the group make the same calls in the same order.
+    """Decides when one table communicates. All ranks of the group make the same calls in the same order.
 
-    The leader has the state. Where the step alone decides, or an earlier exchange, no rank needs to be told; else the
-    leader broadcasts one byte for each part. `together`: the tier of groups that communicate together or not at all;
-    what is due in any of them is due in all, by one small exchange of a table named after this one.
+    The leader has the state. If the step alone decides, or an earlier exchange has decided, no communication is needed.
+    Otherwise the leader broadcasts one byte for each part.
+
+    `together`: the tier of groups that communicate all together or not at all. What is due in one of them is then due
+    in all; they find out by one small exchange of a table named after this one.
     """
 
     def __init__(
@@ -36,16 +38,16 @@ class GroupTrigger:
     ) -> None:
         """`weights`: flat, the same in all groups.
 
-        Raises what `Tier.register` raises, and LateError for a group that comes to `together` after others have
-        voted: they would wait for its vote where it waits for their weights.
+        Raises the errors of `Tier.register`. Raises LateError for a group that joins `together` after others have
+        voted: they would wait for its vote while it waits for their weights.
         """
         self._trigger = trigger
         self._group = group
         self._edges = trigger.edges(layout)
         self.state: State | None = trigger.start(layout, weights) if trigger.by_step or group.rank == 0 else None
-        """On the leader, and on all ranks where the step alone decides."""
+        """Kept on the leader, and on all ranks if the step alone decides."""
         self._decides_ahead = trigger.decides_ahead and together is None
-        """Whether each exchange decides when a later one is due, so that `spans` is asked for in these steps only."""
+        """Whether each exchange decides when a later one is due. `spans` is then called in those steps only."""
         self._told = np.zeros(self._edges.size - 1, np.uint8)
         self._together = None if trigger.by_step else together
         self._votes_table = f"{table}.due"
@@ -55,7 +57,7 @@ class GroupTrigger:
             self._refuse_if_late(self._together, table)
 
     def spans(self, step: int, weights: np.ndarray) -> Spans:
-        """The elements that communicate before the local update of this step; empty if none do."""
+        """Return the elements that communicate before the local update of this step; empty if none do."""
         if self._decides_ahead:
             if self.state is not None:
                 self.state.measure(step, weights)
@@ -74,12 +76,12 @@ class GroupTrigger:
         return runs(self._told.astype(bool), self._edges)
 
     def sent(self, step: int, weights: np.ndarray, nbytes: int, seconds: float) -> None:
-        """The exchange of these spans has left these weights. As `State.sent`."""
+        """Note that the spans were exchanged, and that `weights` are the result. Arguments as in `State.sent`."""
         if self.state is not None:
             self.state.sent(step, weights, nbytes, seconds)
 
     def next_tau(self) -> int:
-        """Where exchanges decide: the steps between two later ones. On the leader; 0 on other ranks."""
+        """Return the number of steps between two later exchanges, as the last one has decided; 0 without the state."""
         return 0 if self.state is None else self.state.tau
 
     def _vote(self, tier: Tier) -> None:
@@ -100,6 +102,6 @@ class GroupTrigger:
             )
 
     def drop(self) -> None:
-        """Give up what the servers hold for it. Not a collective."""
+        """Drop the table of votes at the servers. This is not a collective."""
         if self._together is not None:
             self._together.drop(self._votes_table)

@@ -1,4 +1,4 @@
-"""No tier: one group and no server, so there is nobody to exchange with."""
+"""The tier of a job with one group and no server: there is nothing to exchange with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hybridps.tiers.tier import check_same_layout
 
 
 class NoTier:
-    """See `Tier` for the methods. What the group has is already what all workers have."""
+    """One rank's operations without other groups. `Tier` documents the methods."""
 
     distance = float("nan")
     has_servers = False

@@ -1,7 +1,4 @@
-"""A group at the parameter servers: its leader exchanges with them, and its other ranks, the followers, get the answer.
-
-Algorithms are the same on all ranks: the leader's tier is given a store, those of the followers are not.
-"""
+"""The tier with servers: the leader has a store, exchanges through it, and passes the answer to the followers."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from hybridps.tensor_collectives.tensor import Rows
 from hybridps.tiers.tier import check_same_layout
 
 BARRIER = "barrier"
-"""The table that a tier's barrier is an exchange of."""
+"""The barrier of a tier is an exchange of this table."""
 
 BARRIER_LAYOUT = Layout.of("float32", {BARRIER: (1,)})
 
@@ -49,21 +46,21 @@ class _Table:
     rule: Rule
     joining: Joining
     out: Tensor | None = None
-    """Where the answer goes, on all ranks; None: it replaces the values, or changes them."""
+    """Where the answer is written, on all ranks. None: it replaces or changes the values."""
     difference: np.ndarray | None = None
-    """On the leader: the answer by which values are changed, flat, of the layout's length and dtype."""
+    """On the leader: the answer by which values are changed; flat, of the layout's length and dtype."""
     finds_not_finite: bool = False
-    """Whether the servers look at values as they are, and use them whatever they are."""
+    """Whether the servers examine the exact values for NaN and Inf, and use them in any case."""
 
     @property
     def can_wait(self) -> bool:
-        """Whether an answer is as good later: a difference that no other group's values are in."""
+        """Whether an exchange can be completed later, because no other group's values are in its answer."""
         return self.rule.separate and not self.rule.answer_is_new_value
 
 
 @dataclass(frozen=True, eq=False)
 class _Exchange:
-    """An exchange under way, whose answer is for `tensor`. `rows`: servers add these up, and answer to all ranks."""
+    """An exchange under way, with an answer for `tensor`. `rows`: those that servers add up and answer, if any."""
 
     table: str
     tensor: Tensor
@@ -72,14 +69,15 @@ class _Exchange:
     pending: Pending | None
     rows: Rows | None = None
     rule: Rule | None = None
-    """Instead of the table's."""
+    """Used instead of the table's rule."""
 
 
 class ServersTier:
-    """See `Tier` for the methods. `store`: the leader's connection with the servers; None on the other ranks.
+    """One rank's exchanges with servers. `Tier` documents the methods. `store`: the leader's connection; None on
+    followers.
 
-    Tiers with different prefixes share a store; none of them closes it. A table's name at the servers is the prefix
-    and the name that the algorithm uses.
+    Several tiers share a store, and none of them closes it. A table's name at the servers is the prefix and the
+    algorithm's name for the table.
     """
 
     has_servers = True
@@ -92,9 +90,9 @@ class ServersTier:
         self._tables: dict[str, _Table] = {}
         self._under_way: deque[_Exchange] = deque()
         self._interrupted: list[_Exchange] = []
-        """On the leader: exchanges whose answers were not there when a server went away. They count once, or not."""
+        """On the leader: exchanges that had no answer when a server went away. Each counts once or not at all."""
         self._reached: WeakKeyDictionary[Rows, bool] = WeakKeyDictionary()
-        """Whether all servers work in this memory."""
+        """Whether all servers work in the memory of these rows."""
 
     def register(
         self,
@@ -152,7 +150,7 @@ class ServersTier:
         out = self._tables[table].out
         if out is not None and self._group.size > 1:
             np.copyto(out.vectors[0][start:stop], tensor.vectors[0][start:stop])
-            tensor = out  # as ranks reduce in place
+            tensor = out  # ranks reduce in place
         reduce_(tensor, self._group, start=start, stop=stop)
         self.exchange(table, tensor, start, stop, rules)
 
@@ -226,7 +224,7 @@ class ServersTier:
             self.drop(table)
 
     def _end_interrupted(self, table: str) -> bool:
-        """End the interrupted exchanges of a table as far as the servers are there; whether one has ended."""
+        """Complete the interrupted exchanges of a table that servers can answer. Returns whether one was completed."""
         ended = False
         for each in [each for each in self._interrupted if each.table == table]:
             if each.pending is not None and (self._store is None or self._store.away or not each.pending.wait_here()):
@@ -237,7 +235,7 @@ class ServersTier:
         return ended
 
     def _begin_in_place(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules) -> bool:
-        """Begin an exchange in which the servers add up the ranks' vectors themselves, if they all reach them."""
+        """Begin an exchange in which servers add up the ranks' vectors. Returns whether all servers reach them."""
         known = self._tables[table]
         out = known.out or tensor
         rows, targets = (rows_for_servers(each, self._group, known.rule) for each in (tensor, out))
@@ -263,7 +261,7 @@ class ServersTier:
         return self._reached[rows]
 
     def _not_finite(self, done: _Exchange) -> dict[int, int]:
-        """The ranks that had NaN or Inf, each with its first such element; none where servers saw a sum of theirs."""
+        """Return the ranks that had NaN or Inf, each with its first such element; empty if servers saw only a sum."""
         found: dict[int, int] = {}
         if done.pending is None or not done.pending.not_finite:
             return found
@@ -275,7 +273,7 @@ class ServersTier:
         return found
 
     def _apply_answer(self, done: _Exchange) -> None:
-        """Change the values by the answer, where that does not replace them."""
+        """Change the values by the answer, if the answer does not replace them."""
         table = self._tables[done.table]
         if table.difference is not None:
             rule = done.rule or table.rule
@@ -292,12 +290,12 @@ class ServersTier:
             joining = store.register(name, BARRIER_LAYOUT, None, Sum())
             self._tables[BARRIER] = _Table(BARRIER_LAYOUT, Sum(), joining)
         if self._tables[BARRIER].joining is Joining.DROPPED:
-            return  # the other groups have closed this algorithm: there is nobody to meet
+            return  # the other groups have closed this algorithm, so there is nobody to wait for
         values = np.ones(BARRIER_LAYOUT.length, BARRIER_LAYOUT.dtype)
         store.exchange(name, values, values, 0, BARRIER_LAYOUT.length).wait()
 
     def _lead(self, work: Callable[[ParameterStore], Any]) -> Any:
-        """What `work` returns on the leader (bool or str), on all ranks. Its error is raised on all ranks."""
+        """Return the result of `work` on the leader (bool or str) to all ranks. An error is raised on all ranks."""
         result, problem = None, None
         if self._store is not None:
             try:
@@ -309,10 +307,10 @@ class ServersTier:
 
 
 def rows_for_servers(tensor: Tensor, group: Group, rule: Rule) -> Rows | None:
-    """The vectors of a group of several ranks, where servers could add them up and write the answer to all of them.
+    """Return the vectors of a group of several ranks, if servers could add them up and write the answer to all of them.
 
-    All must be in memory of one node, in a dtype that servers know, and the answer must replace the values. The same on
-    all ranks; whether every server reaches the memory is seen only when it is offered.
+    All vectors must be in memory of one node, in a dtype that servers know, and the answer must replace the values. The
+    result is the same on all ranks. Whether every server reaches the memory is known only when it is offered.
     """
     rows = tensor.rows_in(group) if rule.answer_is_new_value and group.size > 1 else None
     fits = rows is not None and rows.levels.one_node and tensor.dtype.name in DTYPES

@@ -22,15 +22,15 @@ from hybridps.tensor_collectives import Tensor
 class Tier(Protocol):
     """One algorithm's exchanges with other groups.
 
-    All ranks of a group call the same operations in the same order, with tensors of equal length; `close` and `drop`
-    do not wait for other ranks. Table names are those of one algorithm: another tier's tables are others.
+    All ranks of a group call the same operations in the same order, with tensors of equal length. `close` and `drop` do
+    not wait for other ranks. Table names belong to one algorithm; tables of other tiers are different ones.
     """
 
     distance: float
-    """|w - centre| / |w| of the last Elastic exchange that this rank saw; nan if there was none."""
+    """|w - centre| / |w| at the last Elastic exchange that this rank saw; nan if there was none."""
 
     has_servers: bool
-    """Whether others are reached through servers, which can update."""
+    """Whether other groups are reached through servers, which can update."""
 
     def register(
         self,
@@ -42,57 +42,59 @@ class Tier(Protocol):
         codec: CodecSpec = "exact",
         keeps_values: bool = False,
     ) -> Joining:
-        """Join a table. The tensor becomes the centre if there is none, and is the centre afterwards.
+        """Join a table. The tensor becomes the centre if there is none yet; afterwards it holds the centre.
 
-        `keeps_values`: answers go to the tensor, and `sum_` leaves the values of its own tensor as they are. For
-        tensors of one vector, and rules whose answer is the new value.
+        Without a tensor the centre begins with zeros. `keeps_values`: answers are written to this tensor, and `sum_`
+        does not change the tensor that it is given. It requires tensors of one vector and a rule whose answer is the
+        new value.
 
-        Without a tensor the centre begins with zeros. If the table is `DROPPED`, the tensor is the leader's, and the
-        table cannot be used. Raises, on all ranks of the group, LayoutError with the first keys that differ between
-        ranks or groups, or ServerError with the reason of the servers.
+        If the table is `DROPPED`, the tensor becomes the leader's, and the table cannot be used. Raises, on all ranks
+        of the group, LayoutError with the first keys that differ between ranks or groups, or ServerError with the
+        servers' reason.
         """
 
     def begun(self, table: str) -> bool:
-        """Whether other groups had exchanged a table that begins with zeros before this group registered it."""
+        """Return whether other groups had exchanged a table that begins with zeros before this group registered it."""
 
     def is_alone(self, table: str, tensor: Tensor) -> bool:
-        """Whether this group goes on without an exchange of the tensor now, as a server is away. A collective.
+        """Return whether this group must skip an exchange of the tensor now because a server is away. A collective.
 
-        Only where an exchange can be left out: where each group exchanges weights of its own with the centre by itself.
-        Otherwise an exchange that an absence has interrupted is ended first, on all ranks of the group.
+        It is always False if an exchange cannot be skipped: only a group that exchanges its own weights with the
+        centre, independently of other groups, can skip one. An exchange that was interrupted is completed first, on all
+        ranks of the group.
         """
 
     def sum_(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
-        """Begin to replace elements `start:stop`, of all ranks, by the answer to their sum.
+        """Begin to replace elements `start:stop`, on all ranks, by the answer to their sum.
 
-        The answer goes elsewhere where the table `keeps_values`.
-        `rules`: of these elements, instead of the table's.
-        The servers add up the ranks' vectors where they lie, if all servers reach them; else the group reduces first.
+        If the table was registered with `keeps_values`, the answer is written to the tensor that was registered.
+        `rules` applies to these elements instead of the table's rule. If all servers reach the ranks' vectors, they add
+        them up in place; otherwise the group reduces them first.
         """
 
     def finds_not_finite(self, table: str, tensor: Tensor) -> bool:
-        """Whether NaN and Inf in what ranks bring to `sum_` are found at the servers, and told by `finish`."""
+        """Return whether servers search what ranks give to `sum_` for NaN and Inf, so that `finish` reports it."""
 
     def exchange(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
-        """Begin to exchange elements `start:stop` of the leader's tensor. Nobody may use them until `finish`."""
+        """Begin to exchange elements `start:stop` of the leader's tensor. They must not be used until `finish`."""
 
     def finish(self) -> Mapping[int, int] | None:
-        """End the oldest exchange: the answer is applied to the tensor, on all ranks of the group.
+        """Finish the oldest exchange: the answer is applied to the tensor, on all ranks of the group.
 
-        Returns, on the leader, ranks whose own values had NaN or Inf, each with the first such element that was found.
+        Returns, on the leader, the ranks whose own values had NaN or Inf, each with its first such element.
         """
 
     def pull(self, table: str, tensor: Tensor) -> None:
         """Read the whole centre of a table into the tensor, on all ranks of the group."""
 
     def pull_states(self, table: str) -> list[np.ndarray]:
-        """The centre and the states of the table's rule, flat. On the leader alone, and not a collective."""
+        """Return the centre and the states of the table's rule, flat. On the leader alone; not a collective."""
 
     def put_states(self, table: str, states: Mapping[int, np.ndarray]) -> None:
-        """Replace the centre (0) and states of the table's rule (1, ...). On the leader alone, and not a collective."""
+        """Replace the centre (0) and states of the table's rule (1, ...). On the leader alone; not a collective."""
 
     def drop(self, table: str) -> None:
-        """This group is done with a table, which has no exchange under way. A table that is not held is ignored."""
+        """Give up a table that has no exchange under way. An unknown table is ignored."""
 
     def barrier(self) -> None:
         """Return when all workers of all groups have called it."""

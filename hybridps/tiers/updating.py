@@ -1,4 +1,4 @@
-"""No tier, with the update in the group: the ranks of a node turn gradients into new weights, as servers would.
+"""The tier of one group that updates by itself: the ranks of a node turn gradients into new weights, as servers would.
 
 Each rank adds up its part of the elements over all ranks, updates it by the rule, and writes the new weights to all
 ranks, in one pass over memory that they share.
@@ -31,10 +31,10 @@ from hybridps.tiers.tier import check_same_layout
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """A registered table. `out`: where new weights go; None: they replace the gradients.
+    """A registered table.
 
-    `arrays`: the weights and the states of the rule, flat. `is_shared`: all ranks have the same memory for them, but
-    for weights that lie in `out`.
+    `out`: where new weights are written; None: they replace the gradients. `arrays`: the weights and the states of the
+    rule, flat. `is_shared`: whether all ranks share the memory of `arrays`, except for weights that lie in `out`.
     """
 
     rule: Rule
@@ -44,10 +44,11 @@ class _Table:
 
 
 class UpdatingTier(NoTier):
-    """See `Tier` for the methods. For a group on one node, and rules that are computed by `update_`.
+    """One rank's part in updating the weights of its group. `Tier` documents the methods.
 
-    All ranks must give the same rules: else GroupError on all of them. Where they find no shared memory for a table,
-    each rank updates all of its elements by itself. Every rank can read states.
+    The group must be on one node, and rules must be computed by `update_`. All ranks must give the same rules;
+    otherwise GroupError is raised on all of them. If the ranks cannot share memory for a table, each rank updates all
+    of its elements. Every rank can read states.
     """
 
     def __init__(self, levels: Levels) -> None:
@@ -92,7 +93,7 @@ class UpdatingTier(NoTier):
             self._update_together(table, rows, answers, start, stop, rules)
             return
         if known.is_shared:
-            # From here on each rank has its own. None of them goes on before all have taken it.
+            # From here on each rank has its own copy. No rank continues before all have made theirs.
             own = [array.copy() for array in known.arrays]
             known = self._tables[table] = replace(known, arrays=own, is_shared=False)
         if known.out is not None:
@@ -111,7 +112,7 @@ class UpdatingTier(NoTier):
     def put_states(self, table: str, states: Mapping[int, np.ndarray]) -> None:
         known = self._tables[table]
         if known.is_shared and self._group.rank:
-            return  # those of the first rank count
+            return  # only the first rank's states count
         for number, state in states.items():
             np.copyto(known.arrays[number], state)
         if 0 in states and known.out is not None:
@@ -123,7 +124,7 @@ class UpdatingTier(NoTier):
         self._tables.pop(table, None)
 
     def _agree(self, table: str, rule: Rule, digest: int) -> None:
-        """All ranks are about to do the same by this rule, and all have come here. Raises GroupError on all."""
+        """Wait for all ranks, and check that they apply the same rule. Raises GroupError on all if they do not."""
         least, most = self._levels.vote(digest)
         if least != most:
             raise GroupError(
@@ -132,7 +133,7 @@ class UpdatingTier(NoTier):
             )
 
     def _update_together(self, table: str, rows: Rows, answers: Rows, start: int, stop: int, rules: Rules) -> None:
-        """Add up the rows of the node, and update them, each rank its part."""
+        """Add up the rows of the node and update them, each rank its own part."""
         known, levels, node = self._tables[table], rows.levels, rows.levels.node
         levels.count((stop - start) * rows.nbytes_of_element)
         first, last = part_of(node.rank, node.size, start, stop, rows.itemsize)
@@ -145,7 +146,7 @@ class UpdatingTier(NoTier):
 
 
 def _digest(rules: Rules) -> int:
-    """A number that differs, as good as always, where rules do; the same in all processes."""
+    """Return a number that is the same in all processes for equal rules, and almost certainly differs for others."""
     return hash(tuple((end, *msgspec.structs.astuple(rule)) for end, rule in rules))
 
 
@@ -158,10 +159,10 @@ def _update_(
     rules: Rules,
     looks: bool = False,
 ) -> tuple[int, int]:
-    """Update elements `start:stop` of the table by the sum of the sources; the new weights go to all targets.
+    """Update elements `start:stop` of the table by the sum of the sources, and write the new weights to all targets.
 
-    Returns a source that had NaN or Inf, and the first element that was, if it `looks`; -1 and 0 if there is none. The
-    sources are then the rows of one array.
+    If `looks`, the sources are the rows of one array; returns a source that had NaN or Inf and its first such element.
+    Otherwise, or if there is none, returns -1 and 0.
     """
     found = -1, 0
     for end, rule in rules_of_span(rules, start, stop) or ((stop, known.rule),):

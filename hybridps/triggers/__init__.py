@@ -1,7 +1,8 @@
-"""The triggers: when an algorithm communicates. Pure; one trigger a file.
+"""The triggers: when an algorithm communicates. They are pure; each file has one trigger.
 
 A trigger is a frozen record, equal on all ranks; `parse` makes one from text. `trigger.start(layout, weights)` makes
-the `State` of one table, which is asked in every step whether the table is `due`, and told what was `sent`.
+the `State` of one table. In every step the caller asks the state whether the table is `due`, and calls `sent` after
+each exchange.
 """
 
 from __future__ import annotations

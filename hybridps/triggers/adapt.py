@@ -1,4 +1,4 @@
-"""A period that follows how fast the weights move, and what an exchange costs."""
+"""`adapt`: a trigger whose period follows the speed of the weights and the cost of an exchange."""
 
 from __future__ import annotations
 
@@ -15,32 +15,34 @@ from hybridps.triggers.change import ChangeState
 from hybridps.triggers.trigger import NotNegative, State, Watching, WatchingState
 
 LEARNT = 0.5
-"""How much of an average the latest value decides."""
+"""The weight of the latest value in a moving average."""
 
 
 class Adapt(Watching, frozen=True, tag="adapt", kw_only=False):
-    """`adapt:THETA[,share=SHARE]`: every tau steps, with a tau of each group's own that is set anew at each exchange:
+    """`adapt:THETA[,share=SHARE]`: communicate every tau steps. Each group computes its tau anew at each exchange:
 
         tau = max(theta / speed, cost / (share step)), at most twice what it was, and not above `silence`.
 
-    speed: c a step, with c as in `Change` and measured at exchanges only; cost: seconds of an exchange; step: seconds
-    of a step. All three are moving averages. So c is about theta at the exchanges, and these take no more than `share`
-    of the time. The weights are not looked at in other steps, and never with theta = 0. Ours.
+    speed is c per step, with c as in `Change` and measured at exchanges only; cost is the seconds of an exchange; step
+    is the seconds of a step. All three are moving averages. So c is about theta at the exchanges, and these take at
+    most `share` of the time. The weights are not read in other steps, and never with theta = 0. This trigger is our
+    own.
     """
 
     decides_ahead = True
 
     theta: NotNegative
     share: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Of the time of the steps between two exchanges, that one may take; 1: as much."""
+    """The largest part of the time of the steps between two exchanges that an exchange may take; 1 allows as much time
+    as the steps take."""
 
     def start(self, layout: Layout, weights: np.ndarray, now: Callable[[], float] = time.monotonic) -> State:
-        """As `Trigger.start`. `now`: seconds, of a clock that only goes forward."""
+        """As `Trigger.start`. `now`: a monotonic clock, in seconds."""
         return AdaptState(self, self.edges(layout), weights, now)
 
 
 class AdaptState(WatchingState):
-    """See `State`."""
+    """The state of an `Adapt` trigger for one table."""
 
     def __init__(self, trigger: Adapt, edges: np.ndarray, weights: np.ndarray, now: Callable[[], float]) -> None:
         super().__init__(trigger, edges)
@@ -48,7 +50,7 @@ class AdaptState(WatchingState):
         self._threshold, self._share, self._now = trigger.theta, trigger.share, now
         self._longest = trigger.silence or math.inf
         self._watched = ChangeState(trigger, edges, weights) if trigger.theta else None
-        """How far the weights have moved, if that counts."""
+        """Measures how far the weights have moved; None if theta = 0."""
         self._speed = self._cost = self._step = math.nan
         self._has_exchanged = False
         self._ended = now()

@@ -1,4 +1,4 @@
-"""A stated rate of traffic: the threshold on the change is controlled so that the rate is met."""
+"""`budget`: a trigger that controls its threshold on the change so that a group sends at a given rate."""
 
 from __future__ import annotations
 
@@ -17,49 +17,50 @@ from hybridps.triggers.trigger import State, Watching
 
 UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 SAVED = 8
-"""Exchanges that can be saved up for a time in which the weights change faster."""
+"""The number of exchanges for which a group can save credit, for a time in which the weights change faster."""
 LEARNT = 0.2
-"""How much of `typical` the latest exchange decides."""
+"""The weight of the latest exchange in the moving average `typical`."""
 
 
 class Budget(Watching, frozen=True, tag="budget", kw_only=False):
-    """`budget:RATE`: when c >= theta, with c as in `Change`, and theta controlled so that each group sends as many
-    bytes as the rate allows, and not more than one exchange above it.
+    """`budget:RATE`: communicate when c >= theta, with c as in `Change`. Theta is controlled so that each group sends
+    as many bytes as the rate allows, and at most one exchange more.
 
-    Credit grows by the rate, up to `SAVED` exchanges, and what is sent is taken from it. With f = credit / (SAVED bytes
-    of an exchange) and typical, a moving average of c at the exchanges,
+    Credit grows by the rate, up to `SAVED` exchanges; the bytes sent are taken from it. With f = credit / (SAVED bytes
+    of an exchange), and typical the moving average of c at the exchanges,
 
         theta = 2 typical (1 - f)    if credit >= 0, else infinite.
 
-    So theta falls to 0 as credit is saved up, and rises as it is spent. Rate 0: never. What a group that gossips
-    answers is taken from its credit as well. The rate is that of one table: weights of two dtypes are two tables.
+    So theta falls to 0 as credit is saved, and rises as it is spent. With rate 0 the group never communicates. If the
+    group gossips, its answers to others are taken from its credit as well. The rate is that of one table; weights of
+    two dtypes are two tables.
     """
 
     nbytes: Annotated[float, Meta(ge=0, le=1e300)]
-    """Payload bytes a second, or a step."""
+    """Payload bytes per second, or per step."""
     per: Literal["second", "step"] = "second"
 
     def start(self, layout: Layout, weights: np.ndarray, now: Callable[[], float] = time.monotonic) -> State:
-        """As `Trigger.start`. `now`: seconds, of a clock that only goes forward."""
+        """As `Trigger.start`. `now`: a monotonic clock, in seconds."""
         return BudgetState(self, self.edges(layout), weights, now)
 
 
 class BudgetState(ChangeState):
-    """See `State`."""
+    """The state of a `Budget` trigger for one table."""
 
     def __init__(self, trigger: Budget, edges: np.ndarray, weights: np.ndarray, now: Callable[[], float]) -> None:
         super().__init__(trigger, edges, weights)
         self._rate, self._per_step, self._now = trigger.nbytes, trigger.per == "step", now
         self._message = max(1, weights.nbytes)
-        """Bytes of an exchange."""
+        """The bytes of the latest exchange; before the first one, those of the whole table."""
         self._credit = 0.0
         self._typical: float | None = None
         self._last = 0.0 if self._per_step else now()
-        """When credit was last given: step or seconds."""
+        """When credit was last added: a step, or seconds of the clock."""
 
     @property
     def theta(self) -> float:
-        """The threshold now; nan before the first exchange, which only waits for credit."""
+        """The current threshold; nan before the first exchange, which only waits for credit."""
         if self._credit < 0 or not self._rate:
             return float("inf")
         if self._typical is None:
@@ -86,9 +87,9 @@ class BudgetState(ChangeState):
 
 
 def parse_rate(text: str, epoch_steps: int | None = None) -> tuple[float, Literal["second", "step"]]:
-    """Bytes, and per what, from text such as `10MB/s`, `500KB/step` or, with `epoch_steps`, `200MB/epoch`.
+    """Return the bytes, and the unit that they are per, of text such as `10MB/s` or `500KB/step`.
 
-    Raises ConfigError.
+    `epoch_steps`: the steps of an epoch, needed for text such as `200MB/epoch`. Raises ConfigError.
 
     >>> parse_rate("10MB/s"), parse_rate("200 KiB/step"), parse_rate("1GB/epoch", 500)
     ((10000000.0, 'second'), (204800.0, 'step'), (2000000.0, 'step'))

@@ -1,4 +1,4 @@
-"""When the local weights have changed enough since the last exchange."""
+"""`change`: communicate when the local weights have changed enough since the last exchange."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from hybridps.triggers.trigger import NotNegative, State, Watching, WatchingStat
 
 
 class Change(Watching, frozen=True, tag="change", kw_only=False):
-    """`change:THETA`: when c = |w - reference| / |reference| >= theta.
+    """`change:THETA`: communicate when c = |w - reference| / |reference| >= theta.
 
-    The reference is w as the last exchange has left it. theta = 0: every step. theta = inf with silence = tau: every
-    tau steps. Both infinite: never.
+    The reference is w after the last exchange. theta = 0 means every step; theta = inf with silence = tau means every
+    tau steps; with both infinite the group never communicates.
 
     Idea: *Adaptive communication for gossiping SGD*, Ho, Wu, Liu, CCGRID 2018, which exchanges models "according to the
     change of the local model". Its exact criterion is not public: c and the reference are our reconstruction.
     """
 
     theta: NotNegative | None
-    """None: infinite."""
+    """The threshold; None is infinite."""
 
     chunk: Annotated[int, Meta(ge=64, multiple_of=64)] | None = None
-    """Bytes of the parts that are decided on one by one. None: the whole table."""
+    """Bytes of the parts that are decided on separately. None: the whole table is one part."""
 
     def edges(self, layout: Layout) -> np.ndarray:
         step = max(1, self.chunk // layout.itemsize if self.chunk else layout.length)
@@ -37,7 +37,7 @@ class Change(Watching, frozen=True, tag="change", kw_only=False):
 
 
 class ChangeState(WatchingState):
-    """See `State`. Also of triggers that compare the same change in another way."""
+    """The state of a `Change` trigger for one table. Similar triggers derive from it."""
 
     def __init__(self, trigger: Watching, edges: np.ndarray, weights: np.ndarray) -> None:
         super().__init__(trigger, edges)
@@ -59,7 +59,7 @@ class ChangeState(WatchingState):
         if self._theta is None:
             self.fired[:] = False
             return
-        # NaN fires: the exchange then says what is wrong.
+        # NaN fires, so that the exchange reports it.
         np.logical_not(self._changes < self._theta**2 * self._sizes, out=self.fired)
 
     def _refer(self, step: int, weights: np.ndarray, nbytes: int, began_here: bool) -> None:

@@ -1,4 +1,4 @@
-"""EventGraD: when the norm of a parameter has moved by more than a threshold that follows its speed."""
+"""EventGraD: a key communicates when its norm has moved by more than a threshold that follows its speed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hybridps.triggers.trigger import State, Watching, WatchingState
 
 
 class EventGrad(Watching, frozen=True, tag="eventgrad", kw_only=False):
-    """`eventgrad[:HORIZON]`: each key k by itself, when | |w_k| - |w_k| when last sent | >= threshold_k.
+    """`eventgrad[:HORIZON]`: key k communicates when | |w_k| - |w_k| when last sent | >= threshold_k.
 
     In each step threshold_k <- horizon threshold_k. When key k is sent, threshold_k becomes the mean of its last two
-    slopes, each the move of its norm since it was sent before, divided by the steps in between. In the first steps
-    everything is sent.
+    slopes. A slope is the move of the key's norm between two exchanges, divided by the steps between them. In the
+    `first` steps all keys are sent.
 
     Source: *EventGraD: Event-triggered communication in parallel stochastic gradient descent*, Ghosh et al., 2020
-    (arXiv 2103.07454), as its authors' code does it.
+    (arXiv 2103.07454), as in its authors' code.
     """
 
     horizon: Annotated[float, Meta(gt=0, le=1e6)] = 0.95
     first: Annotated[int, Meta(ge=0)] = 30
-    """Steps in which every key is sent."""
+    """The number of steps, from the beginning, in which all keys are sent."""
 
     def edges(self, layout: Layout) -> np.ndarray:
         return np.array([*(slot.start for slot in layout.slots), layout.length], np.int64)
@@ -35,7 +35,7 @@ class EventGrad(Watching, frozen=True, tag="eventgrad", kw_only=False):
 
 
 class EventGradState(WatchingState):
-    """See `State`."""
+    """The state of an `EventGrad` trigger for one table."""
 
     def __init__(self, trigger: EventGrad, edges: np.ndarray, weights: np.ndarray) -> None:
         super().__init__(trigger, edges)
@@ -43,7 +43,7 @@ class EventGradState(WatchingState):
         keys = edges.size - 1
         self._norms, self._sent_norms, self._moves, self._thresholds = (np.zeros(keys) for _ in range(4))
         self._slopes = np.zeros((2, keys))
-        """The last one, and the one before."""
+        """The last slope of each key, and the one before it."""
         self._measure(weights)
         np.copyto(self._sent_norms, self._norms)
 
@@ -60,7 +60,7 @@ class EventGradState(WatchingState):
 
     def _refer(self, step: int, weights: np.ndarray, nbytes: int, began_here: bool) -> None:
         sent = self.fired
-        if not began_here:  # others have moved the weights: that is no slope of this group's
+        if not began_here:  # Others have moved the weights, so this move is no slope of the group's own.
             self._measure(weights)
             self._sent_norms[sent] = self._norms[sent]
             return

@@ -1,4 +1,4 @@
-"""Every so many steps."""
+"""`every`: communicate at a fixed period."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hybridps.triggers.trigger import AtLeastOne, State, Trigger
 
 
 class Every(Trigger, frozen=True, tag="every", kw_only=False):
-    """`every:TAU`: before the local update of steps tau, 2 tau, ... `always` is `every:1`.
+    """`every:TAU`: communicate before the local update of steps tau, 2 tau, ... `always` means `every:1`.
 
     >>> [step for step in range(10) if Every(4).may_be_due(step)]
     [4, 8]
@@ -27,7 +27,7 @@ class Every(Trigger, frozen=True, tag="every", kw_only=False):
 
 
 class EveryState(State):
-    """See `State`."""
+    """The state of an `Every` trigger for one table."""
 
     def __init__(self, trigger: Every, edges: np.ndarray) -> None:
         super().__init__(edges)
@@ -40,4 +40,4 @@ class EveryState(State):
     def sent(
         self, step: int, weights: np.ndarray, nbytes: int = 0, seconds: float = 0.0, began_here: bool = True
     ) -> None:
-        """What was sent changes nothing."""
+        """Do nothing: the step alone decides."""

@@ -7,24 +7,24 @@ import numpy as np
 from hybridps.compiled import compiled_sums
 
 BLOCK = 4096
-"""Elements that are summed in the buffer's own dtype; the sums of blocks are added in float64."""
+"""The number of elements that are summed in the buffer's own dtype. The sums of blocks are added in float64."""
 
 
 def squares_(out: np.ndarray, edges: np.ndarray, values: np.ndarray) -> None:
-    """`out[k]` becomes the sum of the squares of elements `edges[k]:edges[k + 1]`.
+    """Set `out[k]` to the sum of the squares of elements `edges[k]:edges[k + 1]`.
 
-    `out`: float64. `edges`: int64, one more than `out` has. `values`: float16, float32 or float64.
+    `out`: float64. `edges`: int64, with one element more than `out`. `values`: float16, float32 or float64.
     """
     _squares_(out, edges, *_summable(values))
 
 
 def squared_distances_(out: np.ndarray, edges: np.ndarray, values: np.ndarray, others: np.ndarray) -> None:
-    """`out[k]` becomes the sum of `(values - others)^2` over elements `edges[k]:edges[k + 1]`."""
+    """Set `out[k]` to the sum of `(values - others)^2` over `edges[k]:edges[k + 1]`. Dtypes as in `squares_`."""
     _squared_distances_(out, edges, *_summable(values, others))
 
 
 def _summable(*arrays: np.ndarray) -> list[np.ndarray]:
-    """The arrays in a dtype that is compiled: float16, which is rare, is converted."""
+    """Return the arrays in a dtype that has compiled loops. Float16, which is rare, is converted to float32."""
     return [array.astype(np.float32) if array.dtype == np.float16 else array for array in arrays]
 
 

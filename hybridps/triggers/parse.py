@@ -1,4 +1,4 @@
-"""From text to a trigger."""
+"""Make a trigger from text."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _OPTIONAL = (EventGrad,)
 
 
 def parse(text: str) -> AnyTrigger:
-    """The trigger of a text such as `every:10`, `change:0.05,silence=100` or `budget:10MB/s`.
+    """Return the trigger that a text such as `every:10`, `change:0.05,silence=100` or `budget:10MB/s` describes.
 
     Options follow after commas: `silence=STEPS`, `check=STEPS`, `chunk=BYTES` (of `change`), `first=STEPS` (of
-    `eventgrad`), `epoch=STEPS` (of `budget`) and `share=PART` (of `adapt`). `inf` is allowed where a threshold is
-    infinite. Raises ConfigError, with the nearest name, for what is unknown.
+    `eventgrad`), `epoch=STEPS` (of `budget`) and `share=PART` (of `adapt`). `inf` is allowed where a threshold can be
+    infinite. Raises ConfigError, with the nearest name, for an unknown trigger or option.
     """
     head, *options = (part.strip() for part in text.split(","))
     name, _, argument = head.partition(":")
@@ -61,7 +61,7 @@ def parse(text: str) -> AnyTrigger:
 
 
 def _options(text: str, name: str, kind: type[AnyTrigger], options: list[str]) -> dict[str, Any]:
-    """The options by name. Raises ConfigError for one that the trigger does not have."""
+    """Return the options by name. Raises ConfigError for one that the trigger does not have."""
     usual = {_ARGUMENT.get(kind), "nbytes", "per"}
     known = [field for field in kind.__struct_fields__ if field not in usual] + ["epoch"] * (kind is Budget)
     given = {}
@@ -71,7 +71,7 @@ def _options(text: str, name: str, kind: type[AnyTrigger], options: list[str]) -
             allowed = f"its options are {', '.join(f'{each}=...' for each in known)}" if known else "it has no options"
             _refuse(text, f"{name} has no option {option!r}{_nearest(field, known)}", allowed)
         if field == "epoch" and not (value.isdecimal() and int(value)):
-            _refuse(text, f"epoch={value} is no number of steps", "epoch=STEPS")
+            _refuse(text, f"epoch={value} is not a number of steps", "epoch=STEPS")
         given[field] = value
     return given
 

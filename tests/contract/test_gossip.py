@@ -297,6 +297,6 @@ def test_the_barrier_waits_for_all_but_those_that_have_ended() -> None:
 def test_a_barrier_that_a_group_does_not_come_to_ends_with_its_name() -> None:
     with (
         circle(2, type(SETTINGS)(lost_seconds=5.0, deadline_seconds=0.4)) as groups,
-        pytest.raises(DeadlineError, match=r"group 0 waited 0.4 s at a barrier, as group 1 has not come to it"),
+        pytest.raises(DeadlineError, match=r"group 0 waited 0.4 s at a barrier, because group 1 has not reached it"),
     ):
         groups.there[0].meet()

@@ -24,7 +24,7 @@ def test_a_missing_rank_is_named() -> None:
         if group.rank != 2:
             allreduce_(tensor, group)
 
-    with pytest.raises(DeadlineError, match="rank 2 did not come to a collective of rank [01], on the same node"):
+    with pytest.raises(DeadlineError, match="rank 2 did not reach a collective of rank [01], on the same node"):
         ThreadGroup.run(3, work)
 
 
@@ -37,7 +37,7 @@ def test_a_rank_that_is_missing_between_nodes_is_named(algorithm: str) -> None:
         if group.rank != 1:
             allreduce_(tensor, group)
 
-    with pytest.raises(DeadlineError, match="rank 1 did not come to a collective of rank [02], between nodes"):
+    with pytest.raises(DeadlineError, match="rank 1 did not reach a collective of rank [02], between nodes"):
         ThreadGroup.run(3, work)
 
 
@@ -60,7 +60,7 @@ def test_levels_that_gave_up_do_no_more(nodes: list[int]) -> None:
         return errors
 
     early, late = ThreadGroup.run(2, work)
-    assert "rank 1 did not come" in early[0]
+    assert "rank 1 did not reach" in early[0]
     assert "was given up" in early[1]
     assert len(late) == 2
     assert "was given up" in late[1]
@@ -82,7 +82,7 @@ def test_a_rank_that_does_not_vote_is_named(nodes: list[int]) -> None:
 
     said = ThreadGroup.run(3, work)
     assert all(said[:2])
-    assert any(re.match("rank 2 did not come to a", text) for text in said), said
+    assert any(re.match("rank 2 did not reach a", text) for text in said), said
 
 
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 1]])

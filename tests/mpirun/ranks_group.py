@@ -72,7 +72,7 @@ def test_a_rank_that_stays_away_is_named(group, nodes, length) -> None:
     else:
         message = ""
     heard = [text.decode() for text in group.allgather_bytes(message.encode())]
-    assert any(text.startswith(f"rank {absent} did not come to a collective") for text in heard), heard
+    assert any(text.startswith(f"rank {absent} did not reach a collective") for text in heard), heard
 
 
 @pytest.mark.parametrize("length", [1000, 100_000])

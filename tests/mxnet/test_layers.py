@@ -79,5 +79,5 @@ def test_what_is_no_network_is_refused(tmp_path: Path) -> None:
         from_zoo("resnet18_v1", (3, 2))
     path = tmp_path / "no-symbol.json"
     path.write_text('{"arg_nodes": 3}')
-    with pytest.raises(OracleError, match="is no symbol"):
+    with pytest.raises(OracleError, match="is not a symbol"):
         from_file(path, IMAGE)

@@ -98,11 +98,11 @@ def test_every_optimizer_of_mxnet_runs_in_servers(tmp_path: Path) -> None:
         (Foreign(framework="numpy", optimizer="sgd"), "no framework 'numpy'"),
         (Foreign(framework="mxnet", optimizer="nothing"), "MXNet has no optimizer 'nothing'"),
         (Foreign(framework="mxnet", optimizer="sgd", settings='{"path": "x"}'), "it has no path"),
-        (Foreign(framework="mxnet", optimizer="sgd", settings='{"momentum": [1]}'), "cannot have the optimizer"),
-        (Foreign(framework="mxnet", optimizer="sgd", settings="{"), "cannot have the optimizer"),
+        (Foreign(framework="mxnet", optimizer="sgd", settings='{"momentum": [1]}'), "cannot use the optimizer"),
+        (Foreign(framework="mxnet", optimizer="sgd", settings="{"), "cannot use the optimizer"),
         (Foreign(framework="mxnet", optimizer="rmsprop", settings='{"gamma1": "x"}', states=1), "the server failed"),
         (Foreign(framework="mxnet", optimizer="adam", states=1), "it keeps 2 states, and not 1"),
-        (Foreign(framework="mxnet", optimizer="groupadagrad", states=1), "cannot have the optimizer"),
+        (Foreign(framework="mxnet", optimizer="groupadagrad", states=1), "cannot use the optimizer"),
     ],
 )
 def test_what_a_server_cannot_run_is_refused(rule: Foreign, said: str) -> None:

@@ -143,7 +143,7 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
     with pytest.raises(OracleError, match="make it with `hybridps oracle calibrate`"):
         read_calibration(tmp_path / "nowhere")
     (tmp_path / "calibration.json").write_text("{}")
-    with pytest.raises(OracleError, match="is no calibration"):
+    with pytest.raises(OracleError, match="is not a calibration"):
         read_calibration(tmp_path)
 
 

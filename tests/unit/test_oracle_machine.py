@@ -71,7 +71,7 @@ def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
         with_settings(ABCI, {"latency": 1})
     path = tmp_path / "machine.json"
     path.write_text('{"name": "x", "memory": 3}')
-    with pytest.raises(OracleError, match="no machine"):
+    with pytest.raises(OracleError, match="not a machine"):
         machine_of(str(path))
 
 

@@ -86,7 +86,7 @@ def test_times_of_several_layers_are_their_own() -> None:
         ("3x4x3x3", "2x4x3x3", "weights for 2 channels, but 3 of input"),
         ("|4x8x8|0.5", "|4x8xy|0.5", "'4x8xy' must be whole numbers"),
         ("|0.5", "|-0.5", "-0.5 seconds"),
-        ("|0.5", "|soon", "'soon' is no time"),
+        ("|0.5", "|soon", "'soon' is not a time"),
         ("Model|", "Net|", "must begin with Dataset"),
         ("100x3x8x8", "0x3x8x8", "0 samples"),
         ("RELU|4x8x8|4x4x0x0|4x8x8", "RELU|4x8x8|4x4x0x0|4x7x8", "keeps the shape"),

@@ -43,7 +43,7 @@ def test_group_sizes(workers: int, settings, sizes) -> None:
         (4, {"workers_per_group": 1, "group_sizes": (2, 2)}, "groups of 1 workers were asked for"),
         (2, {"group_index": 0}, "needs HYBRIDPS_GROUP_SIZES"),
         (2, {"group_index": 2, "group_sizes": (2, 2)}, "group index 2 does not exist"),
-        (3, {"group_index": 1, "group_sizes": (2, 2)}, "group 1 shall have 2 workers, and 3 were started"),
+        (3, {"group_index": 1, "group_sizes": (2, 2)}, "group 1 must have 2 workers, and 3 were started"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_numbers(workers: int, settings, said: str) -> None:

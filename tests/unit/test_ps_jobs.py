@@ -186,7 +186,7 @@ def test_a_returning_group_waits_for_the_rounds_under_way():
     jobs.contribute(origin(0, 1), "w", 0, values(1))
     jobs.enter("job", 2, 3)
     assert jobs.register(origin(2, 5), "w", SPEC) == []
-    with pytest.raises(ServerError, match="group 2 has not finished to register"):
+    with pytest.raises(ServerError, match="group 2 has not finished registering"):
         jobs.contribute(origin(2, 6), "w", 0, values(1))
     outcomes = jobs.contribute(origin(1, 1), "w", 0, values(2))
     assert told(outcomes) == [(0, 1, 3), (1, 1, 3)]
@@ -584,7 +584,7 @@ def test_initial_values_that_are_no_numbers_are_refused(server):
     chunks = range(server, CHUNKS, 1 + server)
     for chunk in chunks:
         assert errors(jobs.initialise(origin(0, 1), "w", chunk, values(np.inf))) == [(0, NotFiniteError)]
-    with pytest.raises(ServerError, match="not finished to register"):
+    with pytest.raises(ServerError, match="not finished registering"):
         jobs.pull(origin(0, 2), "w", server)
     joined = [admitted(jobs.initialise(origin(0, 3), "w", chunk, values(1))) for chunk in chunks]
     assert joined[-1] == ([] if server else [(1, False)])

@@ -166,7 +166,7 @@ def test_credentials_go_as_one_word_and_are_never_shown(folder):
 
 @pytest.mark.parametrize("name", ["", "a/b", "x" * 65, "../a"])
 def test_a_name_that_cannot_be_used(folder, name):
-    with pytest.raises(ConfigError, match="is no name of a tenant"):
+    with pytest.raises(ConfigError, match="is not a name of a tenant"):
         make_tenant(folder, name)
 
 

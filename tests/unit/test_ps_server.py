@@ -240,7 +240,7 @@ def test_nobody_listening():
 
 @pytest.mark.parametrize("address", ["127.0.0.1:5555", "tcp://127.0.0.1", "smoke://host:1"])
 def test_an_unusable_address_is_named(address):
-    with pytest.raises(ServerError, match="is no address of a server"):
+    with pytest.raises(ServerError, match="is not an address of a server"):
         Client([address], job="job", group=0, groups=1, settings=SETTINGS)
 
 
@@ -556,7 +556,7 @@ def test_places_outside_of_the_memory_are_refused(server, values, answer):
         attached(raw)
         refused = raw.ask(wire.Exchange(3, "w", 0, LENGTH, (values,), (answer,)))
         assert isinstance(refused, wire.Refused)
-        assert "is no place for the" in refused.message
+        assert "has no room for the" in refused.message
         assert works(server)
 
 

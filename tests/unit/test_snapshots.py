@@ -221,7 +221,7 @@ def test_a_damaged_snapshot_is_passed_over_for_the_one_before(folder, caplog, da
     damage(path(folder, 8))
     assert folder.find("job", "w", SPEC).number == 7
     (line,) = [record.getMessage() for record in caplog.records if "passed over" in record.getMessage()]
-    assert re.match(rf"{path(folder, 8)} (is no complete snapshot|has the number)", line)
+    assert re.match(rf"{path(folder, 8)} (is not a complete snapshot|has the number)", line)
     with pytest.raises(ServerError, match="no values of snapshot 8"):
         folder.find("job", "w", SPEC, 8)
 

@@ -338,7 +338,7 @@ def test_parse(text: str, trigger: Trigger) -> None:
         ("budget:10XB/s", "write 10MB/s"),
         ("budget:1.2.3MB/s", "write 10MB/s"),
         ("budget:200MB/epoch", "needs the steps of an epoch"),
-        ("budget:200MB/epoch,epoch=0", "no number of steps"),
+        ("budget:200MB/epoch,epoch=0", "not a number of steps"),
     ],
 )
 def test_what_cannot_be_a_trigger_is_refused_by_name(text: str, said: str) -> None:

@@ -1,4 +1,4 @@
-"""The parameter-server tier: the bandwidth that a placement needs (PHub), and the time of an exchange."""
+"""The tier with parameter servers: the bandwidth that a placement needs (PHub), and the time of an exchange."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from hybridps.errors import OracleError
 from hybridps.oracle.machines import Link, Machine
 
 Numbers = Any
-"""A float, or an array of them."""
+"""A float, or an array of floats."""
 
 PLACEMENTS = ("colocated centralised", "colocated sharded", "non-colocated centralised", "non-colocated sharded")
 
 
 def placement_bytes_per_second(placement: str, model_bytes: float, compute_seconds: float, workers: int) -> float:
-    """The lowest bandwidth of a server's host that hides communication behind compute.
+    """Return the lowest bandwidth of a server's host that hides communication behind compute.
 
-    M bytes of model, N workers, T seconds of compute: colocated centralised 2 M (N - 1) / T, colocated sharded
-    4 M (N - 1) / (T N), non-colocated centralised 2 M N / T, non-colocated sharded 2 M / T (PHub, 1805.07891).
-    Raises OracleError for other placements, and for numbers that cannot be.
+    For a model of M bytes, N workers and T seconds of compute: colocated centralised 2 M (N - 1) / T, colocated sharded
+    4 M (N - 1) / (T N), non-colocated centralised 2 M N / T, non-colocated sharded 2 M / T (PHub, 1805.07891). Raises
+    OracleError for other placements and impossible numbers.
     """
     if placement not in PLACEMENTS:
         raise OracleError(f"unknown placement {placement!r}: use one of {', '.join(PLACEMENTS)}")
     if workers < 1 or not model_bytes > 0 or not compute_seconds > 0:
         raise OracleError(
-            f"a model of {model_bytes:g} bytes, {compute_seconds:g} seconds and {workers} workers cannot be: "
+            f"a model of {model_bytes:g} bytes, {compute_seconds:g} seconds and {workers} workers are impossible: "
             "give numbers above 0"
         )
     rate = model_bytes / compute_seconds
@@ -38,9 +38,9 @@ def placement_bytes_per_second(placement: str, model_bytes: float, compute_secon
 
 @dataclass(frozen=True)
 class Tier:
-    """The servers of a job: their number, the chunk size, the jobs that share them, and the racks, each with its own.
+    """The servers of a job: their number, the chunk size, the jobs that share them, and the racks.
 
-    `servers` and `chunk_bytes` may be arrays: then all times are arrays too.
+    Each rack has its own servers. `servers` and `chunk_bytes` may be arrays; all times are then arrays too.
     """
 
     servers: Numbers = 1
@@ -55,12 +55,12 @@ class Tier:
 
 
 def exchange_seconds(machine: Machine, link: Link, tier: Tier, clients: int, model_bytes: float) -> Numbers:
-    """Seconds in which all `clients` push a model and receive the answer, chunk by chunk, over `link`.
+    """Return the seconds in which all `clients` push a model and receive the answer, chunk by chunk, over `link`.
 
     A chunk passes five stages: out of a client, into a server, its aggregation, out of the server, into the client. All
-    work at once, on different chunks, so the whole takes all stages for the first chunk, and the slowest for the rest.
-    With R racks, the clients of a rack use its own servers, which then meet in an allreduce: 1 / N of the traffic of
-    N workers per rack.
+    stages work at once, on different chunks. The whole exchange therefore takes all stages for the first chunk, and the
+    slowest stage for each of the rest. With R racks, the clients of a rack use its own servers. These then run an
+    allreduce with those of other racks: 1 / N of the traffic of N workers per rack.
     """
     if clients < 1 or model_bytes <= 0:
         raise OracleError(f"{clients} clients and {model_bytes:g} bytes cannot be exchanged: give more than 0")
@@ -70,7 +70,7 @@ def exchange_seconds(machine: Machine, link: Link, tier: Tier, clients: int, mod
 
 
 def server_busy_seconds(machine: Machine, link: Link, tier: Tier, clients: int, model_bytes: float) -> Numbers:
-    """Seconds that the servers are busy with one exchange of each of `clients`."""
+    """Return the seconds that the servers are busy with one exchange of each of `clients`."""
     chunks, (_, incoming, adding, _, _) = _stages(machine, link, tier, -(-clients // tier.racks), model_bytes)
     return chunks * np.maximum(incoming, adding)
 
@@ -78,7 +78,7 @@ def server_busy_seconds(machine: Machine, link: Link, tier: Tier, clients: int, 
 def _stages(
     machine: Machine, link: Link, tier: Tier, clients: int, model_bytes: float
 ) -> tuple[Numbers, tuple[Numbers, ...]]:
-    """Number of chunks, and seconds of each stage for one chunk of all clients.
+    """Return the number of chunks, and the seconds of each stage for one chunk of all clients.
 
     Servers work in parallel on different chunks; tenants share them equally. A client sends one chunk at a time.
     """

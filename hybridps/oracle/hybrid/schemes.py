@@ -1,8 +1,9 @@
-"""The cost of an epoch of each hybridps algorithm: groups of workers, tightly coupled inside, loosely across.
+"""The cost of an epoch of each hybridps algorithm: workers are coupled tightly in groups, and loosely across them.
 
-C groups of m workers; M bytes of model. In every step the workers of a group allreduce their gradients. Across groups:
+There are C groups of m workers, and M bytes of model. In every step the workers of a group allreduce their gradients.
+Across groups:
 
-| algorithm | what moves | when | who waits |
+| algorithm | what is sent | when | who waits |
 |---|---|---|---|
 | sync | gradients, over the servers | every step | all groups for each other |
 | async | gradients, over the servers | every step | a group for its own answer |
@@ -10,7 +11,8 @@ C groups of m workers; M bytes of model. In every step the workers of a group al
 | gossip | weights, between two groups | every tau steps | the two for each other |
 | adaptive | weights, between two groups | in a `traffic` part of the times of gossip | the two for each other |
 
-Nothing is hidden behind compute here: the schedule of one iteration says what is.
+These costs assume that no communication is hidden behind compute. The schedule of one iteration (`ssgd`) says what is
+hidden.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class Scheme:
 
     @property
     def period(self) -> Numbers:
-        """Steps between two exchanges across groups."""
+        """The number of steps between two exchanges across groups."""
         if self.algorithm in ("sync", "async"):
             return 1
         return self.tau / self.traffic if self.algorithm == "adaptive" else self.tau
@@ -65,7 +67,7 @@ class Scheme:
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of one step of a worker, by activity. Arrays in `Scheme` make these arrays as well."""
+    """The seconds of one step of a worker, by activity. They are arrays if the `Scheme` has arrays."""
 
     compute_seconds: float
     group_seconds: float
@@ -77,14 +79,14 @@ class Step:
 
 
 def scheme_of(algorithm: str, numbers: Mapping[str, float]) -> Scheme:
-    """A scheme from named numbers: groups, tau, traffic, and the fields of `Tier`."""
+    """Make a scheme from named numbers: groups, tau, traffic, and the fields of `Tier`."""
     whole = {name: int(value) for name, value in numbers.items() if name != "traffic"}
     tier = Tier(**{name: value for name, value in whole.items() if name not in ("groups", "tau")})
     return Scheme(algorithm, whole.get("groups", 1), whole.get("tau", 1), numbers.get("traffic", 1.0), tier)
 
 
 def step(work: Work, scheme: Scheme, pes: int, batch: int) -> Step:
-    """Seconds of one step of `pes` workers with a global batch."""
+    """Return the seconds of one step of `pes` workers with a global batch."""
     members = ceil(pes / scheme.groups)
     compute = batch / pes * work.passes_seconds + work.update_seconds
     inner = work.machine.link(members)
@@ -100,14 +102,15 @@ def step(work: Work, scheme: Scheme, pes: int, batch: int) -> Step:
     )
     own = own + broadcast_seconds(inner, members, work.weight_bytes)
     if scheme.algorithm in ("async", "elastic"):
-        # Groups that wait for no other still share the servers: a round of all takes at least what these need.
+        # Groups that do not wait for each other still share the servers. A round of all groups takes at least the time
+        # that its exchanges keep the servers busy.
         busy = server_busy_seconds(work.machine, link, scheme.tier, scheme.groups, work.weight_bytes)
         own = np.maximum(own, busy - scheme.period * (compute + group))
     return Step(compute, group, own / scheme.period)
 
 
 def costs_of(work: Work, scheme: Scheme, pes: int, batch: int) -> Costs:
-    """Costs of an epoch. `scheme` must not have arrays."""
+    """Return the costs of an epoch. `scheme` must not have arrays."""
     one = step(work, scheme, pes, batch)
     iterations = work.network.samples / batch
     averages_weights = scheme.groups > 1 and scheme.algorithm not in ("sync", "async")
@@ -123,7 +126,7 @@ def costs_of(work: Work, scheme: Scheme, pes: int, batch: int) -> Costs:
 
 
 def predict_scheme(work: Work, scheme: Scheme, pes: int, batch: int) -> Answer:
-    """The answer for an algorithm of hybridps, or a strategy. Raises OracleError for impossible numbers."""
+    """Predict an algorithm of hybridps, or a strategy. Raises OracleError for impossible numbers."""
     if scheme.algorithm not in ALGORITHMS:
         return predict(work, scheme.algorithm, pes, batch)
     if pes < 1 or batch < 1:
@@ -135,7 +138,10 @@ def predict_scheme(work: Work, scheme: Scheme, pes: int, batch: int) -> Answer:
 
 
 def broadcast_seconds(link: Link, members: int, message_bytes: float) -> float:
-    """Scatter along a tree, then a ring allgather: (log2 m + m - 1) a + 2 (m - 1) / m M b."""
+    """Return the seconds of a broadcast: scatter along a tree, then a ring allgather.
+
+    They are (log2 m + m - 1) a + 2 (m - 1) / m M b.
+    """
     if members == 1:
         return 0.0
     starts = ceil(log2(members)) + members - 1

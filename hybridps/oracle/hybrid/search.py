@@ -17,11 +17,12 @@ from hybridps.oracle.hybrid.schemes import ALGORITHMS, Scheme, predict_scheme, s
 from hybridps.oracle.paradl import PAPER, Answer, Work, predict, strategy_of
 
 TOLERANCE = 0.01
-"""Of configurations that are as fast, up to this part, the one is chosen that couples the workers most tightly."""
+"""Configurations count as equally fast within this part of the time. The search then chooses the one that couples the
+workers most tightly."""
 
 
 class Constraints(msgspec.Struct, frozen=True, kw_only=True):
-    """The space that the search covers: strategies as they are, and algorithms with all numbers below."""
+    """The space that the search covers: the strategies, and the algorithms with all numbers below."""
 
     strategies: tuple[str, ...] = tuple(PAPER)
     algorithms: tuple[str, ...] = ("sync", "elastic")
@@ -55,7 +56,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Infeasible(msgspec.Struct, frozen=True):
-    """A number of PEs that nothing is feasible with, and the limits."""
+    """A number of PEs for which no configuration is feasible, and the limits."""
 
     pes: int
     limits: tuple[str, ...]
@@ -68,7 +69,7 @@ class Plan(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...]
     infeasible: tuple[Infeasible, ...]
     configurations: int
-    """How many were compared."""
+    """The number of configurations that were compared."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Candidate:
 
 
 def plan(work: Work, batch: int, pes: Sequence[int], constraints: Constraints | None = None) -> Plan:
-    """The best choice for each number of PEs. Raises OracleError if no configuration is feasible with any of them."""
+    """Find the best choice for each number of PEs. Raises OracleError if nothing is feasible with any of them."""
     search = _Search(work, batch, constraints or Constraints())
     counts = sorted(set(pes))
     found = {count: search.best(count) for count in sorted({*counts, *(2 * count for count in counts)})}
@@ -96,9 +97,9 @@ def plan(work: Work, batch: int, pes: Sequence[int], constraints: Constraints | 
 
 
 def constraints_of(names: Sequence[str], **bounds: float | None) -> Constraints:
-    """Constraints from names of strategies and algorithms (none: the defaults), and the bounds that are not None.
+    """Make constraints from names of strategies and algorithms, and from the bounds that are not None.
 
-    Raises OracleError for unknown names.
+    Without names, the defaults apply. Raises OracleError for unknown names.
     """
     given: dict[str, Any] = {name: value for name, value in bounds.items() if value is not None}
     if names:
@@ -111,14 +112,14 @@ def constraints_of(names: Sequence[str], **bounds: float | None) -> Constraints:
 class _Search:
     def __init__(self, work: Work, batch: int, constraints: Constraints) -> None:
         self.compared = 0
-        """How many configurations were compared."""
+        """The number of configurations that were compared."""
         self._work = work
         self._batch = batch
         self._constraints = constraints
         self._alone_seconds = predict(work, "serial", 1, batch).prediction.seconds_per_epoch
 
     def best(self, pes: int) -> Candidate | None:
-        """The fastest of the strategies and of the algorithms with any groups, if any is feasible."""
+        """Return the fastest feasible strategy or algorithm, with any number of groups; None if none is feasible."""
         known = self._constraints
         schemes = [Scheme(name) for name in known.strategies]
         self.compared += len(schemes)
@@ -149,13 +150,13 @@ class _Search:
         )
 
     def limits(self, pes: int) -> tuple[str, ...]:
-        """The limits of each strategy or, without strategies, of each algorithm in one group."""
+        """Return the limits of each strategy or, without strategies, of each algorithm in one group."""
         names = self._constraints.strategies or self._constraints.algorithms
         answers = [self._predict(Scheme(name), pes).prediction for name in names]
         return tuple(f"{one.strategy}: {limit}" for one in answers for limit in one.limits)
 
     def _stopped_by(self, best: Candidate, doubled: Candidate | None) -> tuple[str, ...]:
-        """The limits that the choice exceeds with twice the PEs in groups of its size, or else its largest costs."""
+        """Return why doubling stops: the limits that twice the PEs exceed in equal groups, or the largest costs."""
         groups = 2 * best.scheme.groups if best.scheme.groups > 1 else 1
         pes = 2 * best.answer.prediction.pes
         same = self._predict(replace(best.scheme, groups=groups), pes)
@@ -165,7 +166,7 @@ class _Search:
         return tuple(str(found) for found in losses[:2])
 
     def _best_scheme(self, pes: int, algorithm: str, groups: int) -> Scheme:
-        """The best servers, tau and chunk size of an algorithm with these groups."""
+        """Return the best servers, tau and chunk size of an algorithm with this number of groups."""
         known = self._constraints
         taus = _powers(known.most_tau) if algorithm in ("elastic", "gossip", "adaptive") else [1]
         grid = list(product(taus, _powers(known.most_servers), sorted(known.chunk_bytes, reverse=True)))
@@ -189,5 +190,5 @@ def _divisors(number: int, most: int) -> list[int]:
 
 
 def _powers(most: int) -> list[int]:
-    """1, 2, 4 ... up to `most`."""
+    """Return 1, 2, 4, ... up to `most`."""
     return [1 << power for power in range(most.bit_length())]

@@ -1,10 +1,12 @@
-"""The traffic of other thresholds on the change, forecast from the changes that a run has recorded.
+"""Forecasts the traffic of other thresholds on the change, from the changes that a run has recorded.
 
-Between two exchanges the change grows with its age a (steps since the last exchange) as c = speed a^power: power 1 if
-the weights go straight on, 1/2 if they walk at random, less if they stay near a place. The power is fitted to the whole
-run, and the speed is c / a^power at each look. A replay with another threshold adds up speed^(1/power), which is what
-c^(1/power) grows by in a step. Our model; at the recorded threshold it gives the recorded exchanges. The whole model is
-taken to be sent, also where the run decided on its parts.
+The age a is the number of steps since the last exchange. Between two exchanges the change grows as c = speed a^power:
+the power is 1 if the weights move straight on, 1/2 if they walk at random, and less if they stay near a place. The
+power is fitted to the whole run; the speed is c / a^power at each look. A replay with another threshold adds up
+speed^(1/power), by which c^(1/power) grows in a step.
+
+This model is our own. At the recorded threshold it gives the recorded exchanges. It assumes that the whole model is
+sent, even if the run decided on parts of it.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from hybridps.errors import OracleError
 from hybridps.events import Changed, Registered
 
 GOSSIPING = ("gossip", "gosgd", "sgp")
-"""Algorithms whose changes do not say what another threshold would have made of them."""
+"""Algorithms for which recorded changes do not tell the effect of another threshold."""
 
 USUAL_POWER = 0.5
-"""Where nothing can be fitted: no two looks between exchanges."""
+"""The power if it cannot be fitted, because there are no two looks between exchanges."""
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """The traffic of all groups with one threshold. `saved`: part of what an exchange in every step would send."""
+    """The traffic of all groups with one threshold. `saved`: the part that it saves of exchanges in every step."""
 
     threshold: float | None
     silence: int | None
@@ -36,7 +38,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """What a run has recorded, and the forecasts. `power`: by which the change grows with its age."""
+    """What a run has recorded, and the forecasts. `power`: the exponent with which the change grows with its age."""
 
     looks: int
     recorded_messages: int
@@ -46,11 +48,11 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 Looks = Sequence[Changed]
-"""Of one table of one group, in the order of steps."""
+"""The looks at one table of one group, in the order of steps."""
 
 
 def read_changes(folder: Path) -> list[Looks]:
-    """The looks of each table and group. Raises OracleError if the run has recorded none."""
+    """Read the looks at each table of each group. Raises OracleError if the run has recorded none."""
     found: list[Looks] = []
     for path in sorted(folder.glob("hybridps-*.jsonl")):
         tables: dict[str, list[Changed]] = {}
@@ -87,7 +89,7 @@ def _refuse_gossip(line: bytes, folder: Path) -> None:
 
 
 def forecast(runs: Sequence[Looks], thresholds: Iterable[float | None], silence: int | None) -> Traffic:
-    """The traffic with each threshold (None: infinite), and this bound on silence."""
+    """Forecast the traffic with each threshold (None: infinite) and this bound on silence."""
     power = fit_power(runs)
     every = sum(look.nbytes for looks in runs for look in looks)
     found = []
@@ -100,12 +102,12 @@ def forecast(runs: Sequence[Looks], thresholds: Iterable[float | None], silence:
 
 
 def replay(looks: Looks, power: float, threshold: float | None, silence: int | None) -> list[Changed]:
-    """The looks at which the table would be exchanged."""
+    """Return the looks at which the table would be exchanged."""
     sent, last_look, last_sent, last_recorded, grown = list[Changed](), 0, 0, 0, 0.0
     for look in looks:
         speed = look.change / (look.step - last_recorded) ** power
         grown += (look.step - last_look) * speed ** (1 / power)
-        # The recorded change itself where the last exchange is the same: no rounding decides.
+        # If the last exchange is the same as in the run, the recorded change itself decides, so that rounding does not.
         change = look.change if last_sent == last_recorded else grown**power
         if (threshold is not None and change >= threshold) or (
             silence is not None and look.step - last_sent >= silence
@@ -119,7 +121,7 @@ def replay(looks: Looks, power: float, threshold: float | None, silence: int | N
 
 
 def fit_power(runs: Sequence[Looks]) -> float:
-    """The slope of log change over log age, within the intervals between exchanges; between 0.1 and 1.2."""
+    """Return the slope of log change over log age, within the intervals between exchanges; between 0.1 and 1.2."""
     up = across = 0.0
     for looks in runs:
         last, xs, ys = 0, list[float](), list[float]()

@@ -1,6 +1,6 @@
-"""Machines as data: links, memory and speed, and what a calibration measured of them.
+"""Machines as data: links, memory and speed, and what a calibration has measured.
 
-A caller takes a `Machine` by name or from a file (`machine_of`). `Line` and `fit_line` turn measured times into a
+A caller gets a `Machine` by name or from a file (`machine_of`). `Line` and `fit_line` turn measured times into a
 start-up time and a time per unit. The records of a calibration are in `calibration`.
 """
 

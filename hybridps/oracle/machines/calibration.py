@@ -17,7 +17,7 @@ FILE = "calibration.json"
 
 
 class Pass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds of one iteration's computation."""
+    """The seconds of one iteration's computation."""
 
     forward_seconds: float
     backward_seconds: float
@@ -31,7 +31,7 @@ class Layers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch_size: int
     whole: Pass
     weight_items: int
-    """All items of the model, those that are not trained (running statistics) included."""
+    """All items of the model, including those that are not trained, such as running statistics."""
 
     @property
     def residual(self) -> float:
@@ -45,7 +45,7 @@ class Layers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Steps of the training script without communication, while `copies` share the cores: images -> seconds."""
+    """The seconds of a training step without communication while `copies` share the cores, as lines over images."""
 
     copies: int
     step: Line
@@ -55,7 +55,7 @@ class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An operation of all workers as a function of its bytes.
 
-    `loss`: seconds of computation that a worker loses per second that the operation takes on its own.
+    `loss`: the seconds of computation that a worker loses per second of the operation on its own.
     """
 
     cost: Line
@@ -72,7 +72,7 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All measurements. `hosts`: the hosts of the workers of `communications`; empty for this machine alone."""
+    """All measurements of a machine. `hosts`: the hosts of `communications`; empty for this machine alone."""
 
     cores: int
     hosts: str
@@ -83,12 +83,12 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     add_bytes_per_second: float
     matrix_flops: float
     memory_bytes: int
-    """Of the whole machine."""
+    """The memory of the whole machine."""
 
     def steps_of(self, copies: int) -> Steps:
-        """Steps with this many workers on the cores, extrapolated in proportion beyond the measured number.
+        """Return the steps with `copies` workers on the cores, extrapolated in proportion beyond the measured number.
 
-        Raises OracleError if nothing was measured.
+        Raises OracleError if they were not measured and cannot be extrapolated.
         """
         known = {each.copies: each for each in self.steps}
         if copies in known:
@@ -99,7 +99,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Steps(copies, *(line.scaled(copies / nearest) for line in (known[nearest].step, known[nearest].loader)))
 
     def communication_of(self, workers: int, groups: int) -> Communication:
-        """The communication of this layout. Raises OracleError if it was not measured."""
+        """Return the communication of a layout. Raises OracleError if it was not measured."""
         for each in self.communications:
             if (each.workers, each.groups) == (workers, groups):
                 return each
@@ -117,7 +117,7 @@ def read_calibration(folder: Path) -> Calibration:
     except OSError as error:
         raise OracleError(f"{folder / FILE}: {error.strerror}; make it with `hybridps oracle calibrate`") from None
     except msgspec.DecodeError as error:
-        raise OracleError(f"{folder / FILE} is no calibration: {error}") from None
+        raise OracleError(f"{folder / FILE} is not a calibration: {error}") from None
 
 
 def write_calibration(calibration: Calibration, folder: Path) -> None:
@@ -130,11 +130,12 @@ def write_calibration(calibration: Calibration, folder: Path) -> None:
 
 
 def machine_measured(calibration: Calibration) -> Machine:
-    """The machine as `predict` needs it: a PE is a worker, with its share of the memory.
+    """Make the machine that `predict` needs. A PE is a worker, with its share of the memory.
 
-    A level for each number of workers whose allreduce in one group was measured: T = a' + b' M, which the equation
-    T = 2 (p-1) (a + M b / p) gives for a = a' / (2 (p-1)) and b = b' p / (2 (p-1)). Servers: the layout with most
-    groups, as if all of its time were theirs. Raises OracleError where no allreduce was measured.
+    It has a level for each number of workers whose allreduce in one group was measured. For the measured T = a' + b' M,
+    the equation T = 2 (p-1) (a + M b / p) gives a = a' / (2 (p-1)) and b = b' p / (2 (p-1)). The numbers of servers
+    come from the layout with most groups, as if servers took all of its time. Raises OracleError if no allreduce was
+    measured.
     """
     alone = {each.workers: each.sum.cost for each in calibration.communications if each.groups == 1 < each.workers}
     levels = [_level(workers, cost) for workers, cost in sorted(alone.items())]

@@ -16,20 +16,20 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start_seconds: float
     seconds_per_unit: float
     residual: float = 0.0
-    """Root mean square of (measured - line) / measured over the points of the fit."""
+    """The root mean square of (measured - line) / measured over the fitted points."""
 
     def __call__(self, units: float) -> float:
         return self.start_seconds + self.seconds_per_unit * units
 
     def scaled(self, factor: float) -> Line:
-        """The line for `factor` times these seconds."""
+        """Return the line of `factor` times these seconds."""
         return Line(factor * self.start_seconds, factor * self.seconds_per_unit, self.residual)
 
 
 def fit_line(units: Sequence[float], seconds: Sequence[float], *, relative: bool = False) -> Line:
-    """The least-squares line; `relative` weighs each point with 1 / seconds, for sizes over orders of magnitude.
+    """Fit the least-squares line. `relative` weighs each point with 1 / seconds, for sizes over orders of magnitude.
 
-    Raises OracleError if the points do not determine a line: fewer than two different `units`.
+    Raises OracleError if there are fewer than two different `units`, which determine no line.
     """
     x, y = np.asarray(units, float), np.asarray(seconds, float)
     if len(np.unique(x)) < 2:

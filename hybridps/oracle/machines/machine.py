@@ -12,7 +12,7 @@ from hybridps.oracle.networks.files import read_text, rows_of
 
 
 class Link(NamedTuple):
-    """Cost of a message: start-up time, and time per byte. These are `a` and `b` of the equations.
+    """The cost of a message: start-up time and time per byte, `a` and `b` of the equations.
 
     Collectives are rings (ParaDL, section "communication"), in which each PE sends p - 1 messages.
     """
@@ -21,26 +21,26 @@ class Link(NamedTuple):
     seconds_per_byte: float
 
     def message_seconds(self, message_bytes: float) -> float:
-        """T_p2p = a + m b."""
+        """Return T_p2p = a + m b."""
         return self.latency_seconds + message_bytes * self.seconds_per_byte
 
     def allreduce_seconds(self, pes: int, message_bytes: float) -> float:
-        """T_allreduce = 2 (p - 1) (a + m b / p) of a vector of m bytes."""
+        """Return T_allreduce = 2 (p - 1) (a + m b / p) of a vector of m bytes."""
         return 2 * (pes - 1) * self.message_seconds(message_bytes / pes)
 
     def allgather_seconds(self, pes: int, message_bytes: float) -> float:
-        """T_allgather = (p - 1) (a + m b), where m is the contribution of one PE."""
+        """Return T_allgather = (p - 1) (a + m b), where m is the contribution of one PE."""
         return (pes - 1) * self.message_seconds(message_bytes)
 
     def shared(self, flows: float) -> Link:
-        """The link with the bandwidth that one of so many flows has."""
+        """Return the link as one of `flows` sees it that share the bandwidth equally."""
         return self._replace(seconds_per_byte=self.seconds_per_byte * flows)
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The slowest link that a collective over up to `pes` PEs uses; without `pes`, over any number of PEs.
 
-    `plx_crossings`: how often such a message crosses from an accelerator to its host, `latency_plx_us` each.
+    `plx_crossings`: how often a message crosses between an accelerator and its host, in `latency_plx_us` each.
     """
 
     name: str
@@ -53,10 +53,12 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Equal processing elements (PEs) in nodes, and links by distance, nearest first.
 
-    `contention` divides the bandwidth between nodes where all PEs of a node send at once (hybrid strategies).
-    `staging` is the link within a node for messages that go through the host's memory. Servers: the bandwidth of a
-    server's host in each direction (that of the farthest level if not given), what its kernels aggregate, and the
-    time it spends on each message. What is not given does not limit.
+    `contention` divides the bandwidth between nodes if all PEs of a node send at once (hybrid strategies). `staging` is
+    the link within a node for messages that pass through the host's memory.
+
+    The last three fields describe a server: the bandwidth of its host in each direction (by default that of the
+    farthest level), the bytes that its kernels aggregate, and the time that it spends on each message. A number that is
+    not given is no limit.
     """
 
     name: str
@@ -73,7 +75,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     server_message_seconds: float = 0.0
 
     def link(self, pes: int) -> Link:
-        """The link of a collective over `pes` PEs. Raises OracleError beyond the last level."""
+        """Return the link of a collective over `pes` PEs. Raises OracleError beyond the last level."""
         for level in self.levels:
             if level.pes is None or pes <= level.pes:
                 return self.link_of(level)
@@ -108,7 +110,10 @@ MACHINES = {"abci": ABCI}
 
 
 def machine_of(name: str) -> Machine:
-    """A built-in machine by its name, or the machine of a file: JSON of `Machine`, or a published `.plat`."""
+    """Return a built-in machine by name, or the machine of a file: JSON of `Machine`, or a published `.plat`.
+
+    Raises OracleError for an unknown name and for a file that is no machine.
+    """
     if name.lower() in MACHINES:
         return MACHINES[name.lower()]
     path = Path(name)
@@ -120,11 +125,11 @@ def machine_of(name: str) -> Machine:
     try:
         return checked(msgspec.json.decode(text, type=Machine))
     except msgspec.DecodeError as error:
-        raise OracleError(f"{path} is no machine: {error}") from None
+        raise OracleError(f"{path} is not a machine: {error}") from None
 
 
 def with_settings(machine: Machine, settings: dict[str, float]) -> Machine:
-    """The machine with some numbers replaced. Raises OracleError for names that are not in `SETTINGS`."""
+    """Return the machine with some numbers replaced. Raises OracleError for names that are not in `SETTINGS`."""
     for name in settings:
         if name not in SETTINGS:
             raise OracleError(f"unknown setting {name!r} of a machine: use one of {', '.join(SETTINGS)}")
@@ -139,7 +144,7 @@ SETTINGS = tuple(name for name in Machine.__struct_fields__ if name not in ("nam
 
 
 def checked(machine: Machine) -> Machine:
-    """Returns the machine. Raises OracleError for a number that is impossible."""
+    """Return the machine. Raises OracleError for an impossible number."""
     if not machine.levels:
         raise OracleError(f"{machine.name} has no levels: give at least one link")
     _check_numbers(machine)
@@ -159,7 +164,7 @@ def _check_numbers(data: Machine | Level) -> None:
 
 
 def _plat(text: str, path: Path) -> Machine:
-    """A `.plat` file as the ParaDL authors published it: NAME|number|unit in each line, one link for all distances."""
+    """Read a `.plat` file of the ParaDL authors: lines NAME|number|unit, and one link for all distances."""
     try:
         numbers = {cells[0]: float(cells[1]) for _, cells in rows_of(text, str(path))}
         latency, bandwidth = numbers["LATENCY"], numbers["BANDWIDTH"]
@@ -173,7 +178,7 @@ def _plat(text: str, path: Path) -> Machine:
             latency_plx_us=ABCI.latency_plx_us,
         )
     except (IndexError, ValueError) as error:
-        raise OracleError(f"{path} is no platform file: {error}") from None
+        raise OracleError(f"{path} is not a platform file: {error}") from None
     except KeyError as error:
-        raise OracleError(f"{path} is no platform file: it has no line {error.args[0]}|number|unit") from None
+        raise OracleError(f"{path} is not a platform file: it has no line {error.args[0]}|number|unit") from None
     return checked(machine)

@@ -11,13 +11,13 @@ from hybridps.oracle.networks.network import ELEMENTWISE, Layer, Network, checke
 
 NETWORKS = ("alexnet", "vgg16", "resnet50", "resnet152", "googlenet", "cosmoflow", "cosmoflow256")
 TABLES = Path(__file__).parent / "tables"
-"""The well-known networks as layer tables, from their published architectures; each tells its source."""
+"""The well-known networks as layer tables, from their published architectures. Each table names its source."""
 
 Shape = tuple[int, ...]
 
 
 def built_in(name: str) -> Network:
-    """A well-known network by its name; case, - and _ are ignored. Raises OracleError, which lists the names."""
+    """Return a well-known network by name; case, - and _ are ignored. Raises OracleError, which lists the names."""
     known = name.lower().replace("-", "").replace("_", "")
     if known not in NETWORKS:
         raise OracleError(f"unknown network {name!r}: use one of {', '.join(NETWORKS)}")
@@ -25,18 +25,18 @@ def built_in(name: str) -> Network:
 
 
 def read_network(path: Path) -> Network:
-    """A network from a file: JSON of `Network`, or a published `.net` table. Raises OracleError if it is neither."""
+    """Read a network from a file: JSON of `Network`, or a published `.net` table. Raises OracleError for others."""
     text = read_text(path)
     if not text.lstrip().startswith("{"):
         return read_table(text, path.name)
     try:
         return checked(msgspec.json.decode(text, type=Network))
     except msgspec.DecodeError as error:
-        raise OracleError(f"{path} is no network: {error}") from None
+        raise OracleError(f"{path} is not a network: {error}") from None
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises OracleError if it cannot be read."""
+    """Return the text of a file. Raises OracleError if it cannot be read."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -49,12 +49,12 @@ def write_network(network: Network, path: Path) -> None:
 
 
 def write_json(content: msgspec.Struct, path: Path) -> None:
-    """Write JSON for people to read, too."""
+    """Write indented JSON."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
 
 
 def rows_of(text: str, source: str) -> list[tuple[str, list[str]]]:
-    """Where each line of a published table is that is no comment, and its cells."""
+    """Return where each line of a published table is, and its cells. Comments and empty lines are left out."""
     return [
         (f"{source}, line {number}", [cell.strip() for cell in line.split("|")])
         for number, line in enumerate(text.splitlines(), 1)
@@ -63,15 +63,16 @@ def rows_of(text: str, source: str) -> list[tuple[str, list[str]]]:
 
 
 def read_table(text: str, source: str) -> Network:
-    """A `.net` table: Dataset|, Input| and Model| lines, then NAME|input|weight|output|seconds per sample.
+    """Read a `.net` table: Dataset|, Input| and Model| lines, then NAME|input|weight|output|seconds per sample.
 
-    Lines that start with # are comments. A time may be missing. If only one layer has a time, it is the time
-    of the whole network, as in the published tables; otherwise each layer has the time of all its own passes.
-    Two more cells may follow: the items of bias, scale and shift, and the positions of the layers that it reads.
+    Lines that start with # are comments. A time may be missing. If only one layer has a time, it is the time of the
+    whole network, as in the published tables; otherwise each layer has the time of all its passes. Two more cells may
+    follow: the items of bias, scale and shift, and the positions of the layers that the layer reads. Raises
+    OracleError.
     """
     rows = rows_of(text, source)
     if len(rows) < 4 or [cells[0] for _, cells in rows[:3]] != ["Dataset", "Input", "Model"]:
-        raise OracleError(f"{source} is no layer table: it must begin with Dataset|, Input| and Model|")
+        raise OracleError(f"{source} is not a layer table: it must begin with Dataset|, Input| and Model|")
     (_, dataset), (at, data), (_, model) = rows[:3]
     layers: list[Layer] = []
     notes: list[str] = []
@@ -92,7 +93,10 @@ def read_table(text: str, source: str) -> Network:
 
 
 def read_mask(path: Path, network: Network) -> tuple[bool, ...]:
-    """Read a `.lc` file: for each layer of the network, in order, whether the strategy splits it (NAME|1 or NAME|0)."""
+    """Read a `.lc` file: for each layer of the network, in order, whether the strategy splits it (NAME|1 or NAME|0).
+
+    Raises OracleError if it does not fit the network.
+    """
     rows = rows_of(read_text(path), str(path))
     for where, cells in rows:
         if cells[1:] not in (["0"], ["1"]):
@@ -125,7 +129,7 @@ def _seconds(cells: list[str], where: str) -> float | None:
     try:
         return float(cells[4]) if len(cells) > 4 and cells[4] else None
     except ValueError:
-        raise OracleError(f"{where}: {cells[4]!r} is no time in seconds") from None
+        raise OracleError(f"{where}: {cells[4]!r} is not a time in seconds") from None
 
 
 def _shape(text: str, where: str, between: str = "x") -> Shape:
@@ -136,9 +140,9 @@ def _shape(text: str, where: str, between: str = "x") -> Shape:
 
 
 def _without_misprint(layer: Layer, before: list[Layer], notes: list[str], where: str) -> Layer:
-    """An element-wise layer keeps its shape: if its output continues the chain, another input is a misprint.
+    """Correct a misprinted input. An element-wise layer keeps its shape, so its output is used if that fits the chain.
 
-    The published COSMOFLOW.net_256 has one.
+    The published COSMOFLOW.net_256 has such a misprint.
     """
     if layer.kind not in ELEMENTWISE or layer.input == layer.output or not before or before[-1].output != layer.output:
         return layer
@@ -147,7 +151,7 @@ def _without_misprint(layer: Layer, before: list[Layer], notes: list[str], where
 
 
 def _timed(layers: list[Layer], times: list[float | None]) -> tuple[Layer, ...]:
-    """The layers with the times that the table has for them; backward takes two thirds."""
+    """Return the layers with their times from the table; backward takes two thirds."""
     known = [seconds for seconds in times if seconds is not None]
     if any(seconds < 0 for seconds in known):
         raise OracleError(f"the table has a time of {min(known)} seconds: it must be 0 or more")

@@ -1,4 +1,4 @@
-"""Networks as data: layers with their shapes and times, and checks that they connect."""
+"""Networks as data: layers with their shapes and times, and checks that they fit together."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import msgspec
 from hybridps.errors import OracleError
 
 ELEMENTWISE = ("RELU", "BNORM", "DROPOUT", "LRN", "SOFTMAX")
-"""Kinds whose output has the shape of their input."""
+"""The kinds of layers whose output has the shape of their input."""
 
 KINDS = ("CONV", "FC", "MPOOL", "APOOL", "ADD", "CONCAT", "FLATTEN", *ELEMENTWISE)
 OTHER = "OTHER"
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One layer. Shapes are of one sample: channels, then width, height and, for 3-D networks, depth.
+    """One layer. Shapes are those of one sample: channels, then width, height and, for 3-D networks, depth.
 
-    `weight` is (input channels, filters, kernel width, ...), with zeros or empty where a layer has none; of a
-    convolution in groups the first number is that of one group. `vector_items` are the trainable items besides
-    (bias, scale and shift). `after` has the positions of the layers whose outputs are the input; without it that is
-    the layer before. Times are seconds, for one sample (`forward`, `backward`) and for one iteration (`update`).
+    `weight` is (input channels, filters, kernel width, ...), with zeros or empty if the layer has none. For a
+    convolution in groups, the first number is that of one group. `vector_items` are the other trainable items (bias,
+    scale and shift). `after` has the positions of the layers whose outputs are the input; None: the previous layer.
+    Times are seconds, for one sample (`forward`, `backward`) and for one iteration (`update`).
     """
 
     name: str
@@ -47,22 +47,22 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def kernel(self) -> tuple[int, ...]:
-        """Sizes of the kernel; empty if there is none."""
+        """The sizes of the kernel; empty if there is none."""
         return self.weight[2:]
 
     @property
     def matrix_items(self) -> int:
-        """Items of the weights, without bias."""
+        """The number of items of the weights, without bias."""
         return prod(self.weight) if self.weight else 0
 
     @property
     def weight_items(self) -> int:
-        """All trainable items."""
+        """The number of all trainable items."""
         return self.matrix_items + self.vector_items
 
     @property
     def forward_flops(self) -> int:
-        """Operations of the forward pass for one sample; a multiplication with an addition counts as two."""
+        """The operations of the forward pass for one sample. A multiplication with an addition counts as two."""
         places = prod(self.output[1:])
         if self.kind == "CONV":
             return 2 * self.matrix_items * places
@@ -76,10 +76,10 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
-    """Layers in an order in which each follows the layers that it reads, and the data set for training.
+    """Layers in an order in which each follows the layers that it reads, and the training data set.
 
-    `seconds_per_sample` is the time of all layers in all three passes, if only that was measured.
-    `notes` lists oddities that were found while reading.
+    `seconds_per_sample` is the time of all layers in all three passes, if only that was measured. `notes` lists
+    oddities that were found while reading.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @cached_property
     def inputs(self) -> tuple[tuple[int, ...], ...]:
-        """Positions of the layers before each layer; none for a layer that reads the data."""
+        """The positions of the layers that each layer reads; empty for a layer that reads the data."""
         return tuple(
             layer.after if layer.after is not None else (() if index == 0 else (index - 1,))
             for index, layer in enumerate(self.layers)
@@ -108,9 +108,9 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @cached_property
     def crossing_items(self) -> tuple[int, ...]:
-        """Items per sample that cross each position, from the layers before to those behind it: a cut there sends them.
+        """The items per sample that cross each position, from earlier layers to later ones: a cut there sends them.
 
-        In a chain that is the output of the layer. If there are parallel branches, each output counts once.
+        In a chain this is the output of the layer. If there are parallel branches, each output counts once.
         """
         last_use = list(range(len(self.layers)))
         for index, sources in enumerate(self.inputs):
@@ -123,7 +123,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def checked(network: Network) -> Network:
-    """Returns the network. Raises OracleError for a layer that is impossible or does not fit its inputs."""
+    """Return the network. Raises OracleError for a layer that is impossible or does not fit its inputs."""
     if network.samples < 1:
         raise OracleError(f"{network.name} is trained on {network.samples} samples: give 1 or more")
     if not network.layers:
@@ -136,7 +136,7 @@ def checked(network: Network) -> Network:
 
 
 def kind_of(name: str) -> str:
-    """The kind of a layer, from its name: the first one in it."""
+    """Return the kind of a layer: the first kind that its name contains."""
     upper = name.upper()
     return min((kind for kind in KINDS if kind in upper), key=upper.index, default=OTHER)
 
@@ -179,7 +179,7 @@ def _check_chain(network: Network, index: int, where: str) -> None:
 
 
 def fed_by(kind: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The shape of the input that outputs of these shapes form together; None if they do not fit."""
+    """Return the shape of the input that outputs of these shapes form together; None if they do not fit."""
     first = shapes[0]
     if len(shapes) == 1:
         return first

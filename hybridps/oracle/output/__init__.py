@@ -1,1 +1,1 @@
-"""The oracle's answers for people: `tables`, `plots` and Chrome traces (`timeline`). Only pictures need matplotlib."""
+"""Prints and draws the oracle's answers: `tables`, `plots` and Chrome traces (`timeline`). Pictures need matplotlib."""

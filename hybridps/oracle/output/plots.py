@@ -11,7 +11,7 @@ from hybridps.oracle.paradl import Answer, Work, predict
 
 
 def plot(work: Work, answers: Sequence[Answer], path: Path) -> None:
-    """Write a PNG with three parts. Raises OracleError if matplotlib is not installed, or there is nothing to draw."""
+    """Write a PNG with three panels. Raises OracleError if matplotlib is not installed or there are no answers."""
     if not answers:
         raise OracleError("there is no prediction to draw")
     answers = sorted(answers, key=lambda one: one.prediction.strategy)
@@ -25,7 +25,7 @@ def plot(work: Work, answers: Sequence[Answer], path: Path) -> None:
 
 
 def figure_of(width: float, height: float) -> Any:
-    """An empty figure, in inches. Raises OracleError if matplotlib is not installed."""
+    """Make an empty figure, with sizes in inches. Raises OracleError if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -34,7 +34,7 @@ def figure_of(width: float, height: float) -> Any:
 
 
 def _draw_times(axes: Any, answers: Sequence[Answer]) -> None:
-    """Stacked bars: compute, and communication by kind. Infeasible answers are pale."""
+    """Draw stacked bars: compute, and communication by kind. Infeasible answers are pale."""
     kinds = list(dict.fromkeys(kind for one in answers for kind in one.costs.communication_seconds))
     parts = [("compute", [one.prediction.compute_seconds_per_epoch for one in answers])]
     parts += [(kind, [one.costs.communication_seconds.get(kind, 0.0) for one in answers]) for kind in kinds]
@@ -50,7 +50,7 @@ def _draw_times(axes: Any, answers: Sequence[Answer]) -> None:
 
 
 def _draw_roofline(axes: Any, work: Work, answers: Sequence[Answer]) -> None:
-    """Samples per second over PEs: the slanted roof is compute alone, the dashed one includes communication."""
+    """Draw samples per second over PEs. The slanted roof is compute alone, the dashed one communication alone."""
     samples = work.network.samples
     strategies = list(dict.fromkeys(one.prediction.strategy for one in answers))
     counts = sorted({one.prediction.pes for one in answers})
@@ -81,7 +81,7 @@ def _draw_memory(axes: Any, work: Work, answers: Sequence[Answer]) -> None:
 
 
 def _bars(axes: Any, answers: Sequence[Answer], heights: Sequence[float], bottom: Sequence[float], color: str) -> None:
-    """One bar per answer, pale if it is infeasible."""
+    """Draw one bar per answer, pale if it is infeasible."""
     bars = axes.bar(_places(answers), heights, bottom=bottom, color=color)
     for bar, one in zip(bars, answers, strict=True):
         if not one.prediction.feasible:
@@ -89,7 +89,7 @@ def _bars(axes: Any, answers: Sequence[Answer], heights: Sequence[float], bottom
 
 
 def _label_bars(axes: Any, answers: Sequence[Answer]) -> None:
-    """The number of PEs below each bar, the strategy below its bars."""
+    """Write the number of PEs below each bar, and the strategy below its bars."""
     places = _places(answers)
     many = len(answers) > 8
     axes.set_xticks(places, [str(one.prediction.pes) for one in answers], rotation=90 if many else 0, fontsize=8)
@@ -102,6 +102,6 @@ def _label_bars(axes: Any, answers: Sequence[Answer]) -> None:
 
 
 def _places(answers: Sequence[Answer]) -> list[int]:
-    """Positions of the bars: those of one strategy side by side, with a gap before the next strategy."""
+    """Return the positions of the bars: those of one strategy side by side, with a gap before the next strategy."""
     names = [one.prediction.strategy for one in answers]
     return [index + sum(names[at] != names[at + 1] for at in range(index)) for index in range(len(names))]

@@ -16,7 +16,7 @@ from hybridps.oracle.ssgd.trace import Replay
 
 
 def predictions_table(answers: Sequence[Answer]) -> Table:
-    """One row per answer, with its limits or, if it is feasible, its largest cost."""
+    """Make a table with one row per answer: its limits or, if it is feasible, its bottlenecks."""
     numbers = _numbers("PEs", "batch", "compute s", "communication s", "epoch s", "memory GB")
     reasons = Column("limits and bottlenecks", overflow="fold")
     title = answers[0].prediction.network if answers else None
@@ -38,7 +38,7 @@ def predictions_table(answers: Sequence[Answer]) -> Table:
 
 
 def plan_table(plan: Plan) -> Table:
-    """One row per number of PEs."""
+    """Make a table with one row per number of PEs."""
     numbers = _numbers("groups", "servers", "tau", "chunk KB", "epoch s", "efficiency", "doubling")
     reasons = Column("what stops the next doubling", overflow="fold")
     title = f"best of {plan.configurations} configurations"
@@ -62,7 +62,7 @@ def plan_table(plan: Plan) -> Table:
 
 
 def residuals_table(calibration: Calibration) -> Table:
-    """Every fitted line, and its residuals."""
+    """Make a table of all fitted lines with their residuals, and of the measured speeds."""
     numbers = _numbers("start, ms", "per unit", "residual", "computation lost")
     table = Table("what", *numbers, title="calibration")
 
@@ -88,7 +88,7 @@ def residuals_table(calibration: Calibration) -> Table:
 
 
 def comparison_table(rows: Sequence[Row], run: Run) -> Table:
-    """One row per phase, in milliseconds of one step."""
+    """Make a table with one row per phase, in milliseconds of one step."""
     kind = f"elastic, tau {run.tau}" if run.elastic else "sync"
     title = f"{run.workers} workers, {run.groups} groups, {kind}, batch {run.batch_size}"
     numbers = _numbers("predicted, ms", "measured, ms", "accuracy")
@@ -100,7 +100,7 @@ def comparison_table(rows: Sequence[Row], run: Run) -> Table:
 
 
 def replay_table(found: Replay) -> Table:
-    """One row per way to send the gradients of an iteration."""
+    """Make a table with one row for each way to send the gradients of an iteration."""
     title = f"a = {found.a_us:.6g} us, b = {found.b_us_per_byte:.6g} us/byte"
     table = Table("gradients are sent", *_numbers("iteration, ms"), title=title)
     table.add_row("after backward, layer by layer", f"{found.naive_ms:.3f}")
@@ -111,7 +111,7 @@ def replay_table(found: Replay) -> Table:
 
 
 def traffic_table(found: Traffic) -> Table:
-    """One row per threshold."""
+    """Make a table with one row per threshold."""
     title = f"recorded: {found.recorded_messages} exchanges, {found.recorded_bytes / 1e6:.1f} MB in {found.looks} steps"
     table = Table("threshold", *_numbers("silence", "exchanges", "MB", "saved"), title=title, title_justify="left")
     for one in found.forecasts:

@@ -11,7 +11,7 @@ from hybridps.oracle.ssgd.schedule import Placed, end_seconds
 
 
 def chrome_trace(schedules: Mapping[str, Sequence[Placed]]) -> dict[str, Any]:
-    """The schedules in Chrome's trace event format: a process for each, with a thread for each resource."""
+    """Return the schedules in Chrome's trace event format: a process for each, with a thread for each resource."""
     events: list[dict[str, Any]] = []
     for process, (name, placed) in enumerate(schedules.items()):
         events.append({"ph": "M", "pid": process, "tid": 0, "name": "process_name", "args": {"name": name}})
@@ -35,7 +35,7 @@ def chrome_trace(schedules: Mapping[str, Sequence[Placed]]) -> dict[str, Any]:
 
 
 def resources(placed: Sequence[Placed]) -> list[str]:
-    """The resources that any task uses, in order of first use."""
+    """Return the resources that any task uses, in order of first use."""
     return list(dict.fromkeys(each.task.resource for each in placed if each.task.seconds))
 
 

@@ -1,7 +1,7 @@
 """The ParaDL model (Kahira et al., HPDC 2021): an epoch of a network on a machine with one parallel strategy.
 
-A caller puts a network and a machine together as `Work`, and asks `predict` for an `Answer`: the predicted times and
-memory, whether the strategy is possible, and its bottleneck.
+A caller combines a network and a machine into `Work`, and asks `predict` for an `Answer`: the predicted times and
+memory, whether the strategy is possible, and its bottlenecks.
 """
 
 from hybridps.oracle.paradl.answers import (

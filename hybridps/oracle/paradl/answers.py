@@ -40,7 +40,7 @@ ALIASES = {"pipeline": "layer", "filter+data": "data+filter", "spatial+data": "d
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer as written to JSON. `limits` says why it is infeasible; empty if it is feasible."""
+    """The answer as written to JSON. `limits` says why it is infeasible; it is empty if the answer is feasible."""
 
     network: str
     strategy: str
@@ -80,7 +80,7 @@ class Answer:
     costs: Costs
 
     def bottlenecks(self, least_share: float = 0.05) -> tuple[Bottleneck, ...]:
-        """Costs that take at least this share of the epoch, largest first, and such shares of redundant memory."""
+        """Return the costs with at least this share of the epoch or of the memory, largest first."""
         costs, total = self.costs, self.prediction.seconds_per_epoch or 1.0
         seconds = {
             **costs.communication_seconds,
@@ -99,7 +99,7 @@ def predict(
 ) -> Answer:
     """Predict an epoch with `pes` PEs and a global batch.
 
-    Beyond a limit of the strategy, the answer is infeasible and says why. Raises OracleError for unknown names and
+    If the strategy exceeds a limit, the answer is infeasible and says why. Raises OracleError for unknown names and
     impossible numbers.
     """
     strategy = strategy_of(strategy, variant)
@@ -113,7 +113,7 @@ def predict(
 
 
 def answer(work: Work, strategy: str, pes: int, batch: int, costs: Costs, limits: list[str]) -> Answer:
-    """The answer for known costs; memory and the size of the machine limit every strategy."""
+    """Return the answer for known costs. The memory and the size of the machine limit every strategy."""
     machine = work.machine
     if costs.memory_bytes > machine.memory_bytes:
         limits.append(
@@ -138,14 +138,14 @@ def answer(work: Work, strategy: str, pes: int, batch: int, costs: Costs, limits
 
 
 def equations_of(variant: str) -> Equations:
-    """The strategies of a variant. Raises OracleError, which lists the variants."""
+    """Return the strategies of a variant. Raises OracleError, which lists the variants."""
     if variant not in VARIANTS:
         raise OracleError(f"unknown variant {variant!r}: use one of {', '.join(VARIANTS)}")
     return VARIANTS[variant]
 
 
 def strategy_of(name: str, variant: str) -> str:
-    """The strategy of this name in a variant. Raises OracleError, which lists the names."""
+    """Return the strategy of this name in a variant. Raises OracleError, which lists the names."""
     strategy, known = ALIASES.get(name, name), equations_of(variant)
     if strategy in known:
         return strategy
@@ -155,13 +155,13 @@ def strategy_of(name: str, variant: str) -> str:
 
 
 def strategies_of(names: Sequence[str], variant: str) -> list[str]:
-    """The names, with all strategies of the variant for `all`."""
+    """Return the names, with `all` replaced by all strategies of the variant."""
     known = equations_of(variant)
     return list(dict.fromkeys(each for name in names for each in (known if name == "all" else (name,))))
 
 
 def stops(work: Work, strategy: str, pes: int, batch: int) -> list[str]:
-    """The limits of a strategy that `pes` PEs exceed: the last column of the paper's table."""
+    """Return the limits of a strategy that `pes` PEs exceed: the last column of the paper's table."""
     is_hybrid = "+" in strategy
     inside, nodes = nodes_of(work, pes) if is_hybrid else (pes, 1)
     of_nodes = [(nodes, batch, "nodes, by the global batch")] if is_hybrid else []
@@ -173,7 +173,7 @@ def stops(work: Work, strategy: str, pes: int, batch: int) -> list[str]:
 
 
 def _most(work: Work, strategy: str, batch: int) -> tuple[float, str]:
-    """The largest number of PEs (in a node, for a hybrid), and what it is."""
+    """Return the largest number of PEs (in a node, for a hybrid), and what it is."""
     layers = work.network.layers
     weighted = [index for index in work.by_weights.positions if layers[index].matrix_items]
     match strategy:

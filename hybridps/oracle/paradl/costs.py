@@ -1,4 +1,4 @@
-"""The costs of a strategy in an epoch, in parts that can be named as bottlenecks."""
+"""The costs of a strategy in an epoch, in parts that can be reported as bottlenecks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PEERS = "exchange with peers"
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of an epoch and bytes of one PE.
+    """The seconds of an epoch and the bytes of one PE.
 
     `redundant_seconds` (computation that every PE repeats) and `idle_seconds` (waiting for the slowest part) are part
     of `passes_seconds`. `replicated_bytes` (memory that every PE repeats) is part of `memory_bytes`.

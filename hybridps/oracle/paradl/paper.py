@@ -1,8 +1,8 @@
 """The equations of the ParaDL paper (Kahira et al., HPDC 2021), one function for each strategy.
 
-D samples, global batch B, p PEs, per epoch. Memory has a factor 2 for the gradients of activations and weights.
-(a, b) is the link at the distance of the PEs that communicate. Hybrids split each sample over the p2 PEs of a node,
-and have a copy of the network on each of p1 nodes.
+They are for an epoch of D samples with global batch B on p PEs. Memory has a factor 2 for the gradients of activations
+and weights. (a, b) is the link at the distance of the PEs that communicate. Hybrids split each sample over the p2 PEs
+of a node, and have a copy of the network on each of p1 nodes.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ def data(work: Work, pes: int, batch: int) -> Costs:
 
 
 def spatial(work: Work, pes: int, batch: int) -> Costs:
-    """Compute as data; an allreduce, and halos: 2 (D / B) sum(2 a + B (halo x + halo dL/dy) d b)."""
+    """Compute as in `data`; an allreduce, and halos: 2 (D / B) sum(2 a + B (halo x + halo dL/dy) d b)."""
     return _split_by_space(work, pes, pes, batch)
 
 
 def data_spatial(work: Work, pes: int, batch: int) -> Costs:
-    """Our reconstruction: halos inside a node, an allgather where the split ends and the reverse on the way back,
-    an allreduce inside the node, then one between nodes."""
+    """Halos inside a node, an allgather at the end of the split and its reverse on the way back, an allreduce inside
+    the node, then one between nodes. This is our reconstruction.
+    """
     end = work.by_space.positions[-1] if work.by_space.positions else -1
     layers = work.network.layers
     gathered = layers[end].output_items if 0 <= end < len(layers) - 1 else 0
@@ -64,7 +65,7 @@ def layer(work: Work, pes: int, batch: int, segments: int) -> Costs:
 
 
 def weights_split(work: Work, pes: int, batch: int) -> Costs:
-    """Filter and channel: after each split layer an allgather forward and an allreduce backward.
+    """Filter and channel: after each split layer, an allgather forward and an allreduce backward.
 
     3 (D / B) (p - 1) sum over l < G of (a + B y d b / p).
     """
@@ -72,20 +73,20 @@ def weights_split(work: Work, pes: int, batch: int) -> Costs:
 
 
 def data_filter(work: Work, pes: int, batch: int) -> Costs:
-    """Filter inside a node, data between nodes, where each PE exchanges the gradients of its part of the weights."""
+    """Filter inside a node, and data between nodes. Each PE exchanges the gradients of its part of the weights."""
     return _split_by_weights(work, pes, nodes_of(work, pes)[0], batch)
 
 
 def nodes_of(work: Work, pes: int) -> tuple[int, int]:
-    """p2 PEs inside a node and p1 nodes of a hybrid; p must be p1 p2, which `stops` checks."""
+    """Return the p2 PEs inside a node and the p1 nodes of a hybrid. p must be p1 p2, which `stops` checks."""
     inside = min(pes, work.machine.pes_per_node)
     return inside, -(-pes // inside)
 
 
 def between_nodes(work: Work, pes: int, nodes: int, message_bytes: float, flows: float) -> tuple[float, float]:
-    """Seconds of an allreduce between nodes, and the additional seconds because `flows` share the link.
+    """Return the seconds of an allreduce between nodes, and the additional seconds because `flows` share the link.
 
-    The `contention` of the machine, if it has one, counts instead of `flows`.
+    The `contention` of the machine, if given, replaces `flows`.
     """
     link = work.machine.link(pes)
     alone = link.allreduce_seconds(nodes, message_bytes)
@@ -93,7 +94,7 @@ def between_nodes(work: Work, pes: int, nodes: int, message_bytes: float, flows:
 
 
 def _split_by_weights(work: Work, pes: int, inside: int, batch: int) -> Costs:
-    """The layers are split over the PEs `inside` a node, or over all if these are as many."""
+    """Return the costs if layers are split by weights over the `inside` PEs of a node, which may be all PEs."""
     nodes, iterations, split = -(-pes // inside), work.iterations(batch), work.by_weights
     micro, weights = batch / nodes, split.sum(work.weights, inside)
     gradients, congestion = between_nodes(work, pes, nodes, weights * work.bytes_per_item, flows=1)
@@ -109,7 +110,7 @@ def _split_by_weights(work: Work, pes: int, inside: int, batch: int) -> Costs:
 
 
 def _split_by_space(work: Work, pes: int, inside: int, batch: int, gathered_items: int = 0) -> Costs:
-    """The same by space; `gathered_items` of a sample are gathered where the split ends."""
+    """Do the same for a split by space. At the end of the split, `gathered_items` of each sample are gathered."""
     nodes, iterations, split = -(-pes // inside), work.iterations(batch), work.by_space
     micro, link = batch / nodes, work.machine.link(inside)
     halos = _halo_seconds(work, split, link, micro) if inside > 1 else 0.0
@@ -133,7 +134,7 @@ def _split_by_space(work: Work, pes: int, inside: int, batch: int, gathered_item
 
 
 def _layerwise_seconds(work: Work, split: Split, link: Link, batch: float, parts: int) -> float:
-    """3 (p - 1) sum(a + B y d b / p) over the split layers that are gathered, without the last layer."""
+    """Return 3 (p - 1) sum(a + B y d b / p) over the split layers that are gathered, except the last layer."""
     layers = work.network.layers
     gathered = [layers[index] for index in split.positions if index < len(layers) - 1 and work.is_gathered[index]]
     byte_seconds = batch * sum(each.output_items for each in gathered) * work.bytes_per_item * link.seconds_per_byte
@@ -141,7 +142,7 @@ def _layerwise_seconds(work: Work, split: Split, link: Link, batch: float, parts
 
 
 def _halo_seconds(work: Work, split: Split, link: Link, batch: float) -> float:
-    """2 sum(2 a + B (halo x + halo dL/dy) d b) over the split layers that need their neighbours."""
+    """Return 2 sum(2 a + B (halo x + halo dL/dy) d b) over the split layers that need their neighbours."""
     halos = [sum(halo_items(work.network.layers[index])) for index in split.positions]
     needed = [items for items in halos if items]
     byte_seconds = batch * sum(needed) * work.bytes_per_item * link.seconds_per_byte

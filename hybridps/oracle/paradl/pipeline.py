@@ -13,7 +13,7 @@ from hybridps.oracle.paradl.work import Work
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest of the parts in each respect; `cut_items`: items per sample that pass the widest cut."""
+    """The largest part in each respect. `cut_items`: the items per sample that pass the widest cut."""
 
     forward_seconds: float
     backward_seconds: float
@@ -37,7 +37,7 @@ def largest_of_parts(work: Work, parts: int, batch: int) -> Largest:
 
 @lru_cache(maxsize=256)
 def _starts(seconds: tuple[float, ...], parts: int) -> tuple[int, ...]:
-    """First layer of each part, by bisection over the time of the longest part."""
+    """Return the first layer of each part, found by bisection over the time of the longest part."""
     low, high = max(seconds), sum(seconds)
     for _ in range(60):
         middle = (low + high) / 2
@@ -46,7 +46,7 @@ def _starts(seconds: tuple[float, ...], parts: int) -> tuple[int, ...]:
 
 
 def _greedy(seconds: Sequence[float], longest: float) -> tuple[int, ...]:
-    """First layers of the fewest parts that take at most `longest` each."""
+    """Return the first layers of the fewest parts that take at most `longest` each."""
     starts, taken = [0], 0.0
     for index, second in enumerate(seconds):
         if taken + second > longest * (1 + 1e-12) and taken > 0:

@@ -1,8 +1,9 @@
 """The conventions of the program that the ParaDL authors published, where they differ from their paper.
 
-Whole iterations; one time for the network, without updates apart, shared out by its own count of operations; totals of
-x and y without ReLU and BatchNorm; weights without bias; the links of ABCI, whatever the platform file says. Only the
-layers of the mask are split. What the program prints for some cases is what the tests hold this against.
+The program counts whole iterations. It has one time for the network, without separate updates, which it divides by its
+own count of operations. Its totals of x and y leave out ReLU and BatchNorm, and its weights have no bias. It uses the
+links of ABCI, whatever the platform file says, and splits only the layers of the mask. The tests compare these
+functions with the program's output for some cases.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ IB_SWITCH_SECONDS = 90e-9
 
 
 class PublishedWork(Work):
-    """The counts of the program; its `mask` is never None."""
+    """The counts of the program. Its `mask` is never None."""
 
     @cached_property
     def times(self) -> Times:
-        """The network's time per sample, shared out by `operations`."""
+        """The network's time per sample, divided by `operations`."""
         counts = np.array([operations(layer) for layer in self.network.layers], float)
         total = self.network.seconds_per_sample
         if total is None:
@@ -61,20 +62,20 @@ class PublishedWork(Work):
 
 
 def as_published(work: Work) -> PublishedWork:
-    """The work as the program counts it. Without a mask it splits the convolutions, as the published masks do."""
+    """Return the work as the program counts it. Without a mask it splits the convolutions, like the published masks."""
     mask = work.mask or tuple(layer.kind == "CONV" for layer in work.network.layers)
     return PublishedWork(work.network, _with_links_of_abci(work.machine), mask, work.bytes_per_item)
 
 
 def weights_split(work: Work, pes: int, batch: int) -> Costs:
-    """Filter and channel. The program divides the split weights by p twice for the memory, and so does this."""
+    """Filter and channel. For the memory, the program divides the split weights by p twice; so does this function."""
     weights = work.by_weights.sum(work.weights, pes) / pes
     costs = paper.weights_split(work, pes, batch)
     return replace(costs, memory_bytes=work.memory_bytes(batch * work.activation_items, weights))
 
 
 def data_filter(work: Work, pes: int, batch: int) -> Costs:
-    """Filter in a node, data between nodes: whole gradients, over links that 2 p2 flows share."""
+    """Filter in a node, and data between nodes: whole gradients, over links that 2 p2 flows share."""
     inside, nodes = paper.nodes_of(work, pes)
     alone, congestion = paper.between_nodes(work, pes, nodes, work.weight_bytes, flows=2 * inside)
     costs, iterations = paper.data_filter(work, pes, batch), work.iterations(batch)
@@ -83,7 +84,7 @@ def data_filter(work: Work, pes: int, batch: int) -> Costs:
 
 
 def spatial(work: Work, pes: int, batch: int) -> Costs:
-    """Messages go through the host's memory; halos are for as many samples as memory would hold, one row each."""
+    """Spatial. Messages pass through the host's memory. Halos have one row, for as many samples as memory holds."""
     layers, split, seconds = work.network.layers, work.by_space, work.times.passes_seconds
     link = _without_direct_access(work.machine, pes)
     activations = _activation_items(layers, np.where(split.mask, pes, 1).tolist())
@@ -110,7 +111,7 @@ def spatial(work: Work, pes: int, batch: int) -> Costs:
 
 
 def data_spatial(work: Work, pes: int, batch: int) -> Costs:
-    """Spatial in a node through the host's memory, data between nodes. Layers behind the split count for nothing."""
+    """Spatial in a node through the host's memory, and data between nodes. Layers after the split are not counted."""
     iterations, (inside, nodes) = work.iterations(batch), paper.nodes_of(work, pes)
     micro, end = batch / nodes, _end(work)
     parts = np.where(work.by_space.mask, inside, 1)[: end + 1]
@@ -137,7 +138,7 @@ def data_spatial(work: Work, pes: int, batch: int) -> Costs:
 
 
 def operations(layer: Layer) -> int:
-    """The program's count for one sample: twice the forward pass, and one for each weight.
+    """Return the program's count for one sample: twice the forward pass, and one for each weight.
 
     It counts a convolution as 2 C F K K Wy Hy, pooling as C F K K Wy Hy, and a fully connected layer as C F K K.
     """
@@ -151,19 +152,19 @@ def operations(layer: Layer) -> int:
 
 
 def _with_links_of_abci(machine: Machine) -> Machine:
-    """The machine with the links of ABCI, unless it has several levels of its own."""
+    """Return the machine with the links of ABCI, unless it has several levels of its own."""
     if len(machine.levels) > 1:
         return machine
     return msgspec.structs.replace(machine, levels=ABCI.levels, staging=ABCI.staging)
 
 
 def _staging(machine: Machine) -> Link:
-    """The link in a node through the host's memory."""
+    """Return the link within a node through the host's memory."""
     return machine.link_of(machine.staging or machine.levels[0])
 
 
 def _without_direct_access(machine: Machine, pes: int) -> Link:
-    """The link where accelerators reach each other through their hosts only."""
+    """Return the link for accelerators that reach each other only through their hosts."""
     link = machine.link(pes)
     if pes <= machine.pes_per_node:
         return _staging(machine)
@@ -174,7 +175,7 @@ def _without_direct_access(machine: Machine, pes: int) -> Link:
 
 
 def _activation_items(layers: Sequence[Layer], parts: Sequence[int]) -> int:
-    """Items of inputs and outputs of one part of each layer."""
+    """Return the items of inputs and outputs of one part of each layer."""
     return sum(
         ceil(layer.input_items / count) + ceil(layer.output_items / count)
         for layer, count in zip(layers, parts, strict=True)
@@ -182,11 +183,11 @@ def _activation_items(layers: Sequence[Layer], parts: Sequence[int]) -> int:
 
 
 def _with_halos(work: Work) -> list[Layer]:
-    """The split layers that need their neighbours."""
+    """Return the split layers that need their neighbours."""
     split = [work.network.layers[index] for index in work.by_space.positions]
     return [layer for layer in split if layer.kernel and layer.kernel[0] > 1]
 
 
 def _end(work: Work) -> int:
-    """The position of the last split layer."""
+    """Return the position of the last split layer."""
     return max(work.by_space.positions, default=0)

@@ -14,12 +14,12 @@ from hybridps.oracle.machines import Machine
 from hybridps.oracle.networks import Layer, Network
 
 UPDATE_FLOPS = 2
-"""Operations of plain SGD for each trainable item."""
+"""The operations of plain SGD for each trainable item."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of each layer: forward and backward for one sample, update for one iteration."""
+    """The seconds of each layer: forward and backward for one sample, update for one iteration."""
 
     forward_seconds: np.ndarray
     backward_seconds: np.ndarray
@@ -31,10 +31,10 @@ class Times:
 
 
 def times_of(network: Network, machine: Machine) -> Times:
-    """The times of the network, or else times derived from its operations and the speed of the machine.
+    """Return the times of the network, or else times derived from its operations and the speed of the machine.
 
-    A time of the whole network is divided by operations, and includes the updates. Backward takes twice the
-    operations of forward: it makes the gradients of the input and of the weights.
+    A time of the whole network is divided by operations, and includes the updates. Backward takes twice the operations
+    of forward, because it computes the gradients of the input and of the weights.
     """
     flops = np.array([layer.forward_flops for layer in network.layers], float)
     if network.seconds_per_sample is not None:
@@ -49,17 +49,17 @@ def times_of(network: Network, machine: Machine) -> Times:
 
 @dataclass(frozen=True)
 class Split:
-    """The layers that a strategy splits, and the positions of those that exchange something because of that."""
+    """The layers that a strategy splits, and the positions of those that therefore exchange something."""
 
     mask: np.ndarray
     positions: tuple[int, ...]
 
     def sum(self, values: np.ndarray, parts: int) -> float:
-        """The sum over the layers for one of `parts` PEs: its part of the split layers, and the others as a whole."""
+        """Return the sum over the layers for one of `parts` PEs: its part of the split layers, and the whole others."""
         return float(values[self.mask].sum() / parts) + self.whole(values)
 
     def whole(self, values: np.ndarray) -> float:
-        """The sum over the layers that every PE computes as a whole."""
+        """Return the sum over the layers that every PE computes as a whole."""
         return float(values[~self.mask].sum())
 
 
@@ -78,22 +78,22 @@ class Work:
 
     @cached_property
     def activations(self) -> np.ndarray:
-        """Items of each layer's input and output for one sample: x + y."""
+        """The items of each layer's input and output for one sample: x + y."""
         return np.array([layer.input_items + layer.output_items for layer in self.network.layers], float)
 
     @cached_property
     def weights(self) -> np.ndarray:
-        """Trainable items of each layer: w."""
+        """The trainable items of each layer: w."""
         return np.array([layer.weight_items for layer in self.network.layers], float)
 
     @cached_property
     def passes_seconds(self) -> float:
-        """Forward and backward of one sample."""
+        """The seconds of forward and backward for one sample."""
         return float(self.times.passes_seconds.sum())
 
     @cached_property
     def update_seconds(self) -> float:
-        """Update of all layers, once."""
+        """The seconds of one update of all layers."""
         return float(self.times.update_seconds.sum())
 
     @cached_property
@@ -110,29 +110,29 @@ class Work:
 
     @cached_property
     def by_weights(self) -> Split:
-        """For filter and channel: the layers of the mask; without one, compute is split everywhere."""
+        """The split for filter and channel: the layers of the mask; without a mask, compute is split everywhere."""
         return self._split(self.mask or (True,) * len(self.network.layers))
 
     @cached_property
     def by_space(self) -> Split:
-        """For spatial: the layers of the mask; without one, those before the first one that reads its whole input."""
+        """The split for spatial: the layers of the mask, or those before the first that reads its whole input."""
         return self._split(self.mask or (True,) * len(self.network.layers), self.mask or _local(self.network.layers))
 
     @property
     def is_gathered(self) -> np.ndarray:
-        """Of each layer, whether its output is gathered where it is split by weights: the others go on with a part."""
+        """For each layer, whether its output is gathered when it is split by weights. Others pass on only a part."""
         return self.weights > 0
 
     def iterations(self, batch: int) -> float:
-        """Iterations in an epoch."""
+        """Return the number of iterations in an epoch."""
         return self.network.samples / batch
 
     def samples(self, copies: int) -> float:
-        """Samples in an epoch of one of `copies` of the network."""
+        """Return the number of samples in an epoch for one of `copies` of the network."""
         return self.network.samples / copies
 
     def memory_bytes(self, activation_items: float, weight_items: float) -> float:
-        """Memory of these items, and of as many gradients."""
+        """Return the memory of these items and of as many gradients."""
         return 2 * self.bytes_per_item * (activation_items + weight_items)
 
     def _split(self, mask: Sequence[bool], exchanging: Sequence[bool] | None = None) -> Split:
@@ -144,7 +144,7 @@ class Work:
 
 
 def halo_items(layer: Layer) -> tuple[int, int]:
-    """Items of input and of output gradient that a part of the width needs from a neighbour, for one sample."""
+    """Return the items of input and of output gradient that a part needs from a neighbour in width, per sample."""
     if not layer.kernel or layer.kernel[0] < 2:
         return 0, 0
     columns = (layer.kernel[0] - 1) // 2
@@ -152,7 +152,7 @@ def halo_items(layer: Layer) -> tuple[int, int]:
 
 
 def _local(layers: Sequence[Layer]) -> tuple[bool, ...]:
-    """True up to the first layer that reads its whole input at once."""
+    """Return True for each layer before the first one that reads its whole input at once."""
     whole = [
         layer.kind == "FC" or (layer.kernel != () and layer.kernel == layer.input[1:] and layer.kind != "BNORM")
         for layer in layers

@@ -1,8 +1,8 @@
 """An iteration of synchronous SGD as a graph of tasks (Shi and others, 2018, arXiv 1805.03812).
 
 io -> host to device -> forward 1..L -> backward L..1; the backward of a layer -> its message; messages -> update.
-Reading, computing and communicating are three serial resources. Where a message keeps cores busy that compute, it also
-takes time of the second (`serve`).
+Reading, computing and communicating are three serial resources. A message that keeps computing cores busy also takes
+time of the second one (`serve`).
 
 docs/oracle.md has the table of the variants. Merged gradients (MG-WFBP) are `wait_free` with merged messages.
 """
@@ -60,24 +60,24 @@ VARIANTS = {
 
 
 def iteration_seconds(iteration: Iteration, variant: str) -> float:
-    """Seconds between the ends of two iterations, once the input pipeline is full."""
+    """Return the seconds between the ends of two iterations, once the input pipeline is full."""
     return end_seconds(place(iteration, variant, 3)) - end_seconds(place(iteration, variant, 2))
 
 
 def exposed_communication_seconds(iteration: Iteration, variant: str) -> float:
-    """Seconds of communication in an iteration that no computation hides."""
+    """Return the seconds of communication in an iteration that no computation hides."""
     return exposed_seconds(place(iteration, variant), COMMUNICATION, behind=COMPUTE)
 
 
 def waited_seconds(placed: Sequence[Placed]) -> float:
-    """Seconds from the last gradient of the last iteration until its last message is done."""
+    """Return the seconds from the last gradient of the last iteration until its last message has been sent."""
     last_gradient = max(each.end_seconds for each in placed if each.task.name.startswith(BACKWARD))
     sent = max((each.end_seconds for each in placed if each.task.resource == COMMUNICATION), default=0.0)
     return max(0.0, sent - last_gradient)
 
 
 def place(iteration: Iteration, variant: str, iterations: int = 1) -> list[Placed]:
-    """The schedule of this many iterations. Raises OracleError for an unknown variant."""
+    """Return the schedule of `iterations` iterations. Raises OracleError for an unknown variant."""
     if variant not in VARIANTS:
         raise OracleError(f"variant {variant!r} is unknown: use one of {', '.join(VARIANTS)}")
     graph: list[Task] = []
@@ -88,9 +88,9 @@ def place(iteration: Iteration, variant: str, iterations: int = 1) -> list[Place
 
 
 def _append(graph: list[Task], iteration: Iteration, variant: Variant, updates: Sequence[int]) -> list[int]:
-    """Append the tasks of one iteration after these updates. Returns its own updates, in forward order of the layers.
+    """Append the tasks of one iteration, which run after `updates`. Returns its own updates, in forward order.
 
-    A task is known by its place in the graph.
+    A task is identified by its place in the graph.
     """
     layers = list(enumerate(iteration.layers))
     backward: dict[int, int] = {}

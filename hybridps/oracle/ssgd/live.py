@@ -1,7 +1,8 @@
 """Predicts a run of this package on a calibrated machine: the time of a step, phase by phase.
 
-The network's layers, stretched to the measured step of as many workers on the same cores; hybridps' buckets, with the
-measured cost of their sum over all workers; Elastic SGD's averaging every tau steps, from the end of the update on.
+The prediction combines the network's layers, stretched to the measured step of as many workers on the same cores;
+hybridps' buckets, with the measured cost of their sum over all workers; and, for Elastic SGD, the averaging every tau
+steps, which begins at the end of the update.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LEAST_PART = 0.01
 
 @dataclass(frozen=True)
 class Run:
-    """The configuration of a run. `elastic`: Elastic SGD, or else synchronous SGD."""
+    """The configuration of a run. `elastic`: whether it is Elastic SGD rather than synchronous SGD."""
 
     workers: int
     groups: int
@@ -29,15 +30,15 @@ class Run:
     elastic: bool
     tau: int
     bucket_bytes: int
-    """What is reduced at a time."""
+    """The number of bytes that are reduced at a time."""
 
 
 class Phases(msgspec.Struct, frozen=True):
-    """Mean seconds of one step.
+    """The mean seconds of one step.
 
-    `compute`: until the last gradient is computed; `exposed`: from then until its sum is there; together the `step`.
-    `loader`: Python waits for images while the engine computes. `communication`: the communicator works, or waits for
-    other workers.
+    `compute` lasts until the last gradient is computed, and `exposed` from then until its sum is complete; both
+    together are the `step`. `loader`: Python waits for images while the engine computes. `communication`: the
+    communication thread works or waits for other workers.
     """
 
     step: float
@@ -60,7 +61,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def compare(predicted: Phases, measured: Phases) -> list[Row]:
-    """One row per phase. The accuracy is 1 - |predicted - measured| / measured (Kahira et al., 2021)."""
+    """Return one row per phase. The accuracy is 1 - |predicted - measured| / measured (Kahira et al., 2021)."""
     rows = []
     for phase in PHASES:
         expected, found = getattr(predicted, phase), getattr(measured, phase)
@@ -89,10 +90,10 @@ def predict(calibration: Calibration, run: Run) -> Phases:
 
 
 def stretched_layers(calibration: Calibration, step_seconds: float) -> list[Layer]:
-    """The measured layers, scaled so that forward, backward and update together take `step_seconds`.
+    """Return the measured layers, scaled so that forward, backward and update together take `step_seconds`.
 
-    Each pass has its measured part of the whole; within a pass, layers have theirs, as measured one by one. What an
-    update takes is in proportion to the items.
+    Each pass has its measured part of the whole. Within a pass, the times of layers are in proportion to those measured
+    one by one. The time of an update is in proportion to the items.
     """
     measured = calibration.layers
     network, whole = measured.network, measured.whole
@@ -113,7 +114,7 @@ def stretched_layers(calibration: Calibration, step_seconds: float) -> list[Laye
 
 
 def messages(calibration: Calibration, run: Run) -> list[Message]:
-    """The buckets of a step: each takes its share of the time of all buckets."""
+    """Return the buckets of a step. Each takes its share of the time of all buckets."""
     sizes = [ITEM_BYTES * layer.weight_items for layer in calibration.layers.network.layers]
     if run.elastic:
         members = -(-run.workers // run.groups)

@@ -1,6 +1,6 @@
-"""Which gradients are sent together: all, the groups of MG-WFBP, or hybridps' buckets.
+"""Which gradients are sent together: all of them, the groups of MG-WFBP, or hybridps' buckets.
 
-A layer is identified by its number in forward order. Messages are in the order in which they are sent; a layer without
+A layer is identified by its number in forward order. Messages are in the order in which they are sent. A layer without
 gradients sends nothing.
 """
 
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from hybridps.memory import ALIGNMENT
 
 Cost = Callable[[float], float]
-"""Seconds of a message of so many bytes."""
+"""Returns the seconds that a message of this many bytes takes."""
 
 
 @dataclass(frozen=True)
 class Message:
     """Gradients of these layers (in forward order), sent together when the last of them is computed.
 
-    A bucket may hold parts of layers. Without layers, it is something else, sent after the previous updates.
-    `busy_seconds`: computation time that the message costs while both are in progress.
+    A bucket may hold parts of layers. A message without layers is something else, sent after the previous updates.
+    `busy_seconds`: the computation time that the message costs while both are in progress.
     """
 
     layers: tuple[int, ...]
@@ -29,7 +29,7 @@ class Message:
 
 
 def all_in_one(gradient_bytes: Sequence[float], cost: Cost) -> list[Message]:
-    """One message, at the end of the backward pass."""
+    """Send one message, at the end of the backward pass."""
     layers = tuple(layer for layer, size in enumerate(gradient_bytes) if size)
     return [Message(layers, cost(sum(gradient_bytes)))] if layers else []
 
@@ -37,10 +37,10 @@ def all_in_one(gradient_bytes: Sequence[float], cost: Cost) -> list[Message]:
 def merge_gradients(
     backward_seconds: Sequence[float], gradient_bytes: Sequence[float], start_up_seconds: float, cost: Cost
 ) -> list[Message]:
-    """The groups of MG-WFBP (Shi and others, 2018, arXiv 1811.11141): a message of M bytes takes `cost(M)`.
+    """Return the groups of MG-WFBP (Shi and others, 2018, arXiv 1811.11141). A message of M bytes takes `cost(M)`.
 
-    From the last layer to the second: where the gradient of the layer before is ready less than one start-up after
-    this message could begin, waiting for it costs less than the start-up that merging saves.
+    The layers are examined from the last to the second. If the gradient of the preceding layer is ready less than one
+    start-up after this message could begin, waiting for it costs less than the start-up that merging saves.
     """
     ready, elapsed = [0.0] * len(backward_seconds), 0.0
     for layer in reversed(range(len(backward_seconds))):
@@ -62,7 +62,7 @@ def merge_gradients(
 
 
 def buckets(gradient_bytes: Sequence[float], bucket_bytes: float, cost: Cost) -> list[Message]:
-    """hybridps' buckets: runs of equal size of the flat buffer, from its end, always in this order."""
+    """Return hybridps' buckets: runs of equal size of the flat buffer, from its end, always in this order."""
     spans, length = {}, 0.0
     for layer, size in enumerate(gradient_bytes):
         if size:

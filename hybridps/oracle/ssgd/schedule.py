@@ -67,12 +67,12 @@ def schedule(tasks: Sequence[Task]) -> list[Placed]:
 
 
 def end_seconds(placed: Iterable[Placed]) -> float:
-    """End time of the last task; 0 if there is none."""
+    """Return the end time of the last task; 0 if there is none."""
     return max((each.end_seconds for each in placed), default=0.0)
 
 
 def exposed_seconds(placed: Sequence[Placed], resource: str, behind: str) -> float:
-    """Seconds in which `resource` works and `behind` does not: the work that the other does not hide."""
+    """Return the seconds in which `resource` works and `behind` does not: the work that the other does not hide."""
     covers = sorted((each.start_seconds, each.end_seconds) for each in placed if each.task.resource == behind)
     exposed = 0.0
     for each in placed:

@@ -21,13 +21,13 @@ BYTES_PER_PARAMETER = 4
 
 @dataclass(frozen=True)
 class TracedLayer(Layer):
-    """One line of a trace; `allreduce_seconds`: time of an allreduce of this gradient alone."""
+    """One line of a trace. `allreduce_seconds`: the time of an allreduce of this gradient alone."""
 
     allreduce_seconds: float = 0.0
 
 
 class Replay(msgspec.Struct, frozen=True):
-    """Milliseconds of one iteration, of the backward pass and communication alone; a and b of the assumed link."""
+    """Milliseconds of one iteration, counting the backward pass and communication only; a and b of the assumed link."""
 
     naive_ms: float
     wfbp_ms: float
@@ -40,7 +40,7 @@ class Replay(msgspec.Struct, frozen=True):
 
 
 def read_trace(path: Path) -> list[TracedLayer]:
-    """The layers of a trace, in forward order. Raises OracleError with the number of the first bad line."""
+    """Read the layers of a trace, in forward order. Raises OracleError with the number of the first bad line."""
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -56,7 +56,7 @@ def read_trace(path: Path) -> list[TracedLayer]:
 
 
 def fit_link(trace: Sequence[TracedLayer]) -> Line:
-    """a and b of an allreduce, a + b bytes: least squares over all allreduces of the trace."""
+    """Fit a and b of an allreduce, a + b bytes, by least squares over all allreduces of the trace."""
     sent = [layer for layer in trace if layer.gradient_bytes or layer.allreduce_seconds]
     try:
         return fit_line([layer.gradient_bytes for layer in sent], [layer.allreduce_seconds for layer in sent])
@@ -65,9 +65,9 @@ def fit_link(trace: Sequence[TracedLayer]) -> Line:
 
 
 def iterations(trace: Sequence[TracedLayer], link: Line) -> dict[str, tuple[Iteration, str]]:
-    """The iteration for each way to send the gradients, and the variant of its graph.
+    """Return the iteration for each way to send the gradients, and the variant of its graph.
 
-    Layer by layer with the times of the trace; whole and merged with those of `link`.
+    Messages layer by layer have the times of the trace; a single message and merged messages have those of `link`.
     """
     sizes = [layer.gradient_bytes for layer in trace]
     measured = [Message((number,), layer.allreduce_seconds) for number, layer in reversed(list(enumerate(trace)))]
@@ -81,7 +81,7 @@ def iterations(trace: Sequence[TracedLayer], link: Line) -> dict[str, tuple[Iter
 
 
 def replay(trace: Sequence[TracedLayer], link: Line | None = None) -> Replay:
-    """Replay a trace with this link, or else with a link fitted to the trace."""
+    """Replay a trace with `link`, or else with a link fitted to the trace."""
     link = link or fit_link(trace)
     ways = iterations(trace, link)
     milliseconds = {name: 1e3 * iteration_seconds(*way) for name, way in ways.items()}

@@ -1,6 +1,6 @@
-"""A group at its servers. `Client` is the parameter store of a group's leader: callers open one.
+"""A group's side of its connections with servers. `Client` is the parameter store of a group's leader.
 
-`ask` asks a server one thing, and `silent_groups` who is silent, from any process of the job.
+`ask` asks a server one thing, and `silent_groups` which groups are silent, from any process of the job.
 """
 
 from hybridps.ps.client.asking import ask, silent_groups

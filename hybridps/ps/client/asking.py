@@ -1,4 +1,4 @@
-"""Asking a server one thing, at any time and from any process, on a socket of its own."""
+"""Asks a server one thing, at any time and from any process, on a separate socket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from hybridps.ps.zmq_sockets import has_message
 def ask(
     address: str, message: wire.Silence | wire.AskToJoin | wire.EndOfGroup, settings: Settings, seconds: float
 ) -> wire.Answer:
-    """The answer of a server. Raises ServerError if there is none within so many seconds, or what it refuses with."""
+    """Send one message to a server and return its answer.
+
+    Raises ServerError if there is no answer within `seconds`, or the error with which the server refuses.
+    """
     credentials = Credentials.of(settings)
     if credentials is not None and not isinstance(message, wire.Silence):
         message = msgspec.structs.replace(message, tenant=credentials.tenant, token=credentials.token)
@@ -46,14 +49,14 @@ def ask(
 
 
 def silent_groups(addresses: Sequence[str], session: int, seconds: float, settings: Settings) -> Sequence[int]:
-    """The groups of a job that the first of its servers has heard nothing of for longer than `seconds`.
+    """Return the groups of a job that have given its first server no sign of life for longer than `seconds`.
 
-    `session`: the number of a client of the job, maybe of another process: nothing that is under way is waited for.
-    Raises ServerError if there is no answer within `settings.connect_seconds`, or if the client is lost.
+    `session`: the number of a client of the job, perhaps in another process. The question does not wait for operations
+    under way. Raises ServerError if there is no answer within `settings.connect_seconds`, or if the client is lost.
     """
     answer = ask(addresses[0], wire.Silence(session, seconds), settings, settings.connect_seconds)
     if not isinstance(answer, wire.Silent):
         raise ServerError(
-            f"{addresses[0]} answered {type(answer).__name__} to Silence: it is no server of this version"
+            f"{addresses[0]} answered {type(answer).__name__} to Silence: it is not a server of this version"
         )
     return answer.groups

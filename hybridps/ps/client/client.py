@@ -1,4 +1,4 @@
-"""The parameter store of a group's leader: its tables lie on servers, which it talks to over ZeroMQ."""
+"""The parameter store of a group's leader: its tables are held by servers, which it talks to over ZeroMQ."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ from hybridps.ps.store import check_new, registered
 
 
 class Client:
-    """A group at its servers. Implements `ParameterStore`; also a context manager.
+    """A group's connection with its servers. Implements `ParameterStore`; also a context manager.
 
-    `addresses` are the servers, in the same order for all groups of the job; `group` is this group's index among
-    `groups`. Raises ServerError if a server does not answer within `settings.connect_seconds`, or refuses. If that
-    group is there already, waits until it is lost: it may be the last process of this group, which ended without
-    leaving. `context`: a ZeroMQ context to use, which the caller closes; servers at `inproc://` share one.
+    `addresses` are the servers, in the same order for all groups of the job; `group` is this group's number among
+    `groups`. `context`: a ZeroMQ context to use, which the caller closes; servers at `inproc://` share one. Raises
+    ServerError if a server does not answer within `settings.connect_seconds`, or refuses. If another process is that
+    group already, this waits until that process is lost: it may be the group's last process, which ended without
+    leaving.
 
-    A connection that breaks is restored. What is under way is then sent again, and the servers see by its number what
-    they had already.
+    A broken connection is restored. What is under way is then sent again; the servers recognise by its number what they
+    have received already.
     """
 
     finds_not_finite = True
@@ -47,17 +48,17 @@ class Client:
         if not addresses:
             raise ServerError("no server is given: name one, as in tcp://127.0.0.1:5555")
         self.bytes_to_servers = self.bytes_from_servers = 0
-        """Payload bytes so far."""
+        """The payload bytes sent and requested so far."""
         self._group = group
         self._chunk_bytes = settings.chunk_bytes
         self._tables: dict[str, Table] = {}
         self.session = Session(addresses, job=job, group=group, groups=groups, settings=settings, context=context)
-        """A caller that waits for several operations at once listens here."""
+        """The session with the servers. A caller that waits for several operations at once listens here."""
         self._regions = Regions(self.session)
         self.servers = range(len(addresses))
-        """Their numbers."""
+        """The numbers of the servers."""
         self.has_parent = self.session.has_parent
-        """Whether the servers are themselves clients of others: rack servers."""
+        """Whether the servers are rack servers, which are clients of others themselves."""
 
     def register(
         self,
@@ -68,10 +69,11 @@ class Client:
         clock: Clock | None = None,
         codec: CodecSpec = "exact",
     ) -> Joining:
-        """As `ParameterStore.register`: the first server says who initialises, or which snapshot the table starts from;
-        the others are told.
+        """Join a table, as `ParameterStore.register`.
 
-        Servers with parents have the parents' centre afterwards, whoever initialised it: the table is `LATE`.
+        The first server decides which group initialises, or from which snapshot the table starts; the group tells the
+        others. Servers with parents afterwards have the parents' centre, whichever group initialised it: the table is
+        `LATE`.
         """
         rule = check_new(self._tables, table, self._group, rule)
         chunk_bytes = layout.nbytes if rule.whole_keys else self._chunk_bytes
@@ -81,14 +83,14 @@ class Client:
     def begin_register(
         self, table: str, spec: TableSpec, initial: np.ndarray | None
     ) -> Generator[Operation, None, Joining]:
-        """The operations of `register`, for an `OperationSequence`."""
+        """Yield the operations of `register`, for an `OperationSequence`."""
         spec.check()
         joined = Table(table, spec)
         if initial is not None:
             joined.chunk_map.check_array(initial)
         prepare(spec.layout.nbytes)
         if joined.separate:
-            is_finite(np.zeros(1, spec.layout.dtype))  # compiled, or loaded, before the first exchange
+            is_finite(np.zeros(1, spec.layout.dtype))  # compiled or loaded before the first exchange
         if not joined.codec.exact:
             joined.codec.prepare()
         told = yield from self._join(table, spec, self.servers[:1], False)
@@ -98,7 +100,7 @@ class Client:
         if any(each.dropped for each in told):
             yield self._begin_drop(table, [server for server, each in enumerate(told) if not each.dropped])
             return Joining.DROPPED
-        # The first server comes last: it lets the other groups in when it has the values.
+        # The first server comes last, because it lets the other groups in when it has the values.
         for servers in (self.servers[1:], self.servers[:1]) if initialise else ():
             yield self._transfer(wire.Initial, joined, 0, spec.layout.length, initial, servers=servers)
         self._tables[table] = joined
@@ -114,15 +116,15 @@ class Client:
         rules: Rules = (),
         groups: int = 1,
     ) -> Operation:
-        """As `ParameterStore.exchange`. Several may be under way.
+        """Exchange elements, as `ParameterStore.exchange`. Several exchanges may be under way.
 
-        A server that reaches the memory of both arrays works there; else `values` are sent. They may be the sum of
-        the contributions of so many `groups`. Where each exchange changes the centre by itself (`Elastic`), values with
-        NaN or Inf change nothing.
+        A server that reaches the memory of both arrays works there; to others, `values` are sent. `groups`: the number
+        of groups whose contributions `values` are the sum of. If each exchange changes the centre by itself
+        (`Elastic`), values with NaN or Inf change nothing.
         """
         known = self._table(table, values, answer)
         if known.separate and not is_finite(values[start:stop]):
-            # All of it is refused here: a server would have taken the chunks before the one in which it finds that.
+            # All of it is refused here, because a server would already have applied the chunks before the bad one.
             error = NotFiniteError(not_finite(values[start:stop], f"table {table!r}", start))
             return self.session.refused(f"exchange of table {table!r}", error)
         found = self._regions.offsets(self.servers, [values, answer]) if known.codec.shares else {}
@@ -138,7 +140,7 @@ class Client:
         stop: int,
         rules: Rules = (),
     ) -> Operation | None:
-        """As `ParameterStore.exchange_rows`."""
+        """Exchange the sum of rows, as `ParameterStore.exchange_rows`."""
         known = self._table(table, *rows, *answers)
         if not known.codec.shares or len(rows) > wire.MOST_ROWS:
             return None
@@ -151,23 +153,24 @@ class Client:
     def pull(
         self, table: str, out: np.ndarray, array: int = 0, *, start: int = 0, stop: int | None = None
     ) -> Operation:
-        """As `ParameterStore.pull`; only of elements `start:stop`, which are whole chunks, if they are given."""
+        """Read an array, as `ParameterStore.pull`; or only elements `start:stop` of it, which must be whole chunks."""
         stop = len(out) if stop is None else stop
         return self._transfer(wire.Pull, self._table(table, out), start, stop, None, out, array=array)
 
     def put(self, table: str, values: np.ndarray, array: int) -> Operation:
-        """As `ParameterStore.put`."""
+        """Replace an array, as `ParameterStore.put`."""
         return self._transfer(wire.Put, self._table(table, values), 0, len(values), values, array=array)
 
     @property
     def away(self) -> bool:
-        """As `ParameterStore.away`."""
+        """Whether a server cannot be reached now, as `ParameterStore.away`."""
         return self.session.away
 
     def profile(self, state: State, servers: Iterable[int] | None = None) -> int:
-        """Have the servers, or some of them, record what they do for this job and when, keep that, or forget it.
+        """Make all servers, or those given, record what they do for this job and when, stop recording, or forget it.
 
-        Returns the number of the request, which is in the profile. Raises ServerError if the tenant has no room for it.
+        Returns the number of the request, which is in the records. Raises ServerError if the tenant has no room for
+        them.
         """
         asked = self.servers if servers is None else servers
         operation = self.session.ask("change of a profile", asked, lambda request, _: wire.Profile(request, state))
@@ -175,7 +178,7 @@ class Client:
         return operation.request
 
     def read_profile(self, server: int) -> tuple[np.ndarray, int]:
-        """What one server has recorded for this job (of dtype `RECORD`), and how many records it had no room for.
+        """Return what one server has recorded for this job (of dtype `RECORD`), and how many records had no room.
 
         Raises ServerError if it has recorded nothing.
         """
@@ -192,7 +195,7 @@ class Client:
         return records[records["kind"] != b""], max(0, wanted - MOST_RECORDS)
 
     def drop(self, table: str) -> None:
-        """As `ParameterStore.drop`. What is under way there fails."""
+        """Give up a table, as `ParameterStore.drop`. Operations of the table that are under way fail."""
         known = self._table(table)
         for operation in self.session.under_way.values():
             if operation.table is known and not operation.done:
@@ -201,10 +204,10 @@ class Client:
         self._begin_drop(table, self.servers).wait()
 
     def close(self, lost: bool = False, early: bool = False) -> None:
-        """Leave all tables and release what is held, in bounded time. A second time does nothing.
+        """Leave all tables and release all resources, in bounded time. A second call does nothing.
 
-        `lost`: end as a group does that is lost, without telling the servers, which keep its tables. `early`: the group
-        leaves before the end of its training, and the job has one group less from now on.
+        `lost`: end like a lost group, without telling the servers, which keep its tables. `early`: the group leaves
+        before the end of its training, and the job has one group less from now on.
         """
         self.session.close(lost, early)
 
@@ -251,7 +254,7 @@ class Client:
     ) -> Operation:
         """Send the messages of a request for elements `start:stop` to the servers that own some of them.
 
-        `more`: of all messages, and the `rules` of the elements.
+        `more`: fields of all messages, and the `rules` of the elements.
         """
         rules: Rules = more.pop("rules", ())
         table.chunk_map.check_span(start, stop)
@@ -281,7 +284,7 @@ class Client:
         return self.session.begin(f"{kind.__name__.lower()} of table {table.name!r}", messages, table, codec.answers)
 
     def _check_free(self, table: Table, start: int, stop: int) -> None:
-        """Raise ProtocolError while encoded values of these elements may still be sent: their memory is used again."""
+        """Raise ProtocolError while encoded values of these elements may still be sent: their memory is reused."""
         for other in self.session.under_way.values():
             for sent in other.unanswered if other.table is table else ():
                 if isinstance(sent.message, wire.OfSpan) and max(start, sent.message.start) < min(
@@ -293,7 +296,7 @@ class Client:
                     )
 
     def _table(self, name: str, *arrays: np.ndarray) -> Table:
-        """A registered table, whose layout `arrays` must have (else LayoutError)."""
+        """Return a registered table. Raises LayoutError unless `arrays` have its layout."""
         table = registered(self._tables, name, self._group)
         for array in arrays:
             table.chunk_map.check_array(array)

@@ -1,8 +1,8 @@
-"""The client's signs of life, and its watch over those of the servers: one thread with sockets of its own.
+"""The client's signs of life, and its watch over those of the servers, on one thread with sockets of its own.
 
-A server that leaves heartbeats unanswered for `lost_seconds` is away. It is asked on, by new connections, as those that
-a network has cut try again ever more rarely. The others are not asked meanwhile: a group that waits for one server
-shall not hold up those that meet at another one.
+A server that leaves heartbeats unanswered for `lost_seconds` is away. The thread keeps asking it, over new connections,
+because an old one that a network has cut retries ever more rarely. It does not ask the other servers meanwhile. So a
+group that waits for one server does not hold up the groups that wait for each other at another server.
 """
 
 from __future__ import annotations
@@ -29,51 +29,57 @@ from hybridps.ps.model import UnknownClientError
 
 @dataclass
 class _Server:
-    """One server, as its heartbeats know it."""
+    """What the heartbeat knows about one server."""
 
     address: str
     socket: zmq.Socket[bytes]
     has_begun: bool = False
     asked: float | None = None
-    """When the first heartbeat without an answer was sent, if there is one."""
+    """When the first unanswered heartbeat was sent, if there is one."""
     opened: float | None = None
-    """When it was last connected with anew as it does not answer, or else asked first."""
+    """When its connection was last opened anew because it does not answer, or else when it was first asked."""
 
 
 class Heartbeat(threading.Thread):
-    """Sends a heartbeat to the servers that it `begin`s with, each `beat_seconds`, until `stop` or a failure."""
+    """Sends a heartbeat to the servers that it `begin`s with, every `beat_seconds`, until `stop` or a failure.
+
+    This thread writes the attributes, and the client's thread reads them, unless they say otherwise.
+    """
 
     def __init__(self, sockets: Sockets, session: int, settings: Settings) -> None:
         super().__init__(name="hybridps-heartbeat", daemon=True)
         self.failure: HybridPSError | None = None
-        """A server was away for too long, or refused a heartbeat."""
+        """The error if a server was away for too long, or refused a heartbeat."""
         self.away: dict[int, float] = {}
         """The servers that are away, and since when."""
         self.returned: deque[int] = deque()
-        """Servers that were away and have answered. Whoever reads it removes them, as in `strangers`."""
+        """Servers that were away and have answered. The client's thread removes them; the same holds for
+        `strangers`."""
         self.strangers: dict[int, UnknownClientError] = {}
-        """Servers that do not know this client, or have taken it as lost, and what they said."""
+        """Servers that do not know this client, or have taken it as lost, with the error that they sent."""
         self.report: Callable[[], tuple[float, float | None]] = lambda: (0.0, None)
-        """For how long some rank of the group has been silent, and for how long the group has waited for servers."""
+        """Returns for how long some rank of the group has been silent, and for how long the group has waited for
+        servers. The client's thread sets it."""
         self.counted: tuple[int, int] | None = None
-        """The groups of the job and their workers, as the first server has told last."""
+        """The numbers of groups and workers of the job that the first server reported last."""
         self.settled = 0
-        """All requests before this one are answered: the servers need not keep those answers."""
+        """All requests before this one are answered, so the servers need not keep those answers. The client's thread
+        sets it."""
         self._session = session
         self._settings = settings
         self._longest_seconds = max(settings.lost_seconds, settings.longest_away_seconds)
-        # A few: heartbeats that a lost server cannot read are of no use later.
+        # A short queue, because heartbeats that a lost server cannot read are of no use later.
         sizes = 4, wire.LARGEST_CONTROL_BYTES
         self._servers = [_Server(address, sockets.make(*sizes)) for address in sockets.addresses]
         self._ending = os.eventfd(0, os.EFD_CLOEXEC)
 
     def begin(self, server: int) -> None:
-        """The server knows this client."""
+        """Send heartbeats to a server, which knows this client, from now on."""
         self.strangers.pop(server, None)
         self._servers[server].has_begun = True
 
     def stop(self) -> None:
-        """End the thread, if it runs, and release its sockets. Only once."""
+        """End the thread, if it runs, and release its sockets. Call this only once."""
         os.eventfd_write(self._ending, 1)
         if self.ident is not None:
             self.join()
@@ -82,7 +88,7 @@ class Heartbeat(threading.Thread):
             server.socket.close(linger=0)
 
     def run(self) -> None:
-        """What the thread does."""
+        """The thread's main function."""
         poller = zmq.Poller()
         poller.register(self._ending, zmq.POLLIN)
         for server in self._servers:
@@ -98,7 +104,7 @@ class Heartbeat(threading.Thread):
                     return
                 if time.monotonic() > due + self._settings.lost_seconds / 2:
                     for server in self._servers:
-                        server.asked = None  # this process was stopped, and maybe the servers with it
+                        server.asked = None  # this process was stopped, and perhaps the servers too
                 self._read()
         except HybridPSError as error:
             self.failure = error
@@ -114,7 +120,7 @@ class Heartbeat(threading.Thread):
                 server.socket.send(beat, zmq.NOBLOCK)
 
     def _read(self) -> None:
-        """Read the answers. Raises HybridPSError for a server that refused a heartbeat, or is away for too long."""
+        """Read the answers. Raises HybridPSError if a server has refused a heartbeat or is away for too long."""
         for number, server in enumerate(self._servers):
             while server.socket.poll(0):
                 answer = wire.decode_answer(server.socket.recv())
@@ -126,12 +132,13 @@ class Heartbeat(threading.Thread):
                 if not number and isinstance(answer, wire.Alive) and answer.groups:
                     self.counted = answer.groups, answer.workers
                 self._hear(number, server)
-            # After reading: a process that was stopped for a while finds the answers that came meanwhile first.
+            # This follows the reading, so that a process that was stopped finds the answers that have arrived meanwhile
+            # first.
             if server.asked is not None:
                 self._look_after(number, server, server.asked)
 
     def _hear(self, number: int, server: _Server) -> None:
-        """A server has answered."""
+        """Note that a server has answered."""
         server.asked = server.opened = None
         since = self.away.pop(number, None)
         if since is not None:
@@ -139,7 +146,7 @@ class Heartbeat(threading.Thread):
             self._say(f"{server.address} is back after {time.monotonic() - since:.0f} s")
 
     def _look_after(self, number: int, server: _Server, asked: float) -> None:
-        """A server has not answered yet. Raises ServerError if it is away for too long."""
+        """Check a server that has not answered yet. Raises ServerError if it is away for too long."""
         now, lost_seconds = time.monotonic(), self._settings.lost_seconds
         if server.opened is None:
             server.opened = asked
@@ -160,10 +167,10 @@ class Heartbeat(threading.Thread):
             self._say(f"{server.address} cannot be reached for {lost}: waiting up to {longest}")
 
     def _refuses(self, address: str) -> bool:
-        """Whether nobody listens at an address, and its host says so."""
+        """Return whether the host of an address reports that nothing listens there."""
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         if not address.startswith("tcp://"):
-            return True  # of this host
+            return True  # an address on this host
         try:
             with sockets_of_system.create_connection((host.strip("[]"), int(port)), self._settings.beat_seconds):
                 return False
@@ -176,7 +183,7 @@ class Heartbeat(threading.Thread):
 
 
 def _connect_anew(server: _Server) -> None:
-    """Give up a connection, and what was sent there, for a new one."""
+    """Replace a connection, and what was sent there, by a new one."""
     if server.address.startswith("tcp://"):
         server.socket.disconnect(server.address)
         server.socket.connect(server.address)

@@ -16,10 +16,10 @@ from hybridps.ps.chunk_map import Span
 from hybridps.ps.model import TableSpec
 
 EXACT = CODECS["exact"]
-"""The centre is not rounded: neither its initial values nor what is pulled."""
+"""The codec of initial values and of pulled values, which are not rounded."""
 
 _MESSAGE_BYTES = 4 << 20
-"""Small chunks travel together in messages of about this size: each message costs as much as 64 KB of payload."""
+"""Small chunks are sent together in messages of about this size. A message costs as much as 64 KB of payload."""
 
 Result = TypeVar("Result")
 
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 class Table:
     """The chunks of a registered table on all servers.
 
-    With a codec that is not exact it keeps memory for the encoded values of the whole table.
+    With a codec that is not exact, it has memory for the encoded values of the whole table.
     """
 
     def __init__(self, name: str, spec: TableSpec) -> None:
@@ -40,18 +40,19 @@ class Table:
         self._most_chunks = min(wire.MOST_CHUNKS, max(1, _MESSAGE_BYTES // spec.chunk_bytes))
         length = 0 if self.codec.exact else spec.layout.length
         self._bytes_of_one = self.codec.nbytes(1, self._dtype)
-        """One value takes so much, and several take less in all where they share bytes: every part has a place."""
+        """The bytes of a single encoded value. Several values may share bytes and take less, so every part of the table
+        has a place."""
         self._encoded = np.empty(length * self._bytes_of_one, np.uint8)
 
     def batches(self, server: int, start: int, stop: int, in_place: bool = False) -> Iterator[Sequence[Span]]:
-        """What a server owns of elements `start:stop`, in messages that are not too large."""
+        """Yield what a server owns of elements `start:stop`, in lists for one message each."""
         spans = [*self.chunk_map.spans(server, start, stop)]
         most = wire.MOST_CHUNKS if in_place else self._most_chunks
         for first in range(0, len(spans), most):
             yield spans[first : first + most]
 
     def payloads(self, values: np.ndarray, spans: Sequence[Span], codec: Codec) -> Sequence[np.ndarray]:
-        """Some of the values as they are sent, one array for each chunk. Exact values are not copied."""
+        """Return the values as they are sent, one array for each chunk. Exact values are not copied."""
         if codec.exact:
             return [values[span.start : span.stop] for span in spans]
         payloads = []
@@ -78,8 +79,8 @@ class Sent(NamedTuple):
 class Operation:
     """One request, sent to some servers. Implements `Pending`.
 
-    `finish(operation)` is called once, by `wait`; it returns when that is done, and raises DeadlineError if it is late.
-    Values of the `table` come back as `codec` encodes them.
+    `wait` calls `finish(operation)` once. It returns when the operation is done, and raises DeadlineError if that takes
+    too long. Values of the `table` come back as encoded by `codec`.
     """
 
     def __init__(
@@ -93,19 +94,19 @@ class Operation:
         self.answers: dict[int, wire.Answer] = {}
         """The last answer of each server."""
         self.error: HybridPSError | None = None
-        """The first reason for which a server refused the request, or a chunk of it."""
+        """The first error with which a server refused the request or a chunk of it."""
         self.not_finite: dict[int, int] = {}
         """As in `Pending`."""
         self._codec = codec
         self._finish = finish
         self._asked: dict[int, np.ndarray | None] = {}
         self._awaited: set[int] = set()
-        """What of that is not answered yet."""
+        """The chunks that are not answered yet."""
         self._waited = False
 
     @property
     def done(self) -> bool:
-        """Whether all servers have answered, or one has refused all of it."""
+        """Whether all servers have answered, or one has refused the whole request."""
         return not self._awaited
 
     @property
@@ -114,8 +115,10 @@ class Operation:
         return [sent for sent in self.sent if not self.done and not self._awaited.isdisjoint(sent.asks_for)]
 
     def begin_again(self, server: int) -> list[Sent]:
-        """The messages that this server must be sent again. All that they ask for is awaited anew: it writes all the
-        answers once more, also those that came before, and the memory for them is not free until it has.
+        """Return the messages that must be sent to this server again.
+
+        Everything that they ask for is awaited anew. The server writes all the answers once more, also those received
+        before, and their memory is in use until then.
         """
         again = [sent for sent in self.unanswered if sent.server == server]
         for sent in again:
@@ -123,13 +126,13 @@ class Operation:
         return again
 
     def add(self, sent: Sent) -> None:
-        """A message of this operation is sent."""
+        """Note a message of this operation that is sent."""
         self.sent.append(sent)
         self._asked.update(sent.asks_for)
         self._awaited.update(sent.asks_for)
 
     def wait(self) -> None:
-        """Return when it is done. Raises DeadlineError, or the error with which a server refused it."""
+        """Wait until the operation is done. Raises DeadlineError, or the error with which a server refused it."""
         if self._waited:
             raise ServerError(f"the {self.what} was waited for already: wait once for each operation")
         self._waited = True
@@ -138,9 +141,9 @@ class Operation:
             raise self.error
 
     def wait_here(self) -> bool:
-        """As `wait`, but returns false as soon as a server is away. Then the values are copied: they may change.
+        """Wait as `wait` does, but return False as soon as a server is away. This can be called again then.
 
-        It may be called again then.
+        In that case the values are copied, so that they may change.
         """
         if not self._finish(self, stays=False):
             again = [sent._replace(payloads=[each.copy() for each in sent.payloads]) for sent in self.unanswered]
@@ -152,9 +155,9 @@ class Operation:
         return True
 
     def take(self, server: int, answer: wire.Registered | wire.Done, payloads: Sequence[memoryview]) -> None:
-        """A server answered, or answered again.
+        """Take in a server's answer, which may arrive more than once.
 
-        Raises ProtocolError for chunks that were not asked for, or payloads or elements that do not fit.
+        Raises ProtocolError for chunks that were not requested, and for payloads or elements that do not match.
         """
         chunks = (answer.chunks if isinstance(answer, wire.Done) else ()) or (server,)
         not_finite = answer.not_finite if isinstance(answer, wire.Done) else ()
@@ -172,7 +175,7 @@ class Operation:
         if len(payloads) != len(targets):
             raise ProtocolError(f"an answer to the {self.what} has {len(payloads)} payloads for {len(chunks)} chunks")
         for (chunk, target), payload in zip(targets, payloads, strict=True):
-            if chunk in self._awaited:  # else it came again
+            if chunk in self._awaited:  # otherwise it has arrived again
                 self._receive(chunk, target, payload)
         for row, element in not_finite:
             self._note_not_finite(row, element)
@@ -180,7 +183,7 @@ class Operation:
         self.answers[server] = answer
 
     def refuse(self, error: HybridPSError, chunk: int | None = None) -> None:
-        """A server refused a chunk, or all of it: then no more answers are waited for."""
+        """Note that a server refused a chunk, or the whole request. In the latter case no more answers are awaited."""
         if chunk is None or chunk in self._awaited:
             self.error = self.error or error
             self._awaited -= {chunk} if chunk is not None else {*self._awaited}
@@ -188,7 +191,9 @@ class Operation:
     def _note_not_finite(self, row: int, element: int) -> None:
         exchanges = [sent.message for sent in self.sent if isinstance(sent.message, wire.Exchange)]
         if not any(row < max(1, len(each.values)) and each.start <= element < each.stop for each in exchanges):
-            raise ProtocolError(f"an answer to the {self.what} names element {element} of row {row}, which it has not")
+            raise ProtocolError(
+                f"an answer to the {self.what} names element {element} of row {row}, which it does not have"
+            )
         self.not_finite[row] = min(element, self.not_finite.get(row, element))
 
     def _receive(self, chunk: int, target: np.ndarray, payload: memoryview) -> None:
@@ -205,7 +210,7 @@ class Operation:
 
 
 class OperationSequence(Generic[Result]):
-    """Operations that follow each other, as one: `steps` yields each, and goes on when it is done, unless it failed."""
+    """Several operations in sequence, used like one. `steps` yields each, and continues when it has succeeded."""
 
     def __init__(self, steps: Generator[Operation, None, Result]) -> None:
         self._steps = steps
@@ -217,13 +222,13 @@ class OperationSequence(Generic[Result]):
 
     @property
     def done(self) -> bool:
-        """Whether all operations are done, or one has failed. Begins the next ones, if it is their turn."""
+        """Whether all operations are done, or one has failed. This begins the next operation if it is due."""
         while self._current is not None and self._current.done:
             self._advance()
         return self._current is None
 
     def wait(self) -> Result:
-        """Return the result of the steps. Raises what one of the operations raised."""
+        """Return the result of the steps. Raises the error of a failed operation."""
         while self._current is not None:
             self._advance()
         if self._error is not None:
@@ -242,13 +247,13 @@ class OperationSequence(Generic[Result]):
 
 
 class Pace:
-    """How long an operation usually takes: mean and mean deviation, smoothed (RFC 6298, Jacobson 1988)."""
+    """How long an operation usually takes: smoothed mean and mean deviation (RFC 6298, Jacobson 1988)."""
 
     def __init__(self) -> None:
         self._mean = self._deviation = 0.0
 
     def add(self, seconds: float) -> None:
-        """The operation took so long."""
+        """Note the duration of an operation."""
         if not self._mean:
             self._mean, self._deviation = seconds, seconds / 2
             return
@@ -256,5 +261,5 @@ class Pace:
         self._mean += (seconds - self._mean) / 8
 
     def deadline_seconds(self, least_seconds: float) -> float:
-        """The setting, or eight times the usual duration, mean + 4 deviation, if the operation is always slower."""
+        """Return the larger of `least_seconds` and eight times the usual duration, which is mean + 4 deviation."""
         return max(least_seconds, 8 * (self._mean + 4 * self._deviation))

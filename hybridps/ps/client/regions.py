@@ -14,16 +14,19 @@ from hybridps.shared_memory import Place, is_released, place_of
 
 
 class Regions:
-    """Which memory was offered to which server. Each is offered once, and withdrawn when this process releases it."""
+    """Knows which memory was offered to which server.
+
+    Memory is offered once to each server, and withdrawn when this process has released it.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         session.offers_of = self._offers_of
         self._offers: dict[tuple[int, int, str], Operation] = {}
-        """By server, descriptor and secret. A region has the number of the request that offered it."""
+        """The offers, by server, descriptor and secret. A region has the number of the request that offered it."""
 
     def offsets(self, servers: Sequence[int], arrays: Sequence[np.ndarray]) -> dict[int, tuple[wire.RegionOffset, ...]]:
-        """Where each server finds the arrays, in their order; without the servers that do not reach all of them."""
+        """Return where each server finds the arrays, in their order, for the servers that reach all of them."""
         places = [place for place in map(place_of, arrays) if place is not None]
         if len(places) < len(arrays):
             return {}
@@ -36,13 +39,13 @@ class Regions:
         return found
 
     def _offers_of(self, server: int) -> Iterator[wire.Attach]:
-        """What a server was offered, and has taken."""
+        """Yield the offers that a server has accepted."""
         for offer in [offer for (of, *_), offer in self._offers.items() if of == server and offer.error is None]:
             yield from (sent.message for sent in offer.sent if isinstance(sent.message, wire.Attach))
 
     def _offer(self, server: int, place: Place) -> Operation:
-        """The offer of that memory, which is answered. Its error says why the server does not reach it."""
-        # A descriptor may be used again for other memory; a secret is not.
+        """Return the answered offer of memory to a server. Its error says why the server does not reach the memory."""
+        # A descriptor may be reused for other memory; a secret is not.
         known = server, place.descriptor, place.secret
         if known not in self._offers:
             for released in [each for each in self._offers if is_released(*each[1:])]:

@@ -38,25 +38,25 @@ class Session:
     ) -> None:
         self.addresses = tuple(addresses)
         self.has_parent = False
-        """Whether the servers are themselves clients of others."""
+        """Whether the servers are clients of others themselves."""
         self.under_way: dict[int, Operation] = {}
-        """By the number of the request, ascending: an answer finds its operation here."""
+        """The operations by the number of their request, in ascending order. An answer finds its operation here."""
         self._settings = settings
         self._numbers = itertools.count()
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)
         self._greeting: set[int] = set()
         """Servers that were greeted again on a restored connection, and have not answered."""
         self._lives: dict[int, int] = {}
-        """How many processes each server that has welcomed this client had been then."""
+        """How many processes each server had been when it last welcomed this client."""
         self.offers_of: Callable[[int], Iterable[wire.Attach]] = lambda server: ()
-        """The memory that a server has, which another process of it is to be offered again."""
+        """Returns the memory that a server has, which must be offered again to the server's next process."""
         self._left: set[int] | None = None
-        """Servers that have let this group go; None before it leaves."""
+        """Servers that have confirmed that this group left; None before it leaves."""
         self._leave = wire.Leave()
         self._failure: HybridPSError | None = None
         """The error that ended the session; it concerns no single request."""
         self.number = secrets.randbits(62)
-        """Names this life of the group to its servers; a secret of the job."""
+        """Identifies this life of the group to its servers; a secret of the job."""
         credentials = Credentials.of(settings)
         terms = terms_of(settings, self.addresses)
         groups = settings.joins or groups
@@ -75,25 +75,25 @@ class Session:
 
     @property
     def counted(self) -> tuple[int, int] | None:
-        """The groups of the job, and their workers, as the first server has told last."""
+        """The numbers of groups and workers of the job that the first server reported last."""
         return self._heartbeat.counted
 
     def begin(
         self, what: str, messages: Callable[[int], Iterable[Sent]], table: Table | None = None, codec: Codec = EXACT
     ) -> Operation:
-        """Send the messages of a request, given the number of the request, which is greater than all before."""
+        """Send the messages of a request. `messages` gets its number, which is greater than all earlier ones."""
         self.check()
         operation = Operation(what, next(self._numbers), self.finish, table, codec)
         for sent in messages(operation.request):
             operation.add(sent)
-            if sent.server not in self._greeting:  # else it follows the Welcome, and what memory is offered again
+            if sent.server not in self._greeting:  # otherwise it follows the Welcome and offers of memory
                 self.send(*sent[:3])
         if not operation.done:
             self.under_way[operation.request] = operation
         return operation
 
     def refused(self, what: str, error: HybridPSError) -> Operation:
-        """An operation that was refused before anything was sent."""
+        """Return an operation that was refused before anything was sent."""
         operation = Operation(what, next(self._numbers), self.finish)
         operation.error = error
         return operation
@@ -110,11 +110,11 @@ class Session:
         return bool(self._heartbeat.away)
 
     def finish(self, operation: Operation, stays: bool = True) -> bool:
-        """Return when an operation is done, which may wait for other groups, or for the turn of this tenant.
+        """Wait until an operation is done. It may wait for other groups, or for the turn of this tenant.
 
-        Unless it `stays`, returns false as soon as a server is away; the operation is still under way then. An
-        operation that always took long has longer, as its pace says. Raises DeadlineError if it is late, and
-        ServerError as soon as a server is away for too long; not the operation's own error.
+        Unless `stays`, returns False as soon as a server is away; the operation is then still under way. An operation
+        that always took long has a later deadline, according to its pace. Raises DeadlineError if it takes too long,
+        and ServerError as soon as a server is away for too long; it does not raise the operation's own error.
         """
         if stays or not self.away:
             self._await(operation, stays)
@@ -124,7 +124,7 @@ class Session:
         return operation.done
 
     def _await(self, operation: Operation, stays: bool) -> None:
-        """Until it is done, or a server is away and it does not stay. Raises as `finish`."""
+        """Wait until it is done or, unless `stays`, until a server is away. Raises the errors of `finish`."""
         try:
             leaves = not stays
             if not self._until(lambda: operation.done or (leaves and self.away), self._allowed_seconds(operation)):
@@ -134,16 +134,16 @@ class Session:
             raise
 
     def _settle(self, operation: Operation) -> None:
-        """Nothing is waited for any more of an operation."""
+        """Forget an operation that is not awaited any more."""
         self.under_way.pop(operation.request, None)
         self._heartbeat.settled = min(self.under_way, default=operation.request + 1)
 
     def wake_by(self, descriptor: int) -> None:
-        """Have `listen` return when that descriptor can be read."""
+        """Make `listen` return when that descriptor can be read."""
         self._sockets.poller.register(descriptor, zmq.POLLIN)
 
     def listen(self) -> None:
-        """Receive what the servers send, for one heartbeat at most. Raises as `finish` does, for all under way."""
+        """Receive what the servers send, for at most one heartbeat. Raises the errors of `finish`, of any operation."""
         self.check()
         self._receive(self._settings.heartbeat_seconds)
         now = time.monotonic()
@@ -158,19 +158,19 @@ class Session:
             raise failure
 
     def heed(self, silent_seconds: Callable[[], float]) -> Callable[[], HybridPSError | None]:
-        """Tell the servers, from now on, for how long some rank of the group is silent, and how long the group waits.
+        """Report from now on for how long some rank of the group is silent and the group waits for servers.
 
-        Returns what returns the error by which a server has refused a heartbeat or is away for too long, if one has.
+        Returns a function for the error if a server has refused a heartbeat or is away for too long, else None.
         """
         self._heartbeat.report = lambda: (silent_seconds(), self._waiting_seconds())
         beats = self._heartbeat
         return lambda: beats.failure or next(iter([*beats.strangers.values()]), None)
 
     def close(self, lost: bool = False, early: bool = False) -> None:
-        """Release what is held. A second time does nothing.
+        """Release all resources. A second call does nothing.
 
-        Unless `lost` tells the servers, and waits a moment for their answers, so that they do not take it as lost.
-        `early`: the group leaves before the end of its training.
+        Unless `lost`, tells the servers, and waits briefly for their answers, so that they do not take the group as
+        lost. `early`: the group leaves before the end of its training.
         """
         if self._left is not None:
             return
@@ -188,7 +188,7 @@ class Session:
             self._sockets.close(linger_seconds=0.0 if left >= self._lives.keys() else 0.1)
 
     def send(self, server: int, message: wire.Message, payloads: Sequence[np.ndarray] = ()) -> None:
-        """Hand a message to the transport. Payloads are not copied: they may not change until the answer is there."""
+        """Hand a message to the transport. Payloads are not copied; they must not change until the answer arrives."""
         frames = [wire.encode(message), *(payload.view(np.uint8).data for payload in payloads)]
         self._sockets.sockets[server].send_multipart(frames, copy=not payloads)
 
@@ -215,7 +215,7 @@ class Session:
         return msgspec.structs.replace(self._hello, terms=terms)
 
     def _waiting_seconds(self) -> float:
-        """For how long the oldest operation has been under way, as any thread may ask; 0 if none is."""
+        """Return for how long the oldest operation has been under way; 0 if none is. Any thread may call this."""
         began = [operation.began for operation in list(self.under_way.values()) if not operation.done]
         return time.monotonic() - min(began) if began else 0.0
 
@@ -229,9 +229,9 @@ class Session:
         )
 
     def _until(self, done: Callable[[], bool], seconds: float) -> bool:
-        """Receive until `done`, for so many seconds at most; whether it is. Raises at once what ended the session.
+        """Receive until `done`, for at most `seconds`. Returns whether it is. Raises the error that ended the session.
 
-        While a server is away the time does not count.
+        Time in which a server is away does not count.
         """
         now = time.monotonic()
         deadline = now + seconds
@@ -245,7 +245,7 @@ class Session:
         return True
 
     def _receive(self, seconds: float) -> None:
-        """Take the messages that are there, or arrive within `seconds`.
+        """Take the messages that have arrived, or arrive within `seconds`.
 
         Raises ProtocolError for a message that cannot be read, ServerError if a server refuses the connection.
         """
@@ -262,10 +262,10 @@ class Session:
                 self._take(server, wire.decode_answer(frames[0].buffer), [frame.buffer for frame in frames[1:]])
 
     def _follow_heartbeat(self) -> None:
-        """Servers that were away are connected with anew; those that took this client as lost may let it in again."""
+        """Reconnect to servers that were away, and greet those again that took this client as lost."""
         while self._heartbeat.returned:
             server = self._heartbeat.returned.popleft()
-            self._greeting.add(server)  # what is sent follows the Welcome
+            self._greeting.add(server)  # later messages follow the Welcome
             self._sockets.connect_anew(server)
         for server in [*self._heartbeat.strangers]:
             if server not in self._greeting and self._left is None:
@@ -282,7 +282,7 @@ class Session:
                 self._heartbeat.begin(server)
                 self.has_parent |= answer.has_parent
                 if isinstance(self._failure, GroupTakenError):
-                    self._failure = None  # of an introduction before this one, which a restored connection repeated
+                    self._failure = None  # it was about an earlier greeting, which a restored connection has repeated
                 # A connection may also break before its first answer.
                 known = self._lives.get(server, answer.life)
                 if server in self._greeting or answer.life != known:
@@ -300,7 +300,7 @@ class Session:
                 self._take_refusal(answer, server)
 
     def _greet_again(self, server: int) -> None:
-        """The connection is restored: requests under way may have been lost with the old one, or their answers."""
+        """Greet a server on a restored connection. Requests under way, or their answers, may have been lost."""
         self._greeting.add(server)
         self.send(server, msgspec.structs.replace(self._hello_to(server), again=server in self._lives))
         if self._left is not None:

@@ -1,4 +1,4 @@
-"""The client's sockets to its servers: how they are opened, and what becomes of their connections."""
+"""The client's sockets to its servers: how they are opened, and what happens to their connections."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ _FAILED = int(
     zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
 )
 _CONNECT_MILLISECONDS = 3000
-"""So long one attempt to connect may take: the kernel would try ever more rarely while a network is cut."""
+"""The longest time of one attempt to connect. The kernel would retry ever more rarely while a network is cut."""
 
 _END_SECONDS = 2.0
-"""So long the end of all connections may take when nothing is left to be sent."""
+"""The longest time to end all connections when nothing is left to be sent."""
 
 _ATTEMPTS = 3
-"""So many failed handshakes in a row are a refusal. A single one may be a connection that broke."""
+"""The number of failed handshakes in a row that count as a refusal. A single one may be a broken connection."""
 
 
 class Sockets:
-    """One socket for each address, in a ZeroMQ `context` of their own, or one that is not None.
+    """One socket for each address, in a ZeroMQ context of their own, or in `context` if it is not None.
 
-    Raises ServerError for an unusable address. With `credentials` everything is encrypted, and both sides know each
-    other.
+    With `credentials` everything is encrypted, and both sides authenticate each other. Raises ServerError for an
+    unusable address.
     """
 
     def __init__(self, addresses: Sequence[str], credentials: Credentials | None, context: Any) -> None:
         keep_message_memory()
         self._context = context or Context()
         self.poller = zmq.Poller()
-        """Of all sockets and monitors."""
+        """Polls all sockets and monitors."""
         self.sockets: list[Any] = []
         self.monitors: list[Any] = []
-        """What becomes of the connection of each socket is read here, by `is_restored`."""
+        """The monitor of each socket's connection, which `is_restored` reads."""
         self.addresses = addresses
         self._credentials = credentials
         self._owns_context = context is None
         self._connected: set[int] = set()
-        """Servers that there was a connection with before."""
+        """Servers to which there was a connection before."""
         self._failed = [0] * len(addresses)
         try:
             for address in addresses:
@@ -58,9 +58,10 @@ class Sockets:
             raise
 
     def is_restored(self, server: int) -> bool:
-        """Read one event of a monitor: whether a connection that was lost is there again.
+        """Read one event of a monitor. Returns whether a lost connection is restored.
 
-        What was under way may have been lost with the old one. Raises ServerError if the server refuses connections.
+        What was under way may have been lost with the old connection. Raises ServerError if the server refuses
+        connections.
         """
         told = recv_monitor_message(self.monitors[server])
         event = told["event"]
@@ -78,24 +79,24 @@ class Sockets:
         return False
 
     def make(self, most_unsent: int, most_bytes: int) -> Any:
-        """A socket that keeps so many messages (0: all), and takes messages of so many bytes."""
+        """Make a socket that keeps `most_unsent` messages (0: all), and accepts messages of up to `most_bytes`."""
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.SNDHWM, most_unsent)
         socket.setsockopt(zmq.MAXMSGSIZE, most_bytes)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MILLISECONDS)
-        socket.setsockopt(zmq.LINGER, 0)  # of connections that are given up; `close` says its own
+        socket.setsockopt(zmq.LINGER, 0)  # for connections that are given up; `close` sets its own
         if self._credentials is not None:
             self._credentials.secure(socket)
         return socket
 
     def connect_anew(self, server: int) -> None:
-        """Give up a connection, and what was not sent there yet, for a new one, which is then restored."""
+        """Replace a connection by a new one, which then counts as restored. What was not sent yet is lost."""
         if self.addresses[server].startswith("tcp://"):
             self.sockets[server].disconnect(self.addresses[server])
             self.sockets[server].connect(self.addresses[server])
 
     def close(self, linger_seconds: float) -> None:
-        """Release everything; messages that are not sent after `linger_seconds` are dropped."""
+        """Release all resources. Messages that are not sent after `linger_seconds` are dropped."""
         for socket in self.sockets:
             socket.close(linger=int(linger_seconds * 1000))
         for monitor in self.monitors:
@@ -104,7 +105,7 @@ class Sockets:
             self._context.end(linger_seconds + _END_SECONDS)
 
     def _refused(self, server: int, event: int) -> ServerError:
-        """Which side notices first that keys do not fit is a matter of chance: the server reports one case only."""
+        """Return the error for keys that do not match. Chance decides which side notices first."""
         why = "without keys: it demands them"
         if self._credentials is not None:
             why = "with keys: it has none, or others than server.key here says"
@@ -116,7 +117,7 @@ class Sockets:
         )
 
     def _open(self, address: str) -> None:
-        # Messages that wait to be sent are the caller's memory, not copies: there is nothing to bound.
+        # Messages that wait to be sent are the caller's memory, not copies, so there is no need for a limit.
         socket = self.make(0, wire.LARGEST_CHUNK_BYTES)
         self.sockets.append(socket)
         self.monitors.append(socket.get_monitor_socket(_CONNECTED | _UP | _FAILED))
@@ -124,7 +125,7 @@ class Sockets:
             socket.connect(address)
         except zmq.ZMQError as error:
             raise ServerError(
-                f"{address!r} is no address of a server: {error.strerror}; write it like tcp://127.0.0.1:5555"
+                f"{address!r} is not an address of a server: {error.strerror}; write it like tcp://127.0.0.1:5555"
             ) from None
         self.poller.register(self.monitors[-1], zmq.POLLIN)
         self.poller.register(socket, zmq.POLLIN)

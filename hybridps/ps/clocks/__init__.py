@@ -1,7 +1,7 @@
-"""When is a round complete, and who is answered when: pure state machines over the contributions of groups.
+"""When a round is complete, and who is answered when: pure state machines over the contributions of groups.
 
-A group is named by its index. All groups that are expected take part from the beginning, whether they have come yet
-or not, so that others wait for them. A clock is a record, part of what the groups agree on; `start` makes its rounds.
+A group is identified by its number. All expected groups take part from the beginning, whether or not they have started,
+so that others wait for them. A clock is a record that the groups agree on; its `start` makes the rounds.
 """
 
 from hybridps.ps.clocks.clock import BoundedStale, BulkSynchronous, Clock, FreeRunning

@@ -15,10 +15,10 @@ from hybridps.ps.clocks.synchronous import SynchronousRounds
 
 
 class BulkSynchronous(msgspec.Struct, frozen=True, tag="bulk-synchronous", forbid_unknown_fields=True):
-    """A round has one value of every member, element by element: members may cut a chunk into different parts.
+    """A round has one contribution of every member, element by element. Members may cut a chunk into different parts.
 
-    What a group brought before it left stays in the round. A group that joins later waits until no round
-    is under way: so it enters no round that has its earlier value, nor the second half of a step.
+    The contribution of a group that leaves stays in the round. A group that joins later waits until no round is under
+    way, so that it enters neither a round that has an earlier contribution of its own nor the second half of a step.
     """
 
     def start(self, groups: Iterable[int]) -> Rounds:
@@ -26,11 +26,11 @@ class BulkSynchronous(msgspec.Struct, frozen=True, tag="bulk-synchronous", forbi
 
 
 class BoundedStale(msgspec.Struct, frozen=True, tag="bounded-stale", forbid_unknown_fields=True):
-    """Every value is a round of its own. A group is answered when no member is more than `bound` values behind it.
+    """Every contribution is a round. A group is answered when no member is more than `bound` contributions behind it.
 
-    Values are counted for each element, so members may cut a chunk into different parts. A group that joins begins
-    where the slowest member is; if one leaves, the others no longer wait for it. (Stale synchronous parallel: Ho et
-    al., 2013.)
+    Contributions are counted for each element, so members may cut a chunk into different parts. A group that joins
+    begins where the slowest member is. When a group leaves, the others no longer wait for it. (Stale synchronous
+    parallel: Ho et al., 2013.)
     """
 
     bound: Annotated[int, Meta(ge=0, le=1 << 30)] = 0
@@ -40,7 +40,7 @@ class BoundedStale(msgspec.Struct, frozen=True, tag="bounded-stale", forbid_unkn
 
 
 class FreeRunning(msgspec.Struct, frozen=True, tag="free-running", forbid_unknown_fields=True):
-    """Every value is a round of its own, and answered at once."""
+    """Every contribution is a round, and is answered at once."""
 
     def start(self, groups: Iterable[int]) -> Rounds:
         return FreeRounds(groups)

@@ -1,4 +1,4 @@
-"""Rounds of one value, each answered at once."""
+"""Rounds of one contribution, each answered at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rounds have in common: the parts that make them, and what an arrival means."""
+"""What all kinds of rounds have in common: the parts that form them, and what an arrival means."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hybridps.errors import ProtocolError
 
 
 class Part(NamedTuple):
-    """What a group contributes to a chunk: elements `start:stop`. Of an element it has one under way at a time."""
+    """A group's contribution to elements `start:stop` of a chunk. An element is in one part of a group at a time."""
 
     group: int
     start: int
     stop: int
 
     def without(self, done: Iterable[tuple[int, int]]) -> list[Part]:
-        """What is left of it without these elements, each from and to."""
+        """Return what is left of the part without the spans `done`."""
         left, place = [], self.start
         for start, stop in [*sorted(done), (self.stop, self.stop)]:
             if place < start:
@@ -33,27 +33,29 @@ class Verdict(NamedTuple):
     start: int
     stop: int
     apply: tuple[Part, ...] = ()
-    """The parts whose values make a round of these elements, which is computed now; by group, ascending."""
+    """The parts whose values form a round of these elements, which is computed now; in ascending order of groups."""
     answer: tuple[Part, ...] = ()
-    """The parts that are answered after that: all of their elements are done."""
+    """The parts that are answered after that, because all of their elements are done."""
 
 
 class Rounds(ABC):
-    """Rounds of the chunks of one table. Whoever computes them counts what each group `brought`, and the `computed`."""
+    """The rounds of the chunks of one table. Whoever computes rounds updates `brought` and `computed`."""
 
     def __init__(self, groups: Iterable[int]) -> None:
         self.members = {*groups}
         """The groups that take part now."""
         self.brought = dict.fromkeys(self.members, 0)
-        """Elements of each group. One that joins begins where the slowest one is."""
+        """The number of elements that each group has brought. A group that joins begins with that of the slowest
+        one."""
         self.computed = 0
-        """Elements of all rounds."""
+        """The number of elements of all computed rounds."""
         self.held = False
-        """Whether groups that join wait though nothing is under way: others may be in the middle of a step."""
+        """Whether groups that join must wait even if nothing is under way, because others may be in the middle of a
+        step."""
 
     @property
     def lag(self) -> tuple[int | None, int]:
-        """The slowest group, the lowest of several, and how many elements it is behind the furthest one."""
+        """The slowest group (the lowest of several), and how many elements it is behind the fastest one."""
         slowest = min(self.brought, key=lambda group: (self.brought[group], group), default=None)
         return slowest, 0 if slowest is None else max(self.brought.values()) - self.brought[slowest]
 
@@ -63,35 +65,35 @@ class Rounds(ABC):
         return set()
 
     def restore(self, members: set[int], joining: set[int]) -> None:
-        """Begin with these groups. Nothing is under way, and all have brought as much."""
+        """Begin with these groups. Nothing is under way, and all have brought the same number of elements."""
         self.members = members
         self.brought = dict.fromkeys(members | joining, 0)
 
     def restore_values(self, chunk: int, values: Iterable[tuple[Part, int]]) -> None:  # noqa: B027
-        """Know how many values groups had brought of a chunk: with each part as many as `values_of` had said."""
+        """Restore how many contributions groups had made to a chunk: for each part, the result of `values_of`."""
 
     def values_of(self, part: Part, chunk: int) -> int:
-        """How many values the group has brought of that part of a chunk, at least, if that is counted; else 0."""
+        """Return a lower bound of a group's contributions to this part of a chunk, if they are counted; otherwise 0."""
         return 0
 
     @abstractmethod
     def arrive(self, part: Part, chunk: int, done: Iterable[tuple[int, int]] = ()) -> list[Verdict]:
-        """A part of `chunk` came. Raises ProtocolError, and changes nothing, if it may not come now.
+        """Take in a part of `chunk`. Raises ProtocolError, and changes nothing, if it is not allowed now.
 
-        `done`: elements of it, from and to, that were computed before these rounds were restored. They are in no round
-        again, and are answered with the others.
+        `done`: spans of the part that were computed before these rounds were restored. They enter no further round, and
+        are answered with the rest.
         """
 
     def join(self, group: int) -> None:
-        """`group` takes part as soon as it can. Nothing changes if it does already."""
+        """Let a group take part as soon as it can. Does nothing if it takes part already."""
         self.brought.setdefault(group, min(self.brought.values(), default=0))
 
     def let_in(self) -> None:
-        """Groups that join are held no longer."""
+        """Stop holding back the groups that join."""
         self.held = False
 
     def leave(self, group: int) -> list[tuple[int, Verdict]]:
-        """`group` takes part no longer; what that means for chunks, ascending."""
+        """Let a group take part no longer. Returns the verdicts that follow, with their chunks in ascending order."""
         self.brought.pop(group, None)
         self.members.discard(group)
         return []
@@ -103,18 +105,18 @@ class Rounds(ABC):
 
 
 Cell = tuple[int, int, dict[int, Any]]
-"""Elements `start:stop` of a chunk, and what is known there of each group: its part that is under way, or a count."""
+"""Elements `start:stop` of a chunk, and what is known about each group there: its part under way, or a count."""
 
 
 def answers_of(parts: Iterable[Part]) -> list[Verdict]:
-    """Parts that are answered though nothing is computed. Those of the same elements are answered together."""
+    """Return verdicts for parts that are answered although nothing is computed; one for all with the same elements."""
     ordered = sorted(parts, key=lambda part: (part[1:], part.group))
     spans = groupby(ordered, key=lambda part: part[1:])
     return [Verdict(start, stop, answer=tuple(same)) for (start, stop), same in spans]
 
 
 def change_cells(cells: Sequence[Cell], part: Part, change: Callable[[dict[int, Any]], dict[int, Any]]) -> list[Cell]:
-    """The cells of a chunk after a part has come, which changes what is known of its elements."""
+    """Return the cells of a chunk after a part has arrived. `change` updates what is known of the part's elements."""
     cut: list[Cell] = []
     place = part.start
     for start, stop, known in cells:
@@ -131,7 +133,7 @@ def change_cells(cells: Sequence[Cell], part: Part, change: Callable[[dict[int, 
 
 
 def round_error(group: int, chunk: int, missing: set[int]) -> ProtocolError:
-    """The error of a group that contributes twice to a round."""
+    """Return the error for a group that contributes twice to a round."""
     return ProtocolError(
         f"group {group} contributes to chunk {chunk} twice in one round: wait for the answer of the round "
         f"before the next contribution (still to come: {_listed(missing)})"

@@ -1,4 +1,4 @@
-"""Rounds of one value, answered when no member is too far behind."""
+"""Rounds of one contribution, answered when no member is too far behind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from hybridps.errors import ProtocolError
 from hybridps.ps.clocks.rounds import Cell, Part, Rounds, Verdict, answers_of, change_cells, round_error
 
 MOST_CELLS = 1 << 11
-"""Ranges of a chunk that a bounded-stale clock counts apart: it has at most so many keys of a network."""
+"""The number of ranges of a chunk that a bounded-stale clock counts separately. A chunk has at most so many keys of a
+network."""
 
 
 class StaleRounds(Rounds):
@@ -17,7 +18,7 @@ class StaleRounds(Rounds):
         super().__init__(groups)
         self._bound = bound
         self._counts: dict[int, list[Cell]] = {}
-        """Of each chunk, how many values each member has brought of its elements, if any."""
+        """For each chunk, how many contributions each member has made to its elements."""
         self._waiting: dict[int, list[Part]] = {}
 
     def restore_values(self, chunk: int, values: Iterable[tuple[Part, int]]) -> None:
@@ -27,7 +28,7 @@ class StaleRounds(Rounds):
                 cells = change_cells(cells, part, partial(_at_least, group=part.group, number=number))
         for _, _, counts in cells:
             slowest = min(counts.values())
-            if max(counts.values()) > self._bound + 1:  # who has brought none has joined later: others did not wait
+            if max(counts.values()) > self._bound + 1:  # a group that has brought none has joined later
                 counts |= dict.fromkeys(self.members - counts.keys(), slowest)
         self._counts[chunk], self._waiting[chunk] = cells, []
 
@@ -80,17 +81,17 @@ class StaleRounds(Rounds):
         return [(chunk, verdict) for chunk, parts in released for verdict in answers_of(parts)]
 
     def _slowest(self, counts: dict[int, int]) -> int:
-        """The values of the member that has brought fewest."""
+        """Return the number of contributions of the member that has made the fewest."""
         return min(counts.values(), default=0) if self.members <= counts.keys() else 0
 
     def _released(self, chunk: int) -> list[Part]:
-        """The parts that are answered now, ascending."""
+        """Return the parts that are answered now, in ascending order."""
         late = [
             (start, stop, self._slowest(counts) + self._bound, counts)
             for start, stop, counts in self._counts[chunk]
             if max(counts.values(), default=0) > self._slowest(counts) + self._bound
         ]
-        """Elements of which some member has brought too many values."""
+        """Elements to which some member has made too many contributions."""
         held = [
             part
             for part in self._waiting[chunk]

@@ -1,4 +1,4 @@
-"""Rounds that have one value of every member."""
+"""Rounds that have one contribution of every member."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class SynchronousRounds(Rounds):
         super().__init__(groups)
         self._joining: set[int] = set()
         self._open: dict[int, list[Cell]] = {}
-        """Of each chunk with rounds under way their elements, ascending, cut where any part begins or ends."""
+        """For each chunk with rounds under way, its elements in ascending order, cut wherever a part begins or ends."""
 
     def arrive(self, part: Part, chunk: int, done: Iterable[tuple[int, int]] = ()) -> list[Verdict]:
         self._check(part)
@@ -47,14 +47,14 @@ class SynchronousRounds(Rounds):
         super().leave(group)
         self._joining.discard(group)
         if not self.members:
-            self._open.clear()  # nobody is left to be answered: the rounds under way are void
+            self._open.clear()  # no group is left to be answered, so the rounds under way are void
         open_now = sorted(self._open.items())
         verdicts = [(chunk, verdict) for chunk, cells in open_now for verdict in self._complete(chunk, cells)]
         self._admit()
         return verdicts
 
     def _complete(self, chunk: int, cells: list[Cell]) -> list[Verdict]:
-        """The rounds of a chunk that are complete now."""
+        """Return the verdicts for the rounds of a chunk that are complete now."""
         done: list[Cell] = []
         left: list[Cell] = []
         for cell in cells:
@@ -74,7 +74,7 @@ class SynchronousRounds(Rounds):
         return verdicts[::-1]
 
     def _admit(self) -> None:
-        """Groups that wait until no round is under way take part now, if none is."""
+        """Let waiting groups take part if no round is under way."""
         if not (self._open or self.held):
             self.members |= self._joining
             self._joining.clear()

@@ -1,7 +1,7 @@
-"""The rules: what a server does with the contributions of a round, one rule a file.
+"""The rules: what a server does with the contributions of a round. Each file has one rule or one family.
 
 Callers use the rules by name, `apply_` for one round on a chunk, and `warm_up` to compile a rule before its first use.
-A new rule is a `Rule` with a tag, an update and a line here; `kernel` makes the compiled loop.
+A new rule is a `Rule` with a tag and an update, and a line here; `kernel` makes the compiled loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Adam at the server, as MXNet 1.9.1 does it (Kingma and Ba, 2014, arXiv 1412.6980)."""
+"""Adam at the server, as MXNet 1.9.1 computes it (Kingma and Ba, 2014, arXiv 1412.6980)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Below1 = Annotated[float, Meta(ge=0, lt=1)]
 class Adam(SGD, frozen=True, tag="adam", kw_only=True):
     """Update t, with h = clipped(rescale g + weight_decay w):
 
-    m <- beta1 m + (1 - beta1) h,   v <- beta2 v + (1 - beta2) h^2
-    w <- w - rate sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + epsilon)
+        m <- beta1 m + (1 - beta1) h,   v <- beta2 v + (1 - beta2) h^2
+        w <- w - rate sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + epsilon)
 
-    `update` is t; 0: the rounds of a chunk are counted.
+    `update` is t. With `update` 0, t is the number of the chunk's round.
     """
 
     states = 2

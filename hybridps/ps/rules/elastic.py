@@ -16,7 +16,7 @@ from hybridps.ps.rules.rule import Rule
 class Elastic(Rule, frozen=True, tag="elastic"):
     """d = alpha (w - centre); centre += d at the server (Elastic1), w -= d in the group (Elastic2).
 
-    The answer is d: both sides use the same bits, and an exchange conserves w + centre. d is computed in at least
+    The answer is d. Both sides use the same bits, so that an exchange conserves w + centre. d is computed in at least
     float32, so that alpha is not rounded to float16, and then stored in the table's dtype.
     """
 
@@ -46,14 +46,14 @@ class Elastic(Rule, frozen=True, tag="elastic"):
 class ElasticTogether(Elastic, frozen=True, tag="elastic-together"):
     """The synchronous form, for the values w_i of C groups:
 
-    centre <- centre + alpha sum_i (w_i - centre) = (1 - C alpha) centre + C alpha mean(w)
-    w_i <- w_i - alpha (w_i - centre)
+        centre <- centre + alpha sum_i (w_i - centre) = (1 - C alpha) centre + C alpha mean(w)
+        w_i <- w_i - alpha (w_i - centre)
 
-    Both sides use the centre as it was before the round; it is the answer. Stable for C alpha <= 1.
+    Both sides use the centre from before the round, which is the answer. Stable for C alpha <= 1.
     """
 
     states = 1
-    """The answer, in case a group asks for it again."""
+    """The state is the answer, kept in case a group asks for it again."""
 
     clocks = (BulkSynchronous,)
     separate = False

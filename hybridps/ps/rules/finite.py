@@ -1,4 +1,4 @@
-"""Refusal of NaN and Inf: a contribution that has one would spoil the centre for good."""
+"""Refusal of NaN and Inf. A contribution with NaN or Inf would spoil the centre permanently."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ class NotFiniteError(ServerError):
 
 
 def check_finite(values: np.ndarray, what: str) -> None:
-    """Raise NotFiniteError, which names the first element that is NaN or Inf."""
+    """Raise NotFiniteError, which names the first element, if any element is NaN or Inf."""
     if not is_finite(values):
         raise NotFiniteError(not_finite(values, what))
 
 
 def find_not_finite(values: np.ndarray) -> int:
-    """The number of the first element that is NaN or Inf, of values that have some."""
+    """Return the number of the first element that is NaN or Inf. There must be one."""
     return int(np.argmin(np.isfinite(values)))
 
 
 def not_finite(values: np.ndarray, what: str, begins: int = 0) -> str:
-    """The message for a group that brought such `values` to `what`: they begin with its element number `begins`."""
+    """Return the message for a group whose `values` for `what` were refused. They begin with element `begins`."""
     first = find_not_finite(values)
     return (
         f"the values brought to {what} were refused: element {begins + first} is {values[first]}; the loss may diverge"
@@ -32,5 +32,5 @@ def not_finite(values: np.ndarray, what: str, begins: int = 0) -> str:
 
 
 def refused_error(what: str) -> NotFiniteError:
-    """The error for values that a server refused before it was killed, brought again."""
+    """Return the error for values that are sent again after a server refused them and was then killed."""
     return NotFiniteError(f"the values brought to {what} were refused: some are NaN or Inf; the loss may diverge")

@@ -21,18 +21,18 @@ from hybridps.ps.rules.sgd import Finite, NotNegative
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_]{1,64}$")]
 
 FRAMEWORKS = "hybridps.optimizers"
-"""The group of entry points by which a framework offers its optimizers: `make(name, settings, weights, states)` returns
-`update(foreign, gradient)`, with arrays as in `Rule.load`. `make` raises ValueError for a name or setting that it does
-not know, for another number of states, and for weights that the optimizer cannot have."""
+"""The group of entry points through which a framework offers its optimizers: `make(name, settings, weights, states)`
+returns `update(foreign, gradient)`, with arrays as in `Rule.load`. `make` raises ValueError for an unknown name or
+setting, for a wrong number of states, and for weights that the optimizer does not support."""
 
 Plain = bool | int | float | str | None
 
 
 class Foreign(Rule, frozen=True, tag="foreign", kw_only=True):
-    """The optimizer `optimizer` of a framework, with plain settings as JSON; nothing of it is unpickled.
+    """The optimizer `optimizer` of a framework, with plain settings as JSON. Nothing is unpickled.
 
-    Each chunk has an optimizer of its own, which keeps nothing but the `states`: what all parameters share comes with
-    each update. So tables have one key.
+    Each chunk has an optimizer of its own, which keeps only the `states`. Numbers that all parameters share come with
+    each update. Tables therefore have one key.
     """
 
     clocks: ClassVar[tuple[type[Clock], ...]] = (FreeRunning, BoundedStale)
@@ -43,24 +43,25 @@ class Foreign(Rule, frozen=True, tag="foreign", kw_only=True):
     optimizer: Name
     settings: Annotated[str, Meta(max_length=4096)] = "{}"
     states: Annotated[int, Meta(ge=0, le=MOST_STATES)] = 0  # type: ignore[misc]
-    """As many as the optimizer makes for a parameter."""
+    """The number of states that the optimizer makes for a parameter."""
     whole_keys: bool = False  # type: ignore[misc]
-    """Whether it looks at all elements of a parameter together."""
+    """Whether the optimizer needs all elements of a parameter together."""
     rate: NotNegative = 0.0
     rescale: Finite = 1.0
     weight_decay: NotNegative = 0.0
     clip: NotNegative = 0.0
     scale: Finite = 1.0
-    """What the gradient is multiplied by before the optimizer sees it: some look at it without their own `rescale`."""
+    """The gradient is multiplied by this before the optimizer sees it, because some optimizers read it without their
+    own `rescale`."""
     update: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
-    """How many updates the parameter has had with this one; 0: the rounds of a chunk are counted."""
+    """The number of updates of the parameter, including this one. 0: the rounds of a chunk are counted."""
     shared: Finite = 0.0
-    """What all parameters share, and each update changes: its value before this one."""
+    """A number that all parameters share and each update changes: its value before this update."""
     parameter: Annotated[str, Meta(max_length=64)] = ""
     """The end of the parameter's name."""
 
     def load(self, weights: np.ndarray, states: Sequence[np.ndarray]) -> Callable[[Any, int, np.ndarray], None]:
-        """As `Rule.load`. Raises ServerError if this server cannot have it."""
+        """Make the optimizer, as `Rule.load`. Raises ServerError if this server does not have it."""
         found = _offered(self.framework)
         if found is None:
             raise ServerError(f"this server has no framework {self.framework!r}: install hybridps with it")
@@ -68,11 +69,11 @@ class Foreign(Rule, frozen=True, tag="foreign", kw_only=True):
             settings = msgspec.json.decode(self.settings, type=dict[str, Plain])
             update = found.load()(self.optimizer, settings, weights, states)
         except (ImportError, ValueError, AssertionError) as error:
-            raise ServerError(f"this server cannot have the optimizer {self.optimizer!r}: {error}") from None
+            raise ServerError(f"this server cannot use the optimizer {self.optimizer!r}: {error}") from None
         return lambda rule, step, gradient: update(rule if rule.update else replace(rule, update=step), gradient)
 
 
 @lru_cache(maxsize=16)
 def _offered(framework: str) -> EntryPoint | None:
-    """What a framework offers. Every chunk asks, and a search reads the files of all packages."""
+    """Return what a framework offers. It is cached: every chunk asks, and a search reads the files of all packages."""
     return next(iter(entry_points(group=FRAMEWORKS, name=framework)), None)

@@ -1,7 +1,7 @@
 """The compiled form of all rules: one loop over the blocks of a chunk, which calls the rule's update on each block.
 
-A block of every array fits into the second-level cache together: what was read once from memory is still there when it
-is written. Contributions and answers are given by their addresses, so that one compiled loop serves any number of
+One block of every array together fits into the second-level cache, so that values read from memory are still there when
+they are written. Contributions and answers are given by their addresses, so that one compiled loop serves any number of
 groups.
 """
 
@@ -21,18 +21,18 @@ from hybridps.compiled.streaming_copy import fence, stream_
 from hybridps.ps.rules.progress import KEEPS_SUM, LENGTH, WORD
 
 BLOCK = 4096
-"""Elements."""
+"""The number of elements of a block."""
 
 COMPILED = (np.dtype(np.float32), np.dtype(np.float64))
-"""The other dtypes are computed by NumPy."""
+"""The dtypes with compiled loops. NumPy computes the others."""
 
 
 @compiled
 def add_up_(total, sources, start):  # type: ignore[no-untyped-def]
-    """`total` becomes the sum of that part of all sources, added in their order. Up to four in one pass.
+    """Set `total` to the sum of that part of all sources, added in their order, up to four in one pass.
 
-    Those that are encoded have rows with more than the address, and are decoded while the block is in the cache. The
-    compiler leaves out the branch that is not for the type of `sources`.
+    Encoded sources have rows with more than the address, and are decoded while the block is in the cache. The compiler
+    removes the branch that does not match the type of `sources`.
     """
     if sources.ndim == 2:
         for r in range(len(sources)):
@@ -64,7 +64,7 @@ def add_up_(total, sources, start):  # type: ignore[no-untyped-def]
 
 @compiled
 def _is_finite(values):  # type: ignore[no-untyped-def]
-    """Whether the values have neither NaN nor Inf. Fast while they are in the cache."""
+    """Return whether the values have neither NaN nor Inf. This is fast while they are in the cache."""
     found = False
     for i in range(values.size):
         found |= values[i] - values[i] != 0
@@ -73,14 +73,14 @@ def _is_finite(values):  # type: ignore[no-untyped-def]
 
 @compiled
 def sum_(total, sources):  # type: ignore[no-untyped-def]
-    """The whole of `total` becomes the sum of the sources; it may be the first of them."""
+    """Set all of `total` to the sum of the sources. `total` may be the first of them."""
     for start in range(0, total.size, BLOCK):
         add_up_(total[start : start + BLOCK], sources, start)
 
 
 @compiled
 def _save_(saved, arrays, first):  # type: ignore[no-untyped-def]
-    """Copy blocks of as many arrays as there are rows to the rows, from the first one on."""
+    """Copy blocks of the arrays to the rows of `saved`, from row `first` on."""
     for r in range(first, len(saved)):
         row, array = saved[r], arrays[r]
         for i in range(array.size):
@@ -88,11 +88,11 @@ def _save_(saved, arrays, first):  # type: ignore[no-untyped-def]
 
 
 def _blocks_(sources, targets, centre, state, numbers, check_finite, streams, progress):  # type: ignore[no-untyped-def]
-    """Sum the sources, update and write the answer, block by block. Returns as `apply_` does.
+    """Sum the sources, update and write the answer, block by block. Returns what `apply_` returns.
 
-    `state` has two arrays. With `streams` the answer becomes the centre too, which is not read before it is written.
-    `progress`: the fields of `Progress`; without it there are no words. `update_` is a global name that `block_loop`
-    binds.
+    `state` has two arrays. With `streams` the answer also becomes the centre, which is not read before it is written.
+    `progress`: the fields of `Progress`; without progress there are no words. `update_` is a global name that
+    `block_loop` binds.
     """
     words, saved, first, is_summed = progress
     buffer = np.empty(BLOCK, centre.dtype)
@@ -128,10 +128,11 @@ def _blocks_(sources, targets, centre, state, numbers, check_finite, streams, pr
 
 @cache
 def block_loop(update_: Any) -> Callable[..., int]:
-    """`_blocks_` compiled for one rule.
+    """Return `_blocks_` compiled for one rule.
 
-    numba keeps no compiled closure over other compiled functions between processes, but it keeps functions with such
-    global names, by file, line and name: each rule's loop is a function of its own, which stands where its update does.
+    Numba does not cache a compiled closure over other compiled functions between processes. It does cache functions
+    with such global names, by file, line and name. So each rule's loop is a separate function, whose place in the
+    source is that of the rule's update.
     """
     place = update_.py_func
     where = {"co_filename": place.__code__.co_filename, "co_firstlineno": place.__code__.co_firstlineno}

@@ -10,9 +10,9 @@ from hybridps.ps.rules.sgd import Fraction, NotNegative
 class Outer(Rule, frozen=True, tag="outer", kw_only=True):
     """The groups contribute their weights w_i after some local steps. With d = centre - mean(w), Nesterov's momentum:
 
-    v <- momentum v + d,   centre <- centre - rate (d + momentum v)
+        v <- momentum v + d,   centre <- centre - rate (d + momentum v)
 
-    The answer is the centre, from which all groups go on. rate = 1 and momentum = 0 average the weights.
+    The answer is the centre, from which all groups continue. rate = 1 and momentum = 0 average the weights.
     """
 
     states = 1

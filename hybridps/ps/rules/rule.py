@@ -1,6 +1,6 @@
 """The contract of a rule: what a server does with the contributions of a round, and what a group does with the answer.
 
-A rule works on one chunk: flat arrays of equal length and dtype. A clock says which contributions make a round.
+A rule works on one chunk: flat arrays of equal length and dtype. A clock says which contributions form a round.
 """
 
 from __future__ import annotations
@@ -21,66 +21,68 @@ from hybridps.ps.rules.kernel import BLOCK, COMPILED, block_loop, sum_
 from hybridps.ps.rules.progress import NONE, Progress
 
 MOST_STATES = 3
-"""Of a rule."""
+"""The largest number of states of a rule."""
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base class: numbers, and the two sides of a rule. In-place functions end in an underscore."""
+    """Base class: numbers, and the two sides of a rule. The names of in-place functions end in an underscore."""
 
     states: ClassVar[int] = 0
-    """Arrays that the server keeps beside the centre, zeros at first: 0 to `MOST_STATES`, at most 2 for `update_`."""
+    """The number of arrays that the server keeps beside the centre, initially zero: 0 to `MOST_STATES`, and at most 2
+    with `update_`."""
 
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "float64")
-    """The dtypes that it is computed in."""
+    """The dtypes in which the rule is computed."""
 
     clocks: ClassVar[tuple[type[Clock], ...]] = (BulkSynchronous, BoundedStale, FreeRunning)
-    """The clocks that it has a meaning with, the usual one first; that one takes no arguments."""
+    """The clocks that the rule can be used with, the usual one first. The usual one takes no arguments."""
 
     separate: ClassVar[bool] = False
-    """Whether every contribution is a round of its own; else those of a round are summed first."""
+    """Whether every contribution is a round of its own. Otherwise the contributions of a round are summed first."""
 
     answer_is_new_value: ClassVar[bool] = True
-    """Whether the answer replaces the group's values as it is."""
+    """Whether the answer replaces the group's values unchanged."""
 
     centre_is_answer: ClassVar[bool] = False
-    """Whether the answer becomes the centre, which `update_` leaves alone then."""
+    """Whether the answer becomes the centre. `update_` then does not change the centre."""
 
     transparent: ClassVar[bool] = False
-    """Whether NaN and Inf pass through to the groups, which are told whose they were: the next round starts without."""
+    """Whether NaN and Inf pass through to the groups, which are told whose they were. The next round begins without
+    them."""
 
     whole_chunks: ClassVar[bool] = False
-    """Whether parts of chunks cannot be exchanged."""
+    """Whether only whole chunks can be exchanged."""
 
     whole_keys: ClassVar[bool] = False
-    """Whether a chunk is a whole key: such a rule needs tables of one key."""
+    """Whether a chunk must be a whole key. Such a rule needs tables of one key."""
 
     update_: ClassVar[Any]
     """`update_(total, centre, state, numbers)`: update a block of `centre` and `state` with the round's `total`, which
-    may be overwritten; return the answer, one of the arrays given.
+    may be overwritten. Returns the answer, one of these arrays.
 
     A compiled static method. If the rule is computed in float16, its source runs in NumPy too: there an "element"
     `total[i]` is a whole block, and a number is a float32 array of one element.
     """
 
     def numbers(self, step: int, contributions: int) -> tuple[float, ...]:
-        """What the update needs in round `step` (1, 2, ...): the rule's numbers, in order, and the contributions."""
+        """Return the arguments of the update in round `step` (1, 2, ...): the rule's numbers, and the contributions."""
         return *msgspec.structs.astuple(self), contributions
 
     def load(self, weights: np.ndarray, states: Sequence[np.ndarray]) -> Callable[[Any, int, np.ndarray], None] | None:
-        """What updates `weights` and `states` in place instead of `update_`, called with the rule of a round, its
-        number (1, 2, ...) and the sum of its contributions. None: `update_` does.
+        """Return a function that updates `weights` and `states` in place, to be used instead of `update_`, or None.
 
+        It is called with the rule of a round, the round's number (1, 2, ...) and the sum of its contributions.
         `weights`: initial values of one chunk, without padding, in the shape of the key if it is a whole one. `states`:
-        as many flat zeros for each state, which become what the rule begins with.
+        flat zeros of the same length for each state, which this method sets to the rule's initial states.
         """
         return None
 
     def apply_answer_(self, values: np.ndarray, answer: np.ndarray) -> None:
-        """The group's side: change its `values` by the server's `answer`, which may be overwritten."""
+        """On the group's side: change `values` by the server's `answer`, which may be overwritten."""
         np.copyto(values, answer)
 
     def distance(self, values: np.ndarray, answer: np.ndarray) -> float:
-        """The group's side, before `apply_answer_`: |values - centre| / |values|; nan where it has no meaning."""
+        """On the group's side, before `apply_answer_`: return |values - centre| / |values|, or nan."""
         return float("nan")
 
 
@@ -97,18 +99,19 @@ def apply_(
     whole_bytes: int = 0,
     progress: Progress | None = None,
 ) -> int:
-    """Run one round on a chunk: the answer to the sum of `sources`, so many `contributions`, goes to `targets`.
+    """Run one round on a chunk: apply the rule to the sum of `sources`, and write the answer to `targets`.
 
-    A target may be one of the sources. `whole_bytes`: size of the table, or what is known of it. `progress`: where it
-    is noted how far the round is. Returns the number of elements that are done: all of them, or with `check_finite`
-    those before the first block of `BLOCK` elements whose sum has NaN or Inf. Nothing changes from that block on.
+    `contributions`: how many contributions the sum stands for. A target may be one of the sources. `whole_bytes`: the
+    size of the table, as far as it is known. `progress`: records how far the round is. Returns the number of elements
+    that are done: all of them or, with `check_finite`, those before the first block of `BLOCK` elements whose sum has
+    NaN or Inf. From that block on nothing changes.
     """
     dtype = np.result_type(centre.dtype, np.float32)
     numbers = tuple(map(dtype.type, rule.numbers(step, contributions)))
     kept = [centre] if rule.centre_is_answer else []
     if centre.dtype in COMPILED:
         loop = block_loop(rule.update_)
-        states = (*state, centre, centre)[:2]  # always two: a rule that keeps less does not look at the others
+        states = (*state, centre, centre)[:2]  # always two: a rule that keeps fewer does not read the others
         streams = rule.centre_is_answer and whole_bytes >= LEAST_BYTES
         into = targets if streams else [*targets, *kept]
         notes = tuple(progress or NONE[centre.dtype.type])
@@ -131,7 +134,7 @@ def apply_(
 
 
 def add_up_(total: np.ndarray, sources: Sequence[Values]) -> None:
-    """`total` becomes the sum of the sources, added in their order; it may be the first of them."""
+    """Set `total` to the sum of the sources, added in their order. `total` may be the first of them."""
     if total.dtype in COMPILED:
         sum_(total, described(sources))
         return
@@ -141,7 +144,7 @@ def add_up_(total: np.ndarray, sources: Sequence[Values]) -> None:
 
 
 def warm_up(rule: Rule, dtype: str, codec: CodecSpec = "exact") -> None:
-    """Compile the rule for values of a dtype that come with a codec, or load it: before the first exchange, not in it.
+    """Compile or load the rule for values of a dtype and codec. Call this before the first exchange.
 
     Raises ServerError.
     """

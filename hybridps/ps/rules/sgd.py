@@ -1,7 +1,7 @@
-"""Stochastic gradient descent at the server, as MXNet 1.9.1 does it, with momentum or without.
+"""Stochastic gradient descent at the server, as MXNet 1.9.1 computes it, with or without momentum.
 
-g is the sum of the round's gradients. `rescale` makes it a mean: 1 / (C m b) for C groups of m workers with batch b
-each.
+g is the sum of the round's gradients. `rescale` turns it into a mean: 1 / (C m b) for C groups of m workers with batch
+size b each.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 @compiled
 def clip_(total, rescale, most):  # type: ignore[no-untyped-def]
-    """Multiply `total` by `rescale` and cut it off at `most` and `-most`, unless `most` is Inf. Returns the factor that
-    is left to multiply it by.
+    """Multiply `total` by `rescale` and clip it at `most` (Inf: not at all) and `-most`. Returns the factor left.
 
-    A pass of its own, in the cache, so updates without a clip do not pay for it.
+    This is a separate pass, in the cache, so that updates without clipping do not pay for it.
     """
     if most == np.inf:
         return rescale
@@ -37,7 +36,7 @@ def clip_(total, rescale, most):  # type: ignore[no-untyped-def]
 class SGD(Rule, frozen=True, tag="sgd", kw_only=True):
     """w <- w - rate (clipped(rescale g) + weight_decay w). The groups get the new weights.
 
-    Elements of `rescale g` are cut off at `clip` and `-clip`, unless that is 0.
+    Elements of `rescale g` are clipped at `clip` and `-clip`, unless `clip` is 0.
     """
 
     rate: NotNegative

@@ -11,7 +11,7 @@ from hybridps.ps.rules.rule import Rule
 
 
 class Sum(Rule, frozen=True, tag="sum"):
-    """The sum of one contribution from each group; the centre is the last sum."""
+    """The sum of one contribution from each group. The centre is the last sum."""
 
     dtypes: ClassVar[tuple[str, ...]] = DTYPES
     clocks = (BulkSynchronous,)
@@ -25,7 +25,7 @@ class Sum(Rule, frozen=True, tag="sum"):
 
 
 class Mean(Sum, frozen=True, tag="mean"):
-    """The mean of the contributions of a round: of those groups that take part in it."""
+    """The mean of the contributions of a round, over the groups that take part in it."""
 
     dtypes = FLOATS
 

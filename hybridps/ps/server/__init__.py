@@ -1,4 +1,4 @@
-"""The server: `Server` serves in this process, `hybridps.processes` starts one as a child. Callers use nothing else."""
+"""The server. `Server` runs in this process; `hybridps.processes` starts one as a child. Callers use nothing else."""
 
 from hybridps.ps.server.server import Server
 

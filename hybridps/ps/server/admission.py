@@ -1,7 +1,7 @@
-"""Admission: whose message is served next, and what a tenant may use. What a message costs is known before it is paid.
+"""Admission: whose message is served next, and what a tenant may use. The cost of a message is known in advance.
 
 Tenants share a server by the bytes they cause, however many connections they have: start-time fair queueing (Goyal,
-Vin, Cheng, 1996), charged after service. Pure: the time is passed in. Used by the loop alone.
+Vin, Cheng, 1996), charged after service. The functions are pure: the time is an argument. Only the loop uses them.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from hybridps.ps import wire
 from hybridps.ps.keys import AllowList
 
 CONTROL_WEIGHT = 16
-"""To read a byte of a control message takes as long as to add up so many of values."""
+"""Reading one byte of a control message takes as long as adding up this many bytes of values."""
 
 FRAME_BYTES = 512
-"""What a frame takes beside its payload, about."""
+"""About the memory that a frame takes besides its payload."""
 
 MESSAGE_BYTES = 4096
-"""What a message takes and costs beside its payload, about."""
+"""About the memory and the cost of a message besides its payload."""
 
 _MOST_ACCOUNTS = 4096
 
 
 class Budget:
-    """Bytes used, of `limit_bytes` at most (None: no limit), and within those of a `whole`.
+    """Bytes used, at most `limit_bytes` (None: no limit), and within the budget `whole`.
 
-    Used by one thread; only what `lend` lent comes back from any.
+    One thread uses it. Only memory that was lent is returned from any thread, through a queue.
     """
 
     def __init__(self, limit_bytes: int | None = None, whole: Budget | None = None, name: str = "") -> None:
         self.limit_bytes = limit_bytes
         self.chain: tuple[Budget, ...] = (self, *(whole.chain if whole is not None else ()))
-        """This one, and those it is within."""
+        """This budget, and those that contain it."""
         self._name = name
         self._used = 0
         self._returned: deque[int] = deque()
@@ -52,14 +52,14 @@ class Budget:
         return self._used
 
     def lacking(self, nbytes: int) -> Budget | None:
-        """The one of the chain, this one first, that has no room for so much more."""
+        """Return the first budget of the chain that has no room for `nbytes` more, or None."""
         for budget in self.chain:
             if budget.limit_bytes is not None and budget.used_bytes + nbytes > budget.limit_bytes:
                 return budget
         return None
 
     def check(self, nbytes: int, what: str) -> None:
-        """Raise ServerError if there is no room for so much more."""
+        """Raise ServerError if there is no room for `nbytes` more."""
         lacking = self.lacking(nbytes)
         if lacking is not None and lacking.limit_bytes is not None:
             whose = f"tenant {lacking._name!r} may use" if lacking._name else "this server may use"
@@ -69,12 +69,12 @@ class Budget:
             )
 
     def take(self, nbytes: int) -> None:
-        """So much more is used; less if it is negative."""
+        """Count `nbytes` more as used; fewer if it is negative."""
         for budget in self.chain:
             budget._used += nbytes
 
     def lend(self, array: np.ndarray, record_bytes: int = 0) -> None:
-        """The memory of an array, and so much beside it, is used until the last reference to the array is gone."""
+        """Count the memory of an array, and `record_bytes`, as used until the last reference to the array is gone."""
         nbytes = array.nbytes + record_bytes
         self.take(nbytes)
         for budget in self.chain:
@@ -83,17 +83,17 @@ class Budget:
 
 @dataclass(eq=False)
 class Account:
-    """One tenant at a server: its messages that wait, what it may use, and what it has used."""
+    """One tenant at a server: its waiting messages, what it may use, and what it has used."""
 
     name: str
     budget: Budget
     bytes_per_second: int | None = None
     waiting: deque[tuple[Any, int]] = field(default_factory=deque)
     start_bytes: int = 0
-    """Where its next message begins, on the line on which all tenants move on alike."""
+    """Where its next message begins, in bytes of the virtual time in which all tenants advance alike."""
     rests_until_seconds: float = -math.inf
     rested_seconds: float = 0.0
-    """What its rate has cost it."""
+    """The total time for which its rate has made it rest."""
     messages: int = 0
     received_bytes: int = 0
     served_bytes: int = 0
@@ -103,14 +103,15 @@ class Account:
 
 
 class FairQueue:
-    """Messages of several tenants. While n tenants have some, each is served 1/n of the bytes.
+    """The messages of several tenants. While n tenants have messages, each is served 1/n of the bytes.
 
-    A message of m bytes waits, beside those of its own tenant, for at most m bytes and two messages of each other one.
+    A message of m bytes waits, besides the messages of its own tenant, for at most m bytes and two messages of each
+    other tenant.
     """
 
     def __init__(self) -> None:
         self._turns: list[Account] = []
-        """Those with messages."""
+        """The accounts that have messages."""
         self._now_bytes = 0
         self._furthest_bytes = 0
 
@@ -128,7 +129,7 @@ class FairQueue:
         account.waiting.append((message, nbytes))
 
     def take(self, now: float) -> tuple[Account, Any] | None:
-        """The next message; None if there is none, or all tenants that have some rest."""
+        """Return the next message; None if there is none, or if all tenants with messages rest."""
         able = [account for account in self._turns if account.rests_until_seconds <= now]
         if not able:
             return None
@@ -141,7 +142,7 @@ class FairQueue:
         return account, message
 
     def charge(self, account: Account, nbytes: int, now: float) -> None:
-        """What a message caused. With a rate, the tenant rests for as long as that takes."""
+        """Charge the bytes that a message caused. A tenant with a rate rests for as long as they take."""
         account.messages += 1
         account.served_bytes += nbytes
         account.start_bytes += nbytes + MESSAGE_BYTES
@@ -152,12 +153,12 @@ class FairQueue:
             account.rested_seconds += rest_seconds
 
     def rest_seconds(self, now: float) -> float:
-        """Until a message can be taken; infinite if there is none."""
+        """Return the seconds until a message can be taken; infinite if there is none."""
         return max(0.0, min((account.rests_until_seconds for account in self._turns), default=math.inf) - now)
 
 
 class Accounts:
-    """Of all tenants of an allow-list. Without one each job is a tenant, with no bound of its own."""
+    """The accounts of all tenants of an allow-list. Without one, each job is a tenant without a bound of its own."""
 
     def __init__(self, allowed: AllowList | None, whole: Budget) -> None:
         self._allowed = allowed
@@ -171,14 +172,14 @@ class Accounts:
         return iter(self._accounts.values())
 
     def of_job(self, job: str) -> Account:
-        """The account of a job that was admitted by an earlier process, by what it is called here."""
+        """Return the account of a job that an earlier process had admitted. `job`: its name at this server."""
         if self._allowed is None:
             return self._accounts.setdefault(job, Account(job, Budget(None, self._whole)))
         tenant = job.partition("/")[0]
         return self._accounts.get(tenant) or Account(tenant, Budget(0, self._whole, tenant))
 
     def name_of(self, message: wire.Hello | wire.AskToJoin | wire.EndOfGroup, key: str) -> str:
-        """What the job of a message is called here; empty if it has no name. As in `admit`."""
+        """Return the name at this server of a message's job; empty if it has no name. Raises the errors of `admit`."""
         name = message.job or ""
         if self._allowed is None:
             return name
@@ -186,9 +187,9 @@ class Accounts:
         return name and f"{tenant}/{name}"
 
     def admit(self, hello: wire.Hello, key: str) -> tuple[Account, str]:
-        """The account of a client whose connection has that public key, and what its job is called here.
+        """Return the account of a client whose connection has that public key, and the name of its job at this server.
 
-        Jobs of different tenants never meet. Raises ServerError for another tenant.
+        Jobs of different tenants never meet. Raises ServerError if the client is not the tenant that it says.
         """
         if self._allowed is None:
             if len(self._accounts) >= _MOST_ACCOUNTS:
@@ -199,7 +200,7 @@ class Accounts:
         return self._accounts[tenant], f"{tenant}/{hello.job}"
 
     def _tenant(self, message: wire.Hello | wire.AskToJoin | wire.EndOfGroup, key: str) -> str:
-        """Who sends a message, by the key of the connection. Raises ServerError if it says otherwise."""
+        """Return the tenant with the key of the connection. Raises ServerError if the message says it is another."""
         tenant = self._allowed.tenants.get(key) if self._allowed is not None else None
         if tenant is None or message.tenant != tenant.name or not tenant.knows(message.token):
             whose = f"the key of tenant {tenant.name!r}" if tenant else "no key"

@@ -1,6 +1,6 @@
 """The socket that a server listens on: who may connect, and which connections are ended.
 
-ZeroMQ asks who may (ZAP, rfc.zeromq.org/spec/27); the loop answers, and counts who failed.
+ZeroMQ asks who may connect (ZAP, rfc.zeromq.org/spec/27). The loop answers, and counts those that fail.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ _ENDED = int(zmq.Event.DISCONNECTED)
 _FAILED = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
 _WRONG_KEY = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
 _QUIET_SECONDS = 10.0
-"""Between two lines about refused connections."""
+"""The shortest time between two lines about refused connections."""
 
 _LOOK_SECONDS = 0.05
-"""Between two looks at what connections have sent."""
+"""The shortest time between two checks of what connections have sent."""
 
 _UNFINISHED_BYTES = 32 << 20
-"""Of one message that is not complete, beside two of the largest chunks: a client sends messages of about 4 MB."""
+"""The limit for one incomplete message, on top of two of the largest chunks. A client sends messages of about 4 MB."""
 
 _BYTES_RECEIVED = 128
-"""Offset of the number of bytes received in Linux's struct tcp_info."""
+"""The offset of the number of received bytes in Linux's struct tcp_info."""
 
 _END_SECONDS = 5.0
-"""So long the end of all connections may take."""
+"""The longest time to end all connections."""
 
 MOST_UNREAD = 1 << 16
-"""Answers that wait for one connection: whoever reads none is taken as lost then."""
+"""The number of answers that may wait for one connection. A client with more is taken as lost."""
 
 
 class Gatekeeper:
-    """Listens at `address`, and lets in the tenants of an allow-list; without one anybody. Counts the others.
+    """Listens at `address`, and lets in the tenants of an allow-list; without one, everybody. Counts refusals.
 
-    Ends TCP connections that send a message without end: ZeroMQ keeps it in memory, and never hands it over. Raises
+    It ends TCP connections that send a message without end, which ZeroMQ would keep in memory and never deliver. Raises
     ServerError if the address cannot be used, or is beyond this host without keys and not `insecure`.
     """
 
@@ -61,9 +61,9 @@ class Gatekeeper:
         if not insecure and allowed is None:
             _check_local(address)
         self.refused = 0
-        """Connections that were refused or failed."""
+        """The number of connections that were refused or failed."""
         self.heard: dict[bytes, int] = {}
-        """Clients whose messages came since the last look, and their connections."""
+        """The clients whose messages were read since the last check, with the descriptors of their connections."""
         self._allowed = allowed
         self._told_seconds = self._looked_seconds = float("-inf")
         self._most_bytes = _UNFINISHED_BYTES
@@ -75,11 +75,11 @@ class Gatekeeper:
         self.socket: Any = self.context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.MAXMSGSIZE, wire.LARGEST_CHUNK_BYTES)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # Few messages of each connection: what is read waits in the accounts of the tenants.
+        # Few messages of each connection, because messages that were read wait in the accounts of the tenants.
         self.socket.setsockopt(zmq.RCVHWM, 64)
-        # A router drops what is over the mark: far more than a group that reads its answers leaves waiting.
+        # A router drops messages over this mark, which is far more than a group that reads its answers leaves waiting.
         self.socket.setsockopt(zmq.SNDHWM, MOST_UNREAD)
-        # Before anybody knows the address.
+        # This comes before the address is known to anybody.
         self._events: Any = self.socket.get_monitor_socket(_ACCEPTED | _ENDED | _FAILED)
         try:
             if self._questions is not None and allowed is not None:
@@ -96,7 +96,7 @@ class Gatekeeper:
         return [each for each in (self.socket, self._events, self._questions) if each is not None]
 
     def serve(self) -> None:
-        """Answer the questions that wait."""
+        """Answer waiting questions about connections, and note their events."""
         while self._questions is not None and has_message(self._questions):
             self._answer(self._questions.recv_multipart())
         while has_message(self._events):
@@ -113,28 +113,28 @@ class Gatekeeper:
                 self.refuse(f"a client came {keys}, or broke off")
 
     def key_of(self, frame: Any) -> str:
-        """The public key of the connection that a frame came by; empty without keys."""
+        """Return the public key of the connection that a frame came from; empty without keys."""
         return str(frame.get("User-Id")) if self._allowed is not None else ""
 
     def refuse(self, why: str) -> None:
-        """A connection was refused: count it, and say so once in a while."""
+        """Count a refused connection, and log it from time to time."""
         self.refused += 1
         if time.monotonic() >= self._told_seconds + _QUIET_SECONDS:
             self._told_seconds = time.monotonic()
             log.warning("refused a connection (%d so far): %s", self.refused, why)
 
     def expect(self, chunk_bytes: int) -> None:
-        """There is a table with chunks of this size."""
+        """Allow for a table with chunks of this size."""
         self._most_bytes = max(self._most_bytes, _UNFINISHED_BYTES + 2 * chunk_bytes)
 
     def hear(self, identity: bytes, frame: Any) -> None:
-        """A message of a client was read, the first one since the last look."""
+        """Note the first message of a client since the last check."""
         self.heard[identity] = -1
         with contextlib.suppress(zmq.ZMQError):
             self.heard[identity] = frame.get(zmq.SRCFD)
 
     def look(self) -> None:
-        """No complete message waits: end connections that have sent more than they may of an incomplete one."""
+        """End connections that have sent too much of an incomplete message. Called when no complete message waits."""
         now = time.monotonic()
         if now < self._looked_seconds + _LOOK_SECONDS:
             return
@@ -150,14 +150,16 @@ class Gatekeeper:
                 if descriptor in heard or received < began:
                     self._connections[descriptor] = received
                 elif received - began > self._most_bytes:
-                    log.warning("a message of over %d bytes without end: its connection is ended", self._most_bytes)
-                    # Its end is told by a reset: after a mere goodbye, a peer whose window is closed would wait on.
+                    log.warning(
+                        "a message has more than %d bytes and does not end: its connection is closed", self._most_bytes
+                    )
+                    # A reset reports the end: after a normal close, a peer whose window is closed would keep waiting.
                     tcp.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, struct.pack("ii", 1, 0))
                     tcp.shutdown(sockets.SHUT_RDWR)
                     del self._connections[descriptor]
 
     def close(self) -> None:
-        """Release the address, in bounded time. Only once."""
+        """Release the address, in bounded time. Call this only once."""
         for each in self.polled:
             each.close(linger=500 if each is self.socket else 0)
         if self._owns_context and not self.context.end(_END_SECONDS):
@@ -178,6 +180,6 @@ def _check_local(address: str) -> None:
     if is_local(address):
         return
     raise ServerError(
-        f"{address} can be reached from other hosts, and nothing tells who may: make keys with `hybridps keys`, "
+        f"{address} can be reached from other hosts, and nothing says who may connect: make keys with `hybridps keys`, "
         "bind to tcp://127.0.0.1:*, or give insecure=True (--insecure) in a network that you trust"
     )

@@ -1,4 +1,4 @@
-"""What the launchers of jobs tell a server, and are told: ends of groups, groups that join, how far a job is."""
+"""What the launchers of jobs tell a server, and are told: groups that end or join, and the progress of a job."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hybridps.ps.server.tables.jobs import Jobs
 from hybridps.ps.wire import Alive, AskToJoin, EndOfGroup, ToldToJoin
 
 OnGroups = Callable[[str, Sequence[int], Sequence[int], int, int], None]
-"""Is told which groups have joined a job, which are on their way, and how many groups and workers it has."""
+"""Called with the groups that have joined a job, those on their way, and the numbers of its groups and workers."""
 
 _AWAITED_SECONDS = 300.0
-"""So long a number is kept for a group that was given it and has not come: its processes have to start."""
+"""How long a number is reserved for a group that has not come yet: its processes must start first."""
 
 
 class EndedGroup(NamedTuple):
@@ -31,22 +31,22 @@ class EndedGroup(NamedTuple):
 
 
 class Launchers:
-    """Those of the groups in `jobs`. Only the loop uses it, but that any thread may add to `ended` and `done`."""
+    """The launchers of the groups in `jobs`. Only the loop uses it, but any thread may add to `ended` and `done`."""
 
     def __init__(self, jobs: Jobs, members: Members) -> None:
         self._jobs = jobs
         self._members = members
         self.ended: deque[EndedGroup] = deque()
         self.done: dict[str, tuple[float, int]] = {}
-        """Epochs and steps that jobs have done."""
+        """The epochs and steps that jobs have done."""
         self.on_groups: OnGroups = lambda job, joined, awaited, groups, workers: None
         self._awaited: dict[str, float] = {}
-        """Jobs in which numbers were given to groups that have not come, and since when."""
+        """The jobs that have reserved numbers for groups that have not come, and since when."""
 
     def answer(self, message: AskToJoin | EndOfGroup, job: str, tenant: str) -> ToldToJoin | Alive:
-        """The answer to the launcher of groups that join a job. Raises ServerError if it may not, or they cannot.
+        """Return the answer to the launcher of groups that join a job. Raises ServerError if they cannot join.
 
-        `job`: as it is called here; empty for the only one of a tenant.
+        `job`: its name at this server; empty for the only job of a tenant.
         """
         if isinstance(message, AskToJoin):
             return self._jobs.join(job or self._only_job(tenant), message.sizes)
@@ -57,26 +57,28 @@ class Launchers:
         return Alive()
 
     def take_ended(self) -> list[tuple[EndedGroup, Member | None]]:
-        """The groups whose processes have ended, all of whose messages are served; each with its client, if it is there
-        still, as it did not leave. From now on that one is silent, however short the time is that is asked for.
+        """Return the groups whose processes have ended, with their clients if these have not left.
+
+        All messages of these groups have been served. Their clients count as silent from now on, for any length of
+        time.
         """
         found: dict[tuple[str, int], tuple[EndedGroup, Member | None]] = {}
         for _ in range(len(self.ended)):
             ended = self.ended.popleft()
             member = next((each for each in self._members.there(ended.job) if each.group == ended.group), None)
             if member is not None and member.has_unserved:
-                self.ended.append(ended)  # its tenant rests: maybe it has said goodbye
+                self.ended.append(ended)  # its tenant rests, and the group may have left in a message that still waits
                 continue
             job = self._jobs.get(ended.job)
             if member is not None and job is not None and job.lives.get(ended.group, 0) > ended.life:
-                continue  # of an earlier life, and told late
+                continue  # a late report about an earlier life
             if member is not None:
                 member.seen_seconds = -math.inf
             found[ended.job, ended.group] = ended, member
         return [*found.values()]
 
     def look(self, now: float) -> None:
-        """Note how far jobs are, and do without groups that were given numbers and do not come."""
+        """Note the progress of jobs, and stop waiting for groups that were given numbers and do not come."""
         while self.done:
             name, done = self.done.popitem()
             self._jobs.note_done(name, *done)
@@ -85,13 +87,13 @@ class Launchers:
             self._jobs.stop_awaiting(job)
 
     def tell_groups(self) -> None:
-        """Say which groups jobs have, where that has changed."""
+        """Report the groups of jobs whose groups have changed."""
         while self._jobs.changed:
             name, job = self._jobs.changed.popitem()
             self.on_groups(name, sorted(job.joined), sorted(job.places.awaited), *job.counted)
 
     def _only_job(self, tenant: str) -> str:
-        """The name of the only job of a tenant that somebody is in. Raises ServerError if there is none, or several."""
+        """Return the name of the only job of a tenant that has clients. Raises ServerError unless there is one."""
         names = sorted({member.job for member in self._members if member.job.rpartition("/")[0] == tenant})
         if len(names) == 1:
             return names[0]

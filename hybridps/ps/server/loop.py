@@ -1,4 +1,4 @@
-"""The server's loop: what a message passes. It never computes and never compiles: that is done by workers."""
+"""The server's loop: the path of a message. It never computes and never compiles; worker threads do that."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("hybridps.ps")
 
 _LONGEST_LAP_SECONDS = 0.05
-"""A message that never ends wakes nobody: what it takes meanwhile is kept in memory."""
+"""The loop wakes at least this often, because an endless message wakes nothing while it fills the memory."""
 
 _MESSAGES_PER_LAP = 32
 
 _MOST_BACKLOG = 32
-"""Tasks that are handed out in advance: what a tenant waits for that has just come."""
+"""The number of tasks that are handed out in advance. A tenant whose message has just arrived waits for these."""
 
 _LARGEST_GREETING_BYTES = 1 << 14
-"""A client that is not known yet cannot say more."""
+"""The size limit for a client that is not known yet."""
 
 
 @dataclass(eq=False)
 class Loop:
-    """What a server does with the messages of its clients. `parents`: of a rack server."""
+    """Handles the messages of a server's clients. `parents`: those of a rack server."""
 
     transport: Transport
     jobs: Jobs
@@ -61,7 +61,7 @@ class Loop:
     """How many processes have been this server before, and were killed."""
     stop_after_groups: int | None
     refused: int = 0
-    """Number of requests that were refused."""
+    """The number of requests that were refused."""
     stopping: bool = False
     observer: Observer | None = None
     """Reads the counters, if there is one."""
@@ -75,7 +75,7 @@ class Loop:
         self._reception = Reception(*here, launchers, self.parents is not None, self.life)
 
     def run(self) -> None:
-        """Serve until `stopping`, or until so many groups came and none is there any more."""
+        """Serve until `stopping`, or until `stop_after_groups` groups have come and all have gone."""
         poller = zmq.Poller()
         for each in (*self.transport.door.polled, self.workers.ready, *([self.parents.ready] if self.parents else [])):
             poller.register(each, zmq.POLLIN)
@@ -84,8 +84,8 @@ class Loop:
             self.transport.door.serve()
             self._drop_lost(emptied=self._read_waiting())
             self._serve_waiting()
-            self._follow(self.workers.collect(self.workers.ready in events))
-            self._hear_parents()
+            self._handle_results(self.workers.collect(self.workers.ready in events))
+            self._collect_from_parents()
             self.launchers.tell_groups()
             if self.observer is not None:
                 self.observer.look(time.monotonic())
@@ -93,14 +93,14 @@ class Loop:
                 self.workers.hand(self.snapshots.look(self.jobs))
 
     def _idle_seconds(self) -> float:
-        """How long there is nothing to do if nothing comes."""
+        """Return how long the loop may wait for messages."""
         if self.workers.done_at_once:
             return 0.0
         rests = math.inf if self.workers.backlog >= _MOST_BACKLOG else self.queue.rest_seconds(time.monotonic())
         return min(_LONGEST_LAP_SECONDS, self.members.lost_seconds / 4, rests)
 
     def _read_waiting(self) -> bool:
-        """Read the messages that wait at the socket, a bounded number; returns whether none is left."""
+        """Read a bounded number of messages from the socket. Returns whether none is left."""
         for _ in range(_MESSAGES_PER_LAP):
             received = self.transport.receive()
             if received is None:
@@ -109,13 +109,13 @@ class Loop:
         return False
 
     def read(self, identity: bytes, frames: list[Any]) -> None:
-        """What members send waits for their turn; greetings and signs of life are answered at once."""
+        """Queue the message of a member for its turn. Greetings and signs of life are answered at once."""
         member = self.members.by_name.get(identity)
         if member is None:
             self._serve(identity, frames, None)
             return
         if frames and member.key != self.transport.door.key_of(frames[0]):
-            # A peer may choose its socket's name, that of a client which is gone too.
+            # A peer may choose the name of its socket, even that of a client that is gone.
             error = UnknownClientError("this socket has the name of another tenant's client: open a new one")
             self._serve(identity, frames, None, error)
             return
@@ -130,7 +130,7 @@ class Loop:
             self._serve(identity, frames, member.account, refused)
 
     def _serve_waiting(self) -> None:
-        """Carry out messages of members, whose turn it is, as long as there is little work in advance."""
+        """Carry out messages whose turn it is, as long as few tasks are handed out in advance."""
         for _ in range(_MESSAGES_PER_LAP):
             if self.members.finished(self.stop_after_groups) or self.workers.backlog >= _MOST_BACKLOG:
                 return
@@ -144,9 +144,10 @@ class Loop:
     def _serve(
         self, identity: bytes, frames: list[Any], account: Account | None, refused: ServerError | None = None
     ) -> int:
-        """Carry out one message, and return what it cost in bytes. Whatever it is, the server goes on.
+        """Carry out one message, and return its cost in bytes. The server continues after any error.
 
-        `account`: of whom it is; None if the client is not known. `refused`: why it is only looked at.
+        `account`: that of the sender; None if the client is not known. `refused`: the error with which the message is
+        refused.
         """
         request = None
         try:
@@ -177,12 +178,12 @@ class Loop:
                 origin = Origin(member.job, member.group, member.session, message.request)
                 payloads = [frame.buffer for frame in frames[1:]]
                 cost, outcomes = carry_out(self.jobs, origin, message, payloads, member.regions)
-                self._carry_on(outcomes)
+                self._handle_outcomes(outcomes)
                 return CONTROL_WEIGHT * len(frames[0]) if cost is None else cost
             case wire.Back():
                 known = self.members.by_name.get(identity)
-                if known is not None:  # else the connection broke again: a greeting follows, and all of this once more
-                    self._carry_on(self.jobs.be_back(known.job, known.group))
+                if known is not None:  # otherwise the connection broke again, and all of this will be repeated
+                    self._handle_outcomes(self.jobs.be_back(known.job, known.group))
             case wire.Leave(early=early):
                 self._remove(self.members.of(identity, now), lost=False, early=early)
                 self.transport.send(identity, wire.Alive())
@@ -199,23 +200,23 @@ class Loop:
         return len(frames[0])
 
     def _remove(self, member: Member, lost: bool, early: bool = False) -> None:
-        # Their memory is their own again: no task may be left that uses it.
+        # The group's memory is its own again after this, so no task that uses it may be left.
         while self.workers.backlog:
-            self._follow(self.workers.collect(is_ready=False, wait=True))
-        self._carry_on(self.members.leave(member, lost, early))
+            self._handle_results(self.workers.collect(is_ready=False, wait=True))
+        self._handle_outcomes(self.members.leave(member, lost, early))
         if not self.members.there(member.job):
             self.profiles.of.pop(member.job, None)
             if self.parents is not None:
                 self.parents.leave(member.job, lost)
 
     def _drop_lost(self, emptied: bool) -> None:
-        """Go on without clients that gave no sign of life, or do not read their answers."""
-        while self.transport.unread:  # an answer of theirs was dropped: they cannot go on
+        """Remove clients that gave no sign of life, or do not read their answers."""
+        while self.transport.unread:  # one of their answers was dropped, so they cannot continue
             member = self.members.by_name.get(self.transport.unread.pop())
             if member is not None:
                 self._lose(member, f"left {MOST_UNREAD} answers unread")
         for ended, member in self.launchers.take_ended() if emptied else ():
-            self._carry_on(self.jobs.end(*ended))
+            self._handle_outcomes(self.jobs.end(*ended))
             if member is not None:
                 self._lose(member, "has ended", ", as its launcher says")
         now = time.monotonic()
@@ -225,39 +226,39 @@ class Loop:
         for member in self.members.silent(now, emptied, self.transport.reads):
             self._lose(member, member.fault)
         self.launchers.look(now)
-        self._carry_on(self.members.begin_without_absent(now))
+        self._handle_outcomes(self.members.begin_without_absent(now))
 
     def _lose(self, member: Member, fault: str, source: str = "") -> None:
         log.warning("%s %s: lost", member, fault)
         member.fault = fault + source
         self._remove(member, lost=True)
 
-    def _hear_parents(self) -> None:
-        """What is back from the parents; the groups of a job that has lost them are told once, and are refused then."""
+    def _collect_from_parents(self) -> None:
+        """Handle what the parents sent back. Groups of a job that has lost them are told once, and then refused."""
         if self.parents is None:
             return
         before = {*self.parents.failed}
         for up, error in self.parents.collect():
-            self._carry_on(up.then(error))
+            self._handle_outcomes(up.then(error))
         for job in self.parents.failed.keys() - before:
             log.warning("job %r: %s", job, self.parents.failed[job])
             for member in self.members.there(job):
                 self._refuse(member.identity, member.account, self.parents.failed[job], None)
 
-    def _follow(self, done: Sequence[tuple[Task, Any]]) -> None:
-        """What follows from tasks that are done; whatever goes wrong, the others go on."""
+    def _handle_results(self, done: Sequence[tuple[Task, Any]]) -> None:
+        """Handle the outcomes of completed tasks. An error in one does not affect the others."""
         outcomes: list[Outcome] = []
         for task, result in done:
             try:
                 outcomes += task.then(result)
             except Exception:
-                log.exception("what follows from a task has failed")
-        self._carry_on(outcomes)
+                log.exception("the result of a task cannot be handled")
+        self._handle_outcomes(outcomes)
 
-    def _carry_on(self, outcomes: Iterable[Outcome]) -> None:
-        """Hand out tasks, and answer: what ends together for a request is told in one message.
+    def _handle_outcomes(self, outcomes: Iterable[Outcome]) -> None:
+        """Hand out tasks, and send answers. The answers to one request that are ready together go in one message.
 
-        What came before an exception counts.
+        Outcomes before an exception count.
         """
         tasks: list[Task] = []
         together: dict[Origin, list[Answer]] = {}
@@ -286,11 +287,11 @@ class Loop:
             self.workers.hand(tasks)
 
     def _keep(self) -> None:
-        """Before anybody is told: what has changed outlives this process."""
+        """Make changes outlive this process. This comes before anybody is told about them."""
         self.jobs.keep(idle=not self.workers.backlog)
 
     def _answer(self, origin: Origin, message: wire.Message, answers: Sequence[Answer] = ()) -> None:
-        """Answer the same life of the group, if it is there."""
+        """Send an answer to the same life of the group, if it is there."""
         member = self.members.by_name.get(origin.epoch)
         if member is not None:
             values = [answer.values for answer in answers if answer.values is not None]

@@ -1,4 +1,4 @@
-"""The clients of a server: how they come and go, and when each gave its last sign of life. The time is passed in."""
+"""The clients of a server: how they come and go, and when each gave its last sign of life. The time is an argument."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     from hybridps.ps.server.kept import KeptMemory
 
 FAIR_READS = 4096
-"""The socket takes the messages of its connections in turn: after so many, one of each was read."""
+"""The socket reads its connections in turn. After this many messages, one of each has been read."""
 
 JUDGED_PER_LOST = 64
-"""So many times in `lost_seconds` the clients are looked at."""
+"""How many times in `lost_seconds` the clients are judged."""
 
 _SETTLED_PER_LOST = 8
-"""So many times in `lost_seconds` a client may settle requests, as all chunks are looked at then."""
+"""How many times in `lost_seconds` a client may settle requests, because that visits all chunks."""
 
 _ABSENT_LAPS = 3
-"""So many times `lost_seconds` after a job's first group, its tables wait no more for one that is not there."""
+"""How many times `lost_seconds` after a job's first group its tables stop waiting for groups that are not there."""
 
 _REMEMBERED = 4096
 _MOST_CAME = 1 << 16
 
 _MEMBER, _CAME = "member ", "came "
-"""What the names of the records of clients begin with, and of the groups that ever came."""
+"""The prefixes of the names of records: of clients, and of the groups that ever came."""
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):
-    """What outlives the process of a client."""
+    """What outlives the process about a client."""
 
     session: int
     job: str
@@ -64,15 +64,15 @@ class Member:
     regions: Regions = field(default_factory=Regions)
     settled_seconds: float = -math.inf
     settled: int = 0
-    """The request before which it had all answers, as it last said."""
+    """It had all answers to requests before this one, according to its last heartbeat."""
     waiting_seconds: float = 0.0
-    """For how long it had waited for an answer, as it last said."""
+    """For how long it had waited for an answer, according to its last heartbeat."""
     asked_seconds: float = math.inf
-    """When it last had a request under way, or may have had one; infinite before its first heartbeat."""
+    """When it last may have had a request under way; infinite before its first heartbeat."""
     wanted: bool = False
-    """Whether another process waits to be that group."""
+    """Whether another process waits to become that group."""
     overdue: tuple[float, int] | None = None
-    """When it was heard last, and how many messages had been read, as it was first seen to be overdue."""
+    """When it was first seen to be overdue: its last sign of life, and how many messages had been read."""
     fault: str = ""
     """Why it was taken as lost, as the group is told."""
 
@@ -95,11 +95,11 @@ class _Lost(NamedTuple):
 
 
 class Members:
-    """The clients that are there. `jobs`: what they take part in. Times are seconds of one monotonic clock.
+    """The clients of a server. `jobs`: what they take part in. Times are seconds of one monotonic clock.
 
     `kept`: memory that outlives the process, if there is some. A group that has asked for nothing for
-    `patience_seconds`, while others of its job waited as long, is lost too. While nobody of a job is heard, as when the
-    network is cut, nobody of it is taken as lost for `reconnect_seconds`: no group waits for another one.
+    `patience_seconds`, while others of its job waited as long, is lost too. While no group of a job is heard, as when
+    the network is cut, none of them is taken as lost for `reconnect_seconds`, because no group waits for another one.
     """
 
     def __init__(
@@ -114,23 +114,23 @@ class Members:
         self._patience_seconds = patience_seconds
         self._reconnect_seconds = reconnect_seconds
         self._quiet: dict[str, float] = {}
-        """When nobody was heard of a job last, though groups are there."""
+        """For jobs with groups of which none is heard: when that was last observed."""
         self._kept = kept
         self._jobs = jobs
         self.by_name: dict[bytes | int, Member] = {}
-        """Each by the address of its socket, and by its session."""
+        """Every client by the address of its socket, and by its session."""
         self._came: set[tuple[str, int]] = set()
         self._began_seconds: dict[str, float] = {}
         self._looked_seconds = math.inf
-        """When it was last seen who is silent."""
+        """When clients were last judged."""
         self._lost: dict[bytes | int, _Lost] = {}
         """Clients that were taken as lost."""
         self._silence = f"gave no sign of life for {lost_seconds:g} s"
         self._lost_groups: dict[str, dict[int, float]] = {}
-        """Of each job, groups that were lost and are not back, and when each gave its last sign of life."""
+        """For each job, the groups that were lost and are not back, and when each gave its last sign of life."""
 
     def restore(self, account_of: Callable[[str], Account], now: float) -> None:
-        """Expect the clients that were there when the process before was killed. `account_of` a job."""
+        """Expect the clients of a previous process that was killed. `account_of` returns a job's account."""
         for record in self._kept.values(_CAME) if self._kept is not None else ():
             self._came.add(msgspec.msgpack.decode(record, type=tuple[str, int]))
         for record in self._kept.values(_MEMBER) if self._kept is not None else ():
@@ -144,14 +144,14 @@ class Members:
         return iter(dict.fromkeys(self.by_name.values()))
 
     def finished(self, wanted: int | None) -> bool:
-        """Whether as many groups came as were wanted, if any, and none is there any more."""
+        """Return whether `wanted` groups have come, if that is not None, and all have gone."""
         return wanted is not None and len(self._came) >= wanted and not self.by_name
 
     def enter(self, new: Member, groups: int, again: bool = False, terms: Terms = Terms(), life: int = 0) -> None:  # noqa: B008
-        """A client of a job of so many groups comes, or comes back, maybe at another socket.
+        """Let in a client of a job of `groups` groups, for the first time or again, perhaps at another socket.
 
-        `again`: it was there before. `terms`, `life`: as in `Hello`. Raises ServerError if it may not come, also if it
-        was lost.
+        `again`: it was there before. `terms`, `life`: as in `Hello`. Raises ServerError if it is not let in, for
+        example because it was lost.
         """
         comes_back = again and self._may_come_back(new)
         known = self.of(new.session, new.seen_seconds) if again and not comes_back else self.by_name.get(new.session)
@@ -163,7 +163,7 @@ class Members:
                 self._came.add((new.job, new.group))
             self._began_seconds.setdefault(new.job, new.seen_seconds)
             if self._kept is not None:
-                self._jobs.keep(idle=False)  # the job first: a group that is there without a client is lost
+                self._jobs.keep(idle=False)  # the job first: a group that is there without a client counts as lost
                 if (new.job, new.group) in self._came:
                     self._kept.put(f"{_CAME}{new.job} {new.group} ", msgspec.msgpack.encode((new.job, new.group)))
                 kept = _Kept(new.session, new.job, new.group, new.key)
@@ -173,12 +173,12 @@ class Members:
             raise ServerError("this client has said hello already: open another one for another group")
         if self.by_name.get(new.identity, known) is not known:
             raise ServerError("another client has said hello here: open a connection for each")
-        self.by_name.pop(known.identity, None)  # of a member that was there before this process began, it is not known
+        self.by_name.pop(known.identity, None)  # the address of a member from before this process is not known
         known.identity, known.seen_seconds = new.identity, new.seen_seconds
         self.by_name[known.identity] = known
 
     def _may_come_back(self, new: Member) -> bool:
-        """Whether a client was taken as lost, and its group can go on as if it had not been."""
+        """Return whether a client was taken as lost, and its group can continue as if it had not been."""
         lost = self._lost.get(new.session)
         if lost is None or lost[:3] != (new.job, new.group, new.key):
             return False
@@ -198,7 +198,7 @@ class Members:
             job.come_back(new.group)
 
     def leave(self, member: Member, lost: bool, early: bool = False) -> list[Outcome]:
-        """A client goes: what follows for its job. `lost`: without a word; `early`: before the end of its training."""
+        """Remove a client. Returns what follows for its job. `lost`: it did not say goodbye. `early`: as in `Leave`."""
         names = member.identity, member.session
         for name in names:
             self.by_name.pop(name, None)
@@ -217,11 +217,11 @@ class Members:
         return self._jobs.leave(member.job, member.group, lost, early)
 
     def there(self, job: str) -> list[Member]:
-        """The clients of a job."""
+        """Return the clients of a job."""
         return [member for member in self if member.job == job]
 
     def of(self, name: bytes | int, now: float) -> Member:
-        """The client of that name, which gives a sign of life. Raises UnknownClientError, also if it was lost."""
+        """Return the client of that name, and note its sign of life. Raises UnknownClientError, also if it was lost."""
         member = self.by_name.get(name)
         if member is not None:
             member.seen_seconds = now
@@ -240,7 +240,7 @@ class Members:
         )
 
     def beat(self, heartbeat: Heartbeat, now: float) -> None:
-        """A client gives a sign of life, unless a rank of its group gives none. Raises as `of`."""
+        """Note a client's sign of life, unless a rank of its group gives none. Raises the errors of `of`."""
         session, settled = heartbeat.session, heartbeat.settled
         known = self.by_name.get(session)
         seen_seconds = -math.inf if known is None else known.seen_seconds
@@ -253,9 +253,9 @@ class Members:
             self._jobs.settle(member.job, member.group, settled)
 
     def silent_groups(self, session: int, seconds: float, now: float) -> tuple[int, ...]:
-        """The groups of a client's job that gave no sign of life for longer, also those that were lost for that.
+        """Return the groups of a client's job without a sign of life for longer than `seconds`, including lost ones.
 
-        Asking is no sign of life. Raises UnknownClientError for a session that is not there.
+        The question is no sign of life. Raises UnknownClientError for an unknown session.
         """
         asks = self.by_name.get(session)
         if asks is None:
@@ -264,14 +264,14 @@ class Members:
         return tuple(sorted(group for group, when in seen.items() if now - when > seconds))
 
     def silent(self, now: float, emptied: bool, reads: int) -> list[Member]:
-        """The clients to be taken as lost, each with its `fault`: overdue, though every message that may be theirs was
-        read and served; or idle, while another one has waited for `patience_seconds`.
+        """Return the clients to be taken as lost, each with its `fault`.
 
-        So many messages were read so far; `emptied`: none was left unread.
+        They are overdue although every message that may be theirs was read and served; or they are idle while another
+        client has waited for `patience_seconds`. `reads`: the messages read so far. `emptied`: none was left unread.
         """
         passed, self._looked_seconds = now - self._looked_seconds, now
         if passed > self.lost_seconds / 2:
-            # This process was stopped, and maybe all others with it.
+            # This process was stopped, and perhaps all others with it.
             for member in self:
                 member.seen_seconds += passed
                 member.asked_seconds += passed
@@ -282,16 +282,16 @@ class Members:
             if now - max(member.seen_seconds, quiet) <= self.lost_seconds:
                 continue
             if member.overdue is None or member.overdue[0] != member.seen_seconds:
-                # Not yet: if this server itself was suspended, what was sent meanwhile comes first.
+                # Not yet: if this server itself was suspended, messages that arrived meanwhile are read first.
                 member.overdue = member.seen_seconds, reads
             elif emptied or reads - member.overdue[1] > FAIR_READS:
                 member.fault = self._silence
                 silent.append(member)
-        # Of one with messages that wait its tenant rests: maybe it has said goodbye.
+        # If messages wait, the tenant rests, and the client may have left in one of them.
         return [member for member in dict.fromkeys(silent) if not member.has_unserved]
 
     def _idle(self, now: float) -> list[Member]:
-        """The clients that have asked for nothing, while others of their jobs waited."""
+        """Return the clients that have asked for nothing while others of their jobs waited."""
         patience = self._patience_seconds
         waited = {member.job for member in self if member.waiting_seconds > patience}
         idle = [member for member in self if member.job in waited and now - member.asked_seconds > patience]
@@ -300,7 +300,7 @@ class Members:
         return idle
 
     def _look_for_quiet(self, now: float) -> None:
-        """Note the jobs that nobody is heard of. Groups that can be heard beat more often than this looks back."""
+        """Note the jobs of which no group is heard. Groups that can be heard beat more often than this looks back."""
         heard: dict[str, float] = {}
         for member in self:
             heard[member.job] = max(member.seen_seconds, heard.get(member.job, -math.inf))

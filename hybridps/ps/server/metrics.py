@@ -1,7 +1,7 @@
 """The metrics of a server, over HTTP in the form of Prometheus.
 
-The loop makes snapshots of the counters, and nobody changes them: any thread may read the latest one. So no counter is
-locked, and none is read while it changes. Secrets are in none.
+The loop makes snapshots of the counters, which never change afterwards, so that any thread may read the latest one
+without a lock. They contain no secrets.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from hybridps.ps.server.loop import Loop
 
 SNAPSHOT_SECONDS = 0.5
-"""Minimum time between two snapshots. A server that has nothing to do makes them too."""
+"""The shortest time between two snapshots. An idle server makes them too."""
 
 MOST_TABLES = 1000
-"""In a snapshot: a tenant with more of them cannot make it long."""
+"""The number of tables in a snapshot, so that a tenant with more of them cannot make it long."""
 
 Labels = tuple[str, ...]
 SERVER, TENANT, JOB, TABLE = (), ("tenant",), ("tenant", "job"), ("tenant", "job", "table")
@@ -75,7 +75,8 @@ METRICS: dict[tuple[Any, Labels], dict[str, tuple[Callable[[Any], float | None],
         "table_round_age_seconds": (get("age_seconds"), "Seconds since a round was computed, to about one second."),
     },
 }
-"""By kind and labels: how each metric is read (None: it has no value), and what it is. Add `hybridps_` to its name."""
+"""The metrics by kind and labels: how each is read (None: it has no value), and what it is. Their full names begin with
+`hybridps_`."""
 
 
 class _TableState(NamedTuple):
@@ -83,16 +84,16 @@ class _TableState(NamedTuple):
     staleness_values: float
     slowest_group: int | None
     moved_seconds: float
-    """When a snapshot first had so many rounds."""
+    """When a snapshot first had this number of rounds."""
     age_seconds: float
 
 
 class Observer(Collector):
-    """Makes snapshots, in the loop. `latest` may be read by any thread."""
+    """Makes snapshots, on the loop's thread. Any thread may read `latest`."""
 
     def __init__(self, loop: Loop) -> None:
         self.latest: Mapping[str, Mapping[Labels, float]] = {}
-        """Of each metric, by its labels."""
+        """The values of each metric, by its labels."""
         self.loop = loop
         self.age_seconds = 0.0
         self._began_seconds = self._due_seconds = time.monotonic()
@@ -104,7 +105,7 @@ class Observer(Collector):
         return None if self.loop.snapshots is None else self.loop.snapshots.age_seconds
 
     def look(self, now: float) -> None:
-        """Make a snapshot if it is time for one."""
+        """Make a snapshot if one is due."""
         if now < self._due_seconds:
             return
         self._due_seconds = now + SNAPSHOT_SECONDS
@@ -120,7 +121,7 @@ class Observer(Collector):
         }
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics of one snapshot."""
+        """Return all metrics of one snapshot."""
         latest = self.latest
         for (family, names), metrics in METRICS.items():
             for name, (_, description) in metrics.items():
@@ -141,9 +142,9 @@ class Observer(Collector):
 
 
 def serve_metrics(observe: Callable[[], Observer], settings: Settings) -> list[str]:
-    """Expose the metrics of a server that is `observe`d, if that is wanted; returns a line that says where.
+    """Expose the metrics of the server that `observe` observes, if a port is set. Returns a line that says where.
 
-    HTTP is answered in threads of their own, until the process ends. Raises ServerError.
+    Other threads answer HTTP, until the process ends. Raises ServerError.
     """
     bind, port = settings.metrics_bind, settings.metrics_port
     if port is None:

@@ -1,6 +1,6 @@
-"""The profiles of jobs: what a server did for those that asked for it, and when.
+"""The profiles of jobs: what a server did for the jobs that asked for it, and when.
 
-A job is never told of another one. Nothing is written at the server's host: clients read their profile.
+A job is never told about another one. Nothing is written at the server's host; clients read their profile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAGE_BYTES = (1 + PAGE_RECORDS) * RECORD.itemsize
 
 
 class Profile:
-    """Of one job. `add` may be called by any thread, the other methods by the loop's."""
+    """The profile of one job. Any thread may call `add`; only the loop calls the other methods."""
 
     def __init__(self, budget: Budget) -> None:
         self.runs = True
@@ -46,7 +46,7 @@ class Profile:
         group: int = -1,
         request: int = -1,
     ) -> None:
-        """Record what has just ended."""
+        """Record a message or round that has just ended."""
         ended_ns = time.monotonic_ns()
         with self._lock:
             number, self._count = self._count, self._count + 1
@@ -55,7 +55,7 @@ class Profile:
             self._records[number] = kind, table.encode(), chunk, group, thread, request, began_ns, took_ns
 
     def page(self, number: int) -> np.ndarray:
-        """A copy of one page, behind a record that counts them all."""
+        """Return a copy of one page, after a record that has the number of all records."""
         page = np.zeros(1 + PAGE_RECORDS, RECORD)
         page[0]["began_ns"] = self._count
         page[1:] = self._records[number * PAGE_RECORDS : (number + 1) * PAGE_RECORDS]
@@ -63,16 +63,16 @@ class Profile:
 
 
 class Profiles:
-    """Of all jobs that are profiled. Used by the loop alone, but for what `timed` returns."""
+    """All profiles. Only the loop uses them, except for the tasks that `timed` returns."""
 
     def __init__(self) -> None:
         self.of: dict[str, Profile] = {}
-        """By job; empty as long as nobody profiles."""
+        """The profiles by job; empty while no job is profiled."""
         self._loop = 0
         """The identity of the loop's thread."""
 
     def carry_out(self, jobs: Jobs, member: Member, message: wire.Profile | wire.ProfilePage) -> list[np.ndarray]:
-        """Do what a client asks for the profile of its job; the page that it is to be sent, if any.
+        """Do what a client asks for the profile of its job. Returns the page to send to it, if any.
 
         Raises ServerError if its tenant has no room, or if there is no profile.
         """
@@ -96,7 +96,7 @@ class Profiles:
 
     @contextmanager
     def recording(self, members: Members, identity: bytes, message: wire.Request) -> Iterator[None]:
-        """Record the time that a message is handled in, also one that is refused, if the client's job is profiled."""
+        """Record the time that a message is handled in, even if it is refused, if the client's job is profiled."""
         member = members.by_name.get(identity) or members.by_name.get(getattr(message, "session", -1))
         began_ns = time.monotonic_ns()
         try:
@@ -109,7 +109,7 @@ class Profiles:
                 profile.add(kind, began_ns, 0, table, group=member.group, request=request)
 
     def timed(self, task: Task) -> Task:
-        """The task, with its time recorded if it computes a round of a job that is profiled."""
+        """Return the task; if it computes a round of a profiled job, it records its time."""
         place = task.round_of
         profile = None if place is None else self.of.get(place.job)
         if place is None or profile is None or not profile.runs:

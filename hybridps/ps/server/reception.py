@@ -1,4 +1,4 @@
-"""What a server answers at once: clients that come, signs of life, questions about a job. Only the loop uses it."""
+"""What a server answers at once: new clients, signs of life, questions about a job. Only the loop uses it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AtOnce = wire.Hello | wire.Heartbeat | wire.Silence | wire.Attach | wire.Detach 
 
 @dataclass(frozen=True, eq=False)
 class Reception:
-    """Of the server behind `door`, which is the number `life` of its processes that were killed."""
+    """The reception of the server behind `door`. `life`: how many of its processes were killed before."""
 
     door: Gatekeeper
     accounts: Accounts
@@ -29,9 +29,9 @@ class Reception:
     life: int
 
     def answer(self, identity: bytes, message: AtOnce, key: str, now: float) -> wire.Answer:
-        """The answer to a message from a socket whose connection has that public key, if there are keys.
+        """Return the answer to a message from a socket whose connection has that public key, if there are keys.
 
-        Raises ServerError if whoever sends it may not.
+        Raises ServerError if the sender may not send it.
         """
         match message:
             case wire.Hello():
@@ -50,7 +50,7 @@ class Reception:
                 return self.launchers.answer(message, job, tenant)
 
     def _let_in(self, identity: bytes, hello: wire.Hello, key: str, now: float) -> None:
-        """A client comes, or comes back."""
+        """Let a client in, for the first time or again."""
         try:
             account, job = self.accounts.admit(hello, key)
         except ServerError as error:

@@ -1,4 +1,4 @@
-"""What a request of a group means for the tables of a server. Without transport."""
+"""What a request of a group means for the tables of a server, independent of the transport."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hybridps.shared_memory import attach_offered
 Payloads = Sequence[memoryview]
 
 MOST_REGIONS = 1024
-"""Of one client."""
+"""The number of regions of one client."""
 
 MOST_SLICES = 1 << 16
-"""Of one message in shared memory: chunks times rows and answers."""
+"""The limit for one message in shared memory: chunks times rows and answers."""
 
 
 class Regions:
@@ -32,9 +32,10 @@ class Regions:
         self._attached: dict[int, tuple[wire.Attach, np.ndarray]] = {}
 
     def change(self, message: wire.Attach | wire.Detach) -> None:
-        """The client offers a region, or has released it; the same message may come again.
+        """Attach or detach a region. The same message may arrive again.
 
-        Raises LayoutError if it cannot be had, ProtocolError for a number that is taken or too many.
+        Raises LayoutError if the memory cannot be attached, ProtocolError for a number that is taken or too many
+        regions.
         """
         known = self._attached.get(message.region)
         if isinstance(message, wire.Detach):
@@ -46,21 +47,21 @@ class Regions:
             raise ProtocolError(f"region {message.region} is taken, or there are {MOST_REGIONS} already")
 
     def buffer(self, begins: wire.RegionOffset, table: Table) -> np.ndarray:
-        """The flat buffer of a table that begins there. Raises ProtocolError if it is not wholly in a region."""
+        """Return the flat buffer of a table that begins there. Raises ProtocolError if it is not wholly in a region."""
         known, layout = self._attached.get(begins.region), table.spec.layout
         stop = begins.offset + layout.nbytes
         if known is None or begins.offset % layout.itemsize or stop > len(known[1]):
-            raise ProtocolError(f"{begins} is no place for the {layout.nbytes} bytes of table {table.name!r}")
+            raise ProtocolError(f"{begins} has no room for the {layout.nbytes} bytes of table {table.name!r}")
         return known[1][begins.offset : stop].view(layout.dtype)
 
 
 def carry_out(
     jobs: Jobs, origin: Origin, message: wire.OfTable, payloads: Payloads, regions: Regions
 ) -> tuple[int | None, Iterable[Outcome]]:
-    """A request of a group that is there: bytes of chunks that it has read or written, about, and what follows.
+    """Carry out a request of a member. Returns about how many bytes of chunks it reads or writes, and the outcomes.
 
-    A message without elements has None. Raises what the request is refused with; then, or while outcomes are taken:
-    what came before counts.
+    The bytes are None for a message without elements. Raises the error with which the request is refused, at once or
+    while the outcomes are taken; in the latter case, earlier outcomes count.
     """
     if isinstance(message, wire.Register):
         return None, jobs.register(origin, message.table, message.spec, message.initialise, message.start)
@@ -75,7 +76,7 @@ def carry_out(
         cost += len(message.rules) * RULE_MOVES
         return cost, _exchange(table, origin, spans, message, payloads, regions)
     if isinstance(message, wire.Pull):
-        # The one small message with a large answer, which waits until it is read.
+        # This is the one small message with a large answer, which waits until the client reads it.
         jobs.check_room(origin, nbytes + len(spans) * ANSWER_BYTES, f"the answer to a pull of table {table.name!r}")
         table.registrations.check_usable(origin)
         table.check_array(message.array)
@@ -94,7 +95,7 @@ def carry_out(
 
 
 def _spans(table: Table, message: wire.OfSpan) -> list[Span]:
-    """What a message concerns here. Its cost is looked at first."""
+    """Return the spans that a message concerns at this server. Its cost is checked first."""
     server, start, stop = table.spec.server, message.start, message.stop
     table.chunk_map.check_span(start, stop)
     count = len(table.chunk_map.owned_between(server, start, stop))
@@ -114,7 +115,7 @@ def _spans(table: Table, message: wire.OfSpan) -> list[Span]:
 def _exchange(
     table: Table, origin: Origin, spans: Sequence[Span], message: wire.Exchange, payloads: Payloads, regions: Regions
 ) -> Iterable[Outcome]:
-    """Contributions in memory of the group, or from over the network."""
+    """Contribute values that lie in memory of the group or were sent."""
     codec = codec_of(table.spec.codec)
     if message.rules:
         table.check_rules(message.rules, message.start, message.stop)
@@ -151,7 +152,7 @@ def _exchange(
 
 
 def _check_sizes(table: Table, spans: Sequence[Span], payloads: Payloads, codec: Codec) -> None:
-    """Raise ProtocolError unless there is a payload for each span, of the size that the codec says."""
+    """Raise ProtocolError unless there is a payload for each span, of the size that the codec requires."""
     dtype = table.spec.layout.dtype
     came, expected = [p.nbytes for p in payloads], [codec.nbytes(span.length, dtype) for span in spans]
     if came != expected:
@@ -162,6 +163,6 @@ def _check_sizes(table: Table, spans: Sequence[Span], payloads: Payloads, codec:
 
 
 def _arrays(table: Table, payloads: Payloads) -> list[np.ndarray]:
-    """The payloads as arrays of the table's dtype."""
+    """Return the payloads as arrays of the table's dtype."""
     arrays = [np.frombuffer(payload, table.spec.layout.dtype) for payload in payloads]
     return [array if array.flags.aligned else array.copy() for array in arrays]

@@ -33,25 +33,29 @@ if TYPE_CHECKING:
     from hybridps.ps.server.metrics import Observer
 
 _PATIENCE = 0.9
-"""Of `deadline_seconds`: the group that others wait for is lost before these reach their deadline."""
+"""The part of `deadline_seconds` after which a group that others wait for is lost, before they reach their deadline."""
 
 _MOST_THREADS = 4
-"""Unless asked for: a few cores move all that the memory can."""
+"""The default limit of threads. A few cores can use all of the memory's bandwidth."""
 
 
 class Server:
-    """Serves at `address` from construction on; `run` does the work.
+    """A server that listens at `address` from construction on; `run` does the work.
 
-    `threads` share the chunks (default: as many as cores, 4 at most), beside that of `run`, which talks to the groups;
-    `cores` pins them. `lost_seconds`: a group without sign of life for so long is lost; while no group of its job gives
-    any, only after `reconnect_seconds`. `stop_after_groups`: end when so many groups came and none is there any more.
-    `memory_bytes` bounds all tables (default: what this host has). `check_finite`: sums of gradients with NaN or Inf
-    are refused too; what groups share is never poisoned. `allowed`: only these tenants may connect, with their keys.
-    `parents`: where this server's groups, a rack, meet other racks; the server closes them. `context`: of ZeroMQ, for
-    addresses of inproc://; it stays open. `kept`: memory that outlives this process; a server that finds there what an
-    earlier one has left goes on where that was killed. `snapshots`: a folder for snapshots of the tables, one in
-    `snapshot_seconds`, from which jobs start; not with parents. `patience_seconds`: a group that asks for nothing for
-    so long, while others of its job wait, is lost.
+    `threads` share the chunks (default: as many as cores, at most 4), besides the thread of `run`, which talks to the
+    groups; `cores` pins them. `memory_bytes` bounds all tables (default: the memory of this host). `context`: a ZeroMQ
+    context to use, for addresses of inproc://; it stays open.
+
+    Groups: one without a sign of life for `lost_seconds` is lost; while no group of its job gives any, only after
+    `reconnect_seconds`. One that asks for nothing for `patience_seconds`, while others of its job wait, is lost too.
+    `stop_after_groups`: end when so many groups have come and all have gone.
+
+    `check_finite`: refuse sums of gradients with NaN or Inf too; values that groups share are never poisoned.
+    `allowed`: only these tenants may connect, with their keys. `parents`: the servers where this server's groups, a
+    rack, exchange with other racks; the server closes them. `kept`: memory that outlives this process; a server
+    continues from what an earlier process has left there. `snapshots`: a folder for snapshots of the tables, from which
+    jobs start, with one snapshot every `snapshot_seconds`; not with parents.
+
     Raises ServerError if the address cannot be used, or is beyond this host without keys and not `insecure`.
     """
 
@@ -79,7 +83,7 @@ class Server:
         with ExitStack() as resources:
             if parents is not None:
                 resources.callback(parents.close)
-            # Each connection is given to the thread that has fewest. An odd number: every other one has heartbeats.
+            # A connection goes to the thread with the fewest. The number is odd, as every other one has heartbeats.
             door = Gatekeeper(address, allowed, insecure, 2 * threads + 1, context)
             resources.callback(door.close)
             workers = Workers(threads, cores)
@@ -89,7 +93,7 @@ class Server:
                 resources.callback(taken.close)
             self._resources = resources.pop_all()
         self.address: str = door.socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        """Where clients find it, with the actual port."""
+        """Where clients find the server, with the actual port."""
         kept_jobs, life = (None, 0) if kept is None else (KeptJobs(kept), kept.life)
         folder = None if taken is None else taken.folder
         make_table, longest = (Table, reconnect_seconds) if parents is None else (RackTable, 0.0)  # other racks wait
@@ -112,7 +116,7 @@ class Server:
         allowed: AllowList | None = None,
         kept: KeptMemory | None = None,
     ) -> Server:
-        """A server as the settings say. Raises ConfigError for keys that cannot be read, and as the constructor.
+        """Make a server from the settings. Raises ConfigError for unreadable keys, and the constructor's errors.
 
         `allowed`: the keys that the settings name, if they were read before.
         """
@@ -139,21 +143,21 @@ class Server:
             self._loop.run()
 
     def observe(self) -> Observer:
-        """Have its counters read while it runs."""
-        from hybridps.ps.server.metrics import Observer  # brings the library of Prometheus
+        """Return an observer that reads the counters while the server runs."""
+        from hybridps.ps.server.metrics import Observer  # loads the library of Prometheus
 
         if self._loop.observer is None:
             self._loop.observer = Observer(self._loop)
         return self._loop.observer
 
     def stop(self) -> None:
-        """End `run` soon. May be called from any thread, and from a signal handler."""
+        """End `run` soon. Any thread and a signal handler may call this."""
         with self._closing:
             self._loop.stopping = True
             self._loop.workers.wake()
 
     def note_done(self, job: str, epoch: float, step: int) -> None:
-        """A job has done so much, as its launcher knows. From any thread."""
+        """Note the progress of a job, as its launcher knows it. Any thread may call this."""
         with self._closing:
             self._loop.launchers.done[job] = epoch, step
             self._loop.workers.wake()
@@ -163,18 +167,18 @@ class Server:
         self._loop.launchers.on_groups = say
 
     def end_group(self, job: str, group: int, returns: bool = False, life: int = 0) -> None:
-        """Take a group as lost as soon as its messages are read: its processes have ended. From any thread.
+        """Take a group as lost once its messages are read, because its processes have ended. Any thread may call this.
 
-        `job` is as it is called here, with its tenant if there are keys. A group that is not there is left alone.
+        `job` is its name at this server, with its tenant if there are keys. A group that is not there is ignored.
         `returns`: it is started again, so that its tables are kept even if all others leave meanwhile. `life`: how
-        often it was started again before; nothing follows if a later one has come.
+        often it was started again before; the call is ignored if a later life has come.
         """
         with self._closing:
             self._loop.launchers.ended.append(EndedGroup(job, group, returns, life))
             self._loop.workers.wake()
 
     def close(self) -> None:
-        """Release the address. Only when `run` does not run; a second time does nothing."""
+        """Release the address. Call this only while `run` does not run. A second call does nothing."""
         with self._closing:
             self._resources.close()
 

@@ -15,27 +15,27 @@ from hybridps.ps.zmq_sockets import has_message
 
 log = logging.getLogger("hybridps.ps")
 
-# As integers: the flags' own operations would take as long as a small frame.
+# As integers, because the operations of ZeroMQ's flags would take as long as a small frame.
 _LAST, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class Transport:
-    """Messages by way of the socket at a server's `door`. Used by the loop alone."""
+    """Sends and receives messages through the socket at a server's `door`. Only the loop uses it."""
 
     def __init__(self, door: Gatekeeper) -> None:
         self.door = door
         self.unread: set[bytes] = set()
         """Clients that do not read their answers."""
         self.reads = 0
-        """Messages that were read."""
+        """The number of messages that were read."""
         self._socket = door.socket
         self._skips = False
-        """Whether the rest of a message with too many frames is to be read and forgotten."""
+        """Whether the rest of a message with too many frames must be read and dropped."""
 
     def receive(self) -> tuple[bytes, list[Any]] | None:
-        """The next message, if one waits: who sent it, and its frames; of too many, a few more than it may have.
+        """Return the next message, if one waits: its sender and its frames. Frames beyond the limit are skipped.
 
-        The others are skipped, a bounded number at a time.
+        The remaining frames are skipped later, a bounded number at a time.
         """
         for _ in range(wire.MOST_CHUNKS if self._skips else 0):
             self._skips = self._skips and self._socket.recv(zmq.NOBLOCK, copy=False).more
@@ -54,8 +54,8 @@ class Transport:
         return identity, frames
 
     def send(self, identity: bytes, message: wire.Message, values: Sequence[np.ndarray | None] = ()) -> None:
-        """Send a message, and the values from where they lie."""
-        # Not copied, however small: what the client has not read stays charged to its tenant.
+        """Send a message, with values from where they lie."""
+        # Not copied, however small, so that what the client has not read stays charged to its tenant.
         payloads = [
             zmq.Frame(array.view(np.uint8).data, copy=False, copy_threshold=0) for array in values if array is not None
         ]

@@ -1,6 +1,6 @@
-"""What a rack server has above it: servers whose client it is, and a thread for each job that talks to them.
+"""The connection of a rack server with its parents: for each job, a thread with a client.
 
-The server's own loop never waits for them: it hands over what goes up, and collects what is back.
+The server's own loop never waits for the parents. It hands over requests, and collects what is back.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from hybridps.ps.rules.finite import NotFiniteError
 log = logging.getLogger("hybridps.ps")
 
 _CLOSE_SECONDS = 3.0
-"""For all links together, in which each says goodbye."""
+"""The longest time for all links together to leave."""
 
 _Back = tuple["_Link", ParentRequest | None, HybridPSError | None]
-"""A request is back, maybe with the error for which the parents did not take its values; None: the link has failed."""
+"""A completed request, with an error if the parents refused its values. Without a request, the link has failed."""
 
 
 class Parents:
-    """The parents of one rack server, at `addresses`. There the rack is group `rack` of `racks`.
+    """The parents of one rack server, at `addresses`. To them the rack is group `rack` of `racks`.
 
     `settings` have the deadlines, and the keys if the parents demand some. `ready` is a descriptor that can be read
-    when `collect` has something.
+    when `collect` has something. The loop's thread calls the methods.
     """
 
     def __init__(self, addresses: tuple[str, ...], rack: int, racks: int, settings: Settings) -> None:
@@ -45,7 +45,7 @@ class Parents:
             raise ConfigError(f"HYBRIDPS_RACK_INDEX={rack} is none of HYBRIDPS_RACKS={racks} racks: they count from 0")
         self.addresses = addresses
         self.failed: dict[str, HybridPSError] = {}
-        """The jobs that lost them, and why."""
+        """The jobs that have lost their parents, and why."""
         self.ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._open = partial(Client, addresses, group=rack, groups=racks, settings=settings)
         self._back: queue.SimpleQueue[_Back] = queue.SimpleQueue()
@@ -54,20 +54,20 @@ class Parents:
 
     @classmethod
     def of(cls, settings: Settings) -> Parents | None:
-        """Those of the settings, if any. Raises ConfigError if they cannot be used."""
+        """Return the parents that the settings name, if any. Raises ConfigError if they cannot be used."""
         if not settings.parents:
             return None
         return cls(settings.parents, settings.rack_index, settings.racks, settings)
 
     def send(self, up: ParentRequest) -> None:
-        """Begin with a request. Of a part of a table only one exchange may be under way."""
+        """Begin a request. Only one exchange of a part of a table may be under way."""
         known = up.table.job, up.table.parent_job
         if known not in self._links:
             self._links[known] = _Link(known[0], partial(self._open, job=known[1]), self._tell)
         self._links[known].put(up)
 
     def collect(self) -> list[tuple[ParentRequest, HybridPSError | None]]:
-        """What is back. From then on `failed` has the jobs that lost the parents."""
+        """Return the completed requests. From then on, `failed` has the jobs that have lost their parents."""
         _read(self.ready)
         back = []
         while not self._back.empty():
@@ -81,7 +81,7 @@ class Parents:
         return back
 
     def leave(self, job: str, lost: bool) -> None:
-        """A job has no groups here any more: leave it, as `lost` if its groups are. It may come back."""
+        """Leave a job that has no groups here any more; as `lost` if its groups were lost. It may come back."""
         for known in [known for known in self._links if known[0] == job]:
             link = self._links.pop(known)
             link.put(lost)
@@ -90,7 +90,7 @@ class Parents:
         self._leaving = [link for link in self._leaving if not link.over()]
 
     def close(self) -> None:
-        """Leave all jobs, and release what is held, in bounded time."""
+        """Leave all jobs and release all resources, in bounded time."""
         for job, _ in [*self._links]:
             self.leave(job, lost=False)
         end = time.monotonic() + _CLOSE_SECONDS
@@ -104,7 +104,7 @@ class Parents:
 
 
 class _Link:
-    """One job at the parents. A thread has the client, and never waits for one operation while another can begin."""
+    """One job at the parents. Its thread owns the client, and can begin an operation while it waits for others."""
 
     def __init__(self, job: str, open_client: Callable[[], Client], tell: Callable[[_Back], None]) -> None:
         self.job = job
@@ -117,12 +117,12 @@ class _Link:
         self._thread.start()
 
     def put(self, what: ParentRequest | bool) -> None:
-        """Begin with a request; or leave, which is the last, and say whether as lost."""
+        """Begin a request; or leave, as the last call, with a bool that says whether as lost."""
         self._queue.put(what)
         os.eventfd_write(self._wake, 1)
 
     def over(self, seconds: float = 0.0) -> bool:
-        """Whether the thread has ended, within so many seconds; only once it is."""
+        """Return whether the thread has ended within `seconds`. Do not call this again after it was true."""
         self._thread.join(max(0.0, seconds))
         if not self._thread.is_alive():
             os.close(self._wake)
@@ -140,7 +140,7 @@ class _Link:
             self._tell((self, None, ServerError(f"the rack server failed: {type(error).__name__}: {error}")))
 
     def _work(self, client: Client) -> bool:
-        """Until the job leaves; returns whether as lost."""
+        """Work until the job leaves. Returns whether it leaves as lost."""
         while True:
             while not self._queue.empty():
                 what = self._queue.get()
@@ -160,7 +160,7 @@ class _Link:
 
 
 def _register(client: Client, up: ParentRequest) -> Generator[Operation, None, None]:
-    """Register the table; the parents' centre comes back, unless all racks have dropped it: then these values stay."""
+    """Register the table, and read the parents' centre; the values stay if all racks have dropped the table."""
     table = up.table
     codec = "exact" if isinstance(table.spec.codec, Quantised) else table.spec.codec  # sums of several groups
     spec = msgspec.structs.replace(
@@ -177,7 +177,7 @@ def _exchange(client: Client, up: ParentRequest) -> Generator[Operation, None, N
     table, start, stop = up.table, up.place.start, up.place.stop
     yield client.exchange(table.name, table.values, table.values, start, stop, groups=up.groups)
     if table.parent_centre is not None:
-        # Nobody can complete the next round without this rack.
+        # The next round cannot complete without this rack.
         yield client.pull(table.name, table.parent_centre, start=start, stop=stop)
 
 
@@ -191,6 +191,6 @@ _ACTIONS = {"register": _register, "exchange": _exchange, "drop": _drop}
 
 
 def _read(descriptor: int) -> None:
-    """Until it is written to again, it cannot be read."""
+    """Reset an eventfd, so that it cannot be read until it is written again."""
     with suppress(BlockingIOError):
         os.eventfd_read(descriptor)

@@ -1,4 +1,4 @@
-"""The threads of a server that own chunks. A chunk has one owner as long as it exists, so nothing is locked."""
+"""The worker threads of a server. A chunk has the same owner as long as it exists, so nothing is locked."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from hybridps.ps.model import Task
 log = logging.getLogger("hybridps.ps")
 
 TOGETHER = 8
-"""Tasks whose ends are told together, if so many wait."""
+"""The number of completed tasks that are reported together, if so many wait."""
 
 AT_ONCE_BYTES, LITTLE_BYTES = 6 << 20, 1 << 20
-"""Handing a task to a thread and back takes as long as moving about 2 MB. So while all threads are idle, the loop
-itself does the tasks of one owner if they move no more than `AT_ONCE_BYTES`. It does those of other owners only as long
-as all that it does moves no more than `LITTLE_BYTES`: threads would do them in parallel."""
+"""Handing a task to a thread and back takes as long as moving about 2 MB. While all threads are idle, the loop itself
+therefore does the tasks of one owner if they move at most `AT_ONCE_BYTES`. It does tasks of further owners only if all
+that it does moves at most `LITTLE_BYTES`, because threads would do them in parallel."""
 
 
 class Workers:
-    """`count` threads, pinned to `cores` in turn if given. Used by the loop alone, but for `wake`.
+    """`count` threads, pinned to `cores` in turn if given. Only the loop calls the methods, except for `wake`.
 
     Raises ServerError for cores that this process may not use.
     """
@@ -38,11 +38,11 @@ class Workers:
             raise ServerError(f"threads cannot be pinned to the cores {list(cores)}: this process may use {named}")
         self.count = count
         self.backlog = 0
-        """Tasks handed out that are not known to be done."""
+        """The number of tasks that were handed out and not collected."""
         self.ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """A descriptor that can be read when `collect` has something that a thread has done."""
         self.done_at_once: list[tuple[Task, Any]] = []
-        """What the loop itself has done, for `collect`."""
+        """Tasks that the loop itself has done, for `collect`."""
         self._done: queue.SimpleQueue[tuple[Task, Any]] = queue.SimpleQueue()
         self._queues: list[queue.SimpleQueue[Task | None]] = [queue.SimpleQueue() for _ in range(count)]
         pinned = itertools.cycle(cores or [None])
@@ -54,9 +54,9 @@ class Workers:
             thread.start()
 
     def hand(self, tasks: Iterable[Task]) -> None:
-        """Hand tasks to their owners; those of one owner are done in this order.
+        """Hand tasks to their owners. The tasks of one owner are done in this order.
 
-        Where no thread has anything to do, little ones are done at once, when the others are handed out.
+        If no thread has work, the loop does small tasks itself, after it has handed out the others.
         """
         by_owner: dict[int, list[Task]] = {}
         for task in tasks:
@@ -75,9 +75,9 @@ class Workers:
         self.done_at_once += [(task, _do(task)) for task in little]
 
     def collect(self, is_ready: bool, wait: bool = False) -> list[tuple[Task, Any]]:
-        """Tasks that are done, each with what its `run` returned, or a ServerError. Little ones may be done again.
+        """Return the completed tasks, each with the result of `run` or a ServerError.
 
-        `is_ready`: `ready` can be read. `wait`: for all that were handed out.
+        `is_ready`: `ready` can be read. `wait`: wait for all that were handed out.
         """
         if is_ready:
             os.eventfd_read(self.ready)
@@ -88,7 +88,7 @@ class Workers:
         return done
 
     def wake(self) -> None:
-        """Have `ready` be readable. Any thread may call it; nothing happens after `close`."""
+        """Make `ready` readable. Any thread may call this; after `close` it does nothing."""
         if self.ready >= 0:
             os.eventfd_write(self.ready, 1)
 
@@ -114,7 +114,7 @@ class Workers:
 
 
 def _do(task: Task) -> Any:
-    """Whatever goes wrong, the groups hear of it, and the thread goes on."""
+    """Run a task. An exception becomes a refusal that the groups are told, so that the thread continues."""
     try:
         return task.run()
     except Exception as error:
@@ -122,7 +122,7 @@ def _do(task: Task) -> Any:
 
 
 def as_refusal(error: Exception) -> HybridPSError:
-    """The error that groups are told."""
+    """Return the error that groups are told for an exception."""
     if isinstance(error, HybridPSError):
         return error
     log.error("a request or a task has failed", exc_info=error)

@@ -1,6 +1,6 @@
-"""How the nodes of a group exchange data, chunk by chunk: the lane that runs an operation, and the algorithms.
+"""How the nodes of a group exchange data chunk by chunk: lanes, and the algorithms that run on them.
 
-A caller uses `Lane`, and `ALLREDUCE` for what combines a chunk over the ranks of a lane.
+A caller uses `Lane`, and `ALLREDUCE` to choose how a chunk is combined over the ranks of a lane.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["ALLREDUCE", "PATIENCE_SECONDS", "Lane", "Steps", "StepsOf", "Talk", 
 
 
 def _library(talk: Talk, part: np.ndarray) -> Steps:
-    """The MPI library's own allreduce. It blocks, so that chunks follow one after the other."""
+    """Combine a chunk with the MPI library's own allreduce. It blocks, so only one chunk is under way at a time."""
     talk.lane.allreduce_(part, talk.op)
     yield from ()
 
@@ -29,5 +29,4 @@ ALLREDUCE: dict[str, Callable[[Talk, np.ndarray], Steps]] = {
     "multi_ring": ring.multi_ring,
     "halving_doubling": halving_doubling.halving_doubling,
 }
-"""By the name of the algorithm: an operation that combines a chunk over the ranks of a lane. On one node a lane has
-one rank."""
+"""For each algorithm, the operation that combines a chunk over the ranks of a lane. On one node a lane has one rank."""

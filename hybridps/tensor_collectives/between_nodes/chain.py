@@ -1,6 +1,6 @@
-"""Broadcast and reduction along a chain of ranks: several chunks are on their way at a time.
+"""Broadcast and reduction along a chain of ranks, with several chunks under way at a time.
 
-Each rank receives and sends every byte once. For many chunks the time is that of one link.
+Each rank receives and sends every byte once. With many chunks, the time approaches that of a single link.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from hybridps.tensor_collectives.between_nodes.talk import Steps, Talk
 
 
 def broadcast(talk: Talk, part: np.ndarray, root: int) -> Steps:
-    """`part` becomes that of rank `root`."""
+    """Replace `part` on all ranks by that of rank `root`."""
     place, nothing = (talk.rank - root) % talk.size, part[:0]
     if place > 0:
         before = (talk.rank - 1) % talk.size
@@ -22,7 +22,7 @@ def broadcast(talk: Talk, part: np.ndarray, root: int) -> Steps:
 
 
 def reduce(talk: Talk, part: np.ndarray, root: int) -> Steps:
-    """`part` of rank `root` becomes the combination of all ranks' parts; the parts of the others are overwritten."""
+    """Replace `part` of rank `root` by the combination of all ranks' parts. Those of other ranks are overwritten."""
     place, nothing = (talk.rank - root) % talk.size, part[:0]
     if place < talk.size - 1:
         after = (talk.rank + 1) % talk.size

@@ -1,7 +1,7 @@
-"""Recursive halving and doubling: it sends as few bytes as a ring, in `2 log2 p` steps instead of `2 (p - 1)`.
+"""Recursive halving and doubling. It sends as few bytes as a ring, in `2 log2 p` steps instead of `2 (p - 1)`.
 
-If p is not a power of two, the ranks beyond one hand their part to a neighbour first, and receive the result from it
-(Rabenseifner, 2004).
+If p is not a power of two, each surplus rank first hands its part to a neighbour, and at the end receives the result
+from it (Rabenseifner, 2004).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hybridps.tensor_collectives.between_nodes.talk import Steps, Talk
 
 
 def halving_doubling(talk: Talk, part: np.ndarray) -> Steps:
-    """`part` becomes the combination of all ranks' parts."""
+    """Replace `part` by the combination of all ranks' parts."""
     power = 1 << (talk.size.bit_length() - 1)
     extra = talk.size - power
     nothing = part[:0]
@@ -29,7 +29,7 @@ def halving_doubling(talk: Talk, part: np.ndarray) -> Steps:
 
 
 def _among_power_of_two(talk: Talk, part: np.ndarray, power: int, extra: int) -> Steps:
-    """The exchange of `power` ranks: the odd ones of the first `2 * extra` ranks, and all later ones."""
+    """Exchange among `power` ranks: the odd ones of the first `2 * extra` ranks, and all later ones."""
     me = talk.rank // 2 if talk.rank < 2 * extra else talk.rank - extra
     mine, halves = part, []
     distance = power // 2

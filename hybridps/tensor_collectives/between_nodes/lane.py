@@ -18,26 +18,26 @@ from hybridps.tensor_collectives.choice import Choice
 from hybridps.tensor_collectives.tensor import GROUP_OPERATION, Rows
 
 PATIENCE_SECONDS = 1.0
-"""How long the ranks of a lane exchange signs of life after a deadline, so that the missing rank can be named."""
+"""How long the ranks of a lane exchange signs of life after a deadline, to find out which rank is missing."""
 
 UNDER_WAY = 4
-"""Chunks in transfer at a time: while some of them travel, the node combines another."""
+"""The number of chunks in transfer at a time. While some are in transfer, the node combines another."""
 
 HELLO = (1 << 15) - 1
-"""The tag of a sign of life after a deadline. Chunks have smaller ones."""
+"""The tag of a sign of life after a deadline. Chunks have smaller tags."""
 
 SPIN_SECONDS = 50e-6
-"""How long a vote does not sleep yet."""
+"""How long a vote spins before it sleeps."""
 
 StepsOf = Callable[[Talk, int, int], Steps]
 """The operation on the chunk of elements `begin:end`."""
 
 
 class Lane:
-    """The conversation of one rank with the ranks of its lane.
+    """One rank's connection with the other ranks of its lane.
 
-    `peers`: the ranks of the lane, as numbers in the group; `name`: this rank's own number. `codec`: how sums travel;
-    `moved` is called whenever a transfer has completed.
+    `peers`: the ranks of the lane, as numbers in the group. `name`: this rank's number in the group. `codec`: how sums
+    are encoded between nodes. `moved`: called whenever a transfer has completed.
     """
 
     def __init__(
@@ -56,18 +56,18 @@ class Lane:
         self._codec = codec
         self._moved = moved
         self._talks: dict[int, list[Talk]] = {}
-        """By the size of their chunks in bytes."""
+        """The talks, by the size of their chunks in bytes."""
         codec.prepare()
-        # Compiled now, while nobody waits for a vote.
+        # Compile this now, while no other rank waits for a vote.
         kernels.accumulate_(np.zeros(0, np.int64), np.zeros(0, np.int64), kernels.MAX)
 
     def run(
         self, choice: Choice, op: str | None, rows: Rows, start: int, stop: int, steps_of: StepsOf, blocks: int
     ) -> None:
-        """Do `steps_of(talk, begin, end)` for the chunks of elements `start:stop`. See `Levels.run`."""
+        """Run `steps_of(talk, begin, end)` for the chunks of elements `start:stop`. See `Levels.run`."""
         dtype = rows.array.dtype if op is None else rows.exact
         step = max(1, choice.chunk_bytes // dtype.itemsize // blocks)
-        # Only sums use a codec, and only those of floats: rows of bits are rounded once, in the end.
+        # Only sums of floats use a codec. Rows of bits are rounded once, at the end.
         encoded = op in ("sum", "mean") and rows.array.dtype.kind == "f"
         codec = (rows.codec or self._codec) if encoded else CODECS["exact"]
         talks = self._talks_of(step * blocks * dtype.itemsize)
@@ -76,8 +76,8 @@ class Lane:
         self._run([(begin, min(begin + step, stop)) for begin in range(start, stop, step)], talks, steps_of)
 
     def vote(self, low: int, high: int) -> tuple[int, int]:
-        """The smallest `low` and the largest `high` over the ranks of the lane. It waits asleep after a short spin."""
-        extremes = np.array([high, ~low], np.int64)  # the complement reverses the order, and cannot overflow
+        """Return the smallest `low` and the largest `high` over the ranks of the lane. It sleeps after a short spin."""
+        extremes = np.array([high, ~low], np.int64)  # the complement reverses the order and cannot overflow
         talk = self._talks_of(extremes.nbytes)[0]
         talk.op, talk.codec = "max", CODECS["exact"]
         self._run([(0, 2)], [talk], lambda talk, begin, end: halving_doubling(talk, extremes), asleep=True)
@@ -96,9 +96,9 @@ class Lane:
     def _run(
         self, chunks: Sequence[tuple[int, int]], talks: Sequence[Talk], steps_of: StepsOf, asleep: bool = False
     ) -> None:
-        """Do `steps_of(talk, begin, end)` for each chunk, as many at a time as there are talks.
+        """Run `steps_of(talk, begin, end)` for each chunk, with as many chunks under way as there are talks.
 
-        While the transfers of one chunk are under way, other chunks proceed. Raises DeadlineError when none has
+        While the transfers of one chunk are under way, other chunks proceed. Raises DeadlineError if no chunk has
         proceeded for `deadline_seconds`.
         """
         coming = enumerate(chunks)
@@ -122,7 +122,7 @@ class Lane:
                     following = next(steps, None)
                 if following is not None:
                     going.append((steps, following))
-            if waiting:  # one after the other, so that the first chunk goes on while others begin
+            if waiting:  # start one chunk a turn, so that the first one proceeds while others begin
                 going.append((waiting.pop(), ()))
             active = going
             if progress:
@@ -139,7 +139,7 @@ class Lane:
                 os.sched_yield()
 
     def _late(self) -> DeadlineError:
-        """The error that names the ranks of the lane which send no sign of life within `PATIENCE_SECONDS`."""
+        """Return the error that names the ranks of the lane that send no sign of life within `PATIENCE_SECONDS`."""
         others = [rank for rank in range(self.group.size) if rank != self.group.rank]
         told, heard = np.zeros(1, np.uint8), np.zeros(self.group.size, np.uint8)
         listening = {rank: self.group.receive(heard[rank : rank + 1], rank, HELLO) for rank in others}
@@ -151,5 +151,5 @@ class Lane:
             time.sleep(0.001)
         who = f"rank {' and '.join(str(self.peers[rank]) for rank in listening)}" if listening else "a rank"
         return DeadlineError(
-            f"{who} did not come to a collective of rank {self.name}, between nodes, within {self.deadline_seconds:g} s"
+            f"{who} did not reach a collective of rank {self.name}, between nodes, within {self.deadline_seconds:g} s"
         )

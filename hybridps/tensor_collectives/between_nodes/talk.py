@@ -1,4 +1,4 @@
-"""The transfers of a chunk between nodes."""
+"""The transfers of one chunk between nodes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hybridps.mpi_groups.group import Group, Operation, Transfer
 from hybridps.tensor_collectives import kernels
 
 Steps = Generator[tuple[Transfer, ...], None, None]
-"""An operation on one chunk: it is resumed when the transfers that it yields are done."""
+"""An operation on one chunk, as a generator. It is resumed when the transfers that it has yielded are complete."""
 
 
 class Talk:
-    """The conversation of the ranks of a lane about one chunk at a time, of at most `nbytes` before it is encoded.
+    """The conversation of a lane about one chunk at a time.
 
-    `rank` and `size` are those in the lane. Chunks are combined exactly; `codec` says how they travel. A codec that
-    is not exact goes only with the operation 'sum'.
+    `nbytes`: the largest size of a chunk before it is encoded. `rank` and `size` are those in the lane. Chunks are
+    combined exactly; `codec` says how they are encoded in transfer. Only sums may use a codec that is not exact.
     """
 
     def __init__(self, lane: Group, nbytes: int) -> None:
@@ -30,15 +30,15 @@ class Talk:
         self.op: Operation = "sum"
         self.codec = CODECS["exact"]
         self.scratch = private_memory(nbytes)
-        """Memory for a chunk, for operations that need some."""
+        """Memory for a chunk, for operations that need it."""
         self._landing = private_memory(nbytes)
         self._encoded = private_memory(nbytes)
 
     def swap(self, give: np.ndarray, to: int, take: np.ndarray, source: int, combine: bool) -> Steps:
         """Send `give` to rank `to`, and receive as many elements as `take` has from rank `source`.
 
-        `combine`: whether what is received is combined with `take`, or replaces it. Nothing is sent or received for an
-        array without elements.
+        `combine`: whether the received elements are combined with `take` or replace it. Nothing is sent or received for
+        an empty array.
         """
         transfers = []
         landing = self._landing_for(take, combine)
@@ -56,19 +56,22 @@ class Talk:
             self.codec.decode(landing, take)
 
     def divided_(self, part: np.ndarray, divisor: float) -> float:
-        """Divide `part` before a codec, whose range a sum may exceed, encodes it. Returns the divisor left."""
+        """Divide `part` now if a codec will encode it, because a sum may exceed the codec's range.
+
+        Returns the divisor that is left for later.
+        """
         if self.codec.exact or divisor <= 1:
             return divisor
         np.divide(part, divisor, out=part)
         return 1.0
 
     def round_(self, part: np.ndarray) -> None:
-        """Replace complete values by what the other nodes decode, so that all nodes have the same bits."""
+        """Replace complete values by what the other nodes will decode, so that all nodes have the same bits."""
         if not self.codec.exact:
             self.codec.decode(self._on_the_wire(part), part)
 
     def _landing_for(self, take: np.ndarray, combine: bool) -> np.ndarray:
-        """Memory in which a message arrives: `take` itself where it needs no work afterwards."""
+        """Return memory in which a message can arrive: `take` itself if the message needs no further work."""
         if not self.codec.exact:
             return self._landing[: self.codec.nbytes(len(take), take.dtype)]
         return self._landing.view(take.dtype)[: len(take)] if combine else take

@@ -1,4 +1,5 @@
-"""The tensor collectives for vectors in device memory: packed and summed there, combined, and unpacked.
+"""The tensor collectives for vectors in device memory. A device packs and sums its vectors; the result is combined over
+the ranks and unpacked again.
 
 A caller makes a `DeviceTensor` and calls the operations of this room on it.
 """

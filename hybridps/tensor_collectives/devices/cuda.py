@@ -18,7 +18,7 @@ from hybridps.tensor_collectives.devices.device import PIECE_BYTES, Vectors, Wai
 
 THREADS = 256
 BYTES_PER_BLOCK = 16 << 10
-"""Each thread reads 64 bytes of every vector."""
+"""Bytes of each vector that a block of threads works on: each thread reads 64 bytes of every vector."""
 
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for all GPUs
 _ALREADY_ENABLED = 704  # cudaErrorPeerAccessAlreadyEnabled
@@ -31,7 +31,7 @@ def _module(dtype: str) -> cupy.RawModule:
 
 
 class _Slot:
-    """A stream, and the buffer that its pieces pass through one after the other."""
+    """A stream, and a buffer through which its pieces pass one at a time."""
 
     def __init__(self) -> None:
         self.stream = cupy.cuda.Stream(non_blocking=True)
@@ -40,7 +40,7 @@ class _Slot:
 
 
 class _Table:
-    """Vectors in the form that the kernels take."""
+    """The addresses of vectors, in the form that the kernels take."""
 
     def __init__(self, vectors: Vectors) -> None:
         segments = zip(*vectors.arrays, strict=True)
@@ -49,12 +49,12 @@ class _Table:
         self.starts = cupy.asarray(np.array(vectors.starts, np.int64))
         self.counts = (np.int32(len(vectors.starts) - 1), np.int32(len(vectors.arrays)))
         self.gpus = {array.device.id for vector in vectors.arrays for array in vector}
-        # Copies of small host memory can end after the call; any stream may use the table.
+        # A copy of small host memory can end after its call, and any stream may use the table.
         cupy.cuda.get_current_stream().synchronize()
 
 
 class CudaDevice:
-    """As `HostDevice`: GPU `number`, with the memory of the GPUs that it can access.
+    """GPU `number` as a device, with the memory of the GPUs that it can access. `HostDevice` documents the methods.
 
     Two pieces are in transfer in each direction. Work starts after everything that the caller has queued on CuPy's
     current streams.
@@ -87,7 +87,7 @@ class CudaDevice:
                 runtime.hostRegister(begin, nbytes, _PORTABLE)
         except runtime.CUDARuntimeError as error:
             return f"{nbytes} bytes of host memory cannot be page-locked, copies are slower: {error}"
-        # The memory must live until it is released: the finalizer holds it.
+        # The finalizer keeps the memory alive until it is released.
         self._pinned.append(weakref.finalize(self, _unpin, begin, tuple(buffers)))
         return ""
 
@@ -121,7 +121,7 @@ class CudaDevice:
         self._pinned.clear()
 
     def _enter(self, vectors: Vectors, slot: _Slot) -> _Table:
-        """The table of the vectors. The slot's stream waits for the work now queued on the caller's streams."""
+        """Return the table of the vectors, and make the slot's stream wait for the caller's streams."""
         table = self._tables.get(vectors)
         if table is None:
             with cupy.cuda.Device(self.number):
@@ -132,7 +132,7 @@ class CudaDevice:
         return table
 
     def _enable(self, other: int) -> bool:
-        """Enable access to the memory of GPU `other`. Returns whether the hardware allows it."""
+        """Enable access to the memory of GPU `other`. Returns whether that is possible."""
         if not runtime.deviceCanAccessPeer(self.number, other):
             return False
         try:
@@ -146,7 +146,7 @@ class CudaDevice:
 
 
 def _launch(vectors: Vectors, name: str, table: _Table, start: int, stop: int, *rest: Any) -> None:
-    """Run a kernel on the current stream; a block works on BYTES_PER_BLOCK of each vector."""
+    """Run a kernel on the current stream. A block works on BYTES_PER_BLOCK of each vector."""
     share = BYTES_PER_BLOCK // vectors.dtype.itemsize
     kernel = _module(vectors.dtype.name).get_function(kernel_names(vectors.dtype.name)[name])
     limits = (np.int64(start), np.int64(stop), np.int64(share))
@@ -154,7 +154,7 @@ def _launch(vectors: Vectors, name: str, table: _Table, start: int, stop: int, *
 
 
 def _done(slot: _Slot) -> Wait:
-    """A wait, which frees the core, for the work queued on the slot so far."""
+    """Return a function that waits, without using the core, for the work queued on the slot so far."""
     return slot.stream.record(cupy.cuda.Event(block=True, disable_timing=True)).synchronize
 
 

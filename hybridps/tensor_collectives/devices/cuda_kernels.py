@@ -16,11 +16,11 @@ TYPES = {
     "int32": ("int", "int"),
     "int64": ("long long", "long long"),
 }
-"""For each dtype the type of the arrays (T), and the type in which they are combined (E)."""
+"""For each dtype, the C++ type of the arrays (T) and the type in which they are combined (E)."""
 
 
 def kernel_names(dtype: str) -> dict[str, str]:
-    """The C++ names of the kernels for vectors of `dtype`, by operation, and by 'unpack'.
+    """Return the C++ names of the kernels for vectors of `dtype`, by operation; 'unpack' is one of them.
 
     >>> kernel_names("float16")["sum"]
     'pack<Half, float, Sum>'

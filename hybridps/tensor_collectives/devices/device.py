@@ -1,4 +1,4 @@
-"""What collectives need of a device: it packs its vectors into one buffer and unpacks it, in the background."""
+"""What collectives need from a device: it packs its vectors into one buffer and unpacks it, in the background."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PIECE_BYTES = 4 << 20
 """Packed vectors are copied to host memory and back in pieces of this size."""
 
 Wait = Callable[[], object]
-"""Returns when the operation is done; raises its error."""
+"""Waits until the operation is complete. Raises its error."""
 
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """Vectors of equal length and dtype. Each is the concatenation of one or several arrays.
+    """Vectors of equal length and dtype. Each is the concatenation of one or more arrays.
 
-    `arrays[v][s]` is array s of vector v, flat. The arrays of all vectors have the same lengths. `starts[s]` is the
-    position of the first element of array s in its vector, and `starts[-1]` the vector's length.
+    `arrays[v][s]` is array s of vector v, flat. Array s has the same length in all vectors. `starts[s]` is the position
+    of the first element of array s in its vector; `starts[-1]` is the length of a vector.
     """
 
     arrays: tuple[tuple[Any, ...], ...]
@@ -33,10 +33,10 @@ class Vectors:
 
     @staticmethod
     def of(vectors: Sequence[Any]) -> Vectors:
-        """Each vector is an array of NumPy or CuPy, or a sequence of such: contiguous, of any shape. They are used in
-        place, as long as this lives.
+        """Make `Vectors` that use the given arrays in place.
 
-        Raises LayoutError if they do not fit together.
+        Each vector is an array of NumPy or CuPy, or a sequence of such arrays: contiguous, of any shape. Raises
+        LayoutError if the vectors do not match each other.
         """
         if not vectors:
             raise LayoutError("a tensor needs at least one vector")
@@ -77,35 +77,35 @@ class Vectors:
 class HostDevice:
     """The CPU as a device, for vectors that are NumPy arrays. A thread of its own does the work.
 
-    What a device does: its operations may run concurrently. A packed buffer is an array of dtype `vectors.exact`, of
-    the device (`empty`) or NumPy's, and holds elements `start:stop` of the vectors: at most `PIECE_BYTES`, if it is
-    NumPy's.
+    This class documents the methods of every device. Operations may run concurrently. A packed buffer is an array of
+    dtype `vectors.exact` that holds elements `start:stop` of the vectors. It is allocated by `empty`, or it is a NumPy
+    array of at most `PIECE_BYTES`.
     """
 
     gpu = ""
-    """Host and bus address of the GPU; empty for the CPU."""
+    """The host and bus address of the GPU; empty for the CPU."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "hybridps-device")
 
     def reaches(self, array: Any) -> bool:
-        """Whether the device can access `array`, as a vector or a packed buffer."""
+        """Return whether the device can access `array`, as a vector or a packed buffer."""
         return isinstance(array, np.ndarray)
 
     def empty(self, length: int, dtype: np.dtype) -> Any:
-        """An uninitialised array in the device's memory."""
+        """Return an uninitialised array in the device's memory."""
         return np.empty(length, dtype)
 
     def pin(self, buffers: Sequence[np.ndarray]) -> str:
         """Page-lock packed buffers of one mapping, in order of address. Returns why that failed, or an empty text."""
-        return ""  # nothing to do: the CPU copies, so pages need not be locked
+        return ""  # the CPU copies, so pages need not be locked
 
     def pack(self, vectors: Vectors, op: str, start: int, stop: int, packed: Any) -> Wait:
-        """Start: `packed` becomes `op` ('sum', 'max', 'min') over elements `start:stop` of the vectors."""
+        """Begin to set `packed` to `op` ('sum', 'max', 'min') over elements `start:stop` of the vectors."""
         return self._thread.submit(_pack, vectors, op, start, stop, packed).result
 
     def unpack(self, packed: Any, divisor: int, vectors: Vectors, start: int, stop: int) -> Wait:
-        """Start: elements `start:stop` of all vectors become `packed` over `divisor`."""
+        """Begin to set elements `start:stop` of all vectors to `packed` divided by `divisor`."""
         return self._thread.submit(_unpack, packed, divisor, vectors, start, stop).result
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ def _unpack(packed: np.ndarray, divisor: int, vectors: Vectors, start: int, stop
 
 
 def _segments(vectors: Vectors, start: int, stop: int) -> Iterator[tuple[slice, list[np.ndarray]]]:
-    """For each array in `start:stop`: its part of the packed buffer, and for each vector its elements of the array."""
+    """For each array in `start:stop`, yield its span in the packed buffer, and its elements in each vector."""
     for number, (begin, end) in enumerate(zip(vectors.starts, vectors.starts[1:], strict=False)):
         first, last = max(begin, start), min(end, stop)
         if first < last:

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     Device = HostDevice | CudaDevice
 
 DIRECT_PIECE_BYTES = 32 << 20
-"""Size of the pieces that are not staged. Only packing could overlap with a transfer, and long messages are faster."""
+"""The size of the pieces that are not staged. Only packing could overlap with a transfer, and long messages are
+faster."""
 
 TRANSPORTS = ("nccl", "direct", "staged")
-"""In order of preference: NCCL; the group's collectives on device memory (CUDA-aware MPI); staged in host memory."""
+"""In order of preference: NCCL; the group's collectives on device memory (CUDA-aware MPI); staging in host memory."""
 
 
 class Packer(NamedTuple):
-    """A device, and the vectors that it packs into one buffer: its own, and those in memory that it can access."""
+    """A device and the vectors that it packs into one buffer: its own, and those in memory that it can access."""
 
     device: Device
     vectors: Vectors
@@ -38,22 +39,22 @@ class _Facts(msgspec.Struct, forbid_unknown_fields=True):
     """What a rank tells the others about its tensor."""
 
     form: str
-    """Must be equal on all ranks."""
+    """A description that must be equal on all ranks."""
     gpu: str
     missing: dict[str, str]
-    """For each transport why it cannot be used; empty where it can."""
+    """For each transport, why it cannot be used; empty if it can."""
 
 
 class DeviceTensor:
-    """The vectors of a worker's devices, for the operations of this package: arrays of CuPy, or of NumPy.
+    """The vectors of a worker's devices, for the operations of this package: arrays of CuPy or NumPy.
 
-    A vector is one array or a sequence of arrays (of any shape, contiguous) that count as one; see `Vectors.of`. They
-    are used in place. Their sums are combined in the dtype `exact`, in a buffer of the tensor's length in host or
-    device memory.
+    A vector is one array, or a sequence of arrays (contiguous, of any shape) that count as one; see `Vectors.of`. The
+    arrays are used in place. Their sums are combined in the dtype `exact`, in a buffer of the tensor's length in host
+    or device memory.
 
-    `transport`: one of `TRANSPORTS`, or 'auto', the first that all ranks can use; `note` says why not an earlier one.
-    All ranks of `levels.group` make the tensor, with equal numbers of devices and vectors. Operations see the work that
-    was queued before on CuPy's current streams, and are complete when they return.
+    `transport`: one of `TRANSPORTS`, or 'auto' for the first one that all ranks can use; `note` says why earlier ones
+    cannot be used. All ranks of `levels.group` make the tensor, with equal numbers of devices and vectors. Operations
+    see the work that was queued before on CuPy's current streams, and are complete when they return.
     """
 
     def __init__(self, vectors: Sequence[Any], levels: Levels, transport: str = "auto") -> None:
@@ -75,7 +76,7 @@ class DeviceTensor:
         )
         self.transport, self.note = _choose(transport, form, self.packers, self.group)
         self.packed_group: Any = self.group
-        """Its `allreduce_` and `broadcast_` take the packed buffers."""
+        """The group whose `allreduce_` and `broadcast_` accept the packed buffers."""
         if self.transport == "staged":
             self.packed = levels.tensor(self.length, everything.exact.name, len(self.packers))
             """The packed buffers, one for each packer."""
@@ -90,9 +91,9 @@ class DeviceTensor:
                 self._held.callback(self.packed_group.free)
 
     def pieces(self, group: Group, start: int, stop: int | None) -> list[tuple[int, int]]:
-        """The spans of the pieces in elements `start:stop`.
+        """Return the spans of the pieces in elements `start:stop`.
 
-        Raises LayoutError if these exceed the vectors, or if the tensor was not made for `group`.
+        Raises LayoutError if the elements exceed the vectors, or if the tensor was not made for `group`.
         """
         if group is not self.group:
             raise LayoutError("this tensor was made for another group: give the group of its Levels")
@@ -102,25 +103,25 @@ class DeviceTensor:
         return [(begin, min(begin + step, stop)) for begin in range(start, stop, step)]
 
     def fetch(self, op: str, start: int, stop: int) -> list[Wait]:
-        """Start: the buffers become `op` over the vectors."""
+        """Begin to set the buffers to `op` over the vectors."""
         return [
             device.pack(vectors, op, start, stop, buffer[start:stop])
             for (device, vectors), buffer in zip(self.packers, self.packed.vectors, strict=True)
         ]
 
     def fetch_first(self, start: int, stop: int) -> list[Wait]:
-        """Start: the first buffer becomes vector 0."""
+        """Begin to set the first buffer to vector 0."""
         return [self.packers[0].device.pack(self._first, "sum", start, stop, self.packed.vectors[0][start:stop])]
 
     def store(self, divisor: int, start: int, stop: int) -> list[Wait]:
-        """Start: all vectors become the buffers divided by `divisor`."""
+        """Begin to set all vectors to the buffers divided by `divisor`."""
         return [
             device.unpack(buffer[start:stop], divisor, vectors, start, stop)
             for (device, vectors), buffer in zip(self.packers, self.packed.vectors, strict=True)
         ]
 
     def close(self) -> None:
-        """Release the resources of devices and NCCL. The vectors are not changed."""
+        """Release the resources of the devices and of NCCL. The vectors are not changed."""
         self._held.close()
 
     def _pin(self) -> str:
@@ -134,7 +135,7 @@ class DeviceTensor:
 
 
 def _packers(everything: Vectors) -> tuple[Packer, ...]:
-    """Assign each vector to the first device that can access it; where none can, add the vector's own device."""
+    """Assign each vector to the first device that can access it, or else to the vector's own device."""
     found: list[tuple[Device, list[tuple[Any, ...]]]] = []
     for number, arrays in enumerate(everything.arrays):
         members = next((theirs for device, theirs in found if all(map(device.reaches, arrays))), None)
@@ -150,14 +151,14 @@ def _packers(everything: Vectors) -> tuple[Packer, ...]:
 def _device_of(array: Any) -> Device:
     if isinstance(array, np.ndarray):
         return HostDevice()
-    # Only now: CuPy takes seconds to start, and is not installed everywhere.
+    # This import is here because CuPy takes seconds to start and is not installed everywhere.
     from hybridps.tensor_collectives.devices.cuda import CudaDevice
 
     return CudaDevice(array.device.id)
 
 
 def _choose(wanted: str, form: str, packers: Sequence[Packer], group: Group) -> tuple[str, str]:
-    """The transport, equal on all ranks, and why it is not an earlier one of TRANSPORTS."""
+    """Return the transport, equal on all ranks, and why it is not an earlier one of TRANSPORTS."""
     if wanted not in ("auto", *TRANSPORTS):
         raise LayoutError(f"transport {wanted!r} is unknown: use one of auto, {', '.join(TRANSPORTS)}")
     own = _Facts(form, packers[0].device.gpu, _missing(packers, group))
@@ -185,7 +186,7 @@ def _choose(wanted: str, form: str, packers: Sequence[Packer], group: Group) -> 
 
 
 def _missing(packers: Sequence[Packer], group: Group) -> dict[str, str]:
-    """For each transport why this rank cannot use it."""
+    """Return, for each transport, why this rank cannot use it; empty if it can."""
     if len(packers) > 1:
         several = f"{len(packers)} devices that do not reach each other's memory"
         return {"nccl": several, "direct": several, "staged": ""}

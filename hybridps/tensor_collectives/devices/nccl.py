@@ -1,4 +1,4 @@
-"""Collectives of GPUs over NCCL: one rank for each GPU."""
+"""Collectives of GPUs over NCCL, with one rank for each GPU."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _TYPE_NAMES = {"float32": "NCCL_FLOAT32", "float64": "NCCL_FLOAT64", "int32": "N
 
 
 def missing() -> str:
-    """Why NCCL cannot be used by this process; empty if it can."""
+    """Return why this process cannot use NCCL; empty if it can."""
     return "" if nccl.available else "the NCCL library is not installed: pip install nvidia-nccl-cu12"
 
 
 class NcclGroup:
-    """`allreduce_` and `broadcast_` of a Group on CuPy arrays of GPU `number`, which no other rank uses.
+    """`allreduce_` and `broadcast_` of a Group on CuPy arrays of GPU `number`, which no other rank may use.
 
-    The ranks of `group` agree on it. Raises DeadlineError where a rank does not come to a collective in time, and
-    GroupError for an error of NCCL; it cannot be used after that.
+    All ranks of `group` make it. Operations raise DeadlineError if a rank does not join in time, and GroupError if NCCL
+    reports an error; the NcclGroup cannot be used after that.
     """
 
     def __init__(self, group: Group, number: int, deadline_seconds: float) -> None:
@@ -34,7 +34,7 @@ class NcclGroup:
         self.deadline_seconds = deadline_seconds
         own = list(nccl.get_unique_id()) if group.rank == 0 else []
         identity = allgather(group, own, list[int])[0]
-        # CuPy gives and takes it as bytes from version 14 on.
+        # CuPy takes the identity as bytes from version 14 on, and as a tuple before.
         kind = bytes if int(cupy.__version__.partition(".")[0]) >= 14 else tuple
         with cupy.cuda.Device(number):
             self._stream = cupy.cuda.Stream(non_blocking=True)
@@ -50,7 +50,7 @@ class NcclGroup:
         self._communicator.destroy()
 
     def _run(self, name: str, array: cupy.ndarray, last: int) -> None:
-        """Begin an operation in place, and wait for it. NCCL itself would wait for ever for a rank that is gone."""
+        """Begin an operation in place and wait for it. NCCL itself would wait forever for a rank that is gone."""
         kind = int(getattr(nccl, _TYPE_NAMES[np.dtype(array.dtype).name]))
         with array.device:
             address = array.data.ptr

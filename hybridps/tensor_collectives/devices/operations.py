@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from hybridps.tensor_collectives.devices.device_tensor import Device
 
 OfPiece = Callable[[int, int], list[Wait]]
-"""Starts what is done with elements `begin:end`."""
+"""Begins an operation on elements `begin:end`."""
 
 
 def allreduce_(tensor: DeviceTensor, group: Group, op: str = "sum", start: int = 0, stop: int | None = None) -> None:
     """Reduce elements `start:stop` of all vectors over all ranks, in place.
 
-    `op`: 'sum', 'max', 'min', or 'mean' over all vectors of all ranks (not of integers).
+    `op`: 'sum', 'max', 'min', or 'mean' over all vectors of all ranks. Integers do not allow 'mean'.
     """
     _reduce(tensor, group, None, op, start, stop, partial(tensor.store, _divisor(tensor, op)))
 
@@ -51,8 +51,8 @@ def broadcast_(tensor: DeviceTensor, group: Group, root: int = 0, start: int = 0
 def reduce_scatter(tensor: DeviceTensor, group: Group, out: Any, op: str = "sum") -> None:
     """Reduce all vectors over all ranks; rank r receives part r in `out`. The tensor is not changed.
 
-    `out`: an array of the tensor's kind in memory that the device of vector 0 can access, with
-    `part_sizes(length, group.size)[group.rank]` elements (else LayoutError). `op` as in `allreduce_`.
+    `out`: an array of the tensor's kind, in memory that the device of vector 0 can access, with `part_sizes(length,
+    group.size)[group.rank]` elements. Raises LayoutError otherwise. `op` as in `allreduce_`.
     """
     device, part, spans = _part(tensor, group, out, "out")
     first = spans[group.rank][0]
@@ -68,7 +68,7 @@ def reduce_scatter(tensor: DeviceTensor, group: Group, out: Any, op: str = "sum"
 def allgather_(tensor: DeviceTensor, group: Group, part: Any) -> None:
     """Fill all vectors with the parts of all ranks; the inverse of the scatter in `reduce_scatter`.
 
-    `part`: an array as `out` there (else LayoutError).
+    `part`: an array like `out` of `reduce_scatter`. Raises LayoutError otherwise.
     """
     device, own, spans = _part(tensor, group, part, "part")
     first = spans[group.rank][0]
@@ -127,9 +127,9 @@ def _pipeline(
 
 
 def _part(tensor: DeviceTensor, group: Group, array: Any, name: str) -> tuple[Device, Vectors, list[tuple[int, int]]]:
-    """The device of vector 0, `array` as a vector for it, and the spans of all parts.
+    """Return the device of vector 0, `array` as a vector for it, and the spans of all parts.
 
-    Raises LayoutError if `array` is not this rank's part.
+    Raises LayoutError if `array` cannot be this rank's part.
     """
     spans = check_part(tensor, group, array, name)
     device = tensor.packers[0].device
@@ -139,7 +139,7 @@ def _part(tensor: DeviceTensor, group: Group, array: Any, name: str) -> tuple[De
 
 
 def _divisor(tensor: DeviceTensor, op: str) -> int:
-    """Sums are divided when they are stored, so that a mean is rounded once."""
+    """Return what sums are divided by when they are stored. A mean is so rounded only once."""
     return tensor.group.size * tensor.count if op == "mean" else 1
 
 

@@ -1,4 +1,4 @@
-"""The ranks of a node: they share memory, meet at a barrier, and reduce straight out of each other's memory.
+"""The ranks of a node. They share memory, meet at a barrier, and reduce straight out of each other's memory.
 
 A caller uses `Node`, mostly through `Levels`.
 """

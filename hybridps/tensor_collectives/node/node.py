@@ -1,4 +1,4 @@
-"""Shared memory, barrier, votes and reductions of the ranks of a node."""
+"""Shared memory, barrier, votes and reductions for the ranks of a node."""
 
 from __future__ import annotations
 
@@ -23,27 +23,28 @@ if TYPE_CHECKING:
 
 GIVEN_UP = -1
 LEFT = -1
-"""Progress of a rank that takes part in nothing more."""
+"""The progress word of a rank that has left and takes part in no further operation."""
 
 SLEEP_SECONDS = 0.05
-"""How long a rank sleeps between two looks at the clock."""
+"""How long a rank sleeps before it checks the clock."""
 
 VOTE_TRIES = 300
-"""How often a vote looks at the counters before it sleeps: about 20 microseconds."""
+"""How often a vote reads the counters before it sleeps: for about 20 microseconds."""
 
 IN_PLACE = 7
-"""Where a plan says that blocks are combined in row 0."""
+"""The index in a plan that says whether blocks are combined in row 0."""
 
 VOTE_WORD = 2
-"""The first of four words of a rank's line: low and high of its last vote with an even and with an odd number."""
+"""The first of four words of a rank's line: low and high of its last vote with an even number, and of its last vote
+with an odd number."""
 
 
 class Node:
     """Shared memory and a barrier for the ranks of `group`, which all run on one host.
 
-    `names`: the ranks' numbers in the larger group, for messages. `alone`: whether there is no other node, so that a
-    single rank shares its memory with servers on the host. Raises LayoutError, on all ranks, where the ranks cannot
-    share memory.
+    `names`: the ranks' numbers in the larger group, for messages. `alone`: whether this is the only node; then even a
+    single rank shares its memory, with servers on the host. Raises LayoutError, on all ranks, if the ranks cannot share
+    memory.
     """
 
     def __init__(self, group: Group, names: Sequence[int], deadline_seconds: float, alone: bool = False) -> None:
@@ -54,18 +55,18 @@ class Node:
         self.size = group.size
         self.deadline_seconds = deadline_seconds
         self._counters = self._share(self.size * ALIGNMENT).view(np.int64)
-        """Each rank has a line: its meetings, or `GIVEN_UP`; its progress in an operation; its last two votes; and
-        where it found NaN or Inf."""
+        """A line for each rank, which only that rank writes: the count of its meetings, or `GIVEN_UP`; its progress in
+        an operation; its last two votes; and where it found NaN or Inf."""
         self._address = self._counters.ctypes.data
         self._met = 0
         self._votes = 0
         barrier.prepare()
 
     def rows(self, length: int, dtype: np.dtype, vectors: Sequence[int]) -> np.ndarray:
-        """Zeros of shape (sum of vectors, at least length), in shared memory. All ranks call it.
+        """Return zeros of shape (sum of vectors, at least length) in shared memory. All ranks call this.
 
         `vectors`: the number of rows of each rank. Rows begin at multiples of `ALIGNMENT` bytes. Raises LayoutError, on
-        all ranks, where the memory cannot be had.
+        all ranks, if the memory cannot be allocated.
         """
         step = ALIGNMENT // dtype.itemsize
         padded = -(-length // step) * step
@@ -77,7 +78,7 @@ class Node:
         return rows
 
     def meet(self, what: str = "a collective", asleep: bool = False, patience_seconds: float = 0.0) -> None:
-        """A barrier: return when all ranks of the node have called `meet` or `arrive`.
+        """Wait at a barrier until all ranks of the node have called `meet` or `arrive`.
 
         Raises DeadlineError that names a missing rank, or GroupError if a rank has given up. `asleep`: sleep instead of
         spinning, because the wait is long and others need the cores. `patience_seconds` is added to the deadline, so
@@ -90,27 +91,27 @@ class Node:
         self._wait(self._met, what, asleep, patience_seconds)
 
     def arrive(self) -> None:
-        """Count as one that has met, wake the ranks that wait for this one, and return at once."""
+        """Count this rank as having met, wake the ranks that wait for it, and return at once."""
         self._met += 1
         wait_for(self._counters, self.rank, self._met, 0, 0, 0)
         self._wake()
 
     def wait_for_rank(self, rank: int, what: str) -> None:
-        """As `meet` with `asleep`, but return as soon as that one rank has met or arrived."""
+        """Wait asleep until rank `rank` has met or arrived, whatever the others do. This rank counts as met."""
         self.arrive()
         self._wait(self._met, what, asleep=True, only=rank)
 
     def vote(self, low: int, high: int, patience_seconds: float = 0.0) -> tuple[int, int]:
-        """The smallest `low` and the largest `high` over the ranks of the node. All ranks call it.
+        """Return the smallest `low` and the largest `high` over the ranks of the node. All ranks call this.
 
-        Waits asleep after a short spin. Raises as `meet`.
+        It sleeps after a short spin. Raises the errors of `meet`.
         """
         if self.size == 1:
             return low, high
         self._met += 1
         self._votes += 1
-        # A rank writes these words again in the vote after the next one, which begins only when all ranks are in the
-        # next one: they have then read these.
+        # A rank writes these words again in the vote after the next one. That vote begins only when all ranks are in
+        # the next one, and have therefore read these words.
         word = VOTE_WORD + 2 * (self._votes % 2)
         cast_vote(self._counters, self.rank, self._met, word, low, high)
         self._wake()
@@ -121,16 +122,18 @@ class Node:
         return lowest, highest
 
     def plan(self, rows: Rows, code: int, start: int, stop: int, targets: tuple[int, int]) -> np.ndarray:
-        """What `combine_` needs to know, as int64: this rank, the operation (of `kernels.CODE`), this rank's part of
-        elements `start:stop`, the first and the last + 1 of the rows that get the result, whether NaN and Inf are
-        looked for, and whether blocks are combined in row 0.
+        """Return what `combine_` needs to know, as int64.
+
+        These are: this rank, the operation (of `kernels.CODE`), this rank's part of elements `start:stop`, the first
+        and the last + 1 of the rows that get the result, whether NaN and Inf are looked for, and whether blocks are
+        combined in row 0.
         """
         part = part_of(self.rank, self.size, start, stop, rows.itemsize)
         in_place = targets[0] == 0 and rows.row is not None
         return np.array([self.rank, code, *part, *targets, rows.looks, in_place], np.int64)
 
     def combine_(self, rows: Rows, plan: np.ndarray, divisor: float) -> None:
-        """Elements of rows become the combination of all rows, over `divisor`, as `plan` says.
+        """Replace elements of rows by the combination of all rows, divided by `divisor`, as `plan` says.
 
         Each rank combines its part of the elements.
         """
@@ -145,12 +148,15 @@ class Node:
             self._wait(came + 1, "the end of a collective")
 
     def note_not_finite(self, row: int, element: int) -> None:
-        """Say what this rank found in its part of a combination: a row with NaN or Inf (-1: none), and the element."""
+        """Note what this rank found in its part of a combination: a row with NaN or Inf (-1: none), and the element."""
         word = self.rank * LINE + NOT_FINITE_WORD
         self._counters[word : word + 2] = row + 1, element
 
     def first_not_finite(self, rows: tuple[int, int]) -> int | None:
-        """The first element of rows `first:last` in which the last combination found NaN or Inf, if it looked."""
+        """Return the first element of rows `first:last` in which the last combination found NaN or Inf.
+
+        Returns None if it found none, or did not look.
+        """
         lines = self._counters.reshape(self.size, LINE)[:, NOT_FINITE_WORD : NOT_FINITE_WORD + 2].tolist()
         return min((element for row, element in lines if rows[0] < row <= rows[1]), default=None)
 
@@ -159,12 +165,12 @@ class Node:
         self._counters[self.rank * LINE + 1] += 1
 
     def give_up(self) -> None:
-        """Make the other ranks fail soon: this rank will not complete its operation."""
+        """Make the other ranks fail soon, because this rank will not complete its operation."""
         self._counters[self.rank * LINE] = GIVEN_UP
         self._wake()
 
     def leave(self) -> None:
-        """This rank is done. Ranks that wait for it in an operation that it has not come to fail at once."""
+        """Leave the node. Ranks that wait for this rank in an operation that it has not joined fail at once."""
         self._counters[self.rank * LINE + 1] = LEFT
         self._wake()
 
@@ -175,7 +181,7 @@ class Node:
     def _wait(
         self, met: int, what: str, asleep: bool = False, patience_seconds: float = 0.0, only: int | None = None
     ) -> None:
-        """Return when the counters of all ranks, or of `only` one, have reached `met`."""
+        """Return when the counters of all ranks, or only that of rank `only`, have reached `met`."""
         end, seen, tries = math.inf, -1, 1 if asleep else TRIES
         first, last = (0, self.size) if only is None else (only, only + 1)
         while (missing := wait_for(self._counters, self.rank, met, tries, first, last)) >= 0:
@@ -184,7 +190,7 @@ class Node:
             now = time.monotonic()
             if self._counters[missing * LINE] == GIVEN_UP:
                 raise GroupError(f"rank {self.names[missing]} gave up {what} that rank {self.names[self.rank]} is in")
-            # It may have come and left since the look above, so its counter is read again.
+            # The rank may have met and left since its counter was read above, so it is read again.
             if self._counters[missing * LINE + 1] == LEFT and self._counters[missing * LINE] < met:
                 raise rank_ended(self.names[missing], self.names[self.rank], what)
             if self._counters[missing * LINE + 1] != seen:
@@ -192,12 +198,12 @@ class Node:
             if now > end:
                 self.give_up()
                 raise DeadlineError(
-                    f"rank {self.names[missing]} did not come to {what} of rank {self.names[self.rank]}, on the same "
+                    f"rank {self.names[missing]} did not reach {what} of rank {self.names[self.rank]}, on the same "
                     f"node, within {self.deadline_seconds:g} s"
                 )
 
     def _share(self, nbytes: int) -> np.ndarray:
-        """`nbytes` zeroed bytes (uint8) that rank 0 makes and all ranks map. Raises LayoutError on all ranks."""
+        """Return `nbytes` zeroed bytes (uint8) that rank 0 makes and all ranks map. Raises LayoutError on all ranks."""
         if self.size == 1 or not nbytes:
             return shared_memory(nbytes) if self._alone else private_memory(nbytes)
         memory, name, error = private_memory(0), "", ""
@@ -224,10 +230,10 @@ class Node:
 
 @lru_cache(maxsize=4096)
 def part_of(number: int, parts: int, start: int, stop: int, itemsize: int) -> tuple[int, int]:
-    """Part `number` of `parts` parts of elements `start:stop`, as equal as possible, cut between cache lines.
+    """Return part `number` of `parts` parts of elements `start:stop`, as equal as possible, cut between cache lines.
 
-    It is empty beyond the last part. Results are cached: for small ranges the computation would take as long as the
-    operation.
+    The part is empty if `number` is beyond the last part. Results are cached, because for small ranges the computation
+    would take as long as the operation.
 
     >>> part_of(1, 2, 0, 100, 4), part_of(2, 2, 0, 100, 4)
     ((48, 100), (100, 100))

@@ -1,4 +1,4 @@
-"""Where the answers of one chunk are written, and what is sent of them. Only the loop uses it."""
+"""Where the answers of one chunk are written, and how they are sent. Only the loop uses it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hybridps.ps.server.chunks.round import SENT, Outlets, cut
 
 
 class Answers:
-    """Memory for the answers of a chunk, `span` of a table, of a dtype. What is sent is written by `codec`.
+    """Memory for the answers of a chunk, `span` of a table. `codec` encodes the answers that are sent.
 
-    `kept_of`: memory of the whole chunk for the answers to a group, where those outlive the process.
+    `kept_of`: returns memory of the whole chunk for the answers to a group, if these outlive the process.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Answers:
         self._kept_of = kept_of
 
     def kept(self, group: int, start: int, stop: int) -> np.ndarray | None:
-        """Where the answer of elements `start:stop` to a group outlives the process, if it does."""
+        """Return where the answer of elements `start:stop` to a group outlives the process; None if it does not."""
         return None if self._kept_of is None else cut(self._kept_of(group), self._span.start, start, stop)
 
     def outlets(self, exchanges: Sequence[Exchange], start: int, stop: int) -> Outlets:
-        """Where the answer of elements `start:stop` is written. What is sent is written once for all groups."""
+        """Return where the answer of elements `start:stop` is written. What is sent is written once for all groups."""
         outlets: Outlets = {}
         sent: dict[tuple[int, int], np.ndarray] = {}
         written: set[int] = set()
@@ -52,7 +52,7 @@ class Answers:
             if targets is not None:
                 outlets[group] = [cut(target, begin, start, stop) for target in targets]
                 continue
-            # Groups that send the same part are in the same rounds, but for those of an earlier process.
+            # Groups that send the same part are in the same rounds, except for rounds of an earlier process.
             if each.reply is None and (kept := self.kept(group, begin, end)) is not None:
                 each.reply = kept
             elif each.reply is None:
@@ -65,7 +65,7 @@ class Answers:
         return outlets
 
     def sent(self, answer: Answer) -> list[Outcome]:
-        """The answer as it is sent; a worker encodes it if that changes it."""
+        """Return the answer as it is sent, or a task in which a worker thread encodes it."""
         values, codec = answer.values, self._codec
         if values is None or codec.exact:
             return [answer]

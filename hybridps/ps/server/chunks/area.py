@@ -1,4 +1,4 @@
-"""Where a worker thread notes how far the round is that it computes, in memory that outlives the process."""
+"""Where a worker thread records the progress of the round that it computes, in memory that outlives the process."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import numpy as np
 from hybridps.ps.rules.progress import KEEPS_SUM, LENGTH, WORD
 
 PLACE, RANGE, START, STOP, STEP, GROUPS, COUNT, SUMMED, WORDS = *range(3, 11), 16
-"""After the words of `Progress`: the chunk's place, the round's place among its ranges, its elements, its number for
-the rule, how many groups' values it has, its contributions, and 1 + the element whose block's sum is kept though
-nothing is changed."""
+"""The words after those of `Progress`: the chunk's place, the round's index among the chunk's ranges, its elements, its
+number for the rule, how many groups' values it has, its contributions, and 1 + the element whose block's sum is kept
+although nothing is being changed."""
 
 STOP_FIELD, STEP_FIELD, ROW_FIELD = 3, 4, 5
-"""Of the fields of a `Mark`, which is a row of int64. An entry is such a row after the number of its group."""
+"""Indices of fields of a `Mark`, which is a row of int64. An entry is the number of a group followed by such a row."""
 
 REFUSED, FAILED = -2, -3
-"""In the place of a row: the contribution was refused, or its round has failed."""
+"""Values in the field of the row: the contribution was refused, or its round has failed."""
 
 
 class Mark(NamedTuple):
-    """A contribution that counts in a round of elements `start:stop`: whose it is, and the round's number for the rule.
+    """A contribution that counts in a round of elements `start:stop`: its origin, and the round's number for the rule.
 
-    It had NaN or Inf in `row` at `element`, unless `row` is negative. It does not count if that is `REFUSED` or
-    `FAILED`. `values`: how many the group had brought of these elements with it, if the clock counts them.
+    It had NaN or Inf in `row` at `element`, unless `row` is negative. It does not count if `row` is `REFUSED` or
+    `FAILED`. `values`: how many contributions to these elements the group had made by then, if the clock counts them.
     """
 
     epoch: int
@@ -38,7 +38,7 @@ class Mark(NamedTuple):
 
 
 class Area(NamedTuple):
-    """Where a round is noted that is not complete."""
+    """The memory that records an incomplete round."""
 
     words: np.ndarray
     entries: np.ndarray
@@ -51,12 +51,12 @@ class Area(NamedTuple):
 
     @property
     def is_changed(self) -> bool:
-        """Whether the block there may be changed."""
+        """Whether the block at `next` may have been changed."""
         return bool(self.words[WORD] & 1)
 
     @property
     def is_summed(self) -> bool:
-        """Whether the sum of the block there is kept."""
+        """Whether the sum of the block at `next` is kept."""
         kept = self.is_changed and self.words[KEEPS_SUM]
         return bool(kept or self.words[SUMMED] == self.next + 1)
 
@@ -77,11 +77,11 @@ class Area(NamedTuple):
 
     @property
     def ids(self) -> list[tuple[int, ...]]:
-        """Group, epoch and request of each contribution."""
+        """The group, epoch and request of each contribution."""
         return [tuple(each) for each in self.entries[: self.words[COUNT], :3].tolist()]
 
     def move_to(self, other: Area) -> None:
-        """The round is noted elsewhere, with the sum of its next block if that is kept."""
+        """Record the round in another area, with the sum of its next block if that is kept."""
         other.words[WORD] = 0
         if self.is_summed:
             np.copyto(other.saved[0], self.saved[0])
@@ -93,6 +93,6 @@ class Area(NamedTuple):
 
 
 def write_marks(area: Area, marks: np.ndarray) -> None:
-    """The contributions of a round count, or were refused."""
+    """Mark the contributions of a round as counted or refused."""
     entries = area.entries[: area.words[COUNT]]
     marks[area.words[RANGE]][entries[:, 0]] = entries[:, 1:]

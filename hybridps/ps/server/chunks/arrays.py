@@ -12,7 +12,7 @@ from hybridps.ps.server.chunks.memory import ChunkMemory
 
 
 class ChunkArrays:
-    """The arrays of one chunk, `span` of a table. `memory` belongs to the worker `owner`."""
+    """The arrays of one chunk, `span` of a table. `memory` belongs to the worker thread `owner`."""
 
     def __init__(self, memory: ChunkMemory, span: Span, owner: int, budget: Budget) -> None:
         self._memory = memory
@@ -20,14 +20,14 @@ class ChunkArrays:
         self._owner = owner
         self._budget = budget
         self._puts: dict[tuple[int, int], int] = {}
-        """Of each group and its epoch, the last request that replaced an array."""
+        """For each group and epoch, the last request that replaced an array."""
 
     def restore(self) -> None:
-        """Know what was replaced before this process began."""
+        """Restore what was replaced before this process began."""
         self._puts = dict(self._memory.journal.puts_of())
 
     def pull(self, origin: Origin, array: int = 0) -> Task:
-        """Answer with the centre, as it is now, or with a state of the rule."""
+        """Return a task that answers with the current centre, or with a state of the rule."""
         memory = self._memory.arrays[array]
         values = np.empty(self._span.length, memory.dtype)
         self._budget.lend(values, ANSWER_BYTES)
@@ -35,7 +35,7 @@ class ChunkArrays:
         return Task(self._owner, lambda: np.copyto(values, memory), lambda result: [error_answer(done, result)])
 
     def put(self, origin: Origin, array: int, values: np.ndarray) -> Task:
-        """Replace the centre or a state of the rule, but once: a copy of the message may come after later ones."""
+        """Return a task that replaces the centre or a state of the rule. A copy of an old message changes nothing."""
         done, life = Answer(origin, self._span.chunk), (origin.group, origin.epoch)
         if origin.request <= self._puts.get(life, -1):
             return Task(self._owner, lambda: None, lambda result: [done])

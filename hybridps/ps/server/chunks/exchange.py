@@ -16,40 +16,40 @@ from hybridps.ps.rules.finite import refused_error
 from hybridps.ps.server.chunks.area import FAILED, REFUSED, Mark
 
 ANSWER_BYTES = 1024
-"""What the record of an answer takes beside its values, about."""
+"""About the memory that the record of an answer takes besides its values."""
 
 CONTRIBUTION_BYTES, RULE_BYTES = 1024, 384
-"""What the records of one take beside its values, about."""
+"""About the memory that the records of a contribution and of a rule take."""
 
 RULE_MOVES = 1 << 16
-"""Bytes that could be moved in the time that a rule more of a round takes, about."""
+"""About how many bytes could be moved in the time of one more rule in a round."""
 
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """A contribution and the answer to it, which is remembered in case that the contribution comes again."""
+    """A contribution and its answer, which is remembered in case the contribution arrives again."""
 
     part: Part
     contribution: Contribution
-    """Without values once it is over."""
+    """Without its values once the exchange is over."""
     held_bytes: int = 0
     is_computing: bool = False
-    """Whether it is wholly in a round."""
+    """Whether all of it is in a round."""
     rounds: int = 0
-    """How many rounds that it is in have not ended."""
+    """The number of rounds with parts of it that have not ended."""
     is_due: bool = False
-    """Whether it is answered when they have."""
+    """Whether it is answered when these have ended."""
     is_over: bool = False
-    """Whether it was answered, or will not be: its group has left, or the round is void."""
+    """Whether it was answered, or will not be, because its group has left or the round is void."""
     is_settled: bool = False
     """Whether the group has the answer."""
     reply: np.ndarray | None = None
-    """The answer that is sent; remembered where it could not be made again."""
+    """The answer that is sent. It is remembered if it could not be made again."""
     error: HybridPSError | None = None
 
 
 def error_answer(answer: Answer, result: Any) -> Answer:
-    """The answer, or the error if the task has failed."""
+    """Return the answer, or the error if the task has failed."""
     return replace(answer, values=None, error=result) if isinstance(result, HybridPSError) else answer
 
 
@@ -57,14 +57,14 @@ class Kept(NamedTuple):
     """What an earlier process has done with a contribution."""
 
     done: list[tuple[int, int]]
-    """Elements of it, from and to."""
+    """The spans of elements that are done."""
     error: HybridPSError | None
-    """What it is answered with: if nothing was done, as a later one has counted."""
+    """The error to answer with. If nothing was done, a later contribution has counted."""
     not_finite: list[tuple[int, int]]
 
 
 def kept_of(marks: Sequence[Mark], chunk: str, part: Part, origin: Origin) -> Kept:
-    """What was done with a contribution to `chunk`, by what is known of its group."""
+    """Return what was done with a contribution to `chunk`, according to the marks of its group."""
     if not marks:
         return Kept([], None, [])
     marks = [each for each in marks if each.epoch == origin.epoch and each.start < part.stop and part.start < each.stop]
@@ -82,7 +82,7 @@ def kept_of(marks: Sequence[Mark], chunk: str, part: Part, origin: Origin) -> Ke
 
 
 def error_of_late(chunk: str, origin: Origin) -> ServerError:
-    """The error for a copy of a contribution that comes after a later one."""
+    """Return the error for a copy of a contribution that arrives after a later one."""
     return ServerError(
         f"the answer to request {origin.request} for {chunk} was lost, and a later one has counted: have one exchange "
         "of a chunk under way at a time"
@@ -90,5 +90,5 @@ def error_of_late(chunk: str, origin: Origin) -> ServerError:
 
 
 def bytes_of(contribution: Contribution) -> int:
-    """Of its values, as they came."""
+    """Return the bytes of its values, as they were received."""
     return sum(row.nbytes for row in contribution.rows)

@@ -1,8 +1,7 @@
-"""What of a table outlives its server: its values, which contributions count, and the round that each worker computes.
+"""The journal of a table: its values, the marks, and the progress of each worker thread, which outlive the server.
 
-A server may be killed at any instruction. The next one undoes the block of a round that was being changed, and goes on
-there when the contributions of that round come again. The loop makes journals and restores them; a chunk's worker
-writes.
+A server may be killed at any instruction. The next one undoes the block that was being changed, and continues the round
+there when its contributions arrive again. The loop makes and restores journals; a chunk's worker thread writes.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ from hybridps.ps.server.chunks.round import Round
 log = logging.getLogger("hybridps.ps")
 
 RANGES = 512
-"""Ranges of a chunk whose last rounds are remembered: more than the parts that a group may have under way there."""
+"""The ranges of a chunk whose last rounds are remembered: more than the parts that a group may have under way."""
 
 CUTS = 64
-"""Rounds of a table that wait to be gone on with, at most: one for each worker and death."""
+"""The largest number of cut rounds of a table that wait to be continued: one for each worker thread and death."""
 
 
 class TableJournal:
-    """Of what one server has of a table, for `groups`, computed by `workers`.
+    """The journal of one server's part of a table, for `groups` groups and `workers` worker threads.
 
-    `make` gives memory (uint8) of a name and size, with what it had when the last process ended; else zeros. `budget`
-    is charged with that of replies.
+    `make` returns memory (uint8) by name and size, with its content from the last process, or else zeros. `budget` is
+    charged for replies.
     """
 
     def __init__(
@@ -70,14 +69,14 @@ class TableJournal:
         self.arrays = [array(f"array {number}", dtype, elements) for number in range(1 + rule.states)]
         """The centre and the states of the rule."""
         self.initialised = array("initialised", "i8", chunks)
-        """Of each chunk, whether its initial values are there."""
+        """For each chunk, whether its initial values are there."""
         self._puts = array("puts", "i8", chunks, groups, 2)
-        """Epoch of each group of a chunk, and 1 + the last request that replaced one of its arrays."""
+        """For each chunk and group, the epoch, and 1 + the last request that replaced one of the chunk's arrays."""
         self._marks = array("marks", "i8", RANGES, chunks, groups, len(Mark._fields))
         self._used = array("used", "i8", chunks)
-        """How many of its ranges each chunk has used."""
+        """For each chunk, how many of its ranges are used."""
         self._began_after = array("began after", "i8", chunks)
-        """Of each chunk, the number of its last round for the rule in the snapshot that it is from, or 0."""
+        """For each chunk, the number of its last round for the rule in the snapshot that it is from, or 0."""
         blocks = dtype in COMPILED and type(rule).load is Rule.load
         rows = 1 if rule.centre_is_answer else 2 + rule.states
         areas = workers + CUTS
@@ -88,32 +87,31 @@ class TableJournal:
         self._workers = workers
         self._budget = budget
         self._replies: dict[int, np.ndarray] = {}
-        """Of each group."""
+        """The memory of the replies to each group."""
         self._step = step
         self._elements, self._dtype = elements, dtype
 
     def reply(self, part: slice, group: int) -> np.ndarray:
-        """Where answers to a group are written before they are sent, if they cannot be made again: those of a part of
-        this server's elements."""
+        """Return where answers to a group are written, for `part` of this server's elements, if they are kept."""
         if group not in self._replies:
             self._replies[group] = self._make_array(f"reply {group}", self._dtype, self._elements)
             self._budget.take(self._replies[group].nbytes)
         return self._replies[group][part]
 
     def close(self) -> None:
-        """The table is not used any more."""
+        """Give back the memory of replies. The table is not used any more."""
         self._budget.take(-sum(reply.nbytes for reply in self._replies.values()))
         self._replies.clear()
 
     def used(self) -> list[int]:
-        """The places of chunks that have had a round or a put, or have initial values."""
+        """Return the places of chunks that have had a round or a put, or have initial values."""
         busy = (self._used > 0) | (self.initialised > 0) | self._puts[..., 1].any(axis=1)
         return [int(place) for place in np.flatnonzero(busy)]
 
     def restore(self, first_of: Callable[[int], int]) -> None:
-        """Undo the blocks that were being changed. `first_of`: the first element of the chunk in a place.
+        """Undo the blocks that were being changed. `first_of`: returns the first element of the chunk in a place.
 
-        To be called before anything is computed.
+        Call this before anything is computed.
         """
         for area in self._areas[: self._workers]:
             if not area.words[WORD]:
@@ -139,23 +137,24 @@ class TableJournal:
                 area.move_to(free)
 
     def of_chunk(self, place: int, worker: int) -> ChunkJournal:
-        """The journal of the chunk in a place, which that worker computes."""
+        """Return the journal of the chunk in a place, which that worker thread computes."""
         cuts = [area for area in self._areas[self._workers :] if area.words[WORD] and area.words[PLACE] == place]
         used, puts = self._used[place : place + 1], self._puts[place]
         began_after = self._began_after[place : place + 1]
         return ChunkJournal(place, self._marks[:, place], used, puts, self._areas[worker], cuts, began_after)
 
     def _free(self, area: Area) -> Area | None:
-        """Where a cut round can wait: where it waits already, or anywhere."""
+        """Return where a cut round can wait: where it waits already, or in any free area."""
         cuts = self._areas[self._workers :]
         same = [cut for cut in cuts if cut.words[WORD] and cut.range == area.range and cut.ids == area.ids]
         return next(iter([*same, *(cut for cut in cuts if not cut.words[WORD])]), None)
 
 
 class ChunkJournal:
-    """Of one chunk, in a `place` of its table. `marks`: of each range and group, of `used[0]` ranges so far. `cuts`:
-    rounds to be gone on with. `puts`: epoch of each group, and 1 + its last request that replaced an array.
-    `began_after[0]`: the number of the last round for the rule in the snapshot that it is from."""
+    """The journal of one chunk, in a `place` of its table. `marks`: by range and group, for `used[0]` ranges so far.
+    `cuts`: rounds to be continued. `puts`: the epoch of each group, and 1 + its last request that replaced an array.
+    `began_after[0]`: the number of the last round for the rule in the snapshot that it is from.
+    """
 
     def __init__(
         self,
@@ -177,7 +176,7 @@ class ChunkJournal:
         latest = [max(row.tolist(), key=itemgetter(STEP_FIELD)) for row in marks[: used[0]]]
         ranges = sorted((mark[STEP_FIELD], index) for index, mark in enumerate(latest))
         self._ranges = {Mark(*latest[index])[2:4]: index for _, index in ranges}
-        """Where each range is, the one of the oldest round first."""
+        """The index of each range, beginning with the range of the oldest round."""
 
     @property
     def is_cut(self) -> bool:
@@ -185,11 +184,11 @@ class ChunkJournal:
         return bool(self._cuts)
 
     def begin_after(self, step: int) -> None:
-        """The chunk is from a snapshot, after its round number `step` for the rule."""
+        """Note that the chunk is from a snapshot, after its round number `step` for the rule."""
         self._began_after[0] = step
 
     def counted(self) -> dict[int, list[Mark]]:
-        """The contributions of each group that count."""
+        """Return the contributions of each group that count."""
         found: dict[int, list[Mark]] = {}
         for row in self._marks[: self._used[0]]:
             for group in np.flatnonzero(row[:, STOP_FIELD]):
@@ -197,24 +196,24 @@ class ChunkJournal:
         return found
 
     def cut(self, complete: Round) -> Area | None:
-        """What an earlier process has noted of this round, if it has begun it."""
+        """Return what an earlier process has recorded of this round, if it has begun it."""
         if not self._cuts:
             return None
         ids, elements = {each.origin[1:] for each in complete.counted}, (complete.start, complete.stop)
         return next((cut for cut in self._cuts if cut.range == elements and not ids.isdisjoint(cut.ids)), None)
 
     def put(self, group: int, epoch: int, request: int) -> None:
-        """A request of a group has replaced an array."""
+        """Note that a request of a group has replaced an array."""
         self._puts[group, 1] = 0
         self._puts[group, 0] = epoch
         self._puts[group, 1] = request + 1
 
     def puts_of(self) -> list[tuple[tuple[int, int], int]]:
-        """Group and epoch of those that have replaced an array, each with the last request that did."""
+        """Return the groups and epochs that have replaced an array, each with the last request that did."""
         return [((group, int(epoch)), int(last) - 1) for group, (epoch, last) in enumerate(self._puts) if last]
 
     def begin(self, complete: Round, step: int, groups: int) -> None:
-        """A round begins, with this number for the rule, and the values of so many groups."""
+        """Begin a round, with this number for the rule, and the values of `groups` groups."""
         area, start, stop, marks = self._area, complete.start, complete.stop, []
         for each, number in zip(complete.counted, complete.values, strict=True):
             marks.append((*each.origin[1:], start, stop, step, -1, 0, number))
@@ -233,13 +232,13 @@ class ChunkJournal:
         area.words[WORD] = 2 * (start + 1)
 
     def go_on(self, cut: Area) -> None:
-        """A round goes on that an earlier process has begun."""
+        """Continue a round that an earlier process has begun."""
         cut.move_to(self._area)
         self._cuts = [each for each in self._cuts if each is not cut]  # their arrays cannot be compared
 
     @property
     def length(self) -> int:
-        """How many elements the block has whose sum is kept."""
+        """The number of elements of the block whose sum is kept."""
         return int(self._area.words[LENGTH])
 
     @property
@@ -257,11 +256,11 @@ class ChunkJournal:
         return self._area.step
 
     def progress(self, start: int) -> Progress:
-        """Where to note how far the round is, from element `start` on."""
+        """Return where to record the progress of the round, from element `start` on."""
         return Progress(self._area.words, self._area.saved, start, bool(self._area.words[SUMMED] == start + 1))
 
     def last_step(self) -> tuple[int, set[tuple[int, int]]]:
-        """The number of the last round for the rule, and the elements that were in it; none before the first round."""
+        """Return the number of the last round for the rule, and its elements; none if a snapshot has that round."""
         marks = [mark for marks in self.counted().values() for mark in marks]
         steps = [(mark.step, mark.start, mark.stop) for mark in marks]
         steps += [(cut.step, *cut.range) for cut in self._cuts]
@@ -276,34 +275,34 @@ class ChunkJournal:
                 entry[1 + ROW_FIELD : 3 + ROW_FIELD] = found[int(entry[0])]
 
     def refuse(self, groups: Iterable[int]) -> None:
-        """The contributions of these groups do not count, from the next block on."""
+        """Note that the contributions of these groups do not count, from the next block on."""
         for entry in self._area.entries[: self._area.words[COUNT]]:
             if int(entry[0]) in groups:
                 entry[1 + ROW_FIELD] = REFUSED
 
     def fail(self) -> None:
-        """The round under way, if one is, has ended with an error, which all of its groups are told."""
+        """End the round under way, if there is one, with an error, which all of its groups are told."""
         if self._area.words[WORD]:
             self._area.entries[: self._area.words[COUNT], 1 + ROW_FIELD] = FAILED
             self.end()
 
     def save(self, arrays: Sequence[np.ndarray], start: int) -> None:
-        """Until `end`, the next process puts these values back into the arrays of the chunk, which begins there."""
+        """Save values that the next process puts back into the chunk's arrays, which begin at `start`, until `end`."""
         self._area.words[PLACE : SUMMED + 1] = self._place, 0, start, start + len(arrays[0]), 0, 0, 0, 0
         self.progress(start).begin((arrays[0], *arrays), len(arrays[0]))
 
     def notes(self) -> dict[int, tuple[int, int]]:
-        """Of the groups in the round that were refused, or have NaN or Inf: row and element, as in `Mark`."""
+        """Return, for groups in the round that were refused or have NaN or Inf, the row and element, as in `Mark`."""
         fields = self._area.entries[: self._area.words[COUNT], [0, 1 + ROW_FIELD, 2 + ROW_FIELD]].tolist()
         return {group: (row, element) for group, row, element in fields if row != -1}
 
     def end(self) -> None:
-        """The round is over, and the contributions count, but for those that were refused."""
+        """End the round. Its contributions count, except for those that were refused."""
         write_marks(self._area, self._marks)
         self._area.words[WORD] = 0
 
     def forget(self, group: int | None = None) -> None:
-        """Rounds that an earlier process has begun are not gone on with: those of this group alone, or all."""
+        """Do not continue cut rounds of an earlier process: those with only this group's contributions, or all."""
         for cut in self._cuts:
             if group is None or {each[0] for each in cut.ids} == {group}:
                 cut.words[WORD] = 0
@@ -311,6 +310,6 @@ class ChunkJournal:
 
 
 def _overlap(contribution: Contribution) -> bool:
-    """Whether the answer may be written where the values lie."""
+    """Return whether the answer may be written where the values lie."""
     rows = [row for row in contribution.rows if isinstance(row, np.ndarray)]
     return any(np.may_share_memory(row, target) for row in rows for target in contribution.targets or ())

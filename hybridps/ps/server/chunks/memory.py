@@ -1,4 +1,4 @@
-"""The memory of a chunk. Only the worker that owns the chunk uses it, so nothing is locked."""
+"""The memory of a chunk. Only the worker thread that owns the chunk uses it, so nothing is locked."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from hybridps.ps.server.chunks.round import Refused, Round, cut, mark_not_finite
 
 
 class ChunkMemory:
-    """The centre of a chunk and the state of its rule: flat arrays of equal length and dtype.
+    """The centre of a chunk and the states of its rule: flat arrays of equal length and dtype.
 
-    `start`: the chunk's first element in the flat buffer; elements are counted there. `refuses`: values with NaN or
-    Inf do not count; else they do, and their contribution notes it. `shape`: of what is not padding. `whole_bytes`: of
-    all chunks here. The values of a round are added in the order of their groups, whenever they come: the same values
-    make the same bits.
+    `start`: the chunk's first element in the flat buffer, by which elements are numbered. `refuses`: whether values
+    with NaN or Inf do not count; otherwise they count, and their contribution notes it. `shape`: without padding.
+    `whole_bytes`: the size of all chunks here. The values of a round are added in the order of their groups, whenever
+    they arrive, so that the same values give the same bits.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class ChunkMemory:
         self._shape = shape
         self._whole_bytes = whole_bytes
         self.journal: ChunkJournal | NoJournal = NoJournal()
-        """Of what outlives the process."""
+        """Records what outlives the process."""
         self.steps = 0
         """The number of the last round for the rule; 0 before the first one."""
         self._computed: list[tuple[int, int]] = []
-        """Elements whose last round is number `steps`, as runs."""
+        """The elements whose last round is number `steps`, as spans."""
         self._loaded: Callable[[Any, int, np.ndarray], None] | None = None
-        """What updates the chunk, if it is not the compiled rule."""
+        """Updates the chunk, if the compiled rule does not."""
 
     def reset_(self, initial: np.ndarray | None) -> None:
-        """Initial values, or zeros, become the centre. Raises NotFiniteError, and changes nothing.
+        """Set the centre to initial values, or to zeros, and the states to zeros.
 
-        Raises ServerError if the rule cannot be loaded.
+        Raises NotFiniteError, and changes nothing; raises ServerError if the rule cannot be loaded.
         """
         if initial is not None and self._refuses:
             check_finite(initial, self.name)
@@ -73,8 +73,8 @@ class ChunkMemory:
         self._load()
 
     def restore(self) -> None:
-        """Go on with what the process before has left. Raises ServerError if the rule cannot be loaded."""
-        if type(self.rule).load is not Rule.load:  # what it loads begins with states of its own
+        """Continue from what the previous process has left. Raises ServerError if the rule cannot be loaded."""
+        if type(self.rule).load is not Rule.load:  # what it loads begins with its own states
             before = [array.copy() for array in self.arrays]
             self.journal.save(before, self._start)
             self._load()
@@ -85,16 +85,16 @@ class ChunkMemory:
         self._computed = [*ranges] or [self._whole]
 
     def begin_from(self, arrays: Sequence[np.ndarray], step: int) -> None:
-        """Take the centre and the states from a snapshot, after round number `step`. Raises as `reset_`."""
+        """Take the centre and the states from a snapshot, after round number `step`. Raises the errors of `reset_`."""
         self.reset_(arrays[0])
-        for array, values in zip(self.arrays, arrays, strict=True):  # what a rule loads begins with states of its own
+        for array, values in zip(self.arrays, arrays, strict=True):  # a loaded rule begins with its own states
             np.copyto(array, values)
         self.steps, self._computed = step, [self._whole]
         self.journal.begin_after(step)
 
     @property
     def is_cut(self) -> bool:
-        """Whether a part of a round is in it that an earlier process has begun."""
+        """Whether it has a part of a round that an earlier process has begun."""
         return self.journal.is_cut
 
     @property
@@ -117,7 +117,7 @@ class ChunkMemory:
         np.copyto(self.arrays[array], values)
 
     def add_(self, complete: Round) -> Refused:
-        """Add contributions of the whole chunk to what was added early. Who is refused."""
+        """Add contributions of the whole chunk to the early sum. Returns the groups that are refused."""
         early = complete.early
         total = early.rows[0] if early.rows else np.empty_like(self.centre)
         early.groups, refused = self.sum_(complete, total)
@@ -126,7 +126,7 @@ class ChunkMemory:
         return refused
 
     def sum_(self, complete: Round, out: np.ndarray) -> tuple[int, Refused]:
-        """`out` becomes the sum of a round. Of how many groups, and who is refused."""
+        """Set `out` to the sum of a round. Returns how many groups it has, and the groups that are refused."""
         start, stop, early = complete.start, complete.stop, complete.early
         refused = self._refused(complete.contributions, start, stop) if self._refuses else {}
         taken = [each for each in complete.contributions if each.origin.group not in refused]
@@ -141,10 +141,11 @@ class ChunkMemory:
         return early.groups + sum(each.groups for each in taken), refused
 
     def apply_(self, complete: Round) -> Refused:
-        """Update the elements of a round, and write the answer to the outlets. Who is refused.
+        """Update the elements of a round, and write the answer to the outlets. Returns the groups that are refused.
 
-        The rule runs on the values of all groups up to the block in which one of them is not finite, and goes on from
-        there without that group. Where that is not refused, it is noted whose they are: the answer may replace them.
+        The rule runs on the values of all groups up to the block in which one of them is not finite, and continues from
+        there without that group. If such values are not refused, it is noted whose they are, because the answer may
+        replace them.
         """
         try:
             return self._apply_blocks_(complete) if self._loaded is None else self._apply_loaded_(complete)
@@ -153,7 +154,7 @@ class ChunkMemory:
             raise
 
     def _apply_blocks_(self, complete: Round) -> Refused:
-        """The same, block by block."""
+        """Do this block by block, with the compiled rule."""
         start, stop, early = complete.start, complete.stop, complete.early
         left = {each.origin.group: each for each in complete.contributions}
         refused: Refused = {}
@@ -169,7 +170,7 @@ class ChunkMemory:
             outlets = {group: arrays for group, arrays in complete.outlets.items() if group not in refused}
             targets = [cut(array, start, begin, end) for arrays in outlets.values() for array in arrays]
             if not (early.rows or left) or not (groups or self.rule.separate):  # no values, or values of no group
-                if not self.rule.separate:  # else nobody is left to be answered
+                if not self.rule.separate:  # otherwise there is nobody left to answer
                     self.give_(begin, end, targets)
                 begin, end = end, stop
                 continue
@@ -191,13 +192,13 @@ class ChunkMemory:
                 for group in bad:
                     del left[group]
                 self.journal.refuse(bad)
-                if not bad:  # all are finite, but for their sum
+                if not bad:  # all are finite, but their sum is not
                     end, check = block_end, False
         self.journal.end()
         return refused
 
     def _apply_loaded_(self, complete: Round) -> Refused:
-        """The same, of the whole chunk, by what the rule has loaded."""
+        """Do this for the whole chunk, with what the rule has loaded."""
         total, refused = np.empty_like(self.centre), Refused()
         begin, goes_on = self._begin_(complete)
         self._known(complete, {}, refused, goes_on)
@@ -222,14 +223,15 @@ class ChunkMemory:
         return refused
 
     def _begin_(self, complete: Round) -> tuple[int, bool]:
-        """Begin a round, or go on with one: its first element that an earlier process has not done, and whether one has
-        begun it."""
+        """Begin or continue a round. Returns its first element that an earlier process has not done, and whether an
+        earlier process has begun it.
+        """
         start, stop, early = complete.start, complete.stop, complete.early
         known = self.journal.cut(complete)
         if known is not None:
             begin = known.next
             self.journal.go_on(known)
-            for targets in complete.outlets.values() if not self.rule.separate else ():  # else they were written
+            for targets in complete.outlets.values() if not self.rule.separate else ():  # otherwise they were written
                 self.give_(start, begin, [cut(target, start, start, begin) for target in targets])
             return begin, True
         groups = early.groups + sum(each.groups for each in complete.contributions)
@@ -239,8 +241,9 @@ class ChunkMemory:
         return start, False
 
     def _known(self, complete: Round, left: dict[int, Contribution], refused: Refused, goes_on: bool) -> bool:
-        """Take over what an earlier process has found in a round that goes on: who was refused, and whose values have
-        NaN or Inf though they count. Whether that is known of any."""
+        """Take over what an earlier process has found in a round that is continued: the groups that were refused, and
+        those whose values have NaN or Inf and count. Returns whether there are any of the latter.
+        """
         early = complete.early.refused
         if early:
             self.journal.refuse(early)
@@ -255,8 +258,9 @@ class ChunkMemory:
         return bool(noted) and not self._refuses
 
     def _progress(self, begin: int, end: int, groups: int) -> tuple[Progress | None, int, int]:
-        """Where to note how far elements `begin:end` of a round are, and where to stop if only the sum of a block of so
-        many groups is known."""
+        """Return where to record the progress of elements `begin:end`, where to stop, and how many groups count. If
+        only the sum of a block is known, it stops after that block.
+        """
         progress = self.journal.progress(begin)
         if progress is not None and progress.is_summed:
             return progress, min(end, begin + self.journal.length), self.journal.groups
@@ -266,36 +270,36 @@ class ChunkMemory:
     def take_(
         self, start: int, stop: int, answer: np.ndarray, centre: np.ndarray | None, targets: Iterable[np.ndarray]
     ) -> None:
-        """The answer of other servers to a round of these elements is kept, and written to the targets."""
+        """Keep the answer of other servers to a round of these elements, and write it to the targets."""
         np.copyto(self._kept(start, stop), answer)
         if centre is not None:
             np.copyto(cut(self.centre, self._start, start, stop), centre)
         self.give_(start, stop, targets)
 
     def give_(self, start: int, stop: int, targets: Iterable[np.ndarray]) -> None:
-        """Write what was kept of the last round of these elements to the targets."""
+        """Write the answer of the last round of these elements to the targets."""
         for target in targets:
             np.copyto(target, self._kept(start, stop))
 
     def forget(self, group: int | None = None) -> None:
-        """Rounds of an earlier process are not gone on with: those of this group alone, or all."""
+        """Do not continue rounds of an earlier process: those of this group alone, or all."""
         self.journal.forget(group)
 
     def _shaped(self, array: np.ndarray) -> np.ndarray:
-        """An array of the chunk in its shape, without padding."""
+        """Return an array of the chunk in its shape, without padding."""
         return array[: math.prod(self._shape)].reshape(self._shape)
 
     def _kept(self, start: int, stop: int) -> np.ndarray:
-        """The answer of the last round of these elements."""
+        """Return the answer of the last round of these elements."""
         return cut(self.centre if self.rule.answer_is_new_value else self._state[0], self._start, start, stop)
 
     def _refused(self, contributions: Iterable[Contribution], start: int, stop: int) -> Refused:
-        """Who brought NaN or Inf among elements `start:stop`."""
+        """Return the groups with NaN or Inf among elements `start:stop`."""
         begins, found = start - self._start, not_finite_of(contributions, start, stop)
         return {each.origin.group: NotFiniteError(not_finite(row, self.name, begins)) for each, _, row in found}
 
     def _advance(self, start: int, stop: int) -> None:
-        """Count the rounds: elements that are in one for the second time begin the next step of the rule."""
+        """Count rounds: when elements are in a round for the second time, the next step of the rule begins."""
         runs = self._computed
         if not self.steps or any(a < stop and start < b for a, b in runs):
             self.steps, self._computed = self.steps + 1, [(start, stop)]

@@ -8,32 +8,32 @@ from hybridps.ps.server.chunks.area import Mark
 
 
 class NoJournal:
-    """As `ChunkJournal`: it notes nothing but the number of the round, and no earlier process has left anything."""
+    """Replaces `ChunkJournal`. It records only the number of the round; no earlier process has left anything."""
 
     is_cut = False
     step = groups = length = 0
 
     def begin(self, complete: Any, step: int, groups: int) -> None:
-        """A round begins."""
+        """Begin a round."""
         self.step = step
 
     def nothing(self, *arguments: Any) -> None:
-        """What would be noted, or looked for."""
+        """Do nothing: there is nothing to record or to find."""
 
     begin_after = put = cut = go_on = progress = refuse = mark_not_finite = end = fail = forget = save = nothing
 
     def notes(self) -> dict[int, tuple[int, int]]:
-        """Nothing was noted."""
+        """Return no notes."""
         return {}
 
     def counted(self) -> dict[int, list[Mark]]:
-        """Nothing has counted before."""
+        """Return no contributions."""
         return {}
 
     def puts_of(self) -> list[tuple[tuple[int, int], int]]:
-        """Nothing was replaced before."""
+        """Return no replacements."""
         return []
 
     def last_step(self) -> tuple[int, set[tuple[int, int]]]:
-        """There was no round before."""
+        """Return that there was no round."""
         return 0, set()

@@ -1,4 +1,4 @@
-"""A round of a chunk as the loop hands it to a worker: its contributions, and where its answers are written."""
+"""A round of a chunk as the loop hands it to a worker thread: its contributions, and where its answers are written."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hybridps.ps.rules.finite import NotFiniteError, find_not_finite
 Cut = TypeVar("Cut", np.ndarray, Values)
 
 SENT = -1
-"""Stands for the groups that an answer is sent to."""
+"""Stands for all groups that an answer is sent to."""
 
 Outlets = dict[int, list[np.ndarray]]
 """Where answers are written, by group or `SENT`: arrays of the length of the round's elements."""
 
 Refused = dict[int, NotFiniteError]
-"""Groups whose values did not count, and why."""
+"""Groups whose values did not count, each with the error."""
 
 
 @dataclass
@@ -32,18 +32,18 @@ class EarlySum:
     """Contributions of a whole chunk that were added up before their round is complete: those of the first groups."""
 
     rows: Sequence[np.ndarray] = ()
-    """The sum, if any counts."""
+    """The sum, if any contribution counts."""
     groups: int = 0
     refused: Refused = field(default_factory=dict)
-    """Those of them that do not count."""
+    """Those of the groups that do not count."""
 
 
 class Round(msgspec.Struct, frozen=True, eq=False):
-    """Elements `start:stop` of a chunk whose round is complete, the sum of `early` and `contributions`.
+    """Elements `start:stop` of a chunk whose round is complete: the sum of `early` and `contributions`.
 
     The loop calls `finish` with the groups that were refused, or with the error that ended the round; it returns the
-    answers. `counted`: all contributions, also those that were added early. `values`: of each of these, how many its
-    group had brought with it, as the clock counts.
+    answers. `counted`: all contributions, including those that were added early. `values`: for each of these, how many
+    its group had made, if the clock counts them.
     """
 
     start: int
@@ -58,14 +58,14 @@ class Round(msgspec.Struct, frozen=True, eq=False):
 
 
 def cut(array: Cut, begins: int, start: int, stop: int) -> Cut:
-    """Elements `start:stop` of an array whose first element is number `begins`."""
+    """Return elements `start:stop` of an array whose first element is number `begins`."""
     return array[start - begins : stop - begins]
 
 
 def not_finite_of(
     contributions: Iterable[Contribution], start: int, stop: int
 ) -> Iterator[tuple[Contribution, int, np.ndarray]]:
-    """The contributions with NaN or Inf among elements `start:stop`, each with the first such row and its number."""
+    """Yield the contributions with NaN or Inf in elements `start:stop`, each with its first such row and number."""
     for each in contributions:
         for number, row in enumerate(map(decoded, rows_of(each, start, stop))):
             if not is_finite(row):
@@ -74,7 +74,7 @@ def not_finite_of(
 
 
 def mark_not_finite(contributions: Iterable[Contribution], start: int, stop: int) -> None:
-    """Note in those contributions where it is, once: a hostile group shall not fill memory with that."""
+    """Note in each contribution one place of NaN or Inf: a hostile group cannot fill memory with more."""
     for each, number, row in not_finite_of(contributions, start, stop):
         if not each.not_finite:
             each.not_finite.append((number, start + find_not_finite(row)))
@@ -85,7 +85,7 @@ def rows_of(contribution: Contribution, start: int, stop: int) -> list[Values]:
 
 
 def error_of_rules(name: str, contributions: Sequence[Contribution], start: int, stop: int) -> ServerError | None:
-    """The error for groups that do not update these elements with the same rules."""
+    """Return the error for groups that give different rules for these elements; None if they agree."""
     if not any(each.rules for each in contributions):
         return None
     first = contributions[0]

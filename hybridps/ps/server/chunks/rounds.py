@@ -1,4 +1,4 @@
-"""The rounds of one chunk: who has contributed what, who is answered, and what was answered. Only the loop uses it."""
+"""The rounds of one chunk: the contributions, who is answered, and what was answered. Only the loop uses it."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ from hybridps.ps.server.chunks.round import SENT, EarlySum, Round, error_of_rule
 from hybridps.ps.server.tables.registrations import Registrations
 
 STREAMED = 4
-"""Contributions that came over a network are added up as soon as so many follow each other: few are ever held."""
+"""Contributions from the network are added up as soon as this many groups in a row have sent theirs, so that few are
+held."""
 
 MOST_PARTS = 256
-"""Parts of a chunk that a group may have under way, or that its answers are remembered for."""
+"""The number of parts of a chunk that a group may have under way, or whose answers are remembered."""
 
 
 class Chunk:
-    """The bookkeeping of one chunk, `span` of a table. `memory` belongs to the worker `owner`. A root's.
+    """The bookkeeping of one chunk, `span` of a table, at a root. `memory` belongs to the worker thread `owner`.
 
-    `codec`, `reply_of`: as in `Answers`.
+    `codec`, `reply_of`: see `Answers`.
     """
 
     def __init__(
@@ -62,16 +63,16 @@ class Chunk:
         self._budget = budget
         self._answers = Answers(span, memory.centre.dtype, owner, budget, codec, reply_of)
         self._exchanges: dict[int, dict[Part, Exchange]] = {}
-        """Of each group, the oldest first: those under way, and those whose answers are remembered."""
+        """For each group, its exchanges under way and those whose answers are remembered, the oldest first."""
         self._early: EarlySum | None = None
         self.arrays = ChunkArrays(memory, span, owner, budget)
         self._stayed: set[int] = set()
-        """Groups that were lost, and of whom what counted is remembered."""
+        """Groups that were lost, and whose counted contributions are remembered."""
         self._earlier: dict[int, list[Mark]] = {}
         """The contributions of each group that counted before this process began."""
 
     def restore(self) -> None:
-        """Go on where the process before was killed. Raises ServerError if the rule cannot be loaded."""
+        """Continue where the previous process was killed. Raises ServerError if the rule cannot be loaded."""
         self.memory.restore()
         self._earlier = self.memory.journal.counted()
         self.arrays.restore()
@@ -80,7 +81,7 @@ class Chunk:
         self.rounds.restore_values(self.span.chunk, now)
 
     def contribute(self, contribution: Contribution) -> list[Outcome]:
-        """A contribution came: what is to be done, and who is answered. One that came before counts once."""
+        """Take in a contribution. Returns what is to be done and who is answered. A repeated one counts once."""
         origin, span = contribution.origin, contribution.span
         part = Part(origin.group, span.start, span.stop)
         mine = self._exchanges.setdefault(origin.group, {})
@@ -101,13 +102,13 @@ class Chunk:
             return self._answers.sent(Answer(origin, span.chunk, values, before.error, before.not_finite))
         verdicts = self.rounds.arrive(part, span.chunk, before.done)
         self.rounds.brought[part.group] += span.length
-        # The group has these answers. What it was told of more elements is kept: so a copy that comes late is known.
+        # The group has these answers. Answers about more elements are kept, so that a late copy is recognised.
         for other, known in [*mine.items()]:
             covered = part.start <= other.start and other.stop <= part.stop
             if known.is_over and (covered or len(mine) > 2 * MOST_PARTS):
                 del mine[other]
         mine[part] = known = Exchange(part, contribution, error=before.error)
-        # What lies in memory of the group is not counted.
+        # Values that lie in memory of the group are not charged.
         rules = len(contribution.rules) * RULE_BYTES
         self._hold(known, CONTRIBUTION_BYTES + rules + (0 if contribution.targets else bytes_of(contribution)))
         outcomes: list[Outcome] = [self._give([known], *each, lambda result: ()) for each in before.done]
@@ -117,7 +118,7 @@ class Chunk:
         return [*outcomes, *self._registrations.release()] if self._registrations.waits else outcomes
 
     def carry_out(self, verdict: Verdict) -> list[Outcome]:
-        """Compute a round, if there is one, and answer."""
+        """Compute the round of a verdict, if there is one, and answer."""
         start, stop = verdict.start, verdict.stop
         applied = [self._exchanges[part.group][part] for part in verdict.apply]
         answered = applied
@@ -143,7 +144,7 @@ class Chunk:
         if any(not each.contribution.rows for each in answered):
             self._early = None
         for each in [each for each in answered if each.is_over]:
-            # The group may be back, and bring the same part, before this round is computed.
+            # The group may be back and contribute the same part before this round is computed.
             self._release(self._exchanges[each.part.group].pop(each.part))
         return self._compute(complete) if differ is None else finish(differ)
 
@@ -153,13 +154,13 @@ class Chunk:
         return any(not known.is_over for mine in self._exchanges.values() for known in mine.values())
 
     def waits(self, group: int) -> bool:
-        """Whether a contribution of a group waits for others before it counts."""
+        """Return whether a contribution of a group waits for others before it counts."""
         return any(not known.is_over and not known.is_computing for known in self._exchanges.get(group, {}).values())
 
     def leave(self, group: int, stays: bool = False) -> None:
-        """What the group contributed to a round stays in it; its memory is its own again.
+        """Let a group go. Its contributions to a round stay in it; its memory is its own again.
 
-        `stays`: what counts is remembered, for its life may go on.
+        `stays`: remember what counts, because its life may continue.
         """
         self.memory.forget(group)
         mine = self._exchanges.get(group, {})
@@ -176,7 +177,7 @@ class Chunk:
                 self._hold(known, 0 if is_sent else bytes_of(left))
 
     def forget(self) -> None:
-        """There is no round under way any more: nobody is left to be answered."""
+        """Drop all rounds under way, because nobody is left to be answered."""
         for mine in self._exchanges.values():
             for known in mine.values():
                 self._release(known)
@@ -185,13 +186,13 @@ class Chunk:
         self.memory.forget()
 
     def settle(self, group: int, request: int) -> None:
-        """The group has all answers to its requests before that one."""
+        """Note that the group has all answers to its requests before `request`."""
         for known in self._exchanges.get(group, {}).values():
             if known.is_over and known.contribution.origin.request < request:
                 known.is_settled, known.reply = True, None
 
     def _compute(self, complete: Round) -> list[Outcome]:
-        """What a server does with a round that is complete: a root computes the rule."""
+        """Return what a server does with a complete round: a root computes the rule."""
         arrays = 1 + sum(len(each.rows) for each in complete.contributions) + sum(map(len, complete.outlets.values()))
         nbytes = arrays * (complete.stop - complete.start) * self.memory.centre.itemsize
         sends = SENT in complete.outlets
@@ -200,7 +201,7 @@ class Chunk:
         return [Task(self.owner, run, complete.finish, nbytes, sends, place)]
 
     def _again(self, mine: dict[Part, Exchange], part: Part, contribution: Contribution) -> list[Outcome] | None:
-        """What follows from a contribution that has come before; None for a new one. Raises ProtocolError."""
+        """Return what follows from a contribution that has arrived before; None for a new one. Raises ProtocolError."""
         origin, known = contribution.origin, mine.get(part)
         if known is not None and known.contribution.origin != origin:
             known = None
@@ -227,7 +228,7 @@ class Chunk:
         return None
 
     def _add_early(self) -> list[Outcome]:
-        """Add up contributions that came over the network and whose turn it is, if they are enough to be worth it."""
+        """Add up contributions from the network whose turn it is, if there are enough to be worth it."""
         run: list[Exchange] = []
         for group in sorted(self.rounds.members | {group for group, mine in self._exchanges.items() if mine}):
             known = self._exchanges.get(group, {}).get(Part(group, self.span.start, self.span.stop))
@@ -256,19 +257,19 @@ class Chunk:
         return [Task(self.owner, lambda: self.memory.add_(added), then)]
 
     def _answer(self, exchanges: Sequence[Exchange]) -> Task:
-        """Answer with what was kept of the last round; all have the same part."""
+        """Answer with what was kept of the last round. All exchanges have the same part."""
         _, start, stop = exchanges[0].part
         return self._give(exchanges, start, stop, partial(self._finish, (), exchanges))
 
     def _give(
         self, exchanges: Sequence[Exchange], start: int, stop: int, then: Callable[[Any], Iterable[Outcome]]
     ) -> Task:
-        """Write what was kept of the last round of these elements where the answers lie."""
+        """Write what was kept of the last round of these elements to the memory of the answers."""
         targets = [array for arrays in self._answers.outlets(exchanges, start, stop).values() for array in arrays]
         return Task(self.owner, partial(self.memory.give_, start, stop, targets), then)
 
     def _finish(self, applied: Sequence[Exchange], answered: Sequence[Exchange], result: Any) -> list[Outcome]:
-        """The round of some elements is over: `result` says who was refused, or what went wrong.
+        """End the round of some elements. `result` has the groups that were refused, or the error.
 
         A part may be in several rounds, which a rack ends in any order: it is answered when all have ended. A group may
         have left meanwhile, and be back with another contribution.
@@ -288,7 +289,7 @@ class Chunk:
         return outcomes
 
     def _release(self, known: Exchange) -> None:
-        """A contribution is over."""
+        """Mark a contribution as over, and free its memory."""
         known.is_over = True
         known.contribution = replace(known.contribution, rows=(), targets=None, rules=())
         if known.error is not None or not self.memory.rule.separate:
@@ -296,6 +297,6 @@ class Chunk:
         self._hold(known, -known.held_bytes)
 
     def _hold(self, known: Exchange, nbytes: int) -> None:
-        """So much more memory is used for a contribution."""
+        """Charge `nbytes` more for a contribution."""
         known.held_bytes += nbytes
         self._budget.take(nbytes)

@@ -1,9 +1,9 @@
 """Memory of a server that outlives its process.
 
-The first page of the file says where the log is. The log has a record for each call that changed anything, one after
-the other; what the records say is the state. So a call is made when the end of the log moves behind its record, and the
-log is replaced by a shorter one when the place of the log moves. Both are a store of eight aligned bytes, which a
-process that is killed has made or has not made, after all that it stored before.
+The first page of the file says where the log is. The log has one record for each call that changed anything, in order;
+the records determine the state. A call takes effect when the end of the log moves past its record. A shorter log
+replaces the log when the offset of the log changes. Each of these is one store of eight aligned bytes. A killed process
+has either made it or not, and has made all earlier stores before it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from hybridps.errors import ServerError
 from hybridps.ps.server.kept.pages import PAGE, Pages
 
 _LIVES, _LOG, _SERVED = range(3)
-"""Words of the first page: how many processes have opened the memory, the offset of the log, or 0, and 1 + the number
-of the last process that served, or 0."""
+"""The words of the first page: how many processes have opened the memory; the offset of the log, or 0; and 1 + the
+number of the last process that served, or 0."""
 
 _LENGTH, _END = range(2)
-"""The first words of a log, in bytes: how long it may become, and how long it is."""
+"""The first words of a log, in bytes: its capacity and its length."""
 _WORDS_BYTES = 16
 
 _PUT, _ARRAY, _FORGET = range(3)
 _RECORD = struct.Struct("=Bqq")
-"""What a record begins with: its kind, and the bytes of its key and of its value, which follow."""
+"""The beginning of a record: its kind, and the bytes of its key and of its value, which follow."""
 _PLACE = struct.Struct("=qq")
-"""The value of the record of an array: its offset and its bytes."""
+"""The value of an array's record: its offset and its bytes."""
 
 _LEAST_LOG_BYTES = 1 << 16
 
@@ -37,16 +37,16 @@ _LEAST_LOG_BYTES = 1 << 16
 class KeptMemory:
     """Small records and large arrays by name, which the next process finds as this one left them when it was killed.
 
-    It may be killed at any instruction: the next one sees each call as made or as not made. The memory is that of
-    `create`, and one process at a time uses it, in one thread. Any thread may write to the arrays.
+    The process may be killed at any instruction: the next one sees each call as either made or not made. `create` makes
+    the memory. One process at a time uses it, in one thread. Any thread may write to the arrays.
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Begin the next life of the memory behind a descriptor of `create`, which stays open."""
+        """Begin the next life of the memory behind a descriptor from `create`, which stays open."""
         self._pages = Pages(descriptor)
         self._records: dict[str, bytes] = {}
         self._arrays: dict[str, tuple[int, int]] = {}
-        """Offset and bytes of each."""
+        """The offset and bytes of each array."""
         self._head = self._pages.map(0, PAGE).view(np.int64)
         if self._head[_LOG] == 0:
             self._pages.keep_only(())
@@ -61,24 +61,23 @@ class KeptMemory:
 
     @classmethod
     def create(cls) -> int:
-        """A descriptor of new memory, which children inherit. The memory is gone with the last process that has it."""
+        """Return a descriptor of new memory, which children inherit. It vanishes with the last process that has it."""
         return os.memfd_create("hybridps-kept", 0)
 
     @staticmethod
     def last_serving_life(descriptor: int) -> int:
-        """The number of the last process that has called `mark_serving`, or -1. For one that does not open the
-        memory."""
+        """Return the number of the last process that has called `mark_serving`, or -1, without opening the memory."""
         return int.from_bytes(os.pread(descriptor, 8, 8 * _SERVED), sys.byteorder) - 1
 
     def mark_serving(self) -> None:
-        """This process has begun to serve."""
+        """Note that this process has begun to serve."""
         self._head[_SERVED] = self.life + 1
 
     def array(self, name: str, nbytes: int) -> np.ndarray:
-        """The array of this name (uint8, its start aligned to a page): zeros if it is new, else with its content.
+        """Return the array of this name (uint8, page-aligned): zeros if it is new, otherwise with its content.
 
-        Only pages that were written to take memory. Raises ServerError if there is one of another size, or no more
-        memory is to be had.
+        Only pages that were written take memory. Raises ServerError if there is one of another size, or if no memory is
+        left.
         """
         if name not in self._arrays:
             return self._new_array(name, nbytes)
@@ -90,30 +89,30 @@ class KeptMemory:
         return self._pages.map(offset, nbytes)
 
     def put(self, key: str, value: bytes) -> None:
-        """Keep a small record, in the place of an earlier one of this key. Raises ServerError without memory."""
+        """Keep a small record, which replaces an earlier one of this key. Raises ServerError if no memory is left."""
         self._append(_PUT, key, value)
 
     def get(self, key: str) -> bytes | None:
-        """The record of this key, if there is one."""
+        """Return the record of this key, if there is one."""
         return self._records.get(key)
 
     def values(self, prefix: str) -> list[bytes]:
-        """The records whose keys begin so, in the order in which they were last put."""
+        """Return the records whose keys begin with `prefix`, in the order in which they were last put."""
         return [value for key, value in self._records.items() if key.startswith(prefix)]
 
     def keys(self, prefix: str) -> list[str]:
-        """The keys of records that begin so, in the order in which they were last put."""
+        """Return the keys of records that begin with `prefix`, in the order in which they were last put."""
         return [key for key in self._records if key.startswith(prefix)]
 
     def forget(self, prefix: str) -> None:
-        """Drop all records and arrays whose names begin so. These arrays must no longer be used."""
+        """Drop all records and arrays whose names begin with `prefix`. These arrays must not be used any more."""
         places = [place for name, place in self._arrays.items() if name.startswith(prefix)]
         self._append(_FORGET, prefix, b"")
         for place in places:
             self._pages.give_back(*place)
 
     def close(self) -> None:
-        """Let go of the memory, but for the arrays that are still used, and of no descriptor. The last call."""
+        """Release the memory, except for arrays in use; the descriptor stays open. This is the last call."""
         self._head = self._words = np.zeros(0, np.int64)
         self._log = np.zeros(0, np.uint8)
 
@@ -128,19 +127,19 @@ class KeptMemory:
         return array
 
     def _append(self, kind: int, key: str, value: bytes) -> None:
-        """Make the change that a record says."""
+        """Make the change that a record describes."""
         record = _packed(kind, key, value)
         if int(self._words[_END]) + len(record) > self._log.nbytes:
             self._shorten_log(len(record))
         end = int(self._words[_END])
         self._log.data[end : end + len(record)] = record
-        self._words[_END] = end + len(record)  # from here on it is made
+        self._words[_END] = end + len(record)  # the change takes effect here
         self._apply(kind, key, value)
 
     def _apply(self, kind: int, key: str, value: bytes) -> None:
-        """Follow a record of the log."""
+        """Apply a record of the log."""
         if kind == _PUT:
-            self._records.pop(key, None)  # to the end of the order
+            self._records.pop(key, None)  # moves it to the end of the order
             self._records[key] = value
         elif kind == _ARRAY:
             self._arrays[key] = _PLACE.unpack(value)
@@ -161,7 +160,7 @@ class KeptMemory:
             self._apply(kind, self._log[key_at:value_at].tobytes().decode(), self._log[value_at:at].tobytes())
 
     def _shorten_log(self, room_bytes: int) -> None:
-        """Begin a new log with what is still valid, and room for as much again and more: this is seldom."""
+        """Begin a new log with the records that are still valid, and room for at least as much again. This is rare."""
         records = [_packed(_PUT, key, value) for key, value in self._records.items()]
         records += [_packed(_ARRAY, name, _PLACE.pack(*place)) for name, place in self._arrays.items()]
         live = b"".join(records)
@@ -175,7 +174,7 @@ class KeptMemory:
         self._log.data[_WORDS_BYTES : _WORDS_BYTES + len(records)] = records
         self._words[_LENGTH] = length
         self._words[_END] = _WORDS_BYTES + len(records)
-        self._head[_LOG] = offset  # from here on it is the log
+        self._head[_LOG] = offset  # the new log takes effect here
 
     def _open_log(self, offset: int, length: int) -> None:
         self._log = self._pages.map(offset, length)

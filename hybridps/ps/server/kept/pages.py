@@ -15,10 +15,10 @@ from hybridps.errors import ServerError
 
 PAGE = mmap.PAGESIZE
 HUGE_PAGE = 2 << 20
-"""Runs of at least so many bytes begin at a multiple of it, in the file and where they are mapped."""
+"""Runs of at least this many bytes begin at a multiple of it, in the file and where they are mapped."""
 
 _ENDLESS = 1 << 62
-"""Where the free pages behind the last used one end: the file grows as it is needed."""
+"""The end of the free pages after the last used one. The file grows as needed."""
 
 _MADV_COLLAPSE = 25  # Linux 6.1; not in Python's mmap
 _PROT_NONE, _MAP_FIXED, _MAP_NORESERVE = 0, 0x10, 0x4000
@@ -34,20 +34,20 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_
 
 
 class Pages:
-    """Gives out runs of pages of a file, and takes them back. Free pages hold zeros and take no memory.
+    """Allocates runs of pages of a file, and takes them back. Free pages hold zeros and take no memory.
 
-    Offsets are bytes, and multiples of `PAGE`. The first page is never given out. Call `keep_only` before `take`. All
-    methods raise ServerError where the system refuses.
+    Offsets are bytes, and multiples of `PAGE`. The first page is never allocated. Call `keep_only` before `take`. All
+    methods raise ServerError if the system refuses.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._free: list[tuple[int, int]] = []
-        """Start and stop of each run of free pages, in order. The last one has no end."""
+        """The start and stop of each run of free pages, in order. The last one has no end."""
         self._grow(PAGE)
 
     def keep_only(self, used: Iterable[tuple[int, int]]) -> None:
-        """Take all pages but these as free, and clear them. `used`: offset and bytes of each run."""
+        """Treat all pages except these as free, and clear them. `used`: offset and bytes of each run."""
         start, free = PAGE, []
         for offset, nbytes in sorted(run for run in used if run[1]):
             if start < offset:
@@ -58,7 +58,7 @@ class Pages:
         self._free = [*free, (start, _ENDLESS)]
 
     def take(self, nbytes: int) -> int:
-        """The offset of free pages for so many bytes, which are used from now on."""
+        """Return the offset of free pages for `nbytes`, which are used from now on."""
         size, step = _whole(nbytes), HUGE_PAGE if nbytes >= HUGE_PAGE else PAGE
         for number, (start, stop) in enumerate(self._free):  # noqa: B007 (the last run has no end)
             first = -(-start // step) * step
@@ -70,7 +70,7 @@ class Pages:
         return first
 
     def give_back(self, offset: int, nbytes: int) -> None:
-        """Clear pages that `take` gave out, and take them as free. Arrays on them must no longer be used."""
+        """Clear pages from `take`, and treat them as free. Arrays on them must not be used any more."""
         if nbytes == 0:
             return
         start, stop = offset, offset + _whole(nbytes)
@@ -84,11 +84,11 @@ class Pages:
         self._free.insert(following, (start, stop))
 
     def map(self, offset: int, nbytes: int) -> np.ndarray:
-        """The bytes at an offset (uint8), shared with all that map them. The mapping ends with the last array on it."""
+        """Return the bytes at an offset (uint8), shared with all that map them. It is unmapped with its last array."""
         if nbytes == 0:
             return np.zeros(0, np.uint8)
         access = mmap.PROT_READ | mmap.PROT_WRITE
-        # Not by mmap.mmap: each of them would hold a descriptor of the process.
+        # This avoids mmap.mmap, each of which would hold a descriptor of the process.
         place = _huge_place(nbytes) if nbytes >= HUGE_PAGE else None
         flags = mmap.MAP_SHARED | (0 if place is None else _MAP_FIXED)
         address = _libc.mmap(place, nbytes, access, flags, self._descriptor, offset)
@@ -97,11 +97,11 @@ class Pages:
         if place is not None:
             _libc.madvise(address, nbytes, mmap.MADV_HUGEPAGE)
         memory = (ctypes.c_uint8 * nbytes).from_address(address)
-        weakref.finalize(memory, _libc.munmap, address, nbytes).atexit = False  # other threads may still use it then
+        weakref.finalize(memory, _libc.munmap, address, nbytes).atexit = False  # at exit other threads may still use it
         return np.frombuffer(memoryview(memory), np.uint8)
 
     def _grow(self, size: int) -> None:
-        """Have the file be at least so long."""
+        """Make the file at least `size` bytes long."""
         if os.fstat(self._descriptor).st_size >= size:
             return
         try:
@@ -110,7 +110,7 @@ class Pages:
             raise _refused(f"kept memory cannot grow to {size} bytes", error.errno or 0) from None
 
     def _clear(self, start: int, stop: int) -> None:
-        """Give the memory of these pages back to the system; they hold zeros then."""
+        """Give the memory of these pages back to the system. They then hold zeros."""
         if start >= stop:
             return
         if _libc.fallocate(self._descriptor, _KEEP_SIZE_AND_PUNCH_HOLE, start, stop - start) != 0:
@@ -118,19 +118,19 @@ class Pages:
 
 
 def gather(array: np.ndarray) -> None:
-    """Have a large array that was mapped lie on huge pages, where the system can (Linux 6.1). All of it takes memory.
+    """Move a large mapped array to huge pages, if the system can (Linux 6.1). All of the array then takes memory.
 
-    Where the system gives shared memory no huge pages of itself, as usual, this is how to get them. It takes some
-    milliseconds for each 10 MB; other threads may use the array meanwhile.
+    The system usually gives shared memory no huge pages by itself. This takes some milliseconds for each 10 MB; other
+    threads may use the array meanwhile.
     """
     nbytes, address = array.nbytes // HUGE_PAGE * HUGE_PAGE, array.__array_interface__["data"][0]
     if nbytes:
-        array.view(np.uint8)[:nbytes:HUGE_PAGE].max()  # the system gathers around a page that is there
+        array.view(np.uint8)[:nbytes:HUGE_PAGE].max()  # the system gathers around a page that exists
         _libc.madvise(address, nbytes, _MADV_COLLAPSE)
 
 
 def _huge_place(nbytes: int) -> int | None:
-    """Where a mapping of so many bytes begins with a huge page; None if the system has no such place."""
+    """Return where a mapping of `nbytes` begins with a huge page; None if the system has no such place."""
     size = _whole(nbytes)
     access, flags = _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     begin = _libc.mmap(None, size + HUGE_PAGE, access, flags, -1, 0)
@@ -144,7 +144,7 @@ def _huge_place(nbytes: int) -> int | None:
 
 
 def _whole(nbytes: int) -> int:
-    """Bytes, rounded up to pages."""
+    """Return `nbytes` rounded up to whole pages."""
     return -(-nbytes // PAGE) * PAGE
 
 

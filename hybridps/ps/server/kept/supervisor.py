@@ -1,4 +1,4 @@
-"""Starts a server again when its process dies. The new process is forked, so nothing has to be imported again."""
+"""Starts a server again when its process dies. The new process is forked, so that nothing has to be imported again."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from hybridps.processes import die_with_parent
 from hybridps.ps.server.kept.memory import KeptMemory
 
 _FAILED_STARTS = 3
-"""A server that dies so many times in a row before it serves would do so for ever."""
+"""A server that dies so many times in a row before it serves would do so forever."""
 
 
 def supervise(serve_life: Callable[[KeptMemory], int], restarts: int, say: Callable[[str], None]) -> int:
-    """Run `serve_life` in a child process, and again in a new one when that dies; returns the exit status of the last.
+    """Run `serve_life` in a child process, and again in a new one when that dies. Returns the last exit status.
 
-    Each child opens the same kept memory, tells it when it serves, and ends with what `serve_life` returns, or with
-    `MISUSED` and a line where it raises HybridPSError. One that is killed by a signal, or ends with another status than
-    0 and `MISUSED`, is followed by a new one, up to `restarts` times, unless three in a row died before they served.
-    `say` is called with a line each time.
+    Each child opens the same kept memory, and notes there when it serves. It ends with the result of `serve_life`, or
+    with `MISUSED` and a line of output if `serve_life` raises HybridPSError. A child that is killed by a signal, or
+    ends with a status other than 0 and `MISUSED`, is followed by a new one, up to `restarts` times, unless three in a
+    row died before they served. `say` is called with a line each time.
 
-    SIGTERM, SIGINT and SIGHUP (unless it is ignored, as under `nohup`) are passed on to the child, and nothing is
-    started again then. The child ends when this process ends. A status is as a shell counts it: 128 + n for signal n.
+    SIGTERM, SIGINT and SIGHUP (unless it is ignored, as under `nohup`) are passed on to the child; then nothing is
+    started again. The child ends when this process ends. The status is that of a shell: 128 + n for signal n.
 
-    Call it in the main thread, before there is another one, or a ZeroMQ context. Children inherit what was imported.
+    Call it in the main thread, before there is another thread or a ZeroMQ context. Children inherit what was imported.
     """
     stops = {signal.SIGTERM, signal.SIGINT}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         stops.add(signal.SIGHUP)
-    # What is ignored is not waited for: the end of a child, or SIGINT, which a shell ignores in the background.
+    # Ignored signals cannot be waited for: the end of a child, or SIGINT, which a shell ignores in the background.
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    # Signals are waited for, not handled: so none is lost between two children.
+    # Signals are waited for, not handled, so that none is lost between two children.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*stops, signal.SIGCHLD})
     memory = KeptMemory.create()
     failed_starts = lives = 0
@@ -69,10 +69,10 @@ def _fork(
     signals: Iterable[int],
     say: Callable[[str], None],
 ) -> int:
-    """Start a child, with this signal mask; returns its process id."""
+    """Start a child with this signal mask. Returns its process id."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
-            stream.flush()  # what waits there would be written twice
+            stream.flush()  # buffered output would be written twice
     parent = os.getpid()
     child = os.fork()
     if child == 0:
@@ -83,7 +83,7 @@ def _fork(
 
 
 def _live(serve_life: Callable[[KeptMemory], int], memory: int, say: Callable[[str], None]) -> NoReturn:
-    """Be a child. It never returns to what called the parent."""
+    """Run a child. It never returns to the parent's caller."""
     status = FAILED
     try:
         status = serve_life(KeptMemory(memory))
@@ -106,7 +106,7 @@ def _wait(child: int, stops: set[signal.Signals]) -> tuple[int, bool]:
     """
     stopped = False
     while True:
-        # Of several that wait, the lowest number comes first: a child's end is the last.
+        # If several are pending, the lowest number comes first, so the end of a child comes last.
         number = signal.sigwait({*stops, signal.SIGCHLD})
         if number != signal.SIGCHLD:
             stopped = True

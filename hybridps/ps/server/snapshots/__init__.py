@@ -1,8 +1,8 @@
-"""Snapshots of a server's tables in a folder, from which a job starts when the machine of a server was lost.
+"""Snapshots of a server's tables in a folder, from which a job starts if the machine of a server was lost.
 
-`SnapshotFolder` is the folder, and `Snapshots` takes them. The loop says which chunk is copied next, its worker thread
-copies it between two of its rounds, and a thread of its own writes. So each chunk is as of the end of one of its
-rounds, and two chunks may be some rounds apart.
+`SnapshotFolder` is the folder, and `Snapshots` takes snapshots. The loop says which chunk is copied next, the chunk's
+worker thread copies it between two of its rounds, and a separate thread writes. So each chunk is complete as of the end
+of one of its rounds, and two chunks may be some rounds apart.
 """
 
 from hybridps.ps.server.snapshots.folder import SnapshotFolder, only_job

@@ -1,9 +1,9 @@
-"""The files of one snapshot: arrays of NumPy, and JSON that says what they are. Nothing is unpickled.
+"""The files of one snapshot: arrays of NumPy, and JSON that describes them. Nothing is unpickled.
 
 A file `table-<index>-centre.npy` has the centre of the chunks that the server owns, in order, and
-`table-<index>-state-<number>.npy` a state of the rule. `complete.json` is written last: a folder without it is none.
-What is read may be anybody's: files are named here, and used only if they have the size and the type that the group's
-own spec of the table says.
+`table-<index>-state-<number>.npy` a state of the rule. `complete.json` is written last; a folder without it is no
+snapshot. The files may come from anybody. The names are therefore chosen here, and a file is used only if it has the
+size and the dtype that the group's own spec of the table requires.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ _Number = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class DamagedError(HybridPSError):
-    """A folder is no complete snapshot. The message says what is wrong with it."""
+    """A folder is not a complete snapshot. The message says what is wrong with it."""
 
 
 class TableContents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One table of a snapshot, whose values were taken for snapshot `number`: this one, or an earlier one."""
+    """One table of a snapshot. Its values were taken for snapshot `number`: this one, or an earlier one."""
 
     name: str
     number: _Number
     spec: TableSpec
     steps: list[_Number]
-    """Of each chunk, the number of its last round for the rule."""
+    """For each chunk, the number of its last round for the rule."""
     checks: list[_Number]
-    """Of each chunk, the CRC-32 of its centre and its states."""
+    """For each chunk, the CRC-32 of its centre and its states."""
 
     def arrays(self, index: int) -> list[str]:
-        """The names of the files of the table with that index: of the centre, and of each state."""
+        """Return the names of the files of the table with that index: of the centre, and of each state."""
         return [f"table-{index}-{_array_name(number)}.npy" for number in range(1 + self.spec.rule.states)]
 
 
 class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the marker says: which snapshot it is, and its tables."""
+    """The content of the marker: which snapshot it is, and its tables."""
 
     format: Literal[1]
     number: _Number
@@ -66,7 +66,7 @@ class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TableFiles:
-    """The files of a table that are being written in `folder`. Raises OSError."""
+    """The files of a table that are being written to `folder`. Raises OSError."""
 
     def __init__(self, folder: Path, index: int, name: str, number: int, spec: TableSpec) -> None:
         self.name = name
@@ -90,18 +90,18 @@ class TableFiles:
         self.contents.steps[place], self.contents.checks[place] = step, _check(arrays)
 
     def sync(self) -> None:
-        """Return when the disk has all of it."""
+        """Wait until the disk has all of it."""
         for descriptor in self._descriptors:
             os.fsync(descriptor)
 
     def close(self) -> None:
-        """Close the files. A second time does nothing."""
+        """Close the files. A second call does nothing."""
         while self._descriptors:
             os.close(self._descriptors.pop())
 
 
 class FoundTable:
-    """A table of a complete snapshot: values to start from. `number`: of the snapshot that they were taken for."""
+    """A table of a complete snapshot to start from. `number`: the snapshot that its values were taken for."""
 
     def __init__(self, folder: Path, index: int, contents: TableContents, written_at: float) -> None:
         self.number = contents.number
@@ -113,7 +113,7 @@ class FoundTable:
         self._step = contents.spec.chunk_map().step
 
     def read(self, place: int, length: int) -> tuple[list[np.ndarray], int]:
-        """The centre and the states of the chunk in a place, of so many elements, and the number of its last round.
+        """Read the centre and the states of the chunk in a place, of `length` elements, and its last round's number.
 
         Raises ServerError if they are not what was written.
         """
@@ -136,7 +136,7 @@ class FoundTable:
 
 
 def write_marker(folder: Path, contents: Contents) -> None:
-    """Complete a snapshot, whose files the disk has. Raises OSError."""
+    """Complete a snapshot whose files the disk has. Raises OSError."""
     sync(folder)
     with (folder / MARKER).open("xb", buffering=0) as file:
         _write(file.fileno(), memoryview(msgspec.json.encode(contents)), 0)
@@ -145,7 +145,7 @@ def write_marker(folder: Path, contents: Contents) -> None:
 
 
 def read_contents(folder: Path) -> Contents:
-    """What a snapshot has. Raises DamagedError unless it is complete, and its files have their types and sizes."""
+    """Read what a snapshot has. Raises DamagedError unless it is complete, and its files have the right sizes."""
     try:
         contents = msgspec.json.decode(_read_marker(folder / MARKER), type=Contents)
         for index, table in enumerate(contents.tables):
@@ -157,13 +157,13 @@ def read_contents(folder: Path) -> Contents:
             for name in table.arrays(index):
                 os.close(_open_array(folder / name, np.dtype(spec.layout.dtype), elements)[0])
         return contents
-    # NumPy and msgspec raise many types for a damaged file, and a spec of nobody knows whom may be any.
+    # NumPy and msgspec raise many types of errors for a damaged file, and a spec from anybody may cause any.
     except Exception as error:
-        raise DamagedError(f"{folder} is no complete snapshot: {reason_of(error)}") from None
+        raise DamagedError(f"{folder} is not a complete snapshot: {reason_of(error)}") from None
 
 
 def sync(path: Path) -> None:
-    """Return when the disk has what is in a file, or the names in a folder. Raises OSError."""
+    """Wait until the disk has the content of a file, or the names in a folder. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -172,7 +172,7 @@ def sync(path: Path) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """What went wrong, in a few words."""
+    """Return what went wrong, in a few words."""
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
@@ -188,7 +188,7 @@ def _check(arrays: Sequence[np.ndarray]) -> int:
 
 
 def _header(dtype: np.dtype, elements: int) -> bytes:
-    """What a file of so many numbers begins with."""
+    """Return the beginning of a file with `elements` numbers."""
     file = BytesIO()
     about = {"descr": dtype.str, "fortran_order": False, "shape": (elements,)}
     npy.write_array_header_1_0(file, about)  # type: ignore[no-untyped-call]
@@ -213,12 +213,12 @@ def _read(descriptor: int, at: int, length: int, dtype: np.dtype) -> np.ndarray:
 
 
 def _open_regular(path: Path) -> int:
-    """A descriptor of a file, which is no link, pipe or device: those of a stranger could lead anywhere."""
+    """Open a regular file. Links, pipes and devices are refused, because a stranger's could lead anywhere."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
-    raise DamagedError(f"{path.name} is no file")
+    raise DamagedError(f"{path.name} is not a regular file")
 
 
 def _read_marker(path: Path) -> bytes:
@@ -229,9 +229,9 @@ def _read_marker(path: Path) -> bytes:
 
 
 def _open_array(path: Path, dtype: np.dtype, elements: int | None) -> tuple[int, int]:
-    """A descriptor of a file of numbers, and where they begin. Raises DamagedError for another dtype, number or size.
+    """Open a file of numbers. Returns its descriptor and where they begin.
 
-    `elements`: how many it must have; None: any number.
+    `elements`: how many it must have; None: any number. Raises DamagedError for another dtype, number or size.
     """
     descriptor = _open_regular(path)
     try:

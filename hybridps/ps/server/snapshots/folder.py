@@ -1,8 +1,8 @@
 """The folder of snapshots: which there are, which one a job starts from, and which are kept.
 
-FOLDER/job-NAME/server-0-of-2/snapshot-NUMBER is a complete snapshot of what one of two servers has of a job; the name
-of a tenant's job begins with that of the tenant and a plus sign. A number says when the snapshot was due, in
-milliseconds since 1970: servers whose clocks agree take snapshots of equal numbers.
+FOLDER/job-NAME/server-0-of-2/snapshot-NUMBER is a complete snapshot of one of two servers' part of a job. The name of a
+tenant's job begins with that of the tenant and a plus sign. A number says when the snapshot was due, in milliseconds
+since 1970; servers whose clocks agree take snapshots of equal numbers.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from hybridps.ps.server.snapshots.files import MARKER, Contents, DamagedError, F
 log = logging.getLogger("hybridps.ps")
 
 KEPT = 2
-"""Complete snapshots that are kept, beside the newest one that all servers of the job have, and those that others
-are still writing."""
+"""The number of complete snapshots that are kept, besides the newest one that all servers of the job have and those
+that others are still writing."""
 
 _JOB, _SNAPSHOT, _PARTIAL, _OLD = "job-", "snapshot-", ".partial-", ".old-"
 
 _read_contents = lru_cache(maxsize=4)(read_contents)
-"""Every table of a job asks, and a complete snapshot never changes."""
+"""Cached, because every table of a job asks, and a complete snapshot never changes."""
 
 
 class SnapshotFolder:
-    """A folder of snapshots, which is made. Raises ServerError if it cannot be made or written to."""
+    """A folder of snapshots, which is made if necessary. Raises ServerError if it cannot be made or written to."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path).absolute()
@@ -47,15 +47,15 @@ class SnapshotFolder:
             raise ServerError(f"the folder of snapshots {self.path} cannot be used: {problem}")
 
     def of(self, job: str, server: int, servers: int) -> ServerFolder:
-        """The snapshots of one server of a job."""
+        """Return the snapshots of one server of a job."""
         return ServerFolder(self.path / (_JOB + job.replace("/", "+")), server, servers)
 
     def find(self, job: str, table: str, spec: TableSpec, number: int | None = None) -> FoundTable | None:
-        """What a new table starts from: the table of this name and spec in the newest complete snapshot, if it has one.
+        """Return what a new table starts from: the table of this name and spec in the newest complete snapshot, if any.
 
-        Without a `number` that is the newest one that all servers of the job have, as far as this server sees their
-        folders. With one, the values must be of that snapshot: else ServerError. A folder that is no complete snapshot,
-        and a table with another spec, are passed over with a line in the log.
+        Without a `number` that is the newest snapshot that all servers of the job have, as far as this server sees
+        their folders. With a `number`, the values must be of that snapshot; otherwise ServerError is raised. A folder
+        that is no complete snapshot, and a table with another spec, are skipped with a line in the log.
         """
         place = self.of(job, spec.server, spec.servers)
         for each in reversed(place.numbers() if number is not None else place.common()):
@@ -73,7 +73,7 @@ class SnapshotFolder:
                 self._say(f"job {job!r} starts from its snapshot of {when}, {place.path(each)}")
                 return FoundTable(place.path(each), *found, contents.written_at)
             if number is None:
-                return None  # values of different snapshots are not mixed
+                return None  # values of different snapshots must not be mixed
         if number is None:
             return None
         raise ServerError(
@@ -97,27 +97,27 @@ class ServerFolder:
         self._others = [job / f"server-{other}-of-{servers}" for other in range(servers) if other != server]
 
     def numbers(self) -> list[int]:
-        """The numbers of the complete snapshots, ascending."""
+        """Return the numbers of the complete snapshots, in ascending order."""
         return sorted(_numbers(self.folder))
 
     def common(self) -> list[int]:
-        """Those that the other servers have too, as far as their folders are seen here, ascending."""
+        """Return those that the other servers have too, as far as their folders are visible here, in order."""
         others = [_numbers(folder) for folder in self._others if folder.is_dir()]
         return sorted(_numbers(self.folder).intersection(*others))
 
     def path(self, number: int) -> Path:
-        """Where the snapshot of that number is."""
+        """Return where the snapshot of that number is."""
         return self.folder / f"{_SNAPSHOT}{number}"
 
     def contents(self, number: int) -> Contents:
-        """What that snapshot has. Raises DamagedError."""
+        """Return what that snapshot has. Raises DamagedError."""
         contents = _read_contents(self.path(number))
         if contents.number != number:
             raise DamagedError(f"{self.path(number)} has the number {contents.number}")
         return contents
 
     def begin(self, number: int) -> Path:
-        """A new folder to write that snapshot in. What earlier ones have left unfinished is removed."""
+        """Make a new folder in which to write that snapshot. Unfinished ones from before are removed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for pattern in (f"{_PARTIAL}*", f"{_OLD}*"):
             for path in self.folder.glob(pattern):
@@ -127,7 +127,7 @@ class ServerFolder:
         return partial
 
     def end(self, number: int, partial: Path) -> None:
-        """The snapshot in that folder has its marker: from here on it is complete. Those before it may go."""
+        """Complete the snapshot in that folder, which has its marker. Older snapshots are removed."""
         partial.rename(self.path(number))
         for folder in (self.folder, *itertools.islice(self.folder.parents, 2)):
             sync(folder)
@@ -136,18 +136,18 @@ class ServerFolder:
         for each in self.numbers():
             if each not in kept:
                 old = self.folder / f"{_OLD}{each}"
-                self.path(each).rename(old)  # so that none is ever there in parts
+                self.path(each).rename(old)  # so that no snapshot is ever partly there
                 shutil.rmtree(old)
 
 
 def only_job(path: str) -> str | None:
-    """The name of the one job that has snapshots in a folder, without its tenant; None if there is none, or several."""
+    """Return the name of the only job in a folder of snapshots, without its tenant; None unless there is one."""
     found = {folder.parents[1].name for folder in Path(path).glob(f"{_JOB}*/server-*-of-*/{_SNAPSHOT}*")}
     names = [name.removeprefix(_JOB).rpartition("+")[2] for name in found]
     return names[0] if len(names) == 1 and re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", names[0]) else None
 
 
 def _numbers(folder: Path, begin: str = _SNAPSHOT, within: str = f"/{MARKER}") -> set[int]:
-    """The numbers of the snapshots in a folder that have a marker, or of folders whose names begin otherwise."""
+    """Return the numbers of the snapshots in a folder that have a marker, or of folders with another prefix."""
     found = (path.relative_to(folder).parts[0].removeprefix(begin) for path in folder.glob(f"{begin}*{within}"))
     return {int(name) for name in found if re.fullmatch("0|[1-9][0-9]{0,17}", name)}

@@ -1,4 +1,4 @@
-"""What the loop does for snapshots: it says when one is due, and which chunk is copied next."""
+"""The loop's part in snapshots: it decides when one is due, and which chunk is copied next."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hybridps.ps.server.tables.jobs import Jobs
 from hybridps.ps.server.tables.table import Table
 
 MOST_HELD_BYTES = 32 << 20
-"""Of chunks that are copied and not written yet; a single chunk may be larger."""
+"""The limit for chunks that are copied and not written yet. A single chunk may be larger."""
 
 
 class Snapshots:
-    """Takes snapshots in a folder, whenever one is due in `seconds`. Only the loop uses it.
+    """Takes snapshots in a folder, every `seconds`. Only the loop uses it.
 
-    `wake`: has the loop look again, from any thread.
+    `wake`: wakes the loop, from any thread.
     """
 
     def __init__(self, folder: SnapshotFolder, seconds: float, wake: Callable[[], None]) -> None:
@@ -38,7 +38,7 @@ class Snapshots:
         return None if ended is None else time.monotonic() - ended
 
     def look(self, jobs: Jobs) -> list[Task]:
-        """The copies of chunks that are to be made now."""
+        """Return the tasks that copy chunks now."""
         if self._under_way is None:
             number = self._due.begin(time.time())
             if number is None:
@@ -54,23 +54,23 @@ class Snapshots:
         return tasks
 
     def close(self) -> None:
-        """End. The snapshot under way stays incomplete."""
+        """Stop. The snapshot under way stays incomplete."""
         self._writer.close()
 
     def _take(self, jobs: Jobs, number: int) -> Iterator[Task | None]:
-        """Copies of all chunks, job by job; None where the loop has to wait."""
+        """Yield tasks that copy all chunks, job by job; None when the loop has to wait."""
         places: dict[tuple[str, int, int], list[Table]] = {}
         for job, table in jobs.tables():
             if not table.spec.rule.transparent:
                 places.setdefault((job, table.spec.server, table.spec.servers), []).append(table)
         for (job, server, servers), tables in places.items():
-            # One without all tables would be of no use.
+            # A snapshot without all tables would be of no use.
             if all(table.registrations.ready and not table.is_freed for table in tables):
                 named, place = [(table.name, table.spec) for table in tables], self.folder.of(job, server, servers)
                 yield from self._fill(Draft(self._writer, place, job, number, named, jobs.names(job)), tables)
 
     def _fill(self, draft: Draft, tables: Sequence[Table]) -> Iterator[Task | None]:
-        """Copies of the chunks of some tables, a few at a time."""
+        """Yield tasks that copy the chunks of some tables, a few at a time."""
         self._writer.hand(draft.begin)
         handed_bytes = 0
         for index, table in enumerate(tables):
@@ -89,12 +89,12 @@ class Snapshots:
             yield None
 
     def _copy(self, draft: Draft, index: int, table: Table, place: int) -> Task:
-        """A worker copies a chunk as it is between two rounds, and hands it to the writer."""
+        """Return a task in which a worker thread copies a chunk between rounds, and hands the copy to the writer."""
         chunk = table.chunk_in(place)
         memory = chunk.memory
 
         def run() -> None:
-            if memory.is_cut:  # a part of a round that an earlier process began is in it already
+            if memory.is_cut:  # it has a part of a round that an earlier process began
                 self._writer.hand(draft.abandon)
                 return
             arrays = [array.copy() for array in memory.arrays]

@@ -32,11 +32,11 @@ log = logging.getLogger("hybridps.ps")
 
 
 class Writer:
-    """A thread that makes calls one after the other, and calls `wake` after each. Any thread may hand it some."""
+    """A thread that makes calls in order, and calls `wake` after each. Any thread may hand it calls."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.ended_seconds: float | None = None
-        """When a snapshot was last completed, of the monotonic clock."""
+        """When a snapshot was last completed, in seconds of the monotonic clock."""
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._wake = wake
         self._has_failed = False
@@ -45,11 +45,11 @@ class Writer:
         self._thread.start()
 
     def hand(self, call: Callable[[], None]) -> None:
-        """Have the thread make a call."""
+        """Let the thread make a call."""
         self._calls.put(call)
 
     def note(self, failure: str | None) -> None:
-        """A snapshot is complete, or has failed: that is said once until one is complete again."""
+        """Note that a snapshot is complete or has failed. Failures are reported once, until one is complete again."""
         if failure is None:
             self.ended_seconds = time.monotonic()
         elif not self._has_failed:
@@ -57,7 +57,7 @@ class Writer:
         self._has_failed = failure is not None
 
     def close(self) -> None:
-        """End the thread after the call that it makes now. A snapshot that is not complete stays so."""
+        """End the thread after its current call. A snapshot that is not complete stays so."""
         self._is_closing = True
         self._calls.put(None)
         self._thread.join()
@@ -69,10 +69,10 @@ class Writer:
 
 
 class Draft:
-    """A snapshot of some `tables` (name and spec) that is being written. Its methods are called by the writer's thread.
+    """A snapshot of some `tables` (name and spec) that is being written. The writer's thread calls its methods.
 
-    `known`: names of tables that the job has now, or has dropped. Others of the newest snapshot that all servers have
-    go on in this one: no group has come to them yet, since the job started from there.
+    `known`: the names of tables that the job has now, or has dropped. Other tables of the newest snapshot that all
+    servers have are carried over: no group has registered them yet since the job started from there.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class Draft:
         known: set[str],
     ) -> None:
         self.is_over = False
-        """Whether it is complete, or abandoned. Any thread may read it."""
+        """Whether it is complete or abandoned. Any thread may read it."""
         self.written_bytes = 0
-        """Of the chunks that have come. Any thread may read it."""
+        """The bytes of the chunks written so far. Any thread may read it."""
         self._writer = writer
         self._place = place
         self._job = job
@@ -111,7 +111,7 @@ class Draft:
                 self._complete()
 
     def write(self, table: int, place: int, arrays: Sequence[np.ndarray], step: int) -> None:
-        """The chunk in a place of the table of that index came. The last one completes the snapshot."""
+        """Write the chunk in a place of the table with that index. The last chunk completes the snapshot."""
         if not self.is_over:
             with self._failing():
                 self._files[table].write(place, arrays, step)
@@ -121,7 +121,7 @@ class Draft:
         self.written_bytes += sum(array.nbytes for array in arrays)
 
     def abandon(self) -> None:
-        """It will not be completed: what is there of it is removed."""
+        """Give the snapshot up, and remove what exists of it."""
         if self.is_over:
             return
         self._close()
@@ -143,7 +143,7 @@ class Draft:
         self._writer.note(None)
 
     def _carry(self, folder: Path) -> Iterator[TableContents]:
-        """Link tables of the snapshot that the job goes on from, to which no group has come yet."""
+        """Link tables of the snapshot that the job started from that no group has registered yet."""
         last, index = max(self._place.common(), default=None), len(self._files)
         try:
             tables = [] if last is None else self._place.contents(last).tables
@@ -162,7 +162,7 @@ class Draft:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Give the snapshot up if the disk does."""
+        """Give the snapshot up if the disk fails."""
         try:
             yield
         except (OSError, msgspec.MsgspecError, MemoryError) as error:
@@ -173,7 +173,7 @@ class Draft:
 
 
 def _link(old: Path, new: Path) -> None:
-    """The same file under another name; a copy where the file system has no such links."""
+    """Give a file another name; copy it if the file system has no hard links."""
     try:
         os.link(old, new, follow_symlinks=False)
     except OSError:

@@ -1,6 +1,7 @@
-"""The server without transport: jobs, their tables, the rounds of a chunk, and its memory.
+"""The server without transport: jobs and their tables.
 
-The loop drives `Jobs` by calls. They return records (`ps/model.py`) of what follows: tasks for the workers, answers.
+The loop calls the methods of `Jobs`. They return records (`ps/model.py`) of what follows: tasks for worker threads,
+answers.
 """
 
 from hybridps.ps.server.tables.jobs import Jobs

@@ -1,4 +1,4 @@
-"""What of jobs and tables outlives their server, beside the values of tables: records, which the next process reads."""
+"""What outlives the server about jobs and tables, besides the values of tables: records that the next process reads."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from hybridps.ps.server.kept import KeptMemory
 
 _JOB, _TABLE, _STATE, _VALUES = "job ", "table ", "state ", "values "
-"""What the names of records and arrays begin with. After it comes the job and a blank, the digest of the table, or its
-token: no name of one begins with that of another."""
+"""The prefixes of the names of records and arrays. The job and a blank, the digest of the table, or its token follows,
+so that no name is the beginning of another one."""
 
 
 class JobImage(msgspec.Struct, frozen=True, array_like=True):
     """A job: its number of groups, those that are there, those that have gone, those of them that have finished, those
-    whose processes have ended and whether they return, the tables that were dropped, what all groups say of it, and the
-    groups that may join it. See `Job` and `Places`."""
+    whose processes have ended and whether they return, the dropped tables, the terms of the job, and the groups that
+    may join it. See `Job` and `Places`.
+    """
 
     name: str
     groups: int
@@ -41,7 +42,7 @@ class JobImage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TableImage(msgspec.Struct, frozen=True, array_like=True):
-    """A table: who takes part in its rounds, or waits to, and who has joined it. See `Rounds` and `Registrations`."""
+    """A table: the groups that take part in its rounds or wait to (`Rounds`), and its `Registrations`."""
 
     members: set[int]
     joining: set[int]
@@ -56,7 +57,7 @@ class TableImage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TableName(msgspec.Struct, frozen=True, array_like=True):
-    """Which table, what its groups have agreed on, and a token that names its arrays: no table had it before."""
+    """Identifies a table, with its spec, and a token that names its arrays and was never used before."""
 
     job: str
     name: str
@@ -65,30 +66,30 @@ class TableName(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeptJobs:
-    """The jobs and tables of a server in `memory` that outlives the process. The loop notes changes, and keeps them
-    before it tells anybody."""
+    """The jobs and tables of a server, in `memory` that outlives the process. The loop keeps them before it answers."""
 
     def __init__(self, memory: KeptMemory) -> None:
         self._memory = memory
         self._changed: dict[str, Callable[[], msgspec.Struct]] = {}
-        """By the name of the record, what it is to become."""
+        """For each changed record, by name, a function that returns its new content."""
         self._forgotten: dict[str, list[str]] = {}
-        """Of each job, digests of tables whose records go when what has changed is kept: that they were dropped."""
+        """For each job, digests of dropped tables. Their records are removed once the job's record, which says that
+        they were dropped, is kept."""
         self._found: set[str] = set()
-        """The digests of tables that the process before had, and that were not made yet."""
+        """The digests of tables of the previous process that have not been made again yet."""
         self._unused: list[str] = []
-        """Names of arrays that are not needed any more begin so."""
+        """The prefixes of arrays that are not needed any more."""
 
     def note_job(self, job: str, image: Callable[[], JobImage]) -> None:
-        """A job is new, or has changed."""
+        """Note that a job is new or has changed."""
         self._changed[f"{_JOB}{job} "] = image
 
     def note_table(self, job: str, table: str, image: Callable[[], TableImage]) -> None:
-        """Who takes part in a table has changed."""
+        """Note that the groups of a table have changed."""
         self._changed[_STATE + _digest(job, table)] = image
 
     def make_table(self, job: str, table: str, spec: TableSpec) -> Callable[[str, int], np.ndarray]:
-        """What gives arrays of a table, by name and size: those that it had, if it is one of `begun_tables`."""
+        """Return a function that gives arrays of a table by name and size: its earlier ones, if it had some."""
         digest = _digest(job, table)
         if digest in self._found:
             self._found.remove(digest)
@@ -96,27 +97,27 @@ class KeptJobs:
         else:
             if digest in self._forgotten.get(job, ()):
                 self.keep(idle=False)
-            self._forget_records(digest)  # of one that could not be made
+            self._forget_records(digest)  # those of a table that could not be made
             made = TableName(job, table, spec, secrets.token_hex(8))
             self._memory.put(_VALUES + made.token, b"")
             self._memory.put(_TABLE + digest, msgspec.msgpack.encode(made))
         return lambda name, nbytes: self._memory.array(f"{_VALUES}{made.token} {name}", nbytes)
 
     def forget_table(self, job: str, table: str) -> None:
-        """A table is not needed any more. That is kept after what has changed in its job."""
+        """Forget a table. This takes effect after the changes of its job are kept."""
         digest = _digest(job, table)
         self._changed.pop(_STATE + digest, None)
         self._forgotten.setdefault(job, []).append(digest)
 
     def forget_job(self, job: str) -> None:
-        """A job is not needed any more, nor are its tables, which were forgotten before."""
+        """Forget a job and its tables, which were forgotten before."""
         self._changed.pop(f"{_JOB}{job} ", None)
         self._memory.forget(f"{_JOB}{job} ")
         for digest in self._forgotten.pop(job, ()):
             self._forget_records(digest)
 
     def keep(self, idle: bool) -> None:
-        """Write what has changed. `idle`: no thread uses arrays of tables that were forgotten."""
+        """Write what has changed. `idle`: no thread uses arrays of forgotten tables."""
         changed, self._changed = self._changed, {}
         for key, image in changed.items():
             self._memory.put(key, msgspec.msgpack.encode(image()))
@@ -127,13 +128,14 @@ class KeptJobs:
             self._memory.forget(self._unused.pop())
 
     def jobs(self) -> Iterator[JobImage]:
-        """All jobs, as they were kept."""
+        """Return all jobs, as they were kept."""
         for record in self._memory.values(_JOB):
             yield msgspec.msgpack.decode(record, type=JobImage)
 
     def begun_tables(self) -> Iterator[tuple[TableName, TableImage]]:
-        """All tables, as they were kept. What was not wholly made or was dropped is forgotten, and what was just being
-        read from a snapshot, as its groups ask again."""
+        """Return all tables, as they were kept. Tables that were incomplete, dropped, or being read from a snapshot are
+        forgotten; the groups register the last kind again.
+        """
         used, jobs = set(), {job.name: job for job in self.jobs()}
         for key in self._memory.keys(_TABLE):
             name = msgspec.msgpack.decode(self._memory.get(key) or b"", type=TableName)
@@ -150,9 +152,9 @@ class KeptJobs:
             self._memory.forget(key)
 
     def _forget_records(self, digest: str) -> None:
-        """Forget the records of a table, if there are some, and soon its arrays."""
+        """Forget the records of a table, if there are any, and soon its arrays."""
         known = self._memory.get(_TABLE + digest)
-        for key in (_STATE + digest, _TABLE + digest):  # a table without a state was not wholly made
+        for key in (_STATE + digest, _TABLE + digest):  # a table without a state was incomplete
             if self._memory.get(key) is not None:
                 self._memory.forget(key)
         if known is not None:
@@ -160,5 +162,5 @@ class KeptJobs:
 
 
 def _digest(job: str, table: str) -> str:
-    """By what the records of a table are named: no such name begins with another one."""
+    """Return the digest that names the records of a table, so that no name is the beginning of another one."""
     return blake2b(f"{job} {table}".encode(), digest_size=16).hexdigest()

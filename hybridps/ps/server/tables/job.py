@@ -1,4 +1,4 @@
-"""What a server knows of one job: its groups and its tables. Only the loop uses it."""
+"""What a server knows about one job: its groups and its tables. Only the loop uses it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hybridps.ps.server.tables.table import Table
 
 @dataclass
 class Job:
-    """A job of so many groups: those that are there, those that have gone, and its tables."""
+    """A job that was started with `groups` groups: those that are there, those that have gone, and its tables."""
 
     name: str
     groups: int
@@ -23,27 +23,27 @@ class Job:
     present: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
-    """Those of the groups that the job was started with which have gone at the end of their training: they still count,
-    so that the groups that train on divide by the same number."""
+    """The groups, of those that the job was started with, that have gone at the end of their training. They still
+    count, so that groups that continue to train divide by the same number."""
     returns: dict[int, bool] = field(default_factory=dict)
-    """Of the groups whose processes have ended, as far as that is known: whether they are started again."""
+    """For groups whose processes are known to have ended, whether they are started again."""
     tables: dict[str, Table] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
-    """Tables that all groups have dropped, and digests of what they were."""
+    """Tables that all groups have dropped, with digests of their specs."""
     lost: dict[int, tuple[int, list[Table]]] = field(default_factory=dict)
     """The groups that were lost and may come back: the epoch and the tables of each."""
     waits_for_absent: bool = True
-    """Whether a table waits for a group that has not come yet, to initialise it."""
+    """Whether a table waits for a group that has not come yet to initialise it."""
     may_return: bool = False
     """Whether the group that went last was lost, and its tables are kept."""
     not_back: set[int] = field(default_factory=set)
     """Groups that were there when an earlier process was killed, and have not sent again what was under way."""
     lives: dict[int, int] = field(default_factory=dict)
-    """The life of each group that is there, or was."""
+    """The latest life of each group."""
     done: tuple[float, int] = (0.0, 0)
-    """Epochs and steps that the job has done, as its launcher has told."""
+    """The epochs and steps that the job has done, according to its launcher."""
     counted: tuple[int, int] = (0, 0)
-    """Groups that are there, expected or finished, and their workers, as of the last change."""
+    """The number of groups that are there, expected or finished, and of their workers, as of the last change."""
 
     def __post_init__(self) -> None:
         self.places = Places(self.groups)
@@ -56,11 +56,11 @@ class Job:
 
     @property
     def joined(self) -> set[int]:
-        """Those of the groups that have joined it, and are there or started again."""
+        """The groups that have joined the job and are there or started again."""
         return {number for number in self.present | self.returning if number >= self.groups}
 
     def enter(self, group: int, terms: Terms, life: int) -> None:
-        """A group comes that may, in this life."""
+        """Let a group in, in this life."""
         self.present.add(group)
         self.gone.discard(group)
         self.returns.pop(group, None)
@@ -68,7 +68,7 @@ class Job:
         self.places.enter(group, terms)
 
     def give_numbers(self, sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
-        """As `Places.give`; without sizes, none."""
+        """Return numbers and a ticket, as `Places.give`; none without sizes."""
         return self.places.give(sizes, self.present | self.returning) if sizes else ((), 0)
 
     def count(self) -> tuple[int, int]:
@@ -82,14 +82,13 @@ class Job:
         return self.counted
 
     def is_over(self, may_return: bool) -> bool:
-        """Whether no group is there or comes back: they `may_return` unless all are known to have ended."""
+        """Return whether no group is there or comes back. `may_return`: they do, unless all are known to have ended."""
         have_ended = self.returns.keys() >= {*range(self.groups)}
         somebody = self.present or self.places.awaited or self.returning
         return not somebody and (have_ended or not may_return)
 
     def leave(self, group: int, lost: bool, early: bool, may_return: bool) -> list[Outcome]:
-        """A group that is there goes: it is `lost`, goes `early`, or at the end of its training. If it is lost, it
-        `may_return`."""
+        """Let a group go: it is `lost`, or goes `early` or at the end. `may_return`: a lost group may come back."""
         self.present.discard(group)
         self.gone.add(group)
         self.finished.discard(group)
@@ -104,8 +103,9 @@ class Job:
         return [outcome for outcomes in left for outcome in outcomes]
 
     def be_back(self, group: int) -> list[Outcome]:
-        """A group has sent again what was under way when the process before was killed. When all have, those that wait
-        to take part may: none enters a round that the others were in the middle of."""
+        """Note that a group has sent again what was under way when the previous process was killed. When all have,
+        waiting groups may take part: none enters a round that others were in the middle of.
+        """
         if group not in self.not_back:
             return []
         self.not_back.discard(group)
@@ -116,22 +116,22 @@ class Job:
         return outcomes
 
     def may_come_back(self, group: int, epoch: int) -> bool:
-        """Whether a group that was lost can go on in that life: nobody has its place, and its tables are as it knows.
+        """Return whether a lost group can continue in that life: nobody has its place, and its tables are unchanged.
 
-        Values of free-running tables are as good later; others must not have been computed without it.
+        Values of free-running tables can be used later; other tables must not have been computed without it.
         """
         if group in self.present or group not in self.lost or self.lost[group][0] != epoch:
             return False
         return all(self.tables.get(each.name) is each and each.may_come_back(group) for each in self.lost[group][1])
 
     def come_back(self, group: int) -> None:
-        """It `may_come_back`, and has entered: it takes part in its tables again."""
+        """Let a group that `may_come_back`, and has entered, take part in its tables again."""
         for table in self.lost.pop(group)[1]:
             table.come_back(group)
 
     @property
     def image(self) -> JobImage:
-        """What of it outlives the process."""
+        """What outlives the process about the job."""
         places = self.places
         groups = self.groups, self.present, self.gone, self.finished, self.returns
         waits = self.dropped, self.waits_for_absent
@@ -139,7 +139,7 @@ class Job:
 
     @staticmethod
     def of(image: JobImage, budget: Budget) -> Job:
-        """The job that was kept. The groups that were there are awaited."""
+        """Make the job that was kept. Its groups are expected again."""
         groups = image.present, image.gone, image.finished, image.returns
         job = Job(image.name, image.groups, budget, *groups, dropped=image.dropped)
         job.waits_for_absent, job.not_back = image.waits_for_absent, {*image.present}

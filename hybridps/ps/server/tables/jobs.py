@@ -1,6 +1,6 @@
-"""The server without transport: jobs, their tables, and who is to be answered with what.
+"""The server without transport: jobs, their tables, and the answers to their groups.
 
-Driven by calls, one at a time, of the loop. Groups of different jobs never meet.
+The loop makes the calls, one at a time. Groups of different jobs never meet.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MOST_JOBS = 4096
 
 
 class Jobs:
-    """What one server owns of every job, shared out over `threads`.
+    """What one server owns of every job, distributed over `threads`.
 
     `memory_bytes` bounds the memory of all jobs together. `check_finite`: sums refuse NaN and Inf too; other rules
-    always do. `make_table`: `Table`, or that of a rack server. `kept`: what outlives it.
+    always do. `make_table`: `Table`, or that of a rack server. `kept`: what outlives the process.
     """
 
     def __init__(
@@ -42,15 +42,15 @@ class Jobs:
         snapshots: SnapshotFolder | None = None,
     ) -> None:
         self.budget = Budget(memory_bytes)
-        """Of all tenants."""
+        """The budget of all tenants together."""
         self._kept = kept
         self._maker = TableMaker(make_table, threads, check_finite, kept, snapshots, self.evict_for)
         self._jobs: dict[str, Job] = {}
         self.changed: dict[str, Job] = {}
-        """Jobs whose groups may be others than when this was emptied."""
+        """Jobs whose groups may have changed since this was emptied."""
 
     def restore(self, budget_of: Callable[[str], Budget], present: Set[tuple[str, int]]) -> None:
-        """Go on where the process before was killed. `budget_of` a job; `present`: jobs and groups that were there.
+        """Continue where the previous process was killed. `present`: the groups with clients, by job.
 
         Raises ServerError if a table's rule cannot be loaded.
         """
@@ -65,16 +65,16 @@ class Jobs:
         self.keep(idle=True)
 
     def keep(self, idle: bool) -> None:
-        """What has changed outlives the process from now on. `idle`: no worker has anything to do."""
+        """Make all changes outlive the process. `idle`: no worker thread has work."""
         if self._kept is not None:
             self._kept.keep(idle)
 
     def get(self, name: str) -> Job | None:
-        """The job of that name, if it is known."""
+        """Return the job of that name, if it is known."""
         return self._jobs.get(name)
 
     def _note(self, job: Job) -> None:
-        """A job has changed."""
+        """Note that a job has changed."""
         if self._jobs.get(job.name) is job:
             self.changed[job.name] = job
             job.count()
@@ -90,11 +90,10 @@ class Jobs:
         terms: Terms = Terms(),  # noqa: B008 (frozen)
         life: int = 0,
     ) -> None:
-        """Group `group` of `groups` takes part in `job`, which uses memory of a tenant's `budget`. `life`: how often it
-        was started again.
+        """Let group `group` of `groups` take part in `job`, which uses a tenant's `budget`, in its life number `life`.
 
-        Raises ServerError if the job has another number of groups, or it may not come; GroupTakenError if that group is
-        there.
+        Raises ServerError if the job has another number of groups, or if it may not come; GroupTakenError if that group
+        is there.
         """
         there = self._jobs.get(job)
         if terms.ticket is not None and terms.server == 0 and there is None:
@@ -120,8 +119,7 @@ class Jobs:
         self._note(there)
 
     def join(self, name: str, sizes: Sequence[int]) -> ToldToJoin:
-        """Give groups of these sizes numbers in a job; without sizes only say what is known of it. Raises ServerError
-        if they cannot join it."""
+        """Give groups of these sizes numbers in a job, or only describe it. Raises ServerError if they cannot join."""
         job = self._jobs.get(name)
         called = name.rpartition("/")[2]
         if job is None or not (job.present or job.returning):
@@ -136,7 +134,7 @@ class Jobs:
         return ToldToJoin(called, job.groups, job.places.terms, numbers, ticket, *job.done)
 
     def stop_awaiting(self, name: str) -> None:
-        """The groups that were given numbers do not come."""
+        """Stop waiting for the groups that were given numbers."""
         job = self._jobs.get(name)
         if job is not None and job.places.awaited:
             job.places.awaited.clear()
@@ -144,30 +142,30 @@ class Jobs:
             self._forget_if_over(job, may_return=job.may_return)
 
     def note_done(self, name: str, epoch: float, step: int) -> None:
-        """So much of a job is done."""
+        """Note the progress of a job."""
         job = self._jobs.get(name)
         if job is not None:
             job.done = epoch, step
             self._note(job)
 
     def counted(self, name: str) -> tuple[int, int]:
-        """The groups of a job that are there or expected, and their workers."""
+        """Return how many groups of a job are there or expected, and their workers."""
         return self._jobs[name].counted if name in self._jobs else (0, 0)
 
     def awaits(self) -> list[str]:
-        """The jobs in which groups have numbers that have not come yet."""
+        """Return the jobs with numbers whose groups have not come yet."""
         return [name for name, job in self._jobs.items() if job.places.awaited]
 
     def be_back(self, name: str, group: int) -> list[Outcome]:
-        """As `Job.be_back`."""
+        """Note that a group is back, as `Job.be_back`."""
         job = self._jobs.get(name)
         return [] if job is None else job.be_back(group)
 
     def leave(self, job: str, group: int, lost: bool = False, early: bool = False) -> list[Outcome]:
-        """A group goes. The last one takes the tables with it, unless it, or another one, may come back.
+        """Let a group go. The tables go with the last group, unless that one or another one may come back.
 
-        It may if it was `lost`, unless all groups have ended for good. In a rack it takes them in any case: the parents
-        have them. `early`: before the end of its training.
+        It may if it was `lost`, unless all groups have ended for good. In a rack the tables go in any case, because the
+        parents have them. `early`: before the end of its training.
         """
         there = self._jobs.get(job)
         if there is None or group not in there.present:
@@ -182,10 +180,10 @@ class Jobs:
         return outcomes
 
     def end(self, job: str, group: int, returns: bool, life: int = 0) -> list[Outcome]:
-        """The processes of a life of a group have ended; it is started again (`returns`), or not. If it is there, it
-        goes next. Of a life before the last one that came nothing follows.
+        """Note that the processes of a life of a group have ended; `returns`: it is started again. If the group is
+        there, it goes next. An end of an earlier life than the latest is ignored.
 
-        What it needs is kept for it, also when all other groups have left; not in a rack, as the parents have it.
+        What it needs is kept for it, even if all other groups have left; not in a rack, because the parents have it.
         """
         there = self._jobs.get(job)
         known = there is not None and (0 <= group < there.groups or group in there.places.tickets)
@@ -224,7 +222,7 @@ class Jobs:
         initialise: bool = False,
         start: SnapshotStart | None = None,
     ) -> Sequence[Outcome]:
-        """Join a table, and make it if it is new. `initialise` and `start` as in `Registrations.register`."""
+        """Join a table, and make it if it is new. `initialise`, `start`: see `Registrations.register`."""
         job = self._job(origin)
         there = job.tables.get(name)
         if there is not None and there.registrations.forsaken and (there.spec != spec or there.begins_anew(start)):
@@ -243,7 +241,7 @@ class Jobs:
         return there.registrations.register(origin, initialise, start)
 
     def drop(self, origin: Origin, name: str) -> list[Outcome]:
-        """A group is done with a table; it is freed when all groups are."""
+        """Let a group drop a table. The table is freed when all groups have dropped it."""
         job, done = self._job(origin), Answer(origin, None)
         if name in job.dropped:
             return [done]
@@ -252,13 +250,13 @@ class Jobs:
         return [*outcomes, *self._maker.free_unwanted(job), done]
 
     def settle(self, job: str, group: int, request: int) -> None:
-        """The group has all answers to its requests before that one."""
+        """Note that the group has all answers to its requests before `request`."""
         there = self._jobs.get(job)
         for table in there.tables.values() if there else ():
             table.settle(group, request)
 
     def check_room(self, origin: Origin, nbytes: int, what: str) -> None:
-        """Raise ServerError if the group's tenant may not use so much more memory."""
+        """Raise ServerError if the group's tenant may not use `nbytes` more memory."""
         budget = self._job(origin).budget
         self.evict_for(budget, nbytes)
         budget.check(nbytes, what)
@@ -269,23 +267,23 @@ class Jobs:
             pass
 
     def table(self, origin: Origin, name: str) -> Table:
-        """The table of that name of the group's job. Raises ServerError if there is none."""
+        """Return the table of that name of the group's job. Raises ServerError if there is none."""
         table = self._job(origin).tables.get(name)
         if table is None:
             raise ServerError(f"job {origin.job!r} has no table {name!r} here: register it first")
         return table
 
     def tables(self) -> Iterator[tuple[str, Table]]:
-        """All tables, each with its job."""
+        """Return all tables, each with its job."""
         return ((name, table) for name, job in self._jobs.items() for table in job.tables.values())
 
     def names(self, job: str) -> set[str]:
-        """The tables that groups of a job have, or have dropped."""
+        """Return the names of the tables that groups of a job have, or have dropped."""
         there = self._jobs.get(job)
         return {*there.tables, *there.dropped} if there is not None else set()
 
     def _job(self, origin: Origin) -> Job:
-        """The job of a group that is there. Raises ServerError if it is not."""
+        """Return the job of a group that is there. Raises ServerError if it is not."""
         job = self._job_of(origin)
         if job is None:
             raise ServerError(f"group {origin.group} of job {origin.job!r} is not there")
@@ -296,7 +294,7 @@ class Jobs:
         return job if job is not None and origin.group in job.present else None
 
     def _evict(self, budget: Budget) -> bool:
-        """Forget the oldest abandoned job whose end gives memory back to a budget; returns whether there was one."""
+        """Forget the oldest abandoned job whose end frees memory of a budget. Returns whether there was one."""
         for name, job in self._jobs.items():
             if not job.present and budget in job.budget.chain:
                 self._forget(name)
@@ -304,7 +302,7 @@ class Jobs:
         return False
 
     def _forget_if_over(self, job: Job, may_return: bool) -> None:
-        """Forget a job that no group is in, unless one is started again; or may return, as not all are known to end."""
+        """Forget a job without groups, unless one is started again or, with `may_return`, may come back."""
         if job.is_over(may_return):
             self._forget(job.name)
 

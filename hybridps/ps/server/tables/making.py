@@ -1,4 +1,4 @@
-"""How tables are made and freed: what a spec may say, what memory a table is charged with, where it starts from."""
+"""How tables are made and freed: what a spec may say, the memory that a table is charged for, what it starts from."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from hybridps.ps.server.snapshots.folder import SnapshotFolder
 
 MOST_TABLES = 4096
-"""Of a job."""
+"""The number of tables of a job."""
 
 MOST_ELEMENTS = 1 << 48
-"""Of a table."""
+"""The number of elements of a table."""
 
 CHUNK_BYTES, GROUP_BYTES, KEY_BYTES, TABLE_BYTES, MEMBER_BYTES = 3072, 64, 512, 8192, 256
 CELL_BYTES, COUNT_BYTES = 192, 64
-"""What Python's objects take, about: for a chunk, a group in each chunk, a key, a table, and a group in it; for a range
-of a chunk that a bounded-stale clock counts, and a group there."""
+"""About the memory of Python's objects: for a chunk, a group in each chunk, a key, a table, and a group in it; for a
+range of a chunk that a bounded-stale clock counts, and a group there."""
 
 
 class TableMaker:
     """Makes and frees the tables of all jobs of a server.
 
-    `make_table`, `threads`, `refuses`, `kept`, `snapshots`: as in `Jobs`. `make_room`: frees bytes of a budget if it
-    can.
+    `make_table`, `threads`, `refuses`, `kept`, `snapshots`: see `Jobs`. `make_room`: frees bytes of a budget if
+    possible.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class TableMaker:
 
     @property
     def is_root(self) -> bool:
-        """Whether the server is no rack server: its tables are here and nowhere else."""
+        """Whether the server is no rack server, so that its tables are here and nowhere else."""
         return self._make_table is Table
 
     def begin(
@@ -76,8 +76,9 @@ class TableMaker:
         there: Callable[[], Job | None],
         register: Callable[[], Sequence[Outcome]],
     ) -> Task:
-        """A worker checks the layout, compiles the rule and looks for a snapshot: all may take long. Then the table is
-        made, if its job is still `there`, and what follows is what `register` returns."""
+        """Return a task in which a worker thread checks the layout, compiles the rule and looks for a snapshot, all of
+        which may take long. The table is then made if its job is still `there`. `register` returns the outcomes.
+        """
 
         def run() -> FoundTable | None:
             check_spec(spec)
@@ -99,7 +100,7 @@ class TableMaker:
                         from_there = start or SnapshotStart(found.number, secrets.randbits(62))
                         first += table.begin_from(from_there, found.read, partial(self._give_up, job, table))
                 return [*first, *register()]
-            except Exception as refused:  # also where the system has no memory
+            except Exception as refused:  # including errors because the system has no memory
                 return [Answer(origin, None, error=as_refusal(refused))]
 
         return Task(0, run, then)
@@ -124,14 +125,14 @@ class TableMaker:
         return table
 
     def restore(self, job: Job, name: str, spec: TableSpec, state: TableImage) -> None:
-        """Make a table again that an earlier process had. Raises ServerError if its rule cannot be loaded."""
+        """Make a table of an earlier process again. Raises ServerError if its rule cannot be loaded."""
         warm_up(spec.rule, spec.layout.dtype, spec.codec)
         table = self.make(job, name, spec)
         table.restore(state)
         table.rounds.held = bool(job.not_back)
 
     def free(self, job: Job, name: str) -> list[Outcome]:
-        """Forget a table, and what was brought to its rounds."""
+        """Free a table, and what was contributed to its rounds."""
         table = job.tables.pop(name)
         if self._kept is not None:
             self._kept.forget_table(job.name, name)
@@ -139,7 +140,7 @@ class TableMaker:
         return table.free()
 
     def free_unwanted(self, job: Job) -> list[Outcome]:
-        """Forget the tables that all groups have had and dropped."""
+        """Free the tables that all groups have had and dropped."""
         outcomes: list[Outcome] = []
         for name in [name for name, table in job.tables.items() if table.registrations.unwanted]:
             job.dropped[name] = digest(job.tables[name].spec)
@@ -149,13 +150,13 @@ class TableMaker:
         return outcomes
 
     def _give_up(self, job: Job, table: Table, error: HybridPSError) -> list[Outcome]:
-        """A table cannot start from its snapshot: the groups that wait for it are told."""
+        """Free a table that cannot start from its snapshot, and tell the groups that wait for it."""
         waiting = [*table.registrations.joined.values()]
         return [*self.free(job, table.name), *(Answer(origin, None, error=error) for origin in waiting)]
 
 
 def check_spec(spec: TableSpec) -> None:
-    """Raise LayoutError, ProtocolError or ServerError unless a spec that came from outside can be used as it is."""
+    """Raise LayoutError, ProtocolError or ServerError unless a spec from outside can be used as it is."""
     layout = spec.layout
     if layout.dtype not in DTYPES:
         raise LayoutError(f"dtype {layout.dtype[:32]!r} cannot be used: use one of {', '.join(DTYPES)}")
@@ -173,7 +174,7 @@ def check_spec(spec: TableSpec) -> None:
 
 
 def table_bytes(spec: TableSpec, groups: int, more_arrays: int) -> int:
-    """Memory that a table is charged with: its values, `more_arrays` as long, and its records."""
+    """Return the memory that a table is charged for: its values, `more_arrays` of the same length, and its records."""
     arrays = 1 + spec.rule.states + more_arrays
     chunk_map = spec.chunk_map()
     owned = len(chunk_map.owned_between(spec.server, 0, spec.layout.length))
@@ -187,14 +188,14 @@ def table_bytes(spec: TableSpec, groups: int, more_arrays: int) -> int:
 
 
 def digest(spec: TableSpec) -> int:
-    """A number that differs, as good as always, where specs do; the same in all processes."""
+    """Return a number that is the same in all processes for equal specs, and almost certainly differs for others."""
     return crc32(msgspec.msgpack.encode(spec))
 
 
 def _find_start(
     snapshots: SnapshotFolder | None, job: str, name: str, spec: TableSpec, start: SnapshotStart | None
 ) -> FoundTable | None:
-    """What a new table starts from. Raises ServerError if it cannot `start` from where the first server says."""
+    """Return what a new table starts from. Raises ServerError if it cannot `start` from where the first server says."""
     if start is None and (snapshots is None or spec.server or spec.rule.transparent):
         return None
     if snapshots is None:

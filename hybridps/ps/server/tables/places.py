@@ -13,30 +13,31 @@ from hybridps.ps.model import GroupTakenError
 
 @dataclass
 class Places:
-    """Of one job, which was started with so many `groups`. A number that a group had which has gone is given to a later
-    one of the same size, so that no two workers have the same number."""
+    """The numbers of the groups of a job that was started with `groups` groups. The number of a group that has gone is
+    reused only for a group of the same size, so that no two workers have the same number.
+    """
 
     groups: int
     terms: Terms = field(default_factory=Terms)
-    """As the groups of the job say. `sizes`: of all groups, by their numbers."""
+    """The terms of the job, as its groups say. `sizes` has all groups, by number."""
     tickets: dict[int, int] = field(default_factory=dict)
-    """Of the numbers beyond `groups`, whom they were given to last."""
+    """For numbers from `groups` on, the ticket of the group that last got the number."""
     awaited: set[int] = field(default_factory=set)
-    """Numbers that were given, and whose groups have not come yet."""
+    """Numbers that were given to groups that have not come yet."""
 
     def learn(self, terms: Terms) -> None:
-        """What one of the groups that the job was started with says of it."""
+        """Take in what one of the job's first groups says about the job."""
         if not self.terms.sizes and len(terms.sizes) == self.groups:
             self.terms = terms
 
     def size_of(self, group: int) -> int:
-        """Workers of a group; 1 if nobody has said that."""
+        """Return the number of workers of a group; 1 if it is not known."""
         return self.terms.sizes[group] if group < len(self.terms.sizes) else 1
 
     def give(self, sizes: Sequence[int], taken: set[int]) -> tuple[tuple[int, ...], int]:
-        """Numbers for groups of these sizes, and their ticket. `taken`: those of groups that are there, or return.
+        """Return numbers for groups of these sizes, and their ticket. `taken`: numbers that are in use.
 
-        Raises ServerError if it is not known how large the groups of the job are, or if there are too many.
+        Raises ServerError if the sizes of the job's groups are not known, or if there are too many groups.
         """
         if len(self.terms.sizes) < self.groups:
             raise ServerError("its groups have not said how large they are: ask again when they have started")
@@ -57,9 +58,9 @@ class Places:
         return tuple(numbers), ticket
 
     def check(self, group: int, terms: Terms, is_there: bool) -> None:
-        """Raise ServerError unless the group may come: one of the first, or one whose ticket is that of its number.
+        """Raise ServerError unless the group may come: it is one of the first, or has the ticket of its number.
 
-        The first server gives tickets, and is the first to be greeted: the others believe it.
+        The first server gives tickets, and is greeted first. The other servers accept any ticket.
         """
         if terms.ticket is None and not 0 <= group < self.groups:
             raise ProtocolError(f"group {group} is none of {self.groups} groups: they count from 0")
@@ -78,7 +79,7 @@ class Places:
             raise GroupTakenError(f"group {group} is there already")
 
     def enter(self, group: int, terms: Terms) -> None:
-        """A group has come that may."""
+        """Let in a group that may come."""
         self.awaited.discard(group)
         if terms.ticket is None:
             self.learn(terms)

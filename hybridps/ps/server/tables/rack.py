@@ -1,8 +1,8 @@
-"""The tables of a rack server: its groups meet here, and the rack meets the other racks at the parents.
+"""The tables of a rack server: the rack's groups exchange here, and the rack exchanges with other racks at the parents.
 
-With a synchronous clock the values of a round are added up here, and the parents' answer is given to all groups of the
-rack. `Elastic` averages with the rack's centre, which is averaged with the parents' whenever as many values came as the
-rack has groups.
+With a synchronous clock, the values of a round are added up here, and all groups of the rack get the parents' answer.
+`Elastic` averages with the rack's centre. The rack's centre is averaged with the parents' centre after as many
+contributions as the rack has groups.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from hybridps.shared_memory import shared_memory
 
 
 class RackTable(Table):
-    """The chunks of one rack server. It is ready when the parents have answered: their centre is the rack's.
+    """The chunks of a table at one rack server. It is ready when the parents have answered: their centre is the rack's.
 
-    The parents know it as one flat key: the chunks that this server owns, in order. `values` is where they lie on the
-    way to the parents and back; `parent_centre` is for the parents' centre, where the rule answers something else.
-    Raises ServerError if a rack server cannot compute this rule with this clock, or these chunks.
+    The parents know it as one flat key: the chunks that this server owns, in order. `values` holds them on the way to
+    the parents and back; `parent_centre` is for the parents' centre, if the rule answers something else. Raises
+    ServerError if a rack server cannot compute this rule with this clock, or these chunks.
     """
 
     more_arrays = 2
@@ -48,19 +48,19 @@ class RackTable(Table):
         super().__init__(job, name, spec, *arguments)
         server = f"{spec.server}-of-{spec.servers}"
         self.parent_job = f"{re.sub('[^A-Za-z0-9_.-]', '-', job)[:32]}.{_digest(job.encode())}.{server}"
-        """Servers with the same place in their racks meet there."""
-        # Other keys, or others in number, make another name: the parents refuse them.
+        """The job in which servers with the same place in their racks meet at the parents."""
+        # Other keys, or a different number of keys, make another name, so that the parents refuse them.
         key = f"server {server}, {len(spec.layout.slots)} keys {_digest(msgspec.msgpack.encode(spec.layout))}"
         self.parent_layout = Layout.of(spec.layout.dtype, {key: (self.elements,)})
         arrays = [shared_memory(self.parent_layout.nbytes).view(spec.layout.dtype) for _ in range(1 + self._states())]
         self.values, self.parent_centre = arrays[0], arrays[1] if self._states() else None
         self.is_at_parents = True
-        """Whether the parents have it; only the link to them uses this."""
+        """Whether the parents have the table. Only the thread of the link uses this."""
         self._asked = False
         self._answered = False
 
     def place(self, chunk: int, start: int, stop: int) -> slice:
-        """Where elements of a chunk lie in `values` and `parent_centre`."""
+        """Return where elements of a chunk lie in `values` and `parent_centre`."""
         first = (self._place(chunk) - chunk) * self.chunk_map.step
         return slice(start + first, stop + first)
 
@@ -83,7 +83,7 @@ class RackTable(Table):
         return [ParentRequest("drop", self, lambda error: ())] if self._asked else []
 
     def _states(self) -> int:
-        """The answer is kept where it is neither the centre nor the rack's own."""
+        """Return the number of kept answers: 1 if the answer is neither the centre nor computed by the rack itself."""
         return int(not self.spec.rule.answer_is_new_value and not self.spec.rule.separate)
 
     def _make_chunk(self, *arguments: Any) -> Chunk:
@@ -95,7 +95,7 @@ class RackTable(Table):
             self.values[self.place(*chunk.span)] = chunk.memory.centre
 
     def _take_initial(self, origin: Origin, chunk: int) -> Sequence[Outcome]:
-        """When all values are there they go to the parents."""
+        """Send the values to the parents when all initial values are there."""
         if self.registrations.ready:
             return [Answer(origin, chunk)]
         if not self.registrations.has_initial:
@@ -107,7 +107,7 @@ class RackTable(Table):
         return request
 
     def _registered(self, error: HybridPSError | None) -> Iterable[Outcome]:
-        """The parents know the table: their centre is the rack's."""
+        """Take the parents' centre as the rack's, after the parents have registered the table."""
         self._answered = True
         outcomes: list[Outcome] = []
         for index in self._owned:
@@ -117,7 +117,7 @@ class RackTable(Table):
         return [*outcomes, *self._end_start()]
 
     def _end_start(self) -> list[Outcome]:
-        """Let the groups in: the initial values came, and the parents have answered."""
+        """Let the groups in: the initial values are there, and the parents have answered."""
         joined = self.registrations
         joined.ready = True
         done = [Answer(joined.initial, index) for index in self._owned] if joined.initial else []
@@ -125,7 +125,7 @@ class RackTable(Table):
 
 
 class RackSum(Chunk):
-    """A chunk whose rounds are added up here and computed by the parents: of an element one after the other."""
+    """A chunk whose rounds are added up here and computed by the parents, one at a time for each element."""
 
     def __init__(self, table: RackTable, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -133,7 +133,7 @@ class RackSum(Chunk):
         self._away: list[Round] = []
         """Rounds that are on their way to the parents and back, of different elements."""
         self._waiting: list[Round] = []
-        """Rounds of elements that are away."""
+        """Rounds that wait because some of their elements are away."""
 
     def leave(self, group: int, stays: bool = False) -> None:
         super().leave(group)
@@ -141,7 +141,7 @@ class RackSum(Chunk):
             complete.outlets.pop(group, None)
 
     def _compute(self, complete: Round) -> list[Outcome]:
-        """Add up what counts, and send it up."""
+        """Add up what counts, and send it to the parents."""
         others = (*self._away, *self._waiting)
         if any(complete.start < other.stop and other.start < complete.stop for other in others):
             self._waiting.append(complete)
@@ -162,7 +162,7 @@ class RackSum(Chunk):
         return [Task(self.owner, run, then, round_of=self.memory.place)]
 
     def _answered(self, complete: Round, place: slice, refused: Any, error: HybridPSError | None) -> Iterable[Outcome]:
-        """The parents' answer is the rack's."""
+        """Take the parents' answer as the rack's."""
         if error is not None:
             return self._end(complete, refused, error)
         centre = None if self._table.parent_centre is None else self._table.parent_centre[place]
@@ -171,7 +171,7 @@ class RackSum(Chunk):
         return [Task(self.owner, run, partial(self._end, complete, refused))]
 
     def _end(self, complete: Round, refused: Any, result: Any) -> Iterable[Outcome]:
-        """`result` may be an error. Rounds that waited for these elements are next."""
+        """End a round with `result`, which may be an error, and begin the rounds that waited for its elements."""
         self._away.remove(complete)
         waiting, self._waiting = self._waiting, []
         answers = complete.finish(result if isinstance(result, HybridPSError) else refused)
@@ -179,7 +179,7 @@ class RackSum(Chunk):
 
 
 class RackAverage(Chunk):
-    """A chunk whose centre is averaged with that of the parents, whenever as many values came as there are members."""
+    """A chunk whose centre is averaged with the parents' after as many contributions as there are members."""
 
     def __init__(self, table: RackTable, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -199,7 +199,7 @@ class RackAverage(Chunk):
         values = self._table.values[place]
 
         def answered(error: HybridPSError | None) -> Iterable[Outcome]:
-            """The rack's centre moves by d, as the parents' has."""
+            """Move the rack's centre by d, as the parents' centre has moved."""
             self._is_away = False
             moves = Task(self.owner, lambda: np.subtract(centre, values, out=centre), lambda result: ())
             return [*([] if error else [moves]), *self._go_up()]

@@ -1,4 +1,4 @@
-"""Who has joined a table, and who initialises it. Only the loop uses it."""
+"""The groups that have joined a table, and which of them initialises it. Only the loop uses it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hybridps.ps.server.tables.images import TableImage
 class Registrations:
     """The groups of table `name` on one server, which has `chunks` chunks of it.
 
-    The first server decides who initialises the centre: the lowest group that is expected, so that it does not
-    depend on who comes first, or the next one if that group goes before all values are there. The other servers are
-    told, so that one group initialises the table on all of them. Where the first server has a snapshot nobody does, and
-    the others are told to start from the same one.
+    The first server decides which group initialises the centre: the lowest one that is expected, whichever comes first,
+    or the next one if that group goes before all values are there. The group tells the other servers, so that one group
+    initialises the table on all of them. If the first server has a snapshot, no group initialises, and the others are
+    told to start from the same one.
     """
 
     def __init__(self, name: str, is_first_server: bool, chunks: int, rounds: Rounds) -> None:
@@ -30,25 +30,25 @@ class Registrations:
         self.joined: dict[int, Origin] = {}
         """The groups that are registered, and their requests."""
         self._admitted: dict[int, Admitted] = {}
-        """What each group was told; others wait."""
+        """What each group was told; the other groups wait."""
         self._initialiser: int | None = None
         self.initial: Origin | None = None
         """The request that brought the initial values."""
         self.initialised: set[int] = set()
         """Chunks whose initial values are there."""
-        # Where there is nothing to initialise nobody waits; the first server still says who would do it.
+        # With nothing to initialise, nobody waits; the first server still says which group would do it.
         self.ready = not is_first_server and not chunks
         """Whether the centre is complete."""
         self.start: SnapshotStart | None = None
         """The snapshot that the centre is from, if it is from one."""
         self._tells_start = True
-        """Whether the centre is certainly that of the snapshot as long as nothing was computed."""
+        """Whether the centre is certainly that of the snapshot as long as no round was computed."""
         self.on_change: Callable[[], None] = lambda: None
         """Called after each change."""
 
     @property
     def image(self) -> TableImage:
-        """What is known here, to be kept."""
+        """The state of the registrations, to be kept."""
         return TableImage(
             self.rounds.members,
             self.rounds.joining,
@@ -63,7 +63,7 @@ class Registrations:
         )
 
     def restore(self, image: TableImage) -> None:
-        """Know what was known when that was kept."""
+        """Restore a state that was kept."""
         self.rounds.restore(image.members, image.joining)
         self._expected, self._dropped = image.expected, image.dropped
         self.joined, self._admitted = image.joined, image.admitted
@@ -72,12 +72,12 @@ class Registrations:
 
     @property
     def unwanted(self) -> bool:
-        """Whether all groups, also those that have not come yet, have had the table and dropped it."""
+        """Whether all groups, including those that have not come yet, have had the table and dropped it."""
         return bool(self._dropped) and not self._expected
 
     @property
     def forsaken(self) -> bool:
-        """Whether groups that had it have left without dropping it, so that they may come again with another layout."""
+        """Whether groups have left without dropping the table and none has it, so that its layout may change."""
         return not self.joined and not self._dropped
 
     @property
@@ -91,15 +91,15 @@ class Registrations:
         return len(self.initialised) == self._chunks
 
     def begin_from(self, start: SnapshotStart) -> None:
-        """The centre is taken from a snapshot: nobody initialises it."""
+        """Take the centre from a snapshot, so that nobody initialises it."""
         self.start, self.ready = start, False
         self.on_change()
 
     def register(self, origin: Origin, initialise: bool, start: SnapshotStart | None = None) -> list[Admitted]:
-        """A group joins; it is answered when the centre is complete, or when it is the one to initialise it.
+        """Register a group. It is answered when the centre is complete, or when it is the one to initialise it.
 
-        `initialise`: the first server has made this group the initialiser. `start`: it starts the table from that
-        snapshot. The same request may come again: it is told the same, at once or when it is its turn.
+        `initialise`: the first server has made this group the initialiser. `start`: the first server starts the table
+        from that snapshot. A repeated request gets the same answer, at once or when it is its turn.
         """
         group = origin.group
         if group in self.joined:
@@ -116,7 +116,7 @@ class Registrations:
         return [self._begin(group)] if initialise and not self._is_first_server else self.release()
 
     def leave(self, group: int, drops: bool, returns: bool = False) -> None:
-        """A group has left the job, is lost, or `drops` the table. `returns` as in `expect`."""
+        """Note that a group has left the job, is lost, or `drops` the table. `returns`: see `expect`."""
         self.expect(group, returns)
         self._dropped.discard(group)
         if drops:
@@ -129,7 +129,7 @@ class Registrations:
         self.on_change()
 
     def come_back(self, origin: Origin) -> None:
-        """A group that had joined by that request takes part again."""
+        """Let a group that had joined by that request take part again."""
         self._dropped.discard(origin.group)
         self._expected.add(origin.group)
         self.joined[origin.group] = origin
@@ -138,13 +138,13 @@ class Registrations:
         self.on_change()
 
     def is_admitted(self, group: int) -> bool:
-        """Whether it may exchange."""
+        """Return whether a group may exchange."""
         return self.ready and group in self._admitted
 
     def expect(self, group: int, returns: bool) -> None:
-        """A group that is not there any more is started again, or not. A table that it may use is kept for it.
+        """Note whether a group that has gone is started again. A table that it may use is kept for it.
 
-        Nobody waits for it to initialise one: then another group does.
+        No table waits for it to be initialised; another group does that.
         """
         if returns and self.ready:
             self._expected.add(group)
@@ -159,7 +159,7 @@ class Registrations:
         return self.release()
 
     def release(self) -> list[Admitted]:
-        """Answer registrations after a change: of an initialiser, and of those that waited for the centre or rounds."""
+        """Answer registrations after a change: the initialiser's, and those that waited for the centre or rounds."""
         first, admitted = min(self._expected, default=-1), []
         begins = self._is_first_server and not self.ready and self.start is None
         if begins and self._initialiser is None and first in self.joined:
@@ -172,25 +172,25 @@ class Registrations:
     def check_usable(self, origin: Origin) -> None:
         """Raise ServerError unless the group may exchange."""
         if origin.group not in self._admitted or not self.ready:
-            raise ServerError(f"group {origin.group} has not finished to register table {self._name!r}")
+            raise ServerError(f"group {origin.group} has not finished registering table {self._name!r}")
 
     def check_initialiser(self, origin: Origin) -> None:
-        """Raise ProtocolError unless the group is to bring initial values."""
+        """Raise ProtocolError unless the group is the one to bring initial values."""
         if self.ready or origin.group != self._initialiser:
             raise ProtocolError(f"group {origin.group} is not the one to initialise table {self._name!r}")
 
     def begin_initial(self, origin: Origin) -> None:
-        """A request brings the initial values."""
+        """Begin to take the initial values of a request."""
         self.initial, self.initialised = origin, set()
         self.on_change()
 
     def set_ready(self, ready: bool) -> None:
-        """Whether the centre is complete now."""
+        """Set whether the centre is complete."""
         self.ready = ready
         self.on_change()
 
     def _check_follows(self, initialise: bool, start: SnapshotStart | None) -> None:
-        """Whether this server's state fits what the first server told the group."""
+        """Raise ServerError if this server's state contradicts what the first server told the group."""
         problem = ""
         if initialise and any(self.rounds.brought.values()):
             problem = "is in use here, but unknown to the first server: was that one restarted?"
@@ -202,7 +202,7 @@ class Registrations:
             raise ServerError(f"table {self._name!r} {problem} Restart the job, or all servers")
 
     def _begin(self, group: int) -> Admitted:
-        """A group becomes the initialiser."""
+        """Make a group the initialiser."""
         self._initialiser, self.initial, self.initialised, self.start = group, None, set(), None
         self.ready = not self._chunks
         return self._admit(group, initialise=True)

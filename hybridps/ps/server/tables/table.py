@@ -1,4 +1,4 @@
-"""One table of a job on one server: who has joined it, who initialises it, and its chunks. Only the loop uses it."""
+"""One table of a job on one server: its registrations and its chunks. Only the loop uses it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hybridps.ps.server.tables.images import TableImage
 from hybridps.ps.server.tables.registrations import Registrations
 
 _READ_TOGETHER = 8
-"""Chunks that are read from a snapshot at a time: the workers have other tables too."""
+"""The number of chunks that are read from a snapshot at a time, because worker threads serve other tables too."""
 
 Read = Callable[[int, int], tuple[Sequence[np.ndarray], int]]
 """Reads the centre and the states of the chunk in a place, of so many elements, and the number of its last round."""
@@ -33,15 +33,15 @@ GiveUp = Callable[[HybridPSError], list[Outcome]]
 
 
 class Table:
-    """The chunks of one server, of a table of `job` that is to have `members`. `registrations`: who has joined.
+    """One server's chunks of a table of `job`. `members`: the groups that it is for.
 
-    Calls return what is to be done and who is to be answered, in order. A request that comes again counts once.
-    `threads` share the chunks. `refuses`: values with NaN or Inf do not count. `keep`: gives memory that outlives the
-    process, by name and size, for a job of so many groups, if there is such memory.
+    Calls return what is to be done and who is to be answered, in order. A repeated request counts once. `threads` share
+    the chunks. `refuses`: values with NaN or Inf do not count. `keep`: a function that returns memory that outlives the
+    process, by name and size, and the number of groups that it is for; None if there is no such memory.
     """
 
     more_arrays = 0
-    """Arrays of all elements beside the centre and the states of the rule."""
+    """The number of arrays of all elements besides the centre and the states of the rule."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Table:
         self._refuses = refuses
         self._budget = budget
         self.elements, self.chunks = self.chunk_map.length_of(spec.server), len(self._owned)
-        """Of this server."""
+        """The numbers of elements and chunks of this server."""
         self.is_freed = False
         """Whether its memory must not be used any more."""
         nbytes = self.elements * spec.layout.itemsize
@@ -75,18 +75,18 @@ class Table:
             self._arrays = self._journal.arrays
         """The centre and the states of the rule, of all chunks of this server in order."""
         self._initialised = np.zeros(self.chunks, "i8") if self._journal is None else self._journal.initialised
-        """Of each chunk, whether its initial values are there."""
+        """For each chunk, whether its initial values are there."""
         self._chunks: dict[int, Chunk] = {}
-        """Those that were used."""
+        """The chunks that were used."""
         self._lost: dict[int, tuple[Origin, int]] = {}
-        """Of groups that were lost and may come back, how they had joined, and what was `computed` by then."""
+        """For groups that were lost and may come back, how they had joined, and what was `computed` by then."""
         self.rounds = spec.clock.start(members)
         self.registrations = Registrations(name, not spec.server, self.chunks, self.rounds)
 
     def begin_from(self, start: SnapshotStart, read: Read, give_up: GiveUp) -> list[Outcome]:
-        """Take the values of a snapshot: the workers `read` the chunks, a few at a time. Then the table is ready.
+        """Take the values of a snapshot. Worker threads `read` the chunks, a few at a time; then the table is ready.
 
-        If some cannot be read, what follows is what `give_up` returns, which frees the table.
+        If a chunk cannot be read, `give_up` frees the table and returns the outcomes.
         """
         joined, left = self.registrations, self.chunks
         joined.begin_from(start)
@@ -116,11 +116,11 @@ class Table:
         return [begin(place) for place in islice(places, _READ_TOGETHER)] if left else ready()
 
     def begins_anew(self, start: SnapshotStart | None) -> bool:
-        """Whether the first server starts the table from a snapshot, and this one has not followed yet."""
+        """Return whether the first server starts the table from a snapshot that this server has not followed yet."""
         return start is not None and start != self.registrations.start
 
     def restore(self, image: TableImage) -> None:
-        """Go on where the process before was killed. Raises ServerError if the rule cannot be loaded."""
+        """Continue where the previous process was killed. Raises ServerError if the rule cannot be loaded."""
         self.registrations.restore(image)
         if self._journal is not None:
             self._journal.restore(lambda place: self.chunk_map.whole(self._owned[place]).start)
@@ -135,15 +135,15 @@ class Table:
             gather(array)
 
     def owner_of(self, chunk: int) -> int:
-        """The worker that owns a chunk."""
+        """Return the worker thread that owns a chunk."""
         return self.chunk_map.thread_of(chunk, self._threads)
 
     def chunk_in(self, place: int) -> Chunk:
-        """The chunk in a place among those of this server."""
+        """Return the chunk in a place among those of this server."""
         return self.chunk(self._owned[place])
 
     def _place(self, chunk: int) -> int:
-        """The place of a chunk among those of this server. Raises ProtocolError if it does not own it."""
+        """Return the place of a chunk among those of this server. Raises ProtocolError for others."""
         if chunk not in self._owned:
             raise ProtocolError(
                 f"chunk {chunk} of table {self.name!r} is not on server {self.spec.server} of {self.spec.servers}"
@@ -151,12 +151,12 @@ class Table:
         return self._owned.index(chunk)
 
     def chunk_bytes(self, place: int) -> int:
-        """Bytes of the centre and the states of the chunk in a place."""
+        """Return the bytes of the centre and the states of the chunk in a place."""
         return self.chunk_map.whole(self._owned[place]).length * self.spec.layout.itemsize * len(self._arrays)
 
     @property
     def only_whole_chunks(self) -> bool:
-        """Whether parts of chunks cannot be exchanged."""
+        """Whether only whole chunks can be exchanged."""
         return self.spec.rule.whole_chunks
 
     def check_rules(self, rules: Rules, start: int, stop: int) -> None:
@@ -177,7 +177,7 @@ class Table:
             )
 
     def chunk(self, index: int) -> Chunk:
-        """A chunk, for a group that may use the table. Raises ProtocolError if this server does not own it."""
+        """Return a chunk, for a group that may use the table. Raises ProtocolError if this server does not own it."""
         chunk = self._chunks.get(index)
         if chunk is not None:
             return chunk
@@ -195,7 +195,7 @@ class Table:
         return chunk
 
     def initialise(self, origin: Origin, span: Span, initial: np.ndarray | None) -> Sequence[Outcome]:
-        """The initial values of a chunk came; None is zeros."""
+        """Take in the initial values of a chunk; None is zeros."""
         joined = self.registrations
         if origin == joined.initial and span.chunk in joined.initialised:
             return self._take_initial(origin, span.chunk)
@@ -207,7 +207,7 @@ class Table:
 
         def then(result: Any) -> Sequence[Outcome]:
             if isinstance(result, HybridPSError):
-                return [Answer(origin, None, error=result)]  # without these values nobody is let in
+                return [Answer(origin, None, error=result)]  # without these values no group is let in
             if origin != joined.initial or span.chunk in joined.initialised:
                 return []
             joined.initialised.add(span.chunk)
@@ -217,11 +217,11 @@ class Table:
         return [Task(chunk.owner, lambda: self._write_initial(chunk, initial), then)]
 
     def leave(self, group: int, drops: bool = False, returns: bool = False, lost: bool = False) -> list[Outcome]:
-        """A group has left the job, is lost, or `drops` the table: the others go on without it, until it `returns`.
+        """Let a group go that has left the job, is lost, or `drops` the table. The others continue without it.
 
-        If it is `lost`, what it was answered is remembered, in case that it comes back in this life.
+        If it is `lost`, its answers are remembered, in case it comes back in this life.
         """
-        void = self.rounds.members <= {group}  # before it goes: those who wait take part as soon as it has gone
+        void = self.rounds.members <= {group}  # before it goes: waiting groups take part as soon as it has gone
         self._lost.pop(group, None)
         counts = self.registrations.is_admitted(group) and not any(each.waits(group) for each in self._chunks.values())
         if lost and not void and counts:
@@ -237,7 +237,7 @@ class Table:
         return [*outcomes, *self.registrations.release()]
 
     def may_come_back(self, group: int) -> bool:
-        """Whether a group that was lost can go on as if it had not been."""
+        """Return whether a lost group can continue as if it had not been lost."""
         if group not in self._lost or group in self.registrations.joined:
             return False
         if not isinstance(self.spec.clock, BulkSynchronous):
@@ -246,11 +246,11 @@ class Table:
         return is_idle and not self.rounds.held and self.rounds.computed == self._lost[group][1]
 
     def come_back(self, group: int) -> None:
-        """It `may_come_back`, and does."""
+        """Let a group that `may_come_back` do so."""
         self.registrations.come_back(self._lost.pop(group)[0])
 
     def free(self) -> list[Outcome]:
-        """The table is not used any more; its memory is released."""
+        """Release the memory of the table, which is not used any more."""
         for chunk in self._chunks.values():
             chunk.forget()
         self._chunks.clear()
@@ -260,23 +260,23 @@ class Table:
         return []
 
     def settle(self, group: int, request: int) -> None:
-        """The group has all answers to its requests before that one."""
+        """Note that the group has all answers to its requests before `request`."""
         if self.spec.rule.separate:
             for chunk in self._chunks.values():
                 chunk.settle(group, request)
 
     def _states(self) -> int:
-        """Arrays that are kept beside the centre."""
+        """Return the number of arrays that are kept besides the centre."""
         return self.spec.rule.states
 
     def _make_chunk(self, *arguments: Any) -> Chunk:
         return Chunk(*arguments)
 
     def _write_initial(self, chunk: Chunk, initial: np.ndarray | None) -> None:
-        """A worker takes the initial values of a chunk. Raises NotFiniteError."""
+        """Set the initial values of a chunk, on its worker thread. Raises NotFiniteError."""
         chunk.memory.reset_(initial)
 
     def _take_initial(self, origin: Origin, chunk: int) -> Sequence[Outcome]:
-        """The initial values of one chunk are there; when all are the table is ready."""
+        """Note that the initial values of one chunk are there. When all are, the table is ready."""
         self.registrations.set_ready(self.registrations.has_initial)
         return [Answer(origin, chunk), *self.registrations.release()]
