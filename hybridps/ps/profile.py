@@ -21,8 +21,8 @@ RECORD = np.dtype(
         ("took_ns", "i8"),
     ]
 )
-"""`kind`: the kind of the message, or `ROUND`; empty: the record is not used. `chunk`, `group`, `request`: -1 if there is
-none; `request` is the number that the client gave the message.
+"""`kind`: the kind of the message, or `ROUND`; empty: the record is not used. `chunk`, `group`, `request`: -1 if there
+is none; `request` is the number that the client gave the message.
 
 `thread`: 0 for the thread that handles messages, 1 + n for worker thread n. Times are those of the monotonic clock of
 the server's host.
