@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import socket
+import sys
+import threading
 from ipaddress import ip_address
 from typing import Any
 
@@ -12,6 +15,25 @@ import zmq
 
 _READABLE = int(zmq.POLLIN)
 """As an integer: the flags' own operations would take as long as a small message."""
+
+
+class Context(zmq.Context):  # type: ignore[type-arg]
+    """A ZeroMQ context whose end nobody waits for without bound: garbage collection least of all.
+
+    Its own would wait for ever for sockets that are collected after it. And seldom, after a connection was reset,
+    ZeroMQ was seen not to end though all sockets are closed.
+    """
+
+    def end(self, seconds: float) -> bool:
+        """Release it, its sockets being closed, within so many seconds; else in the background. Whether it is done."""
+        ends = threading.Thread(target=self.term, name="hybridps-zeromq-end", daemon=True)
+        ends.start()
+        ends.join(seconds)
+        return not ends.is_alive()
+
+    def __del__(self) -> None:
+        if not self.closed and not sys.is_finalizing():
+            _thread.start_new_thread(self.term, ())
 
 
 def has_message(zmq_socket: Any) -> bool:

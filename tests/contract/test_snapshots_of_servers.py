@@ -34,18 +34,22 @@ pytestmark = pytest.mark.timeout(120)
 
 LAYOUT = Layout.of("float32", {"w": (300, 1000), "b": (77,)})
 SETTINGS = Settings(
-    chunk_bytes=1 << 18, deadline_seconds=30.0, connect_seconds=5.0, heartbeat_seconds=0.1, lost_seconds=1.0
+    chunk_bytes=1 << 18, deadline_seconds=60.0, connect_seconds=60.0, heartbeat_seconds=0.1, lost_seconds=1.0
 )
 EVERY_SECONDS = 0.1
+SERVERS = {}
+"""Those in threads, by address."""
 
 
 @contextmanager
-def serving(path, servers, paths=None, seconds=EVERY_SECONDS, lost_seconds=2.0):
-    """The addresses of servers that take snapshots in a folder, or in `paths`."""
+def serving(path, servers, paths=None, seconds=EVERY_SECONDS):
+    """The addresses of servers that take snapshots in a folder, or in `paths`. They are told which groups end."""
     with ExitStack() as stack:
-        options = {"snapshot_seconds": seconds, "lost_seconds": lost_seconds}
+        options = {"snapshot_seconds": seconds, "lost_seconds": 60.0}
         many = [Server(snapshots=str(each), **options) for each in paths or [path] * servers]
-        yield [stack.enter_context(in_thread(each)).address for each in many]
+        addresses = [stack.enter_context(in_thread(each)).address for each in many]
+        SERVERS.update(zip(addresses, many, strict=True))
+        yield addresses
 
 
 @contextmanager
@@ -60,6 +64,8 @@ def joined(addresses, group=0, groups=1, rule=None, table="w", initial=0.5):
         yield store, joining
     finally:
         store.close(lost=True)
+        for server in [SERVERS[address] for address in addresses if address in SERVERS]:
+            server.end_group("job", group, returns=True)
 
 
 def exchange(store, step, table="w"):
@@ -177,8 +183,7 @@ def test_a_server_that_was_not_lost_starts_from_the_snapshot_too(tmp_path):
     with serving(tmp_path, 2) as addresses, joined(addresses) as (store, _):
         first = exchange(store, 1)
         await_snapshot(tmp_path, 2)
-    soon = serving(tmp_path, 1, seconds=1e5, lost_seconds=0.5)
-    with soon as (survivor,), serving(tmp_path, 2, seconds=1e5) as (new, other):
+    with serving(tmp_path, 1, seconds=1e5) as (survivor,), serving(tmp_path, 2, seconds=1e5) as (new, other):
         with serving(tmp_path, 1, seconds=1e5) as (lost,), joined([lost, survivor]) as (store, joining):
             assert joining is Joining.LATE
             exchange(store, 2)

@@ -29,8 +29,9 @@ def write(folder, number, tables=(("w", SPEC),), known=None, job="job"):
     with closing(Writer(lambda: None)) as writer:
         draft = Draft(writer, place, job, number, tables, {name for name, _ in tables} if known is None else known)
         draft.begin()
+        owned = spec.chunk_map().owned_between(spec.server, 0, spec.layout.length)
         for index in range(len(tables)):
-            for at in range(len(LENGTHS)):
+            for at in range(len(owned)):
                 draft.write(index, at, values(number), number + at)
         return writer.ended_seconds is not None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -133,10 +135,17 @@ def exchange_of_rows():
 
 def test_rows_that_are_no_numbers_are_collected_from_all_servers():
     exchange = exchange_of_rows()
-    exchange.take(0, wire.Done(1, (0,), ((2, 150), (1, 120))), ())
+    exchange.take(0, wire.Done(1, (0,), ((1, 120),)), ())
     exchange.take(1, wire.Done(1, (1,), ((2, 499),)), ())
-    exchange.take(0, wire.Done(1, (0,), ((2, 150), (1, 120))), ())
+    exchange.take(0, wire.Done(1, (0,), ((2, 150),)), ())
     assert exchange.not_finite == {1: 120, 2: 150}
+
+
+@pytest.mark.parametrize(("chunks", "not_finite"), [((0,), ((1, 120),) * 2), ((0, 1), ((1, 120),) * 3), ((0,) * 3, ())])
+def test_an_answer_names_no_more_than_was_asked_for(chunks, not_finite):
+    """A hostile server could name millions, which are looked at one by one."""
+    with pytest.raises(ProtocolError, match="at most one row is named for each"):
+        exchange_of_rows().take(0, wire.Done(1, chunks, not_finite), ())
 
 
 @pytest.mark.parametrize("place", [(3, 150), (0, 99), (0, 500), (1 << 62, 1 << 62)])
@@ -145,6 +154,40 @@ def test_rows_and_elements_that_were_not_brought_are_refused(place):
         exchange_of_rows().take(0, wire.Done(1, (0,), (place,)), ())
     with pytest.raises(ProtocolError, match="names element"):
         operation().take(0, wire.Done(1, (0,), ((0, 0),)), ())
+
+
+LEFT_OPEN = """
+import gc, sys, threading
+from hybridps.config import Settings
+from hybridps.ps.client import Client
+from hybridps.ps.server import Server
+
+def train():
+    settings = Settings(lost_seconds=0.5, reconnect_seconds=0.0, deadline_seconds=60.0, awaits_refusing=False)
+    with Server("tcp://127.0.0.1:*", threads=1) as server:
+        serves = threading.Thread(target=server.run)
+        serves.start()
+        client = Client([server.address], job="job", group=0, groups=1, settings=settings)
+        server.stop()
+        serves.join()
+    while client.session._heartbeat.is_alive():  # it ends as the server is gone
+        threading.Event().wait(0.01)
+    client.itself = client
+    raise ValueError("left open")
+
+try:
+    train()
+except ValueError as error:
+    print(error)
+gc.collect()
+print("goes on")
+"""
+
+
+def test_a_client_that_is_left_open_holds_nobody_up():
+    """Neither where it is garbage nor at the end of the process. Its sockets may be collected before their context."""
+    done = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, timeout=25, check=False)
+    assert (done.returncode, done.stdout) == (0, "left open\ngoes on\n"), done.stderr
 
 
 def test_a_refused_chunk_does_not_end_the_others():

@@ -495,6 +495,10 @@ def test_pages_of_a_profile_that_nobody_reads_are_within_the_quota():
         assert peer.ask(wire.Profile(3, "run")) == wire.Done(3, ())
         for number in range(200):
             peer.say(wire.ProfilePage(10 + number, 0))
+        deadline = time.monotonic() + 20
+        while not server._loop.refused:  # before any is read
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         answers = [peer.hear() for _ in range(200)]
         refused = [answer for answer in answers if isinstance(answer, wire.Refused)]
         assert 0 < len(refused) < 200

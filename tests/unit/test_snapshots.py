@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -13,12 +14,15 @@ import msgspec
 import numpy as np
 import pytest
 from disks import fill, small_disk
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from snapshot_drafts import LENGTHS, SPEC, first_values, values, write
 
 from hybridps.errors import ServerError
 from hybridps.memory import Layout
 from hybridps.ps.rules import Momentum
 from hybridps.ps.server.snapshots import SnapshotFolder, only_job
+from hybridps.ps.server.snapshots.due import DueTimes
 from hybridps.ps.server.snapshots.files import MARKER
 
 CENTRE = "table-0-centre.npy"
@@ -83,6 +87,35 @@ def test_the_newest_that_all_servers_have_is_taken_and_kept(folder):
         folder.find("job", "w", second, 6)
 
 
+def test_one_that_another_server_is_still_writing_is_kept(folder):
+    first, second = (msgspec.structs.replace(SPEC, server=server, servers=2) for server in range(2))
+    folder.of("job", 1, 2).begin(3)
+    for number in (3, 4, 5, 6):
+        write(folder, number, [("w", first)])
+    assert folder.of("job", 0, 2).numbers() == [3, 5, 6]
+    write(folder, 3, [("w", second)])
+    assert folder.find("job", "w", first).number == 3
+
+
+@settings(deadline=None)
+@given(st.tuples(*[st.lists(st.floats(0.0, 9.0), min_size=1, max_size=4)] * 2), st.floats(0.5, 2.0))
+def test_servers_of_which_one_is_slower_take_some_together(takes, seconds):
+    """However long each snapshot takes; a server that looks late takes the one that was due."""
+    taken = []
+    for times in takes:
+        now, due, numbers = 1e9, DueTimes(seconds, 1e9), set()
+        for long in itertools.islice(itertools.cycle(times), 100):
+            while (number := due.begin(now)) is None:
+                now += seconds / 8
+            numbers.add(number)
+            now += long * seconds
+            due.end(now)
+        taken.append({number for number in numbers if number < 1000 * (1e9 + 100 * seconds)})
+    together = sorted(taken[0] & taken[1])
+    gaps = np.diff([1e12, *together, 1000 * (1e9 + 100 * seconds)]) / 1000 / seconds
+    assert gaps.max() <= 34, gaps
+
+
 def test_another_spec_is_not_taken_and_said_once(folder, caplog):
     write(folder, 7)
     other = msgspec.structs.replace(SPEC, layout=Layout.of("float32", {"w": (41,)}))
@@ -103,6 +136,20 @@ def test_tables_that_no_group_has_come_to_go_on_in_later_snapshots(folder):
         assert folder.find("job", name, SPEC, number).number == number
     write(folder, 10, known={"w", "v"})  # it was dropped
     assert folder.find("job", "v", SPEC) is None
+
+
+def test_tables_go_on_from_the_snapshot_that_all_servers_have(folder):
+    """One that a server alone has completed is of no use: the job started from the one before."""
+    both = [[(name, msgspec.structs.replace(SPEC, server=server, servers=2)) for name in "wv"] for server in (0, 1)]
+    for number, servers in ((3, (0, 1)), (4, (0,))):
+        for server in servers:
+            write(folder, number, both[server])
+    for tables in both:
+        write(folder, 5, tables[:1])
+    found = folder.find("job", "v", both[0][1][1])
+    assert found.number == 3
+    for it in (found, folder.find("job", "v", both[1][1][1], 3)):
+        np.testing.assert_array_equal(it.read(0, LENGTHS[0])[0], values(3))
 
 
 def test_values_of_different_snapshots_are_not_mixed(folder):

@@ -157,6 +157,12 @@ class Operation:
         Raises ProtocolError for chunks that were not asked for, or payloads or elements that do not fit.
         """
         chunks = (answer.chunks if isinstance(answer, wire.Done) else ()) or (server,)
+        not_finite = answer.not_finite if isinstance(answer, wire.Done) else ()
+        if len(chunks) > len(self._asked) or len(not_finite) > len(chunks):
+            raise ProtocolError(
+                f"an answer to the {self.what} names {len(chunks)} chunks and {len(not_finite)} rows that are not "
+                f"finite, and {len(self._asked)} chunks were asked for: at most one row is named for each"
+            )
         targets = []
         for chunk in chunks:
             if chunk not in self._asked:
@@ -168,7 +174,7 @@ class Operation:
         for (chunk, target), payload in zip(targets, payloads, strict=True):
             if chunk in self._awaited:  # else it came again
                 self._receive(chunk, target, payload)
-        for row, element in answer.not_finite if isinstance(answer, wire.Done) else ():
+        for row, element in not_finite:
             self._note_not_finite(row, element)
         self._awaited.difference_update(chunks)
         self.answers[server] = answer

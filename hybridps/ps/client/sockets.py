@@ -12,7 +12,7 @@ from hybridps.errors import ServerError
 from hybridps.memory import keep_message_memory
 from hybridps.ps import wire
 from hybridps.ps.keys import Credentials
-from hybridps.ps.zmq_sockets import send_unpaced
+from hybridps.ps.zmq_sockets import Context, send_unpaced
 
 _CONNECTED = int(zmq.Event.CONNECTED)
 _UP = int(zmq.Event.HANDSHAKE_SUCCEEDED)
@@ -21,6 +21,9 @@ _FAILED = int(
 )
 _CONNECT_MILLISECONDS = 3000
 """So long one attempt to connect may take: the kernel would try ever more rarely while a network is cut."""
+
+_END_SECONDS = 2.0
+"""So long the end of all connections may take when nothing is left to be sent."""
 
 _ATTEMPTS = 3
 """So many failed handshakes in a row are a refusal. A single one may be a connection that broke."""
@@ -35,7 +38,7 @@ class Sockets:
 
     def __init__(self, addresses: Sequence[str], credentials: Credentials | None, context: Any) -> None:
         keep_message_memory()
-        self._context = context or zmq.Context()
+        self._context = context or Context()
         self.poller = zmq.Poller()
         """Of all sockets and monitors."""
         self.sockets: list[Any] = []
@@ -98,7 +101,7 @@ class Sockets:
         for monitor in self.monitors:
             monitor.close(linger=0)
         if self._owns_context:
-            self._context.term()
+            self._context.end(linger_seconds + _END_SECONDS)
 
     def _refused(self, server: int, event: int) -> ServerError:
         """Which side notices first that keys do not fit is a matter of chance: the server reports one case only."""

@@ -10,7 +10,6 @@ import logging
 import os
 import socket as sockets
 import struct
-import threading
 import time
 from typing import Any
 
@@ -22,7 +21,7 @@ from hybridps.addresses import is_local
 from hybridps.errors import ServerError
 from hybridps.ps import wire
 from hybridps.ps.keys import AllowList
-from hybridps.ps.zmq_sockets import has_message, send_unpaced
+from hybridps.ps.zmq_sockets import Context, has_message, send_unpaced
 
 log = logging.getLogger("hybridps.ps")
 
@@ -30,7 +29,7 @@ _ACCEPTED = int(zmq.Event.ACCEPTED)
 _ENDED = int(zmq.Event.DISCONNECTED)
 _FAILED = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
 _WRONG_KEY = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
-_QUIET_SECONDS = 1.0
+_QUIET_SECONDS = 10.0
 """Between two lines about refused connections."""
 
 _LOOK_SECONDS = 0.05
@@ -71,7 +70,7 @@ class Gatekeeper:
         self._connections: dict[int, int] = {}
         """By descriptor, the bytes that a connection had received when its message began. Some may be closed by now."""
         self._owns_context = context is None
-        self.context: Any = zmq.Context(io_threads=io_threads) if context is None else context
+        self.context: Any = Context(io_threads=io_threads) if context is None else context
         self._questions: Any = None if allowed is None else self.context.socket(zmq.REP)
         self.socket: Any = self.context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.MAXMSGSIZE, wire.LARGEST_CHUNK_BYTES)
@@ -161,13 +160,8 @@ class Gatekeeper:
         """Release the address, in bounded time. Only once."""
         for each in self.polled:
             each.close(linger=500 if each is self.socket else 0)
-        if self._owns_context:
-            # A thread of its own: seldom, after a connection was reset, ZeroMQ was seen not to end.
-            ends = threading.Thread(target=self.context.term, daemon=True)
-            ends.start()
-            ends.join(_END_SECONDS)
-            if ends.is_alive():
-                log.warning("ZeroMQ has not ended after %g s", _END_SECONDS)
+        if self._owns_context and not self.context.end(_END_SECONDS):
+            log.warning("ZeroMQ has not ended after %g s", _END_SECONDS)
 
     def _answer(self, question: list[bytes]) -> None:
         version, number, _, address, _, mechanism, *keys = question

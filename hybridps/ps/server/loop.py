@@ -217,7 +217,7 @@ class Loop:
         for ended, member in self.launchers.take_ended() if emptied else ():
             self._carry_on(self.jobs.end(*ended))
             if member is not None:
-                self._lose(member, "has ended")
+                self._lose(member, "has ended", ", as its launcher says")
         now = time.monotonic()
         if now < self.judged_seconds + self.members.lost_seconds / JUDGED_PER_LOST:
             return
@@ -227,9 +227,9 @@ class Loop:
         self.launchers.look(now)
         self._carry_on(self.members.begin_without_absent(now))
 
-    def _lose(self, member: Member, fault: str) -> None:
+    def _lose(self, member: Member, fault: str, source: str = "") -> None:
         log.warning("%s %s: lost", member, fault)
-        member.fault = fault
+        member.fault = fault + source
         self._remove(member, lost=True)
 
     def _hear_parents(self) -> None:

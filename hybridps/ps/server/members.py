@@ -230,9 +230,10 @@ class Members:
 
     def _unknown(self, name: bytes | int) -> UnknownClientError:
         if name in self._lost:
+            fault = self._lost[name].fault
             return UnknownClientError(
-                f"this group {self._lost[name].fault}, was taken as lost, and the others went on without it: register "
-                "again with a new client, and raise lost_seconds if it was only slow"
+                f"this group {fault}, was taken as lost, and the others went on without it: register again with a new "
+                f"client{', and raise lost_seconds if it was only slow' if fault == self._silence else ''}"
             )
         return UnknownClientError(
             "this client is not known here: was the server or the connection restarted? Open a new client"

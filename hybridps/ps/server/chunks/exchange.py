@@ -78,7 +78,7 @@ def kept_of(marks: Sequence[Mark], chunk: str, part: Part, origin: Origin) -> Ke
     for left in part.without(done):
         if any(mark.request > origin.request and mark.start < left.stop and left.start < mark.stop for mark in marks):
             return Kept([], error_of_late(chunk, origin), [])
-    return Kept(done, error, [(mark.row, mark.element) for mark in mine if mark.row >= 0])
+    return Kept(done, error, [(mark.row, mark.element) for mark in mine if mark.row >= 0][:1])
 
 
 def error_of_late(chunk: str, origin: Origin) -> ServerError:

@@ -233,7 +233,7 @@ class ChunkJournal:
     def go_on(self, cut: Area) -> None:
         """A round goes on that an earlier process has begun."""
         cut.move_to(self._area)
-        self._drop(cut)
+        self._cuts = [each for each in self._cuts if each is not cut]  # their arrays cannot be compared
 
     @property
     def length(self) -> int:
@@ -302,13 +302,10 @@ class ChunkJournal:
 
     def forget(self, group: int | None = None) -> None:
         """Rounds that an earlier process has begun are not gone on with: those of this group alone, or all."""
-        for cut in [cut for cut in self._cuts if group is None or {each[0] for each in cut.ids} == {group}]:
-            cut.words[WORD] = 0
-            self._drop(cut)
-
-    def _drop(self, cut: Area) -> None:
-        """It is not waited for any more. Areas are no values to compare: they hold arrays."""
-        self._cuts = [each for each in self._cuts if each is not cut]
+        for cut in self._cuts:
+            if group is None or {each[0] for each in cut.ids} == {group}:
+                cut.words[WORD] = 0
+        self._cuts = [cut for cut in self._cuts if cut.words[WORD]]
 
 
 def _overlap(contribution: Contribution) -> bool:

@@ -23,7 +23,8 @@ from hybridps.ps.server.snapshots.files import MARKER, Contents, DamagedError, F
 log = logging.getLogger("hybridps.ps")
 
 KEPT = 2
-"""Complete snapshots that are kept, beside the newest one that all servers of the job have."""
+"""Complete snapshots that are kept, beside the newest one that all servers of the job have, and those that others
+are still writing."""
 
 _JOB, _SNAPSHOT, _PARTIAL, _OLD = "job-", "snapshot-", ".partial-", ".old-"
 
@@ -130,7 +131,8 @@ class ServerFolder:
         partial.rename(self.path(number))
         for folder in (self.folder, *itertools.islice(self.folder.parents, 2)):
             sync(folder)
-        kept = {*self.numbers()[-KEPT:], *self.common()[-1:]}
+        others = [_numbers(folder, _PARTIAL, "") for folder in self._others]
+        kept = {*self.numbers()[-KEPT:], *self.common()[-1:]}.union(*others)
         for each in self.numbers():
             if each not in kept:
                 old = self.folder / f"{_OLD}{each}"
@@ -145,7 +147,7 @@ def only_job(path: str) -> str | None:
     return names[0] if len(names) == 1 and re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", names[0]) else None
 
 
-def _numbers(folder: Path) -> set[int]:
-    """The numbers of the snapshots in a folder that have a marker."""
-    found = (marker.parent.name.removeprefix(_SNAPSHOT) for marker in folder.glob(f"{_SNAPSHOT}*/{MARKER}"))
+def _numbers(folder: Path, begin: str = _SNAPSHOT, within: str = f"/{MARKER}") -> set[int]:
+    """The numbers of the snapshots in a folder that have a marker, or of folders whose names begin otherwise."""
+    found = (path.relative_to(folder).parts[0].removeprefix(begin) for path in folder.glob(f"{begin}*{within}"))
     return {int(name) for name in found if re.fullmatch("0|[1-9][0-9]{0,17}", name)}

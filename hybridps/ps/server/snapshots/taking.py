@@ -9,6 +9,7 @@ from typing import Any
 
 from hybridps.errors import HybridPSError
 from hybridps.ps.model import Outcome, Task
+from hybridps.ps.server.snapshots.due import DueTimes
 from hybridps.ps.server.snapshots.folder import SnapshotFolder
 from hybridps.ps.server.snapshots.writing import Draft, Writer
 from hybridps.ps.server.tables.jobs import Jobs
@@ -19,17 +20,15 @@ MOST_HELD_BYTES = 32 << 20
 
 
 class Snapshots:
-    """Takes snapshots in a folder, whenever the host's clock passes a multiple of `seconds`. Only the loop uses it.
+    """Takes snapshots in a folder, whenever one is due in `seconds`. Only the loop uses it.
 
-    So servers whose clocks agree take them together. A snapshot that takes longer than that leaves the next one out.
     `wake`: has the loop look again, from any thread.
     """
 
     def __init__(self, folder: SnapshotFolder, seconds: float, wake: Callable[[], None]) -> None:
         self.folder = folder
-        self._seconds = seconds
+        self._due = DueTimes(seconds, time.time())
         self._writer = Writer(wake)
-        self._number = self._due_number()
         self._under_way: Iterator[Task | None] | None = None
 
     @property
@@ -41,24 +40,22 @@ class Snapshots:
     def look(self, jobs: Jobs) -> list[Task]:
         """The copies of chunks that are to be made now."""
         if self._under_way is None:
-            number = self._due_number()
-            if number <= self._number:
+            number = self._due.begin(time.time())
+            if number is None:
                 return []
-            self._number, self._under_way = number, self._take(jobs, number)
+            self._under_way = self._take(jobs, number)
         tasks: list[Task] = []
         for task in self._under_way:
             if task is None:
                 return tasks
             tasks.append(task)
         self._under_way = None
+        self._due.end(time.time())
         return tasks
 
     def close(self) -> None:
         """End. The snapshot under way stays incomplete."""
         self._writer.close()
-
-    def _due_number(self) -> int:
-        return int(time.time() // self._seconds * self._seconds * 1000)
 
     def _take(self, jobs: Jobs, number: int) -> Iterator[Task | None]:
         """Copies of all chunks, job by job; None where the loop has to wait."""

@@ -71,8 +71,8 @@ class Writer:
 class Draft:
     """A snapshot of some `tables` (name and spec) that is being written. Its methods are called by the writer's thread.
 
-    `known`: names of tables that the job has now, or has dropped. Others of the last snapshot go on in this one: no
-    group has come to them yet, since the job started from there.
+    `known`: names of tables that the job has now, or has dropped. Others of the newest snapshot that all servers have
+    go on in this one: no group has come to them yet, since the job started from there.
     """
 
     def __init__(
@@ -143,8 +143,8 @@ class Draft:
         self._writer.note(None)
 
     def _carry(self, folder: Path) -> Iterator[TableContents]:
-        """Link tables of the last snapshot that no group has come to yet."""
-        last, index = max(self._place.numbers(), default=None), len(self._files)
+        """Link tables of the snapshot that the job goes on from, to which no group has come yet."""
+        last, index = max(self._place.common(), default=None), len(self._files)
         try:
             tables = [] if last is None else self._place.contents(last).tables
         except DamagedError:
