@@ -81,9 +81,7 @@ def server() -> str:
         "memory",
     )
     d.arrow((456, 272), (456, 325), both=True)
-    return d.svg(
-        "The loop of a server hands tasks to worker threads. Each thread owns some chunks, and no other thread touches them."
-    )
+    return d.svg("The loop of a server hands tasks to worker threads. No two threads share a chunk.")
 
 
 PICTURES = {"tiers": tiers, "step": step, "server": server}
