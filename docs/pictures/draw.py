@@ -12,7 +12,7 @@ def tiers() -> str:
     d = Drawing(760, 380)
     for y, lines in (
         (36, ("across groups", "ZeroMQ", "weights every tau steps,", "or gradients every step")),
-        (260, ("in a group", "MPI", "gradients every step")),
+        (260, ("in a group", "MPI", "gradients", "every step")),
     ):
         for number, line in enumerate(lines):
             d.text(10, y + 19 * number, line, at="start", colour=INK if number == 0 else FAINT)
