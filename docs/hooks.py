@@ -26,7 +26,7 @@ ELSEWHERE = {
 EXAMPLES = "examples.md"
 """The page that also shows the small examples, which links to their files lead to."""
 
-_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+)(#[^)]*)?\)")
+_LINK = re.compile(r"\[([^\]]+)\]\(([^)#:\s]+)(#[^)]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -45,7 +45,7 @@ def shown(script: Path) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let links between files of the repository lead to their pages; a link to another file becomes its text."""
+    """Point links and pictures at the site's files. A link to a file that the site does not have becomes its text."""
     uri = page.file.src_uri
     if uri == "troubleshooting.md":
         markdown = markdown.replace("```text\n", "``` { .text .message }\n")

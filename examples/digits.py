@@ -1,13 +1,13 @@
-"""The images of the small examples: the digits of scikit-learn, or noisy bars where that is not installed."""
+"""Loads the images of the small examples: the digits of scikit-learn, or noisy bars if it is not installed."""
 
 import numpy as np
 
 TRAINED = 1440
-"""The first images are for training, the rest for validation."""
+"""The number of training images. The other images are for validation."""
 
 
 def load():
-    """Images (N, 8, 8) from 0 to 1, and labels from 0 to 9, shuffled alike on all workers."""
+    """Return images (N, 8, 8) from 0 to 1, and labels from 0 to 9, in the same random order on all workers."""
     random = np.random.default_rng(0)
     try:
         from sklearn.datasets import load_digits

@@ -1,4 +1,4 @@
-"""Gluon: a small convolutional network. The store is the only line that hybridps changes."""
+"""Gluon: a small convolutional network. For hybridps, only the type of the KVStore is special."""
 
 import mxnet as mx
 from digits import TRAINED, load

@@ -1,4 +1,4 @@
-"""Module: a symbol, trained by `fit`, with the name of the store as its argument."""
+"""Module: `fit` trains a small network, with the KVStore as its argument."""
 
 import mxnet as mx
 from digits import TRAINED, load

@@ -12,7 +12,7 @@ def tiers() -> str:
     d = Drawing(760, 380)
     for y, lines in (
         (36, ("across groups", "ZeroMQ", "weights every tau steps,", "or gradients every step")),
-        (260, ("in a group", "MPI", "gradients every step")),
+        (260, ("in a group", "MPI", "gradients", "every step")),
     ):
         for number, line in enumerate(lines):
             d.text(10, y + 19 * number, line, at="start", colour=INK if number == 0 else FAINT)
@@ -29,9 +29,7 @@ def tiers() -> str:
         d.arrow((x + 105, 307), (x + 175, 307), both=True)
         d.arrow((x + 125, 225), (320 if group == 0 else 340, 78), both=True)
         d.arrow((x + 155, 225), (560 if group == 0 else 580, 78), both=True)
-    return d.svg(
-        "Workers of a group reduce gradients among themselves in every step. Leaders meet the servers at times."
-    )
+    return d.svg("Workers of a group sum their gradients in every step. Leaders exchange values with the servers.")
 
 
 def step() -> str:
@@ -54,7 +52,7 @@ def step() -> str:
     d.arrow((150, 24), (240, 24))
     d.text(250, 29, "time", at="start", size=13)
     return d.svg(
-        "While backward computes the first layers, the gradients of the last ones are summed and applied already."
+        "While backward computes the first layers, the gradients of the last layers are already summed and applied."
     )
 
 
@@ -83,7 +81,7 @@ def server() -> str:
         "memory",
     )
     d.arrow((456, 272), (456, 325), both=True)
-    return d.svg("The loop of a server hands tasks to worker threads. Each owns some chunks, which only it touches.")
+    return d.svg("The loop of a server hands tasks to worker threads. No two threads share a chunk.")
 
 
 PICTURES = {"tiers": tiers, "step": step, "server": server}

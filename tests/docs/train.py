@@ -1,4 +1,4 @@
-"""The smallest training script: what the README's diff makes of a user's."""
+"""A minimal training script, with the changes that the README shows."""
 
 import mxnet as mx
 from mxnet import autograd, gluon

@@ -21,15 +21,15 @@ CHECKS: dict[str, Check] = {
 """All checks by name. Those of optimizers are the last: a store may keep one beyond its life. A check makes one
 store."""
 
-ROWS = "what a server makes of rows depends on keys that it had before, or it ends, and the workers wait for ever"
+ROWS = "a server's result for rows depends on its earlier keys, or the server ends and the workers wait forever"
 NOT_DIST_SYNC = {
-    "keys_may_be_words": "there is one store in a process, and the other checks use numbers",
-    "wrong_keys_raise_errors_of_mxnet": "the servers check keys, not the worker: it waits for ever",
-    "pull_converts_to_the_dtype_of_out": "with two workers a pull into another dtype than the key's ends the process",
-    "pushpull_leaves_the_value_beside_out": "with two workers the sum comes to the value too",
-    "dtypes": "a server that has keys of integers ends when an optimizer is set, and the workers wait for ever",
-    "shapes_must_fit": "the servers check shapes, not the worker: it waits for ever",
-    "sparse_gradients_of_dense_keys": "a server ends, and the workers wait for ever",
+    "keys_may_be_words": "a process has one store, and the other checks use numbers as keys",
+    "wrong_keys_raise_errors_of_mxnet": "the servers check keys, and the worker waits forever",
+    "pull_converts_to_the_dtype_of_out": "with two workers, a pull into another dtype than the key's ends the process",
+    "pushpull_leaves_the_value_beside_out": "with two workers, the sum also overwrites the value",
+    "dtypes": "a server with integer keys ends when an optimizer is set, and the workers wait forever",
+    "shapes_must_fit": "the servers check shapes, and the worker waits forever",
+    "sparse_gradients_of_dense_keys": "a server ends, and the workers wait forever",
     "sparse_gradients_are_summed": ROWS,
     "the_sum_has_the_rows_that_any_gradient_has": ROWS,
     "gradients_without_rows": ROWS,
@@ -41,11 +41,11 @@ NOT_DIST_SYNC = {
     "rows_are_pulled_to_several_arrays": "MXNet refuses it: 'RowSparsePull with multiple values is not supported yet'",
     "an_updater_is_called_with_the_sum": "a function of the worker does not reach the servers",
 }
-"""Checks that MXNet's own `dist_sync` cannot be put through, where its `local` can, and why."""
+"""The checks that are left out for MXNet's own `dist_sync`, but not for its `local`, and the reasons."""
 
 
 def differences(create: Create, names: Iterable[str] = ()) -> list[str]:
-    """What a store does otherwise than it should: a line for each difference. `names`: of checks; all if empty."""
+    """Run the checks `names` (all, if empty) on a store, and return a line for each difference."""
     found = []
     for name in names or CHECKS:
         try:
