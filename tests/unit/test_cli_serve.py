@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from hybridps.cli.told import AGAIN
-from hybridps.cli.top import read
+from hybridps.cli.top.servers import read
 from hybridps.config import Settings
 from hybridps.errors import ServerError
 from hybridps.memory import Layout

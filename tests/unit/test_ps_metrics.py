@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from in_thread import in_thread
 
-from hybridps.cli.top import read
+from hybridps.cli.top.servers import read
 from hybridps.config import Settings
 from hybridps.errors import ServerError
 from hybridps.memory import Layout
