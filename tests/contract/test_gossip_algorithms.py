@@ -160,7 +160,7 @@ def test_who_is_silent_is_known_on_all_ranks_of_a_group() -> None:
         tier = algorithm.tier
         assert isinstance(tier, GossipTier)
         if tier._partners is not None:
-            tier._partners.silences = lambda: [0.0, 7.5]  # type: ignore[method-assign]
+            tier._partners.peers.silences = lambda: [0.0, 7.5]  # type: ignore[method-assign]
         algorithm.average_("t", weights, 1)
         return [*tier.silences]
 

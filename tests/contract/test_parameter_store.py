@@ -40,7 +40,7 @@ pytestmark = pytest.mark.timeout(30)
 
 KINDS = ("inproc-1", "inproc-2", "tcp-1", "tcp-2", "tcp-3", "ipc-1", "ipc-2", "shm-1", "shm-3", "rack-2")
 CHUNK_BYTES = 1024
-SETTINGS = Settings(chunk_bytes=CHUNK_BYTES, connect_seconds=5.0, deadline_seconds=10.0, lost_seconds=5.0)
+SETTINGS = Settings(chunk_bytes=CHUNK_BYTES, connect_seconds=5.0, deadline_seconds=20.0, lost_seconds=5.0)
 KEPT = ("inproc-2", "tcp-3", "ipc-2", "shm-1")
 """Whose servers keep all in memory that outlives them."""
 DTYPES = ("float16", "float32", "float64")
