@@ -37,9 +37,10 @@ def run(launch: Launch, why: Why | None = None) -> int:
     check_trace(launch.settings)
     with ExitStack() as stack:
         screen = _screen(launch, stack)
+        launcher = Launcher(launch, mpirun, screen)
         if why is not None and not launch.settings.quiet:
             screen.message(describe(launch, mpirun, why))
-        status = Launcher(launch, mpirun, screen).run()
+        status = launcher.run()
     if launch.settings.run_folder is not None and not launch.settings.quiet:
         from hybridps.cli.summary import print_summary
 
