@@ -75,7 +75,7 @@ def test_tensorboard_and_prometheus_read_a_launch(tmp_path: Path) -> None:
             (url,) = next(found for line in lines if (found := re.findall(r"metrics of the workers at (\S+)", line)))
             found = ask(url, lambda metrics: metrics.get(("worker_exchanges", "1"), 0) > 2)
             assert found["worker_steps", "0"] > 0
-            assert 0 < found["worker_own_seconds", "1"] <= found["worker_step_seconds", "1"] * 1.01
+            assert 0.004 < found["worker_own_seconds", "1"] <= found["worker_step_seconds", "1"] * 1.01
             assert found["worker_sent_bytes", "1"] > 0
             assert found["worker_slow_factor", "0"] == 1
             found = ask(url, lambda metrics: ("worker_loss", "1") in metrics)
