@@ -50,9 +50,9 @@ class Pace:
         self._delayed: tuple[float, int] | None = None
         """While this rank is suspected: how long its threads had waited for cores, and the steps done by then."""
 
-    def free(self) -> None:
-        """The program has what it waited for, and can go on: the sums of a step, or averaged weights."""
-        self._freed_at = time.monotonic()
+    def leave_out(self, seconds: float) -> None:
+        """The program has waited for so long between two steps: it is not its own part of the next step."""
+        self._freed_at += seconds
 
     def end_step(self, begun_at: float, last_gradient: float) -> None:
         """All sums of a step are there. The times are on the monotonic clock: when the program began the step, and when

@@ -29,9 +29,9 @@ def loading() -> Iterator[None]:
         _loads.append((began, time.monotonic()))
 
 
-def take_loads() -> list[tuple[float, float]]:
-    """When the script has loaded since the last call, in seconds of the monotonic clock."""
+def take_loads(until: float) -> list[tuple[float, float]]:
+    """When the script has loaded, as far as that began before `until`: in seconds of the monotonic clock, each once."""
     loads = []
-    while _loads:
+    while _loads and _loads[0][0] < until:
         loads.append(_loads.popleft())
     return loads

@@ -121,8 +121,9 @@ class Recorder:
             return  # of a model that did nothing in this step
         arrived = [(key, self.microseconds(when)) for key, when in self._arrived.items()]
         at_end = max([self.microseconds(ended), *(span.ended for span in self._spans)])
-        loads = [(self.microseconds(start), self.microseconds(stop)) for start, stop in take_loads()]
-        self._file.write(Step(number, model, self.microseconds(began), at_end, arrived, list(self._spans), loads))
+        loads = take_loads(max(self._arrived.values(), default=ended))  # later ones belong to the next step
+        loaded = [(self.microseconds(start), self.microseconds(stop)) for start, stop in loads]
+        self._file.write(Step(number, model, self.microseconds(began), at_end, arrived, list(self._spans), loaded))
         self._open, self._arrived = None, {}
         self._spans.clear()
 

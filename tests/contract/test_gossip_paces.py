@@ -208,7 +208,7 @@ def test_a_push_that_was_given_up_long_ago_is_still_paid_when_it_turns_out_to_be
 def test_a_group_that_comes_again_counts_barriers_with_the_others(tmp_path: Path) -> None:
     with circle(2, folder=tmp_path) as groups:
         for partners in groups.there.values():
-            partners._passed = partners._arrived = 4
+            partners.peers.passed = partners._arrived = 4
         groups.end(1, says_so=False)
         groups.open(1)
         groups.wait_until_all_know_each_other()

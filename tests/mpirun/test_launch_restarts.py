@@ -117,7 +117,7 @@ def test_synchronous_groups_begin_anew_together(tmp_path: Path, named: bool) -> 
     assert set(told) >= {(0, 0), (1, 0), (0, 1), (1, last)}
     assert (told[0, 1][:2], told[1, last][:2]) == ([0, 0], [0, 0])
     assert told[0, 1][2:] == told[1, last][2:], "they go on from one checkpoint"
-    assert told[0, 1][2] == 4
+    assert told[0, 1][2] in ((2, 3, 4) if named else (4,))
     assert checkpoints(tmp_path) == [1, 2, 3, 4, 5, 6]
     assert summary(tmp_path)["accuracy"] > 0.93
 

@@ -34,6 +34,7 @@ def launched(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str, psuti
     with subprocess.Popen(command, env=environment(), text=True, **pipes) as launcher:  # type: ignore[call-overload]
         try:
             address = launcher.stdout.readline().removeprefix("[server 0] hybridps: serving at ")
+            assert launcher.stderr.readline().startswith("hybridps: 2 workers (-n) in 2 groups")
             assert {launcher.stdout.readline() for _ in range(2)} == {"[group 0] up\n", "[group 1] up\n"}
             (server,) = (each for each in psutil.Process(launcher.pid).children() if "serve" in each.cmdline())
             yield launcher, address, server

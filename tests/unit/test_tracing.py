@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -112,15 +113,18 @@ def test_a_recorder_writes_what_it_is_told(tmp_path: Path) -> None:
         pass
     base = recorder.process.base
     recorder.begin(0, model)
-    recorder.arrived("t", "b", base + 0.25)
+    computed = time.monotonic()
+    recorder.arrived("t", "b", computed)
     recorder.span("allreduce", base + 0.125, "t", "a", 44)
+    with loading():  # for a next step
+        pass
     recorder.end()
     recorder.begin(1, model)  # nothing happens in it
     recorder.close()
     (found,) = read_trace(tmp_path).workers.values()
     assert list(found.keys.values()) == [("t", "a", 5, 40), ("t", "b", 6, 48)]
     (step,) = found.steps
-    assert step.arrived == ((1, pytest.approx(base + 0.25, abs=1e-6)),)
+    assert step.arrived == ((1, pytest.approx(computed, abs=1e-6)),)
     (span,) = step.spans
     assert (span.kind, span.key, span.nbytes, span.time.began) == ("allreduce", 0, 44, pytest.approx(base + 0.125))
     assert len(step.loading) == 1

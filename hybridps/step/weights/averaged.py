@@ -107,6 +107,7 @@ class Weights:
                 self._context.events.emit(Skipped(table, step))
             self._tell(self._algorithm.skipped > skipped, bool(nbytes))
             took = time.monotonic() - began
+            self._schedule.pace.leave_out(took)
             if nbytes:
                 self._context.trace.span("averaging", began, nbytes=nbytes)
             change = self._algorithm.change(table)
@@ -114,7 +115,6 @@ class Weights:
                 self._context.events.emit(Changed(table, step, change, arena.layout.nbytes, nbytes))
             if nbytes:
                 self._context.events.emit(Exchanged(table, step, took, nbytes, self._algorithm.distance))
-        self._schedule.pace.free()
         if self._algorithm.decides_ahead and not self._alone:
             self._timetable.tell(self._algorithm.next_tau(self._arenas))
 
