@@ -68,10 +68,10 @@ def parse_progress(line: str) -> Evaluated | None:
     """Return what a line of a script's output reports; None for other lines. Raises ConfigError for an impossible
     value.
 
-        >>> found = parse_progress("hybridps: epoch=3 accuracy=0.712 loss=nan step=900")
-        >>> found.epoch, found.accuracy, found.loss, found.step
-        (3.0, 0.712, None, 900)
-        >>> parse_progress("epoch 3: 71.2 %")
+    >>> found = parse_progress("hybridps: epoch=3 accuracy=0.712 loss=nan step=900")
+    >>> found.epoch, found.accuracy, found.loss, found.step
+    (3.0, 0.712, None, 900)
+    >>> parse_progress("epoch 3: 71.2 %")
     """
     if not line.startswith(_BEGINS):
         return None
@@ -93,8 +93,8 @@ def mean_of(events: Iterable[Evaluated], field: str) -> float | None:
     """Return the mean of a field over events of one epoch, weighted by images if all have them; None if none has the
     field.
 
-        >>> mean_of([Evaluated(1, accuracy=0.5, images=10), Evaluated(1, accuracy=1.0, images=30)], "accuracy")
-        0.875
+    >>> mean_of([Evaluated(1, accuracy=0.5, images=10), Evaluated(1, accuracy=1.0, images=30)], "accuracy")
+    0.875
     """
     given = [(value, event.images) for event in events if (value := getattr(event, field)) is not None]
     if not given:

@@ -70,7 +70,7 @@ class Job:
 
     @property
     def workers(self) -> int:
-        """The workers of all groups, there, expected or finished. It changes in the same step on all ranks of a group."""
+        """The workers of all groups, including those expected and finished. The ranks of a group see the same number."""
         return self.session.headcount.read_workers()
 
     @property
