@@ -70,7 +70,10 @@ class Job:
 
     @property
     def workers(self) -> int:
-        """The workers of all groups, including those expected and finished. The ranks of a group see the same number."""
+        """The number of workers of all groups, including those expected or finished.
+
+        It changes in the same step on all ranks of a group.
+        """
         return self.session.headcount.read_workers()
 
     @property

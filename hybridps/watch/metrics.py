@@ -36,7 +36,7 @@ METRICS: dict[Any, dict[str, tuple[Callable[[WorkerStatus], float | None], str]]
         "worker_restarts": (get("life"), "How often its group was started again."),
     },
 }
-"""Of workers, by kind: how each is read (None: it has no value), and what it is. Add `hybridps_` to its name."""
+"""The metrics of workers, by kind: how each is read (None: no value), and what it is. The names lack `hybridps_`."""
 
 MODEL_METRICS: dict[str, tuple[Callable[[Report], float | None], str]] = {
     "worker_epoch": (get("epoch"), "Epochs done, as the script has reported."),
@@ -44,11 +44,11 @@ MODEL_METRICS: dict[str, tuple[Callable[[Report], float | None], str]] = {
     "worker_accuracy": (get("accuracy"), "Accuracy that the script has reported last."),
     "worker_centre_accuracy": (get("centre_accuracy"), "The same of the centre."),
 }
-"""Gauges of what scripts report of their models."""
+"""Gauges of what scripts report about their models."""
 
 
 class RunMetrics(Collector):
-    """Exposes the latest look at a run at `url`, until `close`. Raises ServerError if the port cannot be used."""
+    """Exposes the latest look at a run at `url` until `close`. Raises ServerError if the port cannot be used."""
 
     def __init__(self, bind: str, port: int) -> None:
         self._latest: Live | None = None
@@ -65,7 +65,7 @@ class RunMetrics(Collector):
         self.url = f"http://{host}:{self._server.server_port}/metrics"
 
     def look(self, before: Live, now: Live) -> None:
-        """This is what the next question gets."""
+        """Expose this look from now on."""
         self._latest = now
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class RunMetrics(Collector):
         self._thread.join()
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics of one look."""
+        """Yield all metrics of one look."""
         seen = () if self._latest is None else [each.status for _, each in sorted(self._latest.workers.items())]
         for family, metrics in METRICS.items():
             for name, (read, description) in metrics.items():
