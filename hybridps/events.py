@@ -161,8 +161,7 @@ class Chosen(Event, frozen=True):
 
 
 class Communicated(Event, frozen=True):
-    """The time that communication has taken since the model began, in `steps` steps; written at most ten times a
-    second.
+    """The time that communication has taken since the model began, in `steps` steps; at most ten events a second.
 
     `group_seconds`: inside the group, including the wait for its ranks. `exchange_seconds`: waiting for the servers'
     answers and distributing them. `exposed_seconds`: after a step's last gradient, when backward no longer hides it.

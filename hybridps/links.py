@@ -72,11 +72,11 @@ class Links:
 
     @property
     def launcher(self) -> list[str]:
-        """The words that, before a command, run it beside the nodes."""
+        """The words to put before a command that runs beside the nodes."""
         return self.inside(LAUNCHER)
 
     def inside(self, address: str) -> list[str]:
-        """Return the words that, before a command, run it on the node with this address."""
+        """Return the words to put before a command that runs on the node with this address."""
         return ["ip", "netns", "exec", self.namespace(address)]
 
     def nbytes(self) -> int:
@@ -193,9 +193,7 @@ def remove(prefix: str) -> None:
 
 
 def keep(prefix: str) -> None:
-    """Run the keeper: make a folder and print it, and at the end of standard input remove the folder and the
-    namespaces.
-    """
+    """Run the keeper: make a folder and print it; at the end of standard input, remove folder and namespaces."""
     with TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as folder:
         print(folder, flush=True)
         sys.stdin.read()

@@ -86,6 +86,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
 
     @property
     def nbytes(self) -> int:
+        """The number of bytes of the flat buffer."""
         return self.length * self.itemsize
 
     @cached_property

@@ -65,8 +65,7 @@ def report_progress(
 
 
 def parse_progress(line: str) -> Evaluated | None:
-    """Return what a line of a script's output reports; None for other lines. Raises ConfigError for an impossible
-    value.
+    """Return what a line of a script's output reports, or None. Raises ConfigError for an impossible value.
 
     >>> found = parse_progress("hybridps: epoch=3 accuracy=0.712 loss=nan step=900")
     >>> found.epoch, found.accuracy, found.loss, found.step
@@ -90,8 +89,7 @@ def parse_progress(line: str) -> Evaluated | None:
 
 
 def mean_of(events: Iterable[Evaluated], field: str) -> float | None:
-    """Return the mean of a field over events of one epoch, weighted by images if all have them; None if none has the
-    field.
+    """Return the mean of a field over events of one epoch, weighted by images if all have them; None without values.
 
     >>> mean_of([Evaluated(1, accuracy=0.5, images=10), Evaluated(1, accuracy=1.0, images=30)], "accuracy")
     0.875

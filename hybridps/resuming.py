@@ -31,9 +31,7 @@ class Notice:
         """Whether all ranks of the group leave after this step."""
 
     def listen(self, seconds: float | None) -> None:
-        """Take SIGUSR1, and the first SIGTERM, as notice, unless `seconds` is None. Does nothing outside the main
-        thread.
-        """
+        """Take SIGUSR1, and the first SIGTERM, as notice, unless `seconds` is None. Works in the main thread only."""
         if seconds is not None:
             with suppress(ValueError):
                 signal.signal(signal.SIGUSR1, self._hear)

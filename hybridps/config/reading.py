@@ -32,7 +32,7 @@ _ORDER = (
 
 
 def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Return the settings of environment variables (default: those of this process).
+    """Return the settings given by environment variables (default: those of this process).
 
     Raises ConfigError for an unknown name or an unusable value.
     """
@@ -66,7 +66,7 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
 
 
 def to_environment(settings: Settings) -> dict[str, str]:
-    """Return the variables from which `load_settings` makes these settings, without those that have their defaults."""
+    """Return the variables from which `load_settings` makes these settings; defaults are left out."""
     default = Settings()
     return {
         PREFIX + field.upper(): text_of(value)

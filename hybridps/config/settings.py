@@ -108,7 +108,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     tau: AtLeastOne | None = None
     """Number of steps between two averagings of weights. Default: 10; `elastic` and `eamsgd` choose it themselves, from
-    1 to 10, so that averaging takes a tenth of the time if 10 steps are enough for that."""
+    1 to 10, so that averaging takes at most a tenth of the time if 10 steps are enough for that."""
 
     trigger: str | None = None
     """When weights are averaged, e.g. `change:0.05,silence=100` or `budget:10MB/s`. Default: as set by `tau`."""
@@ -181,11 +181,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Identifies the launch that a process belongs to. Set by the launcher."""
 
     joins: AtLeastOne | None = None
-    """For a group that joined the job after its start: the number of groups that the job was started with. Set by the
+    """For a group that joined the job later: the number of groups that the job was started with. Set by the
     launcher."""
 
     ticket: NotNegative | None = None
-    """Admits a group that joined the job after its start. Set by the launcher; never shown."""
+    """Admits a group that joins the job after its start. Set by the launcher; never shown."""
 
     notice_seconds: Seconds | None = None
     """How long a group may continue after it is told to leave, by `hybridps run` or by SIGTERM to a rank. Default:
@@ -205,7 +205,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     else a folder of this user in the system's temporary folder."""
 
     tensorboard: str | None = None
-    """Folder for TensorBoard scalars. The launcher writes them, or without one the first worker. Default: no
+    """Folder for TensorBoard scalars, written by the launcher, or without one by the first worker. Default: no
     scalars."""
 
     worker_metrics_port: Annotated[int, Meta(ge=0, le=65535)] | None = None

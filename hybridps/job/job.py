@@ -78,6 +78,7 @@ class Job:
 
     @property
     def worker(self) -> int:
+        """The number of this worker in the whole job, from 0."""
         return self.session.place.worker
 
     @property

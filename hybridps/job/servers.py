@@ -60,9 +60,7 @@ def _seen_as_of(session: Session) -> Settings:
 
 
 def find_backend(session: Session, stores: Mapping[str, OpenStore]) -> OpenStore:
-    """Return what opens the stores of this job. Raises ConfigError, on all ranks, if that is needed and not in
-    `stores`.
-    """
+    """Return what opens the job's stores. Raises ConfigError, on all ranks, if that is needed and not in `stores`."""
     name = session.settings.backend
     stores = {"hybridps": Client, **stores}
     if name not in stores and (session.plan.groups > 1 or session.settings.servers):
@@ -94,7 +92,7 @@ def connect(session: Session, servers: tuple[str, ...], open_store: OpenStore, a
 
 
 def silent_workers(session: Session, servers: tuple[str, ...], number: int, seconds: float) -> list[int]:
-    """Return the workers of groups, of the same rack, that the servers have not heard from for longer than `seconds`.
+    """Return the workers of groups (of this rack) that the servers have not heard from for longer than `seconds`.
 
     `number`: the number of this group's session at its servers. Raises ServerError like `silent_groups`.
     """

@@ -97,9 +97,7 @@ def _remove_dead(runs: Path) -> None:
 
 
 def _owner_lives(entry: Path) -> bool:
-    """Return whether the process that made an entry runs. On another host or in another container, it counts as
-    running.
-    """
+    """Return whether the process that made an entry runs. One of another host or container counts as running."""
     began, _, number = entry.name.rpartition("-")
     if not number.isdecimal():
         return False

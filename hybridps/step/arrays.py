@@ -39,8 +39,7 @@ class ArrayModel:
         self.weights = self._averaged.views
         """The weights by key. Update them in place between two steps."""
         self.gradients = {name: self._sums.views(name)[0] for name in keys}
-        """This worker's gradients by key. Fill them before `reduce`, which turns them into the sums over all
-        workers."""
+        """This worker's gradients by key. Fill them before `reduce`, which replaces them by sums over all workers."""
         self._initialise(weights, initial)
 
     def reduce(self) -> None:

@@ -36,7 +36,7 @@ class FiniteCheck:
         self._context = context
         self._how = context.settings.check_finite
         self._warned: set[int] = set()
-        """The workers that have been warned of, as far as this one knows."""
+        """The workers for which a warning was given, as far as this one knows."""
         self._under_way: deque[tuple[Span, int, bool]] = deque()
         """Reductions that have begun: the span, the step, and whether the servers examine the gradients."""
 

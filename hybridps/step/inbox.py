@@ -32,7 +32,7 @@ class Inbox(Generic[Entry]):
             self._wake.put(None)
 
     def wait(self, timeout_seconds: float | None, keys: Collection[str] = ()) -> bool:
-        """Wait until there are entries, and return whether there are any when the timeout ends.
+        """Wait until there are entries, or until the timeout. Returns whether there are any.
 
         With `keys`, entries about other keys that come during the wait do not end it.
         """

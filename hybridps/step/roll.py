@@ -1,4 +1,4 @@
-"""The roll: how many groups and workers the job has, and whether this group leaves it. All ranks agree about it."""
+"""The roll: how many groups and workers the job has, and whether this group leaves it. All ranks agree on it."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ class _Seen(NamedTuple):
 
 
 class Roll:
-    """What the ranks of a group agree about. Each step calls `begin` on the program's thread, the same steps on all
-    ranks.
+    """What the ranks of a group agree on. All ranks call `begin` in the same steps, on the program's thread.
 
     A look goes through the schedule like everything that ranks do together, and counts from the next look on. So the
     program need not wait, and all ranks get the same result in the same step.

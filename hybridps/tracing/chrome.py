@@ -16,8 +16,7 @@ from hybridps.tracing.clocks import OneClock
 from hybridps.tracing.reading import Interval, TracedServer, TracedStep, TracedWorker
 
 Event = dict[str, Any]
-"""An event of Chrome's "Trace Event Format". Times and durations are whole microseconds, so that slices nest
-exactly."""
+"""An event of Chrome's "Trace Event Format". Times are whole microseconds, so that slices nest exactly."""
 
 STEPS, LOADING, COMPUTE, COMMUNICATION = 1, 2, 3, 4
 _ROWS = {STEPS: "steps", LOADING: "loading", COMPUTE: "compute", COMMUNICATION: "communication"}

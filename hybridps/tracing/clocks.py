@@ -46,7 +46,7 @@ class Difference(NamedTuple):
 class OneClock(NamedTuple):
     """A trace on one clock. `uncertainty`: of the times of a process, in seconds; the largest that was measured.
 
-    `by_wall_clock`: the processes that no recorded message connects, for which the hosts' wall clocks were compared.
+    `by_wall_clock`: the workers that no recorded time connects with the first, so that wall clocks were compared.
     """
 
     trace: Trace
@@ -133,9 +133,7 @@ def _votes(step: TracedStep) -> list[Interval]:
 
 
 def _bound(asked: Interval, handled: Interval) -> Bound:
-    """Return the bound from a message. The server may still handle it after its answer has left, so only the beginning
-    of the handling counts.
-    """
+    """Return the bound from a message. Only the beginning of its handling counts; the end may follow the answer."""
     low, high = handled.began - asked.ended, handled.began - asked.began
     return Bound(asked.began, low, high, (low + high) / 2)
 

@@ -168,9 +168,7 @@ def _lines(path: Path) -> Iterator[AnyLine]:
 
 
 def _last_life(lines: list[AnyLine], launch: str | None) -> list[AnyLine]:
-    """Return the lines from the last process on. Every file begins with the line of its process. Empty if the process
-    is of another launch.
-    """
+    """Return the lines of the last process, or none if it is of another launch. Each file begins with its process."""
     last = max((place for place, line in enumerate(lines) if isinstance(line, Process)), default=0)
     process = lines[last] if lines else None
     if not isinstance(process, Process) or (launch and process.launch and process.launch != launch):

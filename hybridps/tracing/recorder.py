@@ -20,8 +20,8 @@ KEYS_AT_A_TIME = 1000
 """The largest number of keys that one line describes."""
 
 MOST_ARRIVALS = 1000
-"""The number of gradients of a step whose times are written one by one. For all others, only the last time is written,
-so that the cost stays small."""
+"""The number of gradients of a step whose times are written one by one. Of any others, only the last time is written,
+which limits the cost."""
 
 
 MOST_SPANS = 4096

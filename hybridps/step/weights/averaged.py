@@ -61,9 +61,7 @@ class Weights:
         return self._post("the registration of the weights", self._join)
 
     def may_be_due(self, step: int) -> bool:
-        """Return whether to `average` in this step (0, 1, ...), the same on all ranks of a group. Call this once per
-        step.
-        """
+        """Return whether to `average` in this step (0, 1, ...): equal on all ranks of the group. Call once per step."""
         if self._schedule.roll.hands_in and self._algorithm.has_centre and not self._algorithm.is_synchronous:
             return step > 0
         if not self._algorithm.decides_ahead:
