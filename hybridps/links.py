@@ -89,7 +89,7 @@ class Links:
             ports = [port for port in json.loads(done.stdout) if port["ifname"].startswith("port")]
             return sum(port["stats64"]["rx"]["bytes"] for port in ports)
         except (ValueError, LookupError, TypeError):
-            raise LinksError(f"ip does not tell the bytes of the links: {done.stderr.strip() or done.args}") from None
+            raise LinksError(f"ip does not report the bytes of the links: {done.stderr.strip() or done.args}") from None
 
     def agent(self, folder: Path) -> Path:
         """Write a script that starts a command on a node, as Open MPI would with ssh: `agent ADDRESS COMMAND...`."""

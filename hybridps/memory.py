@@ -71,7 +71,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         """Raise LayoutError unless this is what `of` makes. For layouts that other processes have sent."""
         again = Layout.of(self.dtype, {slot.key: slot.shape for slot in self.slots})
         if again != self:
-            raise LayoutError("the slots are not aligned and in order, or a key stands twice")
+            raise LayoutError("the slots are not aligned and in order, or a key occurs twice")
 
     @cached_property
     def length(self) -> int:

@@ -30,8 +30,8 @@ def place_in_rack(group: int, groups: int, racks: int, servers: Sequence[str]) -
     check_racks(groups, racks)
     if not servers or len(servers) % racks:
         raise PlanError(
-            f"HYBRIDPS_RACKS={racks}, and {len(servers)} servers in HYBRIDPS_SERVERS: list as many for each rack, "
-            "rack by rack"
+            f"HYBRIDPS_RACKS={racks}, and {len(servers)} servers in HYBRIDPS_SERVERS: list the same number for each "
+            "rack, rack by rack"
         )
     rack, each = group * racks // groups, len(servers) // racks
     own = [other for other in range(groups) if other * racks // groups == rack]
@@ -41,4 +41,4 @@ def place_in_rack(group: int, groups: int, racks: int, servers: Sequence[str]) -
 def check_racks(groups: int, racks: int) -> None:
     """Raise PlanError if there are more racks than groups."""
     if racks > groups:
-        raise PlanError(f"HYBRIDPS_RACKS={racks}, and {groups} groups: a rack has at least one")
+        raise PlanError(f"HYBRIDPS_RACKS={racks}, and {groups} groups: a rack needs at least one")

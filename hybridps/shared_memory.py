@@ -146,11 +146,11 @@ def attach_offered(pid: int, descriptor: int, secret: str, nbytes: int) -> np.nd
         with suppress(OSError):
             near = os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net")
         if not near:
-            raise LayoutError(f"shared memory {name} is of a process in another network namespace")
+            raise LayoutError(f"shared memory {name} belongs to a process in another network namespace")
         found = os.stat(memory)
         ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
         if not ours or not secret or secret_at(memory) != secret:
-            raise LayoutError(f"{name} is no shared memory of this group")
+            raise LayoutError(f"{name} is not shared memory of this group")
         return attach_shared(memory, nbytes)
     finally:
         os.close(held)

@@ -126,7 +126,7 @@ class Job:
         if not self.servers:
             return []
         if self._session_number is None:
-            raise ServerError("MXNet's servers do not tell who is silent: unset HYBRIDPS_BACKEND")
+            raise ServerError("MXNet's servers do not report silent workers: unset HYBRIDPS_BACKEND")
         return silent_workers(self.session, self.servers, self._session_number, seconds)
 
     def algorithm(self, name: str | None = None, rule: Rule | None = None, clock: Clock | None = None) -> Algorithm:

@@ -67,7 +67,7 @@ class StatusFile:
         except OSError as error:
             with suppress(OSError, ValueError):
                 print(
-                    f"hybridps: {self._path} cannot be written ({error.strerror}), so `hybridps top` does not see it",
+                    f"hybridps: {self._path} cannot be written ({error.strerror}), so `hybridps top` does not show it",
                     file=sys.stderr,
                     flush=True,
                 )

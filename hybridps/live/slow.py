@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 Reason = Literal["cpu", "compute", "loader", "pauses", "link"]
 
 REASONS: dict[Reason, str] = {
-    "cpu": "its threads wait for a core, which other processes use or a limit takes away",
+    "cpu": "its threads wait for cores that other processes use or a CPU limit withholds",
     "compute": "it computes longer",
     "loader": "its program begins the step later: the loader, or other Python code",
     "pauses": "it computes no more than the others: it waits for data, or is stopped at times",

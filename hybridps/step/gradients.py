@@ -198,8 +198,8 @@ class Gradients:
             if late and self._algorithm.is_synchronous and not np.array_equal(before, weights):
                 raise LateError(
                     f"other groups of this job had trained before this one came to {table.name!r}: start all groups "
-                    "together, with another name of the job (HYBRIDPS_JOB), or use elastic or async, where a group "
-                    "that comes late goes on from the centre"
+                    "together, with another name of the job (HYBRIDPS_JOB), or use elastic or async, where a late "
+                    "group continues from the centre"
                 )
             slots, nbytes = len(table.layout.slots), table.layout.nbytes
             self._context.events.emit(Registered(table.name, self._algorithm.name, slots, nbytes, bool(late)))

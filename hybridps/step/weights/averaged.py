@@ -126,7 +126,7 @@ class Weights:
             said = f"{group} trains alone until it can average its weights again"
         elif exchanged and self._alone_since is not None:
             count, self._alone_since = self._algorithm.skipped - self._alone_since, None
-            said = f"{group} averages its weights again; it has left {count} exchanges out"
+            said = f"{group} averages its weights again; it left out {count} exchanges"
         if said and self._algorithm.levels.group.rank == 0:
             self._context.events.emit(Noted(said))
             if not self._context.settings.quiet:
