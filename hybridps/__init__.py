@@ -1,4 +1,4 @@
-"""MPI and a parameter server together in distributed deep-learning training.
+"""Distributed deep-learning training with MPI and a parameter server together.
 
 Importing this package starts nothing and needs neither MPI nor MXNet.
 """

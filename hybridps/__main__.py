@@ -1,7 +1,7 @@
-"""The runner: `python -m hybridps train.py ...` runs an unchanged script with the KVStore types known.
+"""The runner: `python -m hybridps train.py ...` runs an unchanged script for which the KVStore types are registered.
 
-An exception that the script does not handle ends its whole group. Other first arguments (`run`, `serve`,
-...) go to the command line.
+An exception that the script does not handle ends its whole group. Other first arguments (`run`, `serve`, ...) go to the
+command line.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def run_script(arguments: list[str], as_module: bool) -> None:
 
 
 def _make_types_known() -> None:
-    """Register the KVStore types, where MXNet is installed.
+    """Register the KVStore types, if MXNet is installed.
 
-    The modules stay until the process ends, so the garbage collector leaves them alone: a process that imports MXNet
-    starts and ends in a quarter less time.
+    The modules stay until the process ends, so the garbage collector ignores them: a process that imports MXNet then
+    takes a quarter less time to start and end.
     """
     if importlib.util.find_spec("mxnet") is None:
         return
@@ -75,7 +75,7 @@ def _make_types_known() -> None:
 
 
 def _end() -> None:
-    """Leave the job, and write the summary of its run folder, unless the launcher does."""
+    """Leave the job, and write the summary of its run folder unless the launcher does."""
     store = sys.modules.get("hybridps.kvstore")
     job = store.release() if store is not None else None
     if job is None:
@@ -88,7 +88,7 @@ def _end() -> None:
 
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames of this file and of runpy."""
+    """Return the traceback without the frames of this file and of runpy."""
     above = (__file__, run_script.__code__.co_filename, runpy.run_path.__code__.co_filename)
     while trace is not None and trace.tb_frame.f_code.co_filename in above:
         trace = trace.tb_next

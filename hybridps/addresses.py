@@ -1,8 +1,8 @@
 """Addresses of servers, checked as a whole before anything starts.
 
-ZeroMQ reads as much of an address as it understands: it takes `tcp://127.0.0.1:22x` for port 22. The functions here
-return None for an address that can be used, and otherwise the reason why it cannot. `Scheduler` is where MXNet's own
-servers are found.
+ZeroMQ reads as much of an address as it understands: it takes `tcp://127.0.0.1:22x` for port 22. The functions
+`problem_of_...` return None for an address that can be used, and otherwise the reason why it cannot. `Scheduler` is the
+address of MXNet's own servers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _OF_PS_LITE = "the backend mxnet needs the one address ps-lite://HOST:PORT?group
 
 
 def problem_of_server(address: str, binding: bool = False) -> str | None:
-    """Why no client can connect to this address: tcp://HOST:PORT, ipc://PATH or inproc://NAME.
+    """Return why no client can connect to this address: tcp://HOST:PORT, ipc://PATH or inproc://NAME.
 
-    With `binding`, why no server can listen at it: there host and port of tcp may be `*`.
+    With `binding`, return why no server can listen at it: host and port of tcp may then be `*`.
     """
     scheme, _, place = address.partition("://")
     if scheme in ("ipc", "inproc"):
@@ -36,7 +36,7 @@ def problem_of_server(address: str, binding: bool = False) -> str | None:
 
 
 def problem_of_ps_lite(address: str) -> str | None:
-    """Why this is not the address of MXNet's own servers: ps-lite://HOST:PORT?groups=G&servers=S."""
+    """Return why this is not the address of MXNet's own servers: ps-lite://HOST:PORT?groups=G&servers=S."""
     parts = _PS_LITE.fullmatch(address)
     if parts is None:
         return _OF_PS_LITE
@@ -44,7 +44,7 @@ def problem_of_ps_lite(address: str) -> str | None:
 
 
 def problem_of_metrics_host(host: str) -> str | None:
-    """Why metrics cannot be exposed on this host: a host name or an IP address, without a port."""
+    """Return why metrics cannot be exposed on this host: a host name or an IP address, without a port."""
     try:
         ip_address(host)
     except ValueError:
@@ -53,7 +53,7 @@ def problem_of_metrics_host(host: str) -> str | None:
 
 
 def is_local(address: str) -> bool:
-    """Whether only processes of this host can reach an address.
+    """Return whether only processes of this host can reach an address.
 
     >>> is_local("tcp://127.0.0.1:5555"), is_local("ipc:///tmp/x"), is_local("tcp://*:5555")
     (True, True, False)
@@ -66,7 +66,7 @@ def is_local(address: str) -> bool:
 
 
 class Scheduler(NamedTuple):
-    """The scheduler of a ps-lite tier, and how many are to come to it. Its text is its address.
+    """The scheduler of ps-lite, with the numbers of groups and servers that it expects. Its text is its address.
 
     >>> Scheduler.parse(["ps-lite://127.0.0.1:9000?groups=2&servers=1"])
     Scheduler(host='127.0.0.1', port=9000, groups=2, servers=1)
@@ -75,7 +75,7 @@ class Scheduler(NamedTuple):
     host: str
     port: int
     groups: int
-    """Groups of the job: the workers of ps-lite."""
+    """The number of groups of the job, which are the workers of ps-lite."""
     servers: int
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class Scheduler(NamedTuple):
 
     @classmethod
     def parse(cls, addresses: Sequence[str]) -> Scheduler:
-        """The scheduler that the only one of `addresses` names. Raises ServerError for anything else."""
+        """Return the scheduler that the only one of `addresses` names. Raises ServerError for anything else."""
         text = ", ".join(addresses)
         parts = _PS_LITE.fullmatch(text)
         if parts is None or problem_of_ps_lite(text):
@@ -92,7 +92,7 @@ class Scheduler(NamedTuple):
         return cls(host, int(port), int(groups), int(servers))
 
     def environment(self, role: str, host: str) -> dict[str, str]:
-        """What ps-lite reads in a process of this role, which the others reach at `host`."""
+        """Return the variables that ps-lite reads in a process of this role, which the others reach at `host`."""
         return {
             "DMLC_ROLE": role,
             "DMLC_PS_ROOT_URI": self.host,

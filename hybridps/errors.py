@@ -1,30 +1,30 @@
-"""Everything that hybridps raises for what a caller can get wrong, or that went wrong outside of the process."""
+"""The errors that hybridps raises for a caller's mistakes, and for failures outside of the process."""
 
 from __future__ import annotations
 
 FAILED = 1
-"""Exit status of a process that something went wrong for."""
+"""The exit status of a process in which something went wrong."""
 
 MISUSED = 2
-"""Exit status of a process that was asked for what cannot be: no part of the job can go on."""
+"""The exit status of a process that was asked for something impossible. No part of the job can continue."""
 
 LATE = 75
-"""Exit status of a group that comes when the others have trained, and can only begin together with them."""
+"""The exit status of a group that comes after the others have trained, and can only begin together with them."""
 
 
 class HybridPSError(Exception):
     """Base class. The message has the value, what was expected, and what to do.
 
-    `everywhere` is true when all ranks of the job raise the same error at the same point, so that
-    one rank can report it for all.
+    `everywhere` is true if all ranks of the job raise the same error at the same point, so that one rank can report it
+    for all.
     """
 
     everywhere: bool = False
     status: int = FAILED
-    """Exit status where nobody handles the error."""
+    """The exit status if nobody handles the error."""
 
     def on_all_ranks(self) -> HybridPSError:
-        """This error, marked as one that all ranks raise."""
+        """Return this error, marked as one that all ranks raise."""
         self.everywhere = True
         return self
 
@@ -62,14 +62,14 @@ class ServerError(HybridPSError):
 
 
 class LateError(ServerError):
-    """This group comes when others have trained, and nobody can give it what it needs to train with them."""
+    """This group came after the others had trained, and nobody can give it what it needs to train with them."""
 
     status = LATE
 
 
 class ProtocolError(ServerError):
-    """A message is not of the form that the protocol prescribes."""
+    """A message does not have the form that the protocol prescribes."""
 
 
 class DeadlineError(HybridPSError):
-    """Something awaited did not come in time."""
+    """Something that was awaited did not come in time."""

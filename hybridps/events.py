@@ -19,9 +19,9 @@ from hybridps.errors import ConfigError
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=0, le=1_000_000)]
-"""Workers, groups or servers. The bound keeps a damaged file from asking for all memory."""
+"""A number of workers, groups or servers. The bound keeps a damaged file from requesting all memory."""
 Whole = Annotated[int, Meta(ge=0, le=1 << 62)]
-"""Bytes, or steps."""
+"""A number of bytes or steps."""
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event"):
@@ -29,7 +29,7 @@ class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event"):
 
 
 class Configured(Event, frozen=True):
-    """The job begins. `started_at` is the wall clock (seconds since 1970) at `seconds` = 0."""
+    """The job begins. `started_at` is the wall-clock time (seconds since 1970) at `seconds` = 0."""
 
     started_at: float
     settings: dict[str, Any]
@@ -49,7 +49,7 @@ class Planned(Event, frozen=True):
 
 
 class Registered(Event, frozen=True):
-    """A table of the job is on the servers. `late`: the servers had its centre already, and the group took it over."""
+    """A table of the job was registered. `late`: the centre existed already, and the group took it over."""
 
     table: str
     rule: str
@@ -61,7 +61,7 @@ class Registered(Event, frozen=True):
 class Exchanged(Event, frozen=True):
     """A group exchanged weights. `nbytes`: the payload that it sent.
 
-    `distance`: relative, |w - centre| / |w|; None (or NaN, which JSON does not have) if that is not known.
+    `distance`: |w - centre| / |w|; None (or NaN, which JSON does not have) if that is not known.
     """
 
     table: str
@@ -72,7 +72,7 @@ class Exchanged(Event, frozen=True):
 
 
 class Skipped(Event, frozen=True):
-    """A group left an exchange of weights out, as a server was away: it trains alone."""
+    """A group left out an exchange of weights because a server was away. It trains alone."""
 
     table: str
     step: Whole
@@ -88,9 +88,9 @@ class Launched(Event, frozen=True):
 
 
 class Evaluated(Event, frozen=True):
-    """What the script says of its model after so many epochs: see `hybridps.progress`.
+    """What a script reports about its model after `epoch` epochs; see `hybridps.progress`.
 
-    `accuracy` and `centre_accuracy`: shares of `images` validation images. `step`: steps that are done. None: not said.
+    `accuracy` and `centre_accuracy`: shares of `images` validation images. `step`: the steps done. None: not reported.
     """
 
     epoch: Annotated[float, Meta(ge=0)]
@@ -104,7 +104,7 @@ class Evaluated(Event, frozen=True):
 
 
 class Restarted(Event, frozen=True):
-    """A group is started again, for its life `life`, after the earlier one has ended with this exit status."""
+    """A group is restarted, for its life `life`, after the earlier life ended with this exit status."""
 
     group: Count
     life: Count
@@ -112,8 +112,9 @@ class Restarted(Event, frozen=True):
 
 
 class Joined(Event, frozen=True):
-    """Groups have joined the job since it was launched, or have left it: the numbers of those that are there or on
-    their way. `groups` and `workers`: of the whole job."""
+    """Groups have joined the job since its launch, or have left it. `joined`: the numbers of the joined groups that are
+    there or on their way. `groups` and `workers`: those of the whole job.
+    """
 
     joined: list[int]
     groups: Count
@@ -121,7 +122,7 @@ class Joined(Event, frozen=True):
 
 
 class Counted(Event, frozen=True):
-    """From this step on the job has so many groups and workers, as the ranks of a group have agreed."""
+    """From this step on, the job has this many groups and workers, as the ranks of a group have agreed."""
 
     step: Whole
     groups: Count
@@ -135,9 +136,10 @@ class Ended(Event, frozen=True):
 
 
 class Changed(Event, frozen=True):
-    """The leader has looked at the weights of a table, before the local update of a step.
+    """The leader has measured the weights of a table, before the local update of a step.
 
-    `change`: relative to those that the last exchange has left. `nbytes`: of all weights; `sent`: of those it sent.
+    `change`: how far they have moved since the last exchange, relative to the weights that it left. `nbytes`: the size
+    of all weights; `sent`: the size of those that were sent.
     """
 
     table: str
@@ -159,7 +161,7 @@ class Chosen(Event, frozen=True):
 
 
 class Communicated(Event, frozen=True):
-    """Time that communication took in `steps` steps, since the store began; written at most ten times a second.
+    """The time that communication has taken since the model began, in `steps` steps; at most ten events a second.
 
     `group_seconds`: inside the group, including the wait for its ranks. `exchange_seconds`: waiting for the servers'
     answers and distributing them. `exposed_seconds`: after a step's last gradient, when backward no longer hides it.
@@ -177,10 +179,10 @@ class Communicated(Event, frozen=True):
 class Paced(Event, frozen=True):
     """How long this rank takes for a step: medians over the steps since the last such event, at most ten a second.
 
-    `own_seconds`: from the end of the last step's communication to the arrival of this rank's last gradient;
-    `program_seconds`: the part of that before the program begins the step, as while it waits for its loader; None where
-    the program computes before it begins a step, as with NumPy.
-    `waiting_seconds`: how much sooner its gradients were there than those of the slowest rank of the group.
+    `own_seconds`: from the end of the last step's communication to the arrival of this rank's last gradient.
+    `program_seconds`: the part of it before the program begins the step, for example while it waits for its loader;
+    None where the program computes before it begins a step, as with NumPy. `waiting_seconds`: how much longer the
+    slowest rank of the group takes for its own part.
     """
 
     steps: Whole
@@ -191,10 +193,10 @@ class Paced(Event, frozen=True):
 
 
 class Slowed(Event, frozen=True):
-    """A worker is slower than the others of its group, whose median is `others_seconds`; its leader writes it too. The
-    launcher writes it of the leader of a group that is slower than the other groups.
+    """A worker is slower than the others of its group, whose median is `others_seconds`. Its leader writes this too.
+    For a group that is slower than the other groups, the launcher writes this about its leader.
 
-    `reason`: as far as it is known, one of the words of `hybridps.live.slow`.
+    `reason`: one of the words of `hybridps.live.slow`, as far as the reason is known.
     """
 
     worker: Annotated[int, Meta(ge=0)]
@@ -205,7 +207,7 @@ class Slowed(Event, frozen=True):
 
 
 class Recovered(Event, frozen=True):
-    """A worker that was named as slow keeps up with the others again."""
+    """A worker that was reported as slow keeps up with the others again."""
 
     worker: Annotated[int, Meta(ge=0)]
     steps: Whole
@@ -214,7 +216,7 @@ class Recovered(Event, frozen=True):
 class NotFinite(Event, frozen=True):
     """A worker's own gradient of a key had NaN or Inf in a step. Only the first one is reported.
 
-    Its leader writes it where the servers have found that.
+    If the servers found it, the leader of the worker's group writes this.
     """
 
     key: str
@@ -229,7 +231,7 @@ class Noted(Event, frozen=True):
 
 
 class Closed(Event, frozen=True):
-    """The rank has finished. Bytes count the payload that this rank passed to each tier."""
+    """The rank has finished. The bytes are the payload that this rank passed to each tier."""
 
     steps: Whole
     bytes_within_group: Whole
@@ -240,16 +242,16 @@ class Closed(Event, frozen=True):
 class EventLog:
     """Writes the events of one rank to `<folder>/hybridps-<rank>.jsonl`, or nowhere if there is no folder.
 
-    Every line is complete when `emit` returns, so the file is valid after a kill. Half a line may end the file of a
-    process that was killed while it wrote, or whose disk was full; the next log of that file goes on below it. Events
-    never end a job: if one cannot be written, say because the disk is full, the log says so once on standard error and
-    drops all that follow.
+    Every line is complete when `emit` returns, so the file is valid after a kill. A process that was killed while it
+    wrote, or whose disk was full, may leave half a line at the end; the next log of that file continues below it.
+    Events never end a job: if one cannot be written, for example because the disk is full, the log reports that once on
+    standard error and drops all later ones.
     """
 
     def __init__(self, folder: str | Path | None, rank: int | str) -> None:
         """`rank`: the number of a worker, or the name of a server."""
         self.listen: Callable[[Event], None] = lambda event: None
-        """Called with each event, also where there is no folder."""
+        """Called with each event, even if there is no folder."""
         self._rank = rank
         self._began = time.monotonic()
         self._file: FileIO | None = None
@@ -284,7 +286,7 @@ class EventLog:
             self._file = None
 
     def _end_half_line(self) -> None:
-        """Let the first line begin below half a line of an earlier process."""
+        """End half a line of an earlier process, so that the first line begins below it."""
         if self._file is not None and self._file.seek(0, os.SEEK_END):
             self._file.seek(-1, os.SEEK_END)
             if self._file.read(1) != b"\n":
@@ -299,7 +301,7 @@ class EventLog:
 
 
 def check_run_folder(folder: str | None) -> None:
-    """Create a run folder if it does not exist, and raise ConfigError if no file can be created in it."""
+    """Create a run folder if it does not exist. Raises ConfigError if no file can be created in it."""
     if folder is None:
         return
     try:

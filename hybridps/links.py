@@ -1,11 +1,11 @@
-"""Nodes of a cluster on one host: network namespaces on a switch, each behind a link of limited rate.
+"""The nodes of a cluster on one host: network namespaces on a switch, each behind a link of limited rate.
 
     with limited_links(2, "100mbit") as links:
         subprocess.run([*links.inside(links.addresses[0]), "python", "train.py"])
 
-Linux, root, `ip` and `tc`. Each node has one network interface, `link0`, and a host name of its own. Its link
-is limited in both directions (a token bucket at each end), like a full-duplex cable. mpirun has a namespace on
-the same switch, without a limit. A keeper process removes everything, also after this one was killed.
+This needs Linux, root, `ip` and `tc`. Each node has one network interface, `link0`, and a host name of its own. Its
+link is limited in both directions (a token bucket at each end), like a full-duplex cable. mpirun has a namespace on the
+same switch, without a limit. A keeper process removes everything, even if this process is killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hybridps.errors import ConfigError
 INTERFACE = "link0"
 SUBNET = "10.77.0.0/24"
 LAUNCHER = "10.77.0.1"
-"""The address of mpirun's namespace; the nodes have those that follow."""
+"""The address of mpirun's namespace. The nodes have the addresses that follow."""
 
 MOST_NODES = 250
 _PREFIX = "hybridps-"
@@ -42,18 +42,18 @@ _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 class LinksError(ConfigError):
-    """This host cannot make limited links; the message says why."""
+    """This host cannot make limited links. The message says why."""
 
 
 @dataclass(frozen=True)
 class Links:
-    """So many nodes with links of so many bits per second; `prefix` begins the names of the namespaces."""
+    """Nodes with links of this rate, such as `100mbit`. `prefix` begins the names of the namespaces."""
 
     prefix: str
     nodes: int
     rate: str
     folder: str = ""
-    """For temporary files of what runs there. It is removed together with the namespaces."""
+    """A folder for temporary files of programs on the nodes. It is removed together with the namespaces."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -72,27 +72,27 @@ class Links:
 
     @property
     def launcher(self) -> list[str]:
-        """The words before a command that shall run beside the nodes."""
+        """The words to put before a command that runs beside the nodes."""
         return self.inside(LAUNCHER)
 
     def inside(self, address: str) -> list[str]:
-        """The words before a command that shall run on the node with this address."""
+        """Return the words to put before a command that runs on the node with this address."""
         return ["ip", "netns", "exec", self.namespace(address)]
 
     def nbytes(self) -> int:
-        """Bytes that the nodes, and what runs beside them, have sent to each other so far, headers included.
+        """Return the bytes that the nodes, and programs beside them, have sent to each other so far, including headers.
 
-        Raises LinksError if this version of `ip` does not tell them.
+        Raises LinksError if this version of `ip` does not report them.
         """
         done = _ip("-n", self.switch, "-json", "-statistics", "link", "show")
         try:
             ports = [port for port in json.loads(done.stdout) if port["ifname"].startswith("port")]
             return sum(port["stats64"]["rx"]["bytes"] for port in ports)
         except (ValueError, LookupError, TypeError):
-            raise LinksError(f"ip does not tell the bytes of the links: {done.stderr.strip() or done.args}") from None
+            raise LinksError(f"ip does not report the bytes of the links: {done.stderr.strip() or done.args}") from None
 
     def agent(self, folder: Path) -> Path:
-        """A script that starts a command on a node, as Open MPI would with ssh: `agent ADDRESS COMMAND...`."""
+        """Write a script that starts a command on a node, as Open MPI would with ssh: `agent ADDRESS COMMAND...`."""
         path = folder / "agent"
         path.write_text(
             "#!/bin/sh\n"
@@ -105,7 +105,7 @@ class Links:
         return path
 
     def variables(self, folder: Path) -> dict[str, str]:
-        """What Open MPI needs to know: the agent, and that the nodes reach each other over TCP."""
+        """Return the variables that Open MPI needs: the agent, and that the nodes reach each other over TCP."""
         return {
             "PRTE_MCA_plm_ssh_agent": str(self.agent(folder)),
             "OMPI_MCA_pml": "ob1",
@@ -115,7 +115,7 @@ class Links:
 
 
 def bits_per_second(rate: str) -> float:
-    """From `1gbit`, `100mbit`, `2.5gbit`. Raises ValueError.
+    """Return the bits per second of a rate such as `1gbit`, `100mbit` or `2.5gbit`. Raises ValueError.
 
     >>> bits_per_second("2.5gbit")
     2500000000.0
@@ -127,7 +127,7 @@ def bits_per_second(rate: str) -> float:
 
 
 def burst_bytes(rate: str) -> int:
-    """What a link sends at once before it is limited: the bytes of two milliseconds, and at least 64 KiB.
+    """Return the bytes that a link sends before it is limited: those of two milliseconds, and at least 64 KiB.
 
     >>> burst_bytes("1gbit"), burst_bytes("10mbit")
     (250000, 65536)
@@ -136,7 +136,7 @@ def burst_bytes(rate: str) -> int:
 
 
 def setup_commands(links: Links) -> list[str]:
-    """The commands that make the namespaces, in order."""
+    """Return the commands that make the namespaces, in order."""
     commands = [f"ip netns add {name}" for name in links.namespaces]
     commands += [
         f"ip -n {links.switch} link add switch type bridge",
@@ -162,9 +162,9 @@ def setup_commands(links: Links) -> list[str]:
 
 @contextmanager
 def limited_links(nodes: int, rate: str) -> Iterator[Links]:
-    """Make the nodes, and remove them and whatever runs in them at the end, however this process ends.
+    """Make the nodes. At the end, remove them and the processes in them, however this process ends.
 
-    Raises LinksError, with the reason, where that cannot be done.
+    Raises LinksError, with the reason, if this is impossible here.
     """
     links = Links(f"{_PREFIX}{os.getpid()}", nodes, rate)
     _require(nodes, rate)
@@ -176,7 +176,7 @@ def limited_links(nodes: int, rate: str) -> Iterator[Links]:
 
 
 def missing() -> str:
-    """Why this host cannot make limited links; empty if it can."""
+    """Return why this host cannot make limited links; empty if it can."""
     try:
         with limited_links(1, "1gbit"):
             return ""
@@ -185,7 +185,7 @@ def missing() -> str:
 
 
 def remove(prefix: str) -> None:
-    """Kill what runs in the namespaces whose names begin with `prefix-`, and remove them."""
+    """Kill the processes in the namespaces whose names begin with `prefix-`, and remove these namespaces."""
     for name in _names():
         if name.startswith(f"{prefix}-"):
             _kill_inside(name)
@@ -193,7 +193,7 @@ def remove(prefix: str) -> None:
 
 
 def keep(prefix: str) -> None:
-    """The keeper: make a folder and print it; at the end of standard input remove folder and namespaces."""
+    """Run the keeper: make a folder and print it; at the end of standard input, remove folder and namespaces."""
     with TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as folder:
         print(folder, flush=True)
         sys.stdin.read()
@@ -201,7 +201,7 @@ def keep(prefix: str) -> None:
 
 
 def _kill_inside(name: str) -> None:
-    """Kill until nothing is left: a process may start another one meanwhile."""
+    """Kill until no process is left, because a process may start another one meanwhile."""
     end = time.monotonic() + _KILL_SECONDS
     while (pids := _ip("netns", "pids", name).stdout.split()) and time.monotonic() < end:
         for pid in pids:
@@ -212,12 +212,12 @@ def _kill_inside(name: str) -> None:
 
 @contextmanager
 def _keeping(prefix: str) -> Iterator[str]:
-    """Run the keeper: it ends, and removes everything, when this process closes its pipe or is gone. Yields its folder.
+    """Run the keeper. It ends, and removes everything, when this process closes its pipe or dies. Yields its folder.
 
     Raises LinksError if it does not start.
     """
     top = str(Path(__file__).parents[1])
-    # A path that is empty or begins in the working folder could bring the modules of others, which root would run.
+    # An empty or relative path could contain modules of other users, which root would run.
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(path)]
     keeper = subprocess.Popen(
         [sys.executable, "-P", "-c", f"from hybridps.links import keep; keep({prefix!r})"],
@@ -239,7 +239,7 @@ def _keeping(prefix: str) -> Iterator[str]:
 
 
 def _remove_left_behind() -> None:
-    """Remove the namespaces of processes that are gone together with their keepers."""
+    """Remove the namespaces of processes that have ended together with their keepers."""
     prefixes = {name.rpartition("-")[0] for name in _names() if name.startswith(_PREFIX)}
     for prefix in prefixes:
         pid = prefix.removeprefix(_PREFIX)
@@ -248,7 +248,7 @@ def _remove_left_behind() -> None:
 
 
 def _require(nodes: int, rate: str) -> None:
-    """Raise LinksError for what cannot be."""
+    """Raise LinksError if these nodes are impossible on this host."""
     try:
         bits_per_second(rate)
     except ValueError as error:
@@ -273,7 +273,7 @@ def _run(command: Sequence[str]) -> None:
 
 
 def _names() -> list[str]:
-    """Of all network namespaces of this host."""
+    """Return the names of all network namespaces of this host."""
     return [line.split()[0] for line in _ip("netns", "list").stdout.splitlines() if line.strip()]
 
 

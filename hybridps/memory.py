@@ -1,7 +1,7 @@
-"""Flat buffers: which key lies where in them (Layout), and the memory itself (Arena).
+"""Flat buffers: the place of each key (`Layout`), and the memory itself (`Arena`).
 
-One layout and one flat buffer for each dtype. Gradients and parameters lie in these buffers, so that
-every tier works on the same memory without packing.
+Each dtype has a layout and a flat buffer. Gradients and parameters lie in these buffers, so that every tier works on
+the same memory without packing.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import numpy as np
 from hybridps.errors import LayoutError
 
 ALIGNMENT = 64
-"""Bytes; every key begins at a multiple of it."""
+"""In bytes. Every key begins at a multiple of it."""
 
 FLOATS = ("float16", "float32", "float64")
 DTYPES = (*FLOATS, "int32", "int64")
-"""What flat buffers are made of."""
+"""The dtypes of flat buffers."""
 
 
 class Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where one key lies: elements `start` to `start + size` of the flat buffer."""
+    """The place of one key: elements `start` to `start + size` of the flat buffer."""
 
     key: str
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
@@ -50,9 +50,9 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
 
     @staticmethod
     def of(dtype: str, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
-        """Lay the keys out one after the other, each aligned.
+        """Return a layout of the keys one after the other, each aligned.
 
-        Raises LayoutError for a dtype that is not one of `DTYPES`, or a negative dimension.
+        Raises LayoutError for a dtype that is not one of `DTYPES`, or for a negative dimension.
         """
         dtype = np.dtype(dtype).name
         if dtype not in DTYPES:
@@ -68,24 +68,25 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         return Layout(dtype, tuple(slots))
 
     def check(self) -> None:
-        """Raise LayoutError unless this is what `of` makes: for layouts that come from outside."""
+        """Raise LayoutError unless this is what `of` makes. For layouts that other processes have sent."""
         again = Layout.of(self.dtype, {slot.key: slot.shape for slot in self.slots})
         if again != self:
-            raise LayoutError("the slots are not aligned and in order, or a key stands twice")
+            raise LayoutError("the slots are not aligned and in order, or a key occurs twice")
 
     @cached_property
     def length(self) -> int:
-        """Elements of the flat buffer, the padding included."""
+        """The number of elements of the flat buffer, including the padding."""
         step = ALIGNMENT // self.itemsize
         return -(-self.slots[-1].stop // step) * step if self.slots else 0
 
     @cached_property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """The number of bytes of an element."""
         return np.dtype(self.dtype).itemsize
 
     @property
     def nbytes(self) -> int:
+        """The number of bytes of the flat buffer."""
         return self.length * self.itemsize
 
     @cached_property
@@ -93,7 +94,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         return {slot.key: slot for slot in self.slots}
 
     def difference(self, other: Layout) -> str:
-        """One line that says how `other` differs from this layout; empty if it does not."""
+        """Return one line that says how `other` differs from this layout; empty if it does not."""
         if self.dtype != other.dtype:
             named = f", from key {other.slots[0].key!r} on" if other.slots else ""
             return f"dtype {other.dtype} instead of {self.dtype}{named}"
@@ -117,7 +118,7 @@ class Arena:
     """
 
     def __init__(self, layout: Layout, flat: np.ndarray | None = None) -> None:
-        """Use `flat`, or allocate zeros in private memory on huge pages."""
+        """Use `flat`, or allocate zeros in private memory on huge pages. Raises LayoutError if `flat` does not fit."""
         if flat is None:
             flat = private_memory(layout.nbytes).view(layout.dtype)
         if flat.shape != (layout.length,) or flat.dtype != layout.dtype:
@@ -129,7 +130,7 @@ class Arena:
         self.flat = flat
 
     def view(self, key: str) -> np.ndarray:
-        """The array of a key, in its shape, in the memory of the arena. Raises LayoutError if unknown."""
+        """Return the array of a key, in its shape, in the arena's memory. Raises LayoutError for an unknown key."""
         slot = self.layout.slot_of.get(key)
         if slot is None:
             raise LayoutError(f"key {key!r} is not in the layout of {len(self.layout.slots)} keys")
@@ -137,7 +138,7 @@ class Arena:
 
 
 def private_memory(nbytes: int) -> np.ndarray:
-    """Zeroed bytes of this process alone, on huge pages where the system grants them (uint8)."""
+    """Return zeroed bytes (uint8) of this process alone, on huge pages where the system grants them."""
     if nbytes == 0:
         return np.zeros(0, np.uint8)
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -147,9 +148,9 @@ def private_memory(nbytes: int) -> np.ndarray:
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep memory that was freed for what comes next: fresh pages of large messages cost time.
+    """Let this process keep freed memory for later use, because fresh pages for large messages cost time.
 
-    A matter of glibc; elsewhere nothing happens.
+    This sets options of glibc; elsewhere it does nothing.
     """
     with contextlib.suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -159,9 +160,9 @@ def keep_freed_memory() -> None:
 
 
 def keep_message_memory() -> None:
-    """Let this process keep the memory of a few large messages for the next ones, as far as glibc would by itself.
+    """Let this process keep the memory of a few large messages for the next ones, without changing options of glibc.
 
-    What glibc keeps, in the process of somebody else, goes with the largest block that was ever freed, up to 32 MB, its
-    own header and rounding to pages included: this frees one of that size, which was never touched.
+    This suits a process that belongs to somebody else. glibc keeps as much as the largest block that was ever freed, up
+    to 32 MB with its header and rounding to pages. So this frees one block of that size, which was never touched.
     """
     np.empty((32 << 20) - (64 << 10), np.uint8)

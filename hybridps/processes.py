@@ -1,4 +1,4 @@
-"""Child processes that end together with the process that started them, and a server as such a child. Linux only."""
+"""Child processes that end with the process that started them, and a server as such a child. Linux only."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from hybridps.config import PREFIX, Settings, to_environment
 from hybridps.errors import ServerError
 
 START_SECONDS = 60.0
-"""How long a server may take to say its address: disks may be slow, and MXNet's servers import MXNet."""
+"""How long a server may take to print its address. Disks may be slow, and MXNet's servers import MXNet."""
 
 SERVER_RESTARTS = 3
-"""How often a server of a job that dies is started again, unless asked for and where that can be."""
+"""How often a server of a job is restarted when it dies, unless configured otherwise and where it is possible."""
 
 STOP_SECONDS = 5.0
-"""How long a process may take to end when it is asked to."""
+"""How long a process may take to end after it was asked to."""
 
 SAYS = "hybridps: serving at "
-"""What stands before the address of a server on its output."""
+"""The text before the address of a server on its output."""
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 prctl = getattr(ctypes.CDLL(None), "prctl", lambda *arguments: -1)
-"""Looked up at import: `die_with_parent` may run between fork and exec."""
+"""Found at import, because `die_with_parent` may run between fork and exec."""
 
-# As `die_with_parent`, then becomes the command. Done in a program of its own, for a function between fork and exec is
-# not safe beside threads and MPI.
+# Does what `die_with_parent` does, then becomes the command. It is a program of its own, because running a function
+# between fork and exec is not safe beside threads and MPI.
 _ENDS_WITH_PARENT = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -60,14 +60,14 @@ def die_with_parent(signal_number: int = signal.SIGKILL, parent: int | None = No
 
 
 def without_rank_marks(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables without those that mark a process as an MPI rank, so that children do not inherit the mark."""
+    """Return the variables without those that mark a process as an MPI rank, so that children do not inherit them."""
     marks = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI_", "PMIX_", "PRTE_", "MV2_COMM_WORLD_")
     kept = ("PRTE_MCA_", "PRTE_ALLOW_", "PMIX_MCA_")
     return {name: value for name, value in environ.items() if not name.startswith(marks) or name.startswith(kept)}
 
 
 def child_environment(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:
-    """The variables of a child: those of this process, with these settings in the place of its own."""
+    """Return the variables of a child: those of this process, with these settings in place of its own."""
     return {name: value for name, value in environ.items() if not name.startswith(PREFIX)} | to_environment(settings)
 
 
@@ -75,11 +75,11 @@ Own = TypeVar("Own", bound="ServerProcess")
 
 
 class ServerProcess:
-    """Starts `hybridps serve` and stops it in the end; it also ends with the thread that started it.
+    """Starts `hybridps serve`, and stops it at the end. The server also ends with the thread that started it.
 
-    `address` is where it serves. `command` replaces the program (the default: this Python's hybridps). It is no rank of
-    an MPI world. `stdin` as of `subprocess.Popen`. A thread calls `hear` with each line of its standard error. Raises
-    ServerError if it does not say its address within `start_seconds`.
+    `address` is where it serves. `command` replaces the program (default: this Python's hybridps). The server is no
+    rank of an MPI world. `stdin`: as for `subprocess.Popen`. A thread calls `hear` with each line of its standard
+    error. Raises ServerError if it does not print its address within `start_seconds`.
     """
 
     def __init__(
@@ -117,14 +117,14 @@ class ServerProcess:
         return self._process.pid
 
     def stop(self) -> int:
-        """Ask it to end, make it end if it does not, and return its exit status. In bounded time."""
+        """Ask the server to end, kill it if it does not, and return its exit status. Takes a bounded time."""
         self._process.terminate()
         try:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        # A child of the server could hold the pipe open: do not wait for that.
+        # A child of the server could hold the pipe open, so this wait is bounded.
         for reader in self._readers:
             reader.join(STOP_SECONDS)
         if self._process.stdin is not None:
@@ -138,7 +138,7 @@ class ServerProcess:
         self.stop()
 
     def _read(self) -> None:
-        """Take the first line, and keep the pipe empty: a full one would hold the server up."""
+        """Take the first line, and keep the pipe empty, because a full pipe would block the server."""
         with self._process.stdout as output:  # type: ignore[union-attr]
             self._lines.put(output.readline())
             for _ in output:

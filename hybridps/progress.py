@@ -1,4 +1,4 @@
-"""How a training script says how far it is: one line on standard output, or `report_progress`, which prints that line.
+"""How a training script reports its progress: by one line on standard output, which `report_progress` prints.
 
     hybridps: epoch=3 accuracy=0.712 loss=0.83
 
@@ -22,10 +22,10 @@ _BEGINS = f"{SAYS}epoch="
 _FIELDS = tuple(name for name in Evaluated.__struct_fields__ if name != "group")
 
 listeners: list[Callable[[Evaluated], None]] = []
-"""Called with what this process reports."""
+"""Called with each event that this process reports."""
 
 _logs: dict[int, EventLog] = {}
-"""Of this process, by worker: used where no launcher reads the lines."""
+"""The logs of this process, by worker; used where no launcher reads the lines."""
 
 
 def report_progress(
@@ -38,14 +38,13 @@ def report_progress(
     worker: int | None = None,
     step: int | None = None,
 ) -> None:
-    """Say how good the model is after so many epochs; `epoch` 0 says that training begins.
+    """Report how good the model is after this many epochs. `epoch` 0 reports that training begins.
 
-    `accuracy`, and `centre_accuracy` of the centre of Elastic SGD, are shares from 0 to 1. Where several workers
-    report, each gives its number as `worker`; the mean counts, weighted by `images`, the number that each has looked
-    at. `step`: how many steps are done, for groups that are started again (`hybridps.resume`). A value that is not
-    finite is left out. Prints one line, which `hybridps run` reads. Without that launcher,
-    writes the event into the run folder (`HYBRIDPS_RUN_FOLDER`), if there is one. Raises ConfigError for an impossible
-    value.
+    `accuracy`, and `centre_accuracy` of the centre of Elastic SGD, are shares from 0 to 1. If several workers report,
+    each gives its number as `worker`; the mean counts, weighted by `images`, the number of images that each has
+    evaluated. `step`: the number of steps done, for groups that are restarted (`hybridps.resume`). A value that is not
+    finite is left out. Prints one line, which `hybridps run` reads. Without that launcher, writes the event to the run
+    folder (`HYBRIDPS_RUN_FOLDER`), if there is one. Raises ConfigError for an impossible value.
     """
     values = (epoch, accuracy, loss, centre_accuracy, images, worker, step)
     words = [f"{name}={value}" for name, value in zip(_FIELDS, values, strict=True) if value is not None]
@@ -66,7 +65,7 @@ def report_progress(
 
 
 def parse_progress(line: str) -> Evaluated | None:
-    """What a line of a script's output says; None if it is another line. Raises ConfigError for an impossible value.
+    """Return what a line of a script's output reports, or None. Raises ConfigError for an impossible value.
 
     >>> found = parse_progress("hybridps: epoch=3 accuracy=0.712 loss=nan step=900")
     >>> found.epoch, found.accuracy, found.loss, found.step
@@ -90,7 +89,7 @@ def parse_progress(line: str) -> Evaluated | None:
 
 
 def mean_of(events: Iterable[Evaluated], field: str) -> float | None:
-    """The mean of a field over events of one epoch, weighted by their images where all give them; None if none has it.
+    """Return the mean of a field over events of one epoch, weighted by images if all have them; None without values.
 
     >>> mean_of([Evaluated(1, accuracy=0.5, images=10), Evaluated(1, accuracy=1.0, images=30)], "accuracy")
     0.875

@@ -1,4 +1,4 @@
-"""Which groups and which servers make a rack. Pure."""
+"""Which groups and which servers form a rack. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hybridps.errors import PlanError
 
 
 class PlaceInRack(NamedTuple):
-    """Where a group is: its rack's servers, and which of the rack's groups it is."""
+    """The place of a group: the servers of its rack, and its number among the groups of the rack."""
 
     rack: int
     servers: tuple[str, ...]
@@ -18,7 +18,9 @@ class PlaceInRack(NamedTuple):
 
 
 def place_in_rack(group: int, groups: int, racks: int, servers: Sequence[str]) -> PlaceInRack:
-    """Racks are runs of groups, as equal as possible; `servers` are listed rack by rack. Raises PlanError.
+    """Return the place of a group. Racks are ranges of groups, as equal as possible; `servers` are listed rack by rack.
+
+    Raises PlanError if there are more racks than groups, or if racks would have different numbers of servers.
 
     >>> place_in_rack(1, 3, 2, ["a", "b"])
     PlaceInRack(rack=0, servers=('a',), group=1, groups=2)
@@ -28,8 +30,8 @@ def place_in_rack(group: int, groups: int, racks: int, servers: Sequence[str]) -
     check_racks(groups, racks)
     if not servers or len(servers) % racks:
         raise PlanError(
-            f"HYBRIDPS_RACKS={racks}, and {len(servers)} servers in HYBRIDPS_SERVERS: list as many for each rack, "
-            "rack by rack"
+            f"HYBRIDPS_RACKS={racks}, and {len(servers)} servers in HYBRIDPS_SERVERS: list the same number for each "
+            "rack, rack by rack"
         )
     rack, each = group * racks // groups, len(servers) // racks
     own = [other for other in range(groups) if other * racks // groups == rack]
@@ -39,4 +41,4 @@ def place_in_rack(group: int, groups: int, racks: int, servers: Sequence[str]) -
 def check_racks(groups: int, racks: int) -> None:
     """Raise PlanError if there are more racks than groups."""
     if racks > groups:
-        raise PlanError(f"HYBRIDPS_RACKS={racks}, and {groups} groups: a rack has at least one")
+        raise PlanError(f"HYBRIDPS_RACKS={racks}, and {groups} groups: a rack needs at least one")

@@ -26,20 +26,20 @@ _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class Place(NamedTuple):
-    """Where an array lies in shared memory of this process."""
+    """The place of an array in shared memory of this process."""
 
     descriptor: int
-    """Of this process, open as long as the memory is used."""
+    """A descriptor of this process, open as long as the memory is used."""
     nbytes: int
-    """Size of the whole memory."""
+    """The size of the whole memory."""
     offset: int
-    """Bytes before the array."""
+    """The number of bytes before the array."""
     secret: str
-    """What only processes can read that may open the memory."""
+    """A text that only processes can read that may open the memory."""
 
 
 def place_of(array: np.ndarray) -> Place | None:
-    """Where a contiguous array lies, if it is a part of shared memory."""
+    """Return the place of a contiguous array, or None if it is not a part of shared memory."""
     base = array
     while isinstance(base, np.ndarray) and base.base is not None:
         whole, base = base, base.base
@@ -51,7 +51,7 @@ def place_of(array: np.ndarray) -> Place | None:
 
 
 class _Mapping(mmap.mmap):
-    """Memory that knows where it comes from."""
+    """Memory that knows its descriptor and its secret."""
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
         self.descriptor = os.dup(descriptor)
@@ -59,14 +59,14 @@ class _Mapping(mmap.mmap):
         _mappings.add(self)
 
     def part(self) -> None:
-        """What this process writes here is its own from now on, as in other memory after a fork."""
+        """Make what this process writes here its own from now on, as in other memory after a fork."""
         start = ctypes.addressof(ctypes.c_char.from_buffer(self))
         access, options = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
         if _map(start, len(self), access, options, self.descriptor, 0) != start:
-            os.abort()  # what this process writes would reach its parent
+            os.abort()  # otherwise this process would write into its parent's memory
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self.descriptor)  # a default: at the end of the process `os` may be gone before the last array
+        close(self.descriptor)  # a default argument, because `os` may be gone before the last array at the end
 
 
 _mappings: WeakSet[_Mapping] = WeakSet()
@@ -86,7 +86,7 @@ os.register_at_fork(after_in_child=_part)
 
 
 def shared_memory(nbytes: int) -> np.ndarray:
-    """Zeroed bytes that a server on this host may work on, where the system grants them; else private (uint8)."""
+    """Return zeroed bytes (uint8) that a server on this host may work on, or private ones if the system grants none."""
     try:
         return create_shared(nbytes) if nbytes else private_memory(0)
     except OSError:
@@ -94,9 +94,9 @@ def shared_memory(nbytes: int) -> np.ndarray:
 
 
 def create_shared(nbytes: int) -> np.ndarray:
-    """Zeroed bytes (uint8; at least one) that others on this host attach to by `shared_name`. Raises OSError."""
-    # Who names the secret may read this process's descriptors: servers ask for it. The size is fixed for ever, as
-    # memory that becomes smaller kills whoever reads it.
+    """Return zeroed bytes (uint8; at least one) that others on this host attach to by `shared_name`. Raises OSError."""
+    # Only processes that may read this process's descriptors can read the secret, so servers ask for it. The size is
+    # fixed for ever, because memory that becomes smaller kills the processes that read it.
     descriptor = os.memfd_create(f"hybridps-{secrets.token_hex(16)}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(descriptor, "r+b", buffering=0) as file:
         file.truncate(nbytes)
@@ -105,13 +105,19 @@ def create_shared(nbytes: int) -> np.ndarray:
 
 
 def shared_name(memory: np.ndarray) -> str:
-    """By what other processes attach to memory of `create_shared`, as long as this one uses it; empty for other."""
+    """Return the name by which other processes attach to memory of `create_shared` while this process uses it.
+
+    The name is empty for other memory.
+    """
     place = place_of(memory)
     return f"/proc/{os.getpid()}/fd/{place.descriptor}" if place else ""
 
 
 def attach_shared(name: str, nbytes: int) -> np.ndarray:
-    """Memory (uint8) that another process created. Raises LayoutError if it cannot be reached, or may be smaller."""
+    """Return memory (uint8) that another process created.
+
+    Raises LayoutError if it cannot be reached, or if it is or may become smaller than `nbytes`.
+    """
     try:
         with open(name, "r+b", buffering=0) as file:
             if os.fstat(file.fileno()).st_size < nbytes:
@@ -124,14 +130,14 @@ def attach_shared(name: str, nbytes: int) -> np.ndarray:
 
 
 def attach_offered(pid: int, descriptor: int, secret: str, nbytes: int) -> np.ndarray:
-    """The memory (uint8) behind a descriptor that another process of this user offers, with the secret of the memory.
+    """Return the memory (uint8) behind a descriptor that another process of this user offers, with the memory's secret.
 
     What a message names is never opened as a path. A process in another network namespace counts as one of another
     host. Raises LayoutError if the memory cannot be reached, was not made by hybridps, or may become smaller.
     """
     name = f"/proc/{pid}/fd/{descriptor}"
     try:
-        # Only looked at: to open a pipe would wait.
+        # This only looks at the file, because opening a pipe would wait.
         held = os.open(name, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
         raise LayoutError(f"shared memory {name} cannot be opened: {error.strerror}") from None
@@ -140,24 +146,24 @@ def attach_offered(pid: int, descriptor: int, secret: str, nbytes: int) -> np.nd
         with suppress(OSError):
             near = os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net")
         if not near:
-            raise LayoutError(f"shared memory {name} is of a process in another network namespace")
+            raise LayoutError(f"shared memory {name} belongs to a process in another network namespace")
         found = os.stat(memory)
         ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
         if not ours or not secret or secret_at(memory) != secret:
-            raise LayoutError(f"{name} is no shared memory of this group")
+            raise LayoutError(f"{name} is not shared memory of this group")
         return attach_shared(memory, nbytes)
     finally:
         os.close(held)
 
 
 def secret_at(name: str) -> str:
-    """The secret of the shared memory whose descriptor is that file of /proc; empty if it is other memory."""
+    """Return the secret of the shared memory whose descriptor is this file of /proc; empty if it is other memory."""
     found = re.fullmatch(r"/memfd:hybridps-([0-9a-f]{32}) \(deleted\)", os.readlink(name))
     return found[1] if found else ""
 
 
 def is_released(descriptor: int, secret: str) -> bool:
-    """Whether this process no longer has the shared memory that had this descriptor and secret."""
+    """Return whether this process no longer has the shared memory with this descriptor and secret."""
     try:
         return secret_at(f"/proc/self/fd/{descriptor}") != secret
     except OSError:

@@ -1,6 +1,7 @@
-"""Measure which collective algorithm is fastest for which size: `python -m hybridps -m hybridps.tune FILE`.
+"""Measure which collective algorithm is fastest for each size: `python -m hybridps -m hybridps.tune FILE`.
 
-Run by all ranks of a group; `hybridps tune` starts it. The table in FILE gets the rows for these ranks and nodes.
+All ranks of a group run this; `hybridps tune` starts it. It writes the entries for these ranks and nodes to the table
+in FILE.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from hybridps.tensor_collectives import Chooser, Entry, Levels, Tensor, Tuning, 
 from hybridps.tensor_collectives.choice import ANY_SIZE, VERSION, Algorithm
 
 SIZES = tuple(4096 * 4**power for power in range(8))
-"""Bytes: 4 KB to 64 MB."""
+"""In bytes: 4 KB to 64 MB."""
 
 CHUNKS = (256 << 10, 1 << 20, 4 << 20)
 
 REPEATS = 7
 LONGEST_SECONDS = 2.0
-"""Time after which the repeats of one candidate end."""
+"""The time after which the repeats of one candidate end."""
 
 
 def main(path: Path) -> None:
-    """Measure, and write the table. Every rank of the job calls this."""
+    """Measure, and write the table to `path`. Every rank of the job calls this."""
     with open_job() as job:
         levels = job.algorithm().levels
         if levels.note:
@@ -46,7 +47,7 @@ def main(path: Path) -> None:
 
 
 def measure(levels: Levels, sizes: Sequence[int] = SIZES, say: bool = False) -> list[Entry]:
-    """The fastest candidate for each size. All ranks of the group call this."""
+    """Return the fastest candidate for each size. All ranks of the group call this. `say`: whether to print times."""
     ranks, nodes = levels.group.size, len(levels.topology.members)
     before = levels.chooser
     best = []
@@ -65,7 +66,7 @@ def measure(levels: Levels, sizes: Sequence[int] = SIZES, say: bool = False) -> 
 
 
 def candidates(nodes: int, nbytes: int) -> list[tuple[Algorithm, int]]:
-    """The candidates: an algorithm each, with a chunk size if that makes a difference."""
+    """Return the candidates: algorithms, each with several chunk sizes if that makes a difference."""
     if nodes == 1:
         return [("flat", CHUNKS[0]), ("node", CHUNKS[0])]
     between: tuple[Algorithm, ...] = ("library", "ring", "halving_doubling")
@@ -75,9 +76,10 @@ def candidates(nodes: int, nbytes: int) -> list[tuple[Algorithm, int]]:
 
 
 def merged(path: Path, best: Sequence[Entry]) -> Tuning:
-    """The table at `path`, with `best` instead of its rows for the same ranks and nodes.
+    """Return the table at `path`, with `best` in place of its entries for the same ranks and nodes.
 
-    Sizes in a row with the same choice become one; a choice holds up to twice its size, halfway to the next one.
+    Consecutive sizes with the same choice become one entry. A choice holds up to twice its size, halfway to the next
+    one.
     """
     runs = [list(same) for _, same in groupby(best, key=lambda entry: (entry.algorithm, entry.chunk_bytes))]
     entries = [msgspec.structs.replace(same[-1], up_to_bytes=2 * same[-1].up_to_bytes) for same in runs]
@@ -94,7 +96,7 @@ def merged(path: Path, best: Sequence[Entry]) -> Tuning:
 
 
 def _microseconds(tensor: Tensor, levels: Levels) -> float:
-    """Median over the repeats of the slowest rank's time."""
+    """Return the median, over the repeats, of the slowest rank's time."""
     group = levels.group
     allreduce_(tensor, group)
     taken: list[float] = []
@@ -105,7 +107,7 @@ def _microseconds(tensor: Tensor, levels: Levels) -> float:
         for _ in range(repeats):
             allreduce_(tensor, group)
         slowest = np.array([(time.perf_counter() - began) / repeats])
-        group.allreduce_(slowest, "max")  # the same on all ranks, so that all end together
+        group.allreduce_(slowest, "max")  # the same on all ranks, so that all stop after the same repeat
         taken.append(float(slowest[0]))
     return 1e6 * median(taken)
 

@@ -1,7 +1,7 @@
 """Settings: `Settings`, and the one reader of environment variables.
 
-Every field of `Settings` is set by the variable `HYBRIDPS_<FIELD>`. A name that begins with
-`HYBRIDPS_` and is no setting is refused, with the nearest valid name.
+The variable `HYBRIDPS_<FIELD>` sets each field of `Settings`. A name that begins with `HYBRIDPS_` but is no setting is
+refused; the message has the nearest valid name.
 """
 
 from hybridps.config.reading import (

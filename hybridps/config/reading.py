@@ -1,4 +1,4 @@
-"""Reads settings from environment variables, and writes them as such."""
+"""Read settings from environment variables, and write them as environment variables."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _ORDER = (
     ("connect_seconds", "deadline_seconds"),
     ("reconnect_seconds", "deadline_seconds"),
 )
-"""Waits, each with one that must not end before it."""
+"""Pairs of waits. The first must not be longer than the second."""
 
 
 def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Settings from environment variables (default: the ones of the process).
+    """Return the settings given by environment variables (default: those of this process).
 
     Raises ConfigError for an unknown name or an unusable value.
     """
@@ -41,9 +41,9 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
 
 
 def make_settings(values: Mapping[str, Any]) -> Settings:
-    """Settings from field names and values; text is converted as in environment variables.
+    """Return settings from field names and values. Text is converted as in environment variables.
 
-    Raises ConfigError for an unknown name, an unusable value, or an address that cannot be one.
+    Raises ConfigError for an unknown name, an unusable value, or an impossible address.
     """
     converted = {}
     hints = get_type_hints(Settings, include_extras=True)
@@ -66,7 +66,7 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
 
 
 def to_environment(settings: Settings) -> dict[str, str]:
-    """The variables that make `load_settings` return these settings; defaults are left out."""
+    """Return the variables from which `load_settings` makes these settings; defaults are left out."""
     default = Settings()
     return {
         PREFIX + field.upper(): text_of(value)
@@ -76,13 +76,13 @@ def to_environment(settings: Settings) -> dict[str, str]:
 
 
 def tuning_file() -> Path:
-    """File in which `hybridps tune` keeps the tuning table of this host."""
+    """Return the file in which `hybridps tune` keeps the tuning table of this host."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache, "hybridps", f"tuning-{socket.gethostname()}.json")
 
 
 def started_by_mpi(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is a rank of an MPI launcher (Open MPI, MPICH, MVAPICH, SLURM's PMI or PMIx)."""
+    """Return whether an MPI launcher started this process (Open MPI, MPICH, MVAPICH, SLURM's PMI or PMIx)."""
     marks = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_SIZE")
     return any(mark in environ for mark in marks)
 
@@ -99,7 +99,7 @@ def _unusable(field: str, value: Any, reason: str) -> ConfigError:
 
 
 def _check_addresses(settings: Settings) -> None:
-    """Raise ConfigError for an address that nobody can connect to, or listen at."""
+    """Raise ConfigError for an address that no client can connect to, or no server can listen at."""
     problem_of_theirs = problem_of_ps_lite if settings.backend == "mxnet" else problem_of_server
     looked_at = [("servers", address, problem_of_theirs(address)) for address in settings.servers]
     looked_at += [("parents", address, problem_of_server(address)) for address in settings.parents]
@@ -111,7 +111,7 @@ def _check_addresses(settings: Settings) -> None:
 
 
 def _check_order(settings: Settings, given: Set[str]) -> None:
-    """Raise ConfigError if a wait that is given is longer than one that must not end before it. Defaults give way."""
+    """Raise ConfigError if a given wait is longer than the second of its pair. Defaults may be longer."""
     for field, later in _ORDER:
         first, second = getattr(settings, field), getattr(settings, later)
         if field in given and first and second and first > second:
@@ -119,7 +119,7 @@ def _check_order(settings: Settings, given: Set[str]) -> None:
 
 
 def _expected(hint: Any) -> str:
-    """What a type allows, in words; empty if it has neither choices nor bounds.
+    """Return what a type allows, in words; empty if it has neither choices nor bounds.
 
     >>> from hybridps.config.settings import Seconds
     >>> _expected(Seconds | None)
@@ -140,7 +140,7 @@ def _expected(hint: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A value as an environment variable has it."""
+    """Return a value as the text of an environment variable."""
     if isinstance(value, (list, tuple)):
         return ",".join(str(part) for part in value)
     if isinstance(value, bool):

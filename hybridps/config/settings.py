@@ -8,13 +8,13 @@ import msgspec
 from msgspec import Meta
 
 LONGEST_SECONDS = 1_000_000
-"""About 11 days. Every wait that takes a timeout in milliseconds can express it."""
+"""About 11 days. Every wait with a timeout in milliseconds can express it."""
 
 BEATS_PER_LOST = 4
-"""Heartbeats in `lost_seconds`, at least."""
+"""The least number of heartbeats within `lost_seconds`."""
 
 RECONNECT_PER_DEADLINE = 0.75
-"""The default of `reconnect_seconds`, per second of `deadline_seconds`."""
+"""The default of `reconnect_seconds`, as a share of `deadline_seconds`."""
 
 AtLeastOne = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
@@ -66,26 +66,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Cores that the threads of a server are pinned to, in turn. Default: none."""
 
     check_finite: Literal["warn", "refuse", "ignore"] = "warn"
-    """What happens when gradients hold NaN or Inf: one warning that names worker, key and step; the end of the job; or
-    nothing. Values that groups share (a centre, weights on servers) refuse them whatever this says."""
+    """What happens when gradients contain NaN or Inf: one warning with the worker, key and step; the end of the job; or
+    nothing. NaN and Inf are always refused in values that groups share (a centre, weights on servers)."""
 
     metrics_port: Annotated[int, Meta(ge=0, le=65535)] | None = None
     """Port on which a server exposes Prometheus metrics over HTTP; 0 is any free port. Default: no metrics."""
 
     metrics_bind: str = "127.0.0.1"
-    """Host on which metrics are exposed. Anyone who can connect reads the names of tenants, jobs and tables."""
+    """Host on which metrics are exposed. Anyone who can connect can read the names of tenants, jobs and tables."""
 
     snapshots: str | None = None
-    """Folder in which servers keep snapshots of their tables, and from which jobs start. Default: none are taken."""
+    """Folder in which servers keep snapshots of their tables, and from which jobs start. Default: no snapshots."""
 
     snapshot_seconds: Seconds = 60.0
     """Time between two snapshots of a server."""
 
     server_keys: str | None = None
-    """Folder made by `hybridps keys`: a server accepts only the tenants that are listed there."""
+    """Folder made by `hybridps keys`. A server accepts only the tenants listed there."""
 
     keys: str | None = None
-    """Folder `for-NAME` of a tenant, made by `hybridps keys`: it authenticates a job to its servers."""
+    """Folder `for-NAME` of a tenant, made by `hybridps keys`. It authenticates a job to its servers."""
 
     credentials: str | None = None
     """The contents of `keys` as one word, used instead of it. Set by the launcher; never shown."""
@@ -98,7 +98,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     rho: Annotated[float, Meta(ge=0, le=1e9)] | None = None
     """Ties the moving rate of Elastic SGD to the learning rate of the store's optimizer: alpha = learning rate * rho.
-    Default: alpha is as `alpha` says."""
+    Default: `alpha` applies."""
 
     outer_rate: Annotated[float, Meta(ge=0, le=1e9)] = 0.7
     """Rate of DiLoCo's outer optimizer."""
@@ -107,15 +107,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Momentum of DiLoCo's outer optimizer."""
 
     tau: AtLeastOne | None = None
-    """Steps between two averagings of weights. Default: 10; `elastic` and `eamsgd` choose it themselves, from 1 to 10,
-    so that averaging takes a tenth of their time if that is enough."""
+    """Number of steps between two averagings of weights. Default: 10; `elastic` and `eamsgd` choose it themselves, from
+    1 to 10, so that averaging takes at most a tenth of the time if 10 steps are enough for that."""
 
     trigger: str | None = None
-    """When weights are averaged, e.g. `change:0.05,silence=100` or `budget:10MB/s`. Default: as `tau`
-    says."""
+    """When weights are averaged, e.g. `change:0.05,silence=100` or `budget:10MB/s`. Default: as set by `tau`."""
 
     staleness: Annotated[int, Meta(ge=0, le=1 << 30)] | None = None
-    """Steps that a group may be ahead of another one in asynchronous SGD before it waits. Default: any number with
+    """Number of steps that a group may be ahead of another in asynchronous SGD before it waits. Default: unlimited with
     `async`, 3 with `stale`."""
 
     topology: str | None = None
@@ -123,27 +122,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     seed 7. Default: `random`; `exponential` with `sgp`."""
 
     gossip: Literal["symmetric", "pull"] = "symmetric"
-    """What groups do in gossiping SGD: both average, or only the one that asks."""
+    """Which of two gossiping groups averages: both, or only the one that asks."""
 
     partners: Literal["in_turn", "fast"] = "in_turn"
-    """Whom a group that gossips asks next: as the topology says, or more often those whose answers come fast."""
+    """Which partner a gossiping group asks next: the next one of the topology, or more often those that answer fast."""
 
     peers: tuple[str, ...] = ()
-    """Addresses of all groups in their order, if they gossip and are MPI worlds of their own: each listens at its own.
-    Set by the launcher. Beyond one host they need `keys`."""
+    """Addresses of all groups, by group number, if they gossip and are MPI worlds of their own. Each group listens at
+    its own address. Set by the launcher. Groups on several hosts need `keys`."""
 
     chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28, multiple_of=64)] = 4 << 20
     """Size of a chunk: the unit of transfer and of work on the servers."""
 
     bucket_bytes: Annotated[int, Meta(ge=1024, multiple_of=64)] = 4 << 20
-    """Size of the gradients that one collective operation reduces while backward computes the rest; whole chunks."""
+    """Size of the gradients that one collective operation reduces while backward computes the rest, in whole chunks."""
 
     connect_seconds: Seconds = 10.0
     """Longest time that a server may take to answer the first message."""
 
     wire: Literal["exact", "float16", "bfloat16"] = "exact"
     """Encoding of float32 and float64 gradients between the nodes of a group, and between groups and servers that sum
-    gradients. Half precision is sent to every server: also to one that could share memory with the group."""
+    gradients. Half precision is sent to every server, even to one that could share memory with the group."""
 
     collective: Literal["flat", "node", "library", "ring", "multi_ring", "halving_doubling"] | None = None
     """Algorithm of the collectives in a group. Default: chosen by the tuning table."""
@@ -164,78 +163,79 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Longest time that any operation waits for other ranks or groups, which may be validating or saving."""
 
     heartbeat_seconds: Seconds = 1.0
-    """Time between two heartbeats of a leader to its servers; at most a quarter of `lost_seconds`. Other
-    ranks give their leader signs of life as often."""
+    """Time between two heartbeats of a leader to its servers; at most a quarter of `lost_seconds`. Other ranks give
+    their leader signs of life equally often."""
 
     lost_seconds: Seconds = 10.0
     """Time without a sign of life after which a group counts as lost, or a server as away."""
 
     reconnect_seconds: Annotated[float, Meta(ge=0, le=LONGEST_SECONDS)] | None = None
-    """How long a group waits for a server that is away, and a server for a job of which it hears no group at all. With
-    0 both end after `lost_seconds`. Default: three quarters of `deadline_seconds`."""
+    """How long a group waits for a server that is away, and a server for a job whose groups are all silent. With 0,
+    both give up after `lost_seconds`. Default: three quarters of `deadline_seconds`."""
 
     awaits_refusing: bool = True
-    """Whether a server that is away is waited for although its host refuses connections: somebody may start it again.
-    Set by the launcher, which does that itself if it can be done."""
+    """Whether to wait for a server that is away although its host refuses connections, because it may be restarted. Set
+    by the launcher, which restarts its own servers where it can."""
 
     launch: Name | None = None
     """Identifies the launch that a process belongs to. Set by the launcher."""
 
     joins: AtLeastOne | None = None
-    """Number of groups that the job was started with, of a group that has joined it since. Set by the launcher."""
+    """For a group that joined the job later: the number of groups that the job was started with. Set by the
+    launcher."""
 
     ticket: NotNegative | None = None
-    """Lets such a group in. Set by the launcher; never shown."""
+    """Admits a group that joins the job after its start. Set by the launcher; never shown."""
 
     notice_seconds: Seconds | None = None
-    """How long a group may go on when it is told to leave: by `hybridps run`, or by SIGTERM to a rank. Default: it is
-    not told, and ends."""
+    """How long a group may continue after it is told to leave, by `hybridps run` or by SIGTERM to a rank. Default:
+    groups are not told; they are ended."""
 
     life: NotNegative = 0
-    """How often the group of this process was started again. Set by the launcher."""
+    """How often the group of this process was restarted. Set by the launcher."""
 
     resume_epoch: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
-    """Epochs that the job had done when this group was started again. Set by the launcher."""
+    """Epochs that the job had done when this group was restarted. Set by the launcher."""
 
     resume_step: NotNegative = 0
-    """Steps that the job had done when this group was started again. Set by the launcher."""
+    """Steps that the job had done when this group was restarted. Set by the launcher."""
 
     live_folder: str | None = None
-    """Folder of the small files that `hybridps top` reads. Set by the launcher. Default: `live` in the run folder, or a
-    folder of this user in the system's temporary one."""
+    """Folder of the small files that `hybridps top` reads. Set by the launcher. Default: `live` in the run folder, or
+    else a folder of this user in the system's temporary folder."""
 
     tensorboard: str | None = None
-    """Folder for scalars that TensorBoard shows. The launcher writes them, or without one the first worker. Default:
-    none are written."""
+    """Folder for TensorBoard scalars, written by the launcher, or without one by the first worker. Default: no
+    scalars."""
 
     worker_metrics_port: Annotated[int, Meta(ge=0, le=65535)] | None = None
     """Port on which the launcher, or without one the first worker, exposes Prometheus metrics of all workers, on
     `metrics_bind`; 0 is any free port. Default: no metrics."""
 
     slow_factor: Annotated[float, Meta(gt=1, le=1000)] = 1.5
-    """A worker is named as slow if its own part of a step takes so many times as long as that of the others."""
+    """A worker is reported as slow if its own part of a step takes this many times as long as that of the others."""
 
     run_folder: str | None = None
     """Folder for the events of a run. Default: events are not written."""
 
     trace: bool = False
-    """Whether each worker writes a trace of its steps to the run folder, and worker 0 one of the servers."""
+    """Whether each worker writes a trace of its steps to the run folder, and worker 0 a trace of the servers."""
 
     trace_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 34)] = 16 << 20
-    """Size of the trace of each worker, and of the servers. The oldest steps make room for new ones."""
+    """Size of the trace of each worker, and of that of the servers. New steps replace the oldest ones."""
 
     quiet: bool = False
     """Do not print the resolved settings and notes on standard error."""
 
     @property
     def longest_away_seconds(self) -> float:
-        """How long a server may be away: `reconnect_seconds`, or what follows from `deadline_seconds`."""
+        """The longest time that a server may be away: `reconnect_seconds`, or its default."""
         given = self.reconnect_seconds
         return RECONNECT_PER_DEADLINE * self.deadline_seconds if given is None else given
 
     @property
     def beat_seconds(self) -> float:
-        """The time between two heartbeats that follows from `heartbeat_seconds` and `lost_seconds`."""
+        """The time between two heartbeats: `heartbeat_seconds`, or less as `lost_seconds` demands."""
         return min(self.heartbeat_seconds, self.lost_seconds / BEATS_PER_LOST)
 
     @property
@@ -245,7 +245,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def waits(settings: Settings) -> str:
-    """How long everything is waited for, in words.
+    """Return, in words, how long each kind of wait may take.
 
     >>> waits(Settings())
     'a sign of life every 1 s, lost after 10 s, a server that is away waited for 900 s, anything else for 1200 s'
@@ -257,5 +257,5 @@ def waits(settings: Settings) -> str:
 
 
 def without_secrets(settings: Settings) -> Settings:
-    """The settings that may be shown and written to files."""
+    """Return the settings that may be shown and written to files."""
     return msgspec.structs.replace(settings, credentials=None, ticket=None)

@@ -1,6 +1,6 @@
-"""A job, put together: the session, its servers, and the algorithms that run on them.
+"""A job: the session, its servers, and the algorithms that run on them.
 
-The entry for code without MXNet:
+The entry point for code without MXNet:
 
     with open_job() as job:
         algorithm = job.algorithm()

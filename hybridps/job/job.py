@@ -1,4 +1,4 @@
-"""A job, put together: the session, its servers, and the algorithms that run on them."""
+"""A job: the session, its servers, and the algorithms that run on them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from hybridps.watch import Watcher, start_watcher
 
 
 class Job:
-    """One rank's hold on a job. Made by `open_job`; a context manager.
+    """One rank's part in a job. `open_job` makes it; it is a context manager.
 
     All algorithms of the job share the rank's group, its levels, and the leader's connection with the servers or with
-    the other groups, which are made for the first one that needs them. Leaving the context with an exception ends all
+    the other groups. These are made when the first algorithm needs them. Leaving the context with an exception ends all
     ranks of this MPI world.
     """
 
@@ -46,40 +46,44 @@ class Job:
         self._embedded = embedded
         self._open_store = open_store
         self._algorithms = 0
-        """How many were made: each has tables of its own."""
+        """The number of algorithms made so far. Each has tables of its own."""
         self._in_step = False
-        """Whether an algorithm waits for all groups in each round."""
+        """Whether any of the algorithms waits for all groups in each round."""
         self._levels: Levels | None = None
         self._signs: SignsOfLife | None = None
         self._store: ParameterStore | None = None
         self._partners: Partners | None = None
-        """Of a leader, once there is an algorithm that gossips."""
+        """On a leader, once there is an algorithm that gossips."""
         self._gossip_tier: GossipTier | None = None
-        """The last one that was made."""
+        """The latest tier of an algorithm that gossips."""
         self._servers_trace: ServersTrace | None = None
-        """Of a leader, if the job is traced."""
+        """On a leader, if the job is traced."""
         self._connected: set[str] = set()
-        """The tiers that there is a connection for."""
+        """The kinds of tiers that are connected."""
         self._session_number: int | None = None
-        """Of the group at its servers."""
+        """The number of the group's session at its servers."""
         self.watcher: Watcher | None = None
-        """Of the first worker, if nobody else watches the run."""
+        """On the first worker, if no launcher watches the run."""
         self._closed = False
         session.bytes_with_servers = self._bytes
         session.counted = self._counted
 
     @property
     def workers(self) -> int:
-        """Of all groups that are there, expected or finished. It changes in the same step on all ranks of a group."""
+        """The number of workers of all groups, including those expected or finished.
+
+        It changes in the same step on all ranks of a group.
+        """
         return self.session.headcount.read_workers()
 
     @property
     def worker(self) -> int:
+        """The number of this worker in the whole job, from 0."""
         return self.session.place.worker
 
     @property
     def steps(self) -> int:
-        """Steps done, for the record."""
+        """The number of steps done, for the record."""
         return self.session.steps
 
     @steps.setter
@@ -87,7 +91,7 @@ class Job:
         self.session.steps = steps
 
     def _bytes(self) -> tuple[int, int]:
-        """The payload that this rank has sent to servers or other groups, and received from servers."""
+        """Return the payload bytes that this rank has sent to servers or other groups, and received from servers."""
         sent, received = 0, 0
         if self._store is not None:
             sent, received = self._store.bytes_to_servers, self._store.bytes_from_servers
@@ -96,9 +100,9 @@ class Job:
         return sent, received
 
     def _counted(self) -> tuple[int, int] | None:
-        """The groups of the job and their workers, as the servers of one rack know; None where these never change.
+        """Return the numbers of groups and workers that the servers of one rack know; None where these never change.
 
-        Groups that are in step would hear of a change at different steps, and divide the same sum by different numbers.
+        Groups in step would learn of a change in different steps, and divide the same sum by different numbers.
         """
         client = self.client
         if client is None or self._in_step or self.session.settings.racks > 1:
@@ -111,30 +115,30 @@ class Job:
         return self._store if isinstance(self._store, Client) else None
 
     def silent_workers(self, seconds: float) -> list[int]:
-        """Workers whose groups have given the servers no sign of life for longer than so many seconds.
+        """Return the workers whose groups have given the servers no sign of life for longer than `seconds`.
 
-        Any worker may ask at any time, from any thread, once there is an algorithm; nobody else needs to. With racks
-        these are workers of the own rack. Raises ServerError if the servers cannot be asked. Where groups gossip,
-        each leader knows; on other ranks it is what their leader knew at the last averaging.
+        Any worker may ask at any time, from any thread, once there is an algorithm; the others need not take part. With
+        racks, these are workers of the own rack. Raises ServerError if the servers cannot be asked. Where groups
+        gossip, each leader knows the answer; other ranks return what their leader knew at the last averaging.
         """
         if "gossip" in self._connected and self._session_number is None:
             return self._silent_partners(seconds)
         if not self.servers:
             return []
         if self._session_number is None:
-            raise ServerError("MXNet's servers do not tell who is silent: unset HYBRIDPS_BACKEND")
+            raise ServerError("MXNet's servers do not report silent workers: unset HYBRIDPS_BACKEND")
         return silent_workers(self.session, self.servers, self._session_number, seconds)
 
     def algorithm(self, name: str | None = None, rule: Rule | None = None, clock: Clock | None = None) -> Algorithm:
-        """An algorithm over this rank's group and, if there are servers, with tables of its own there.
+        """Return an algorithm over this rank's group and, if there are servers, with tables of its own there.
 
-        `rule` (of `hybridps.ps.rules`) and `clock` (of `hybridps.ps.clocks`): what the servers do, and when, where the
-        algorithm leaves that open. Every rank of the job must call this, in the same order; it is cheap from the second
-        time on. Close the algorithm to free its tables.
+        `rule` (of `hybridps.ps.rules`) and `clock` (of `hybridps.ps.clocks`) say what the servers do, and when, where
+        the algorithm leaves that open. Every rank of the job must call this, in the same order; later calls are cheap.
+        Close the algorithm to free its tables.
 
-        Raises ConfigError, on all ranks of this MPI world, if `name` is unknown or contradicts the setting, if it needs
-        other groups than the job has, if rule, clock or a number has no meaning there, or if the ranks ask for
-        different things.
+        Raises ConfigError, on all ranks of this MPI world, if `name` is unknown or contradicts the settings, if it
+        needs other groups than the job has, if the rule, the clock or a number has no meaning there, or if the ranks
+        ask for different things.
         """
         row = self._agree_on(name, rule, clock)
         if row.sends == "weights" and self.session.plan.groups == 1 < self.session.plan.workers and not self.servers:
@@ -150,7 +154,7 @@ class Job:
         return algorithm
 
     def close(self) -> None:
-        """End this rank's part in good order, when all workers of this MPI world have come here."""
+        """End this rank's part in good order. Waits for all workers of this MPI world. Later calls do nothing."""
         if self._closed:
             return
         self._closed = True
@@ -188,12 +192,12 @@ class Job:
         self.close()
 
     def _agree_on(self, name: str | None, rule: Rule | None, clock: Clock | None) -> Row:
-        """What all workers of this MPI world ask for. Raises ConfigError, on all of them, if that cannot be."""
+        """Return what all workers of this MPI world ask for. Raises ConfigError, on all of them, if that cannot be."""
         settings, plan = self.session.settings, self.session.plan
         row, problem = None, None
         try:
             short = choose_name(name, settings, plan.group_sizes)
-            groups = settings.joins or plan.groups  # a table's alpha is that of the groups that began it
+            groups = settings.joins or plan.groups  # alpha of a table follows from the groups that began the job
             row = choose_row(short, settings, groups, bool(self.servers), rule, clock)
             if row.tier != "gossip" and plan.groups > 1 and not self.servers:
                 raise ConfigError(
@@ -213,7 +217,7 @@ class Job:
         return rows[0]
 
     def _connect(self, row: Row) -> Levels:
-        """The levels, and on leaders the connections that the row needs; made at the first call, on all ranks."""
+        """Return the levels. The first call for a kind of tier connects the leaders. All ranks call this."""
         if self._levels is None:
             self._levels = make_levels(self.session)
             self._signs = SignsOfLife(self._levels, self.session)
@@ -240,7 +244,7 @@ class Job:
                 self._servers_trace = trace_servers(self.session, self.client, self.servers)
 
     def _give_signs_of_life(self) -> None:
-        """From now on servers and other groups hear from the leader for how long some rank of its group is silent."""
+        """Have the leader tell servers and other groups how long any rank of its group has been silent."""
         if self._signs is None:
             return
         if self._partners is not None:
@@ -251,7 +255,7 @@ class Job:
             self._signs.failure = self._why_lost
 
     def _why_lost(self) -> HybridPSError | None:
-        """What the servers say if they have taken this group as lost, and can be asked."""
+        """Return the error of servers that have taken this group as lost; None if they have not, or cannot be asked."""
         try:
             self.silent_workers(self.session.settings.lost_seconds)
         except UnknownClientError as error:
@@ -284,9 +288,9 @@ def open_job(
 ) -> Job:
     """Join the job that this process was started for. Every worker of the MPI world must call this.
 
-    With several groups in one MPI world and no server configured, the first worker starts one. `stores`: what opens
-    the stores of backends that hybridps has not itself, by their names. `algorithm`: that the program will ask for
-    first, if the settings name none: groups and servers are made for it.
+    If one MPI world has several groups, the algorithm needs a server and none is configured, the first worker starts
+    one. `stores`: functions that open the stores of other backends, by the backends' names. `algorithm`: the name that
+    the program will ask for first, if the settings have none; groups and servers are made for it.
     """
     session = open_session(lambda: resolve(read_settings(), algorithm))
     notice.listen(session.settings.notice_seconds)
@@ -299,9 +303,9 @@ def open_job(
 
 
 def _watch(session: Session) -> Watcher | None:
-    """Have the first worker watch the run as the settings say, unless a launcher does.
+    """Start a watcher on the first worker if the settings ask for one, unless a launcher watches the run.
 
-    Raises, on all ranks, what is wrong with the settings.
+    Raises the errors of `start_watcher`, on all ranks.
     """
     watcher, said, error = None, "", None
     if session.place.worker == 0 and session.settings.launch is None:

@@ -1,4 +1,4 @@
-"""The levels of a rank's group, with the table that chooses its collectives."""
+"""The levels of a rank's group, with the tuning that chooses its collectives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hybridps.tensor_collectives import BUILT_IN, Choice, Chooser, Levels, Tunin
 
 
 def make_levels(session: Session) -> Levels:
-    """The levels of a duplicate of this rank's group. Raises, on all ranks, what is wrong with a table of choices."""
+    """Return the levels of a duplicate of this rank's group. Errors of settings and tuning are raised on all ranks."""
     group, settings, error = session.group.split(0), session.settings, None
     nodes = [place.node for place in session.plan.places if place.group == session.place.group]
     chooser = Chooser(group.size, len(set(nodes)))
@@ -37,7 +37,7 @@ def make_levels(session: Session) -> Levels:
 
 
 def _read_tuning(session: Session, group: Group) -> Tuning:
-    """The leader's table of choices, on all ranks of the group. Raises, on all ranks, why it cannot be read."""
+    """Return the leader's tuning, on all ranks of the group. If it cannot be read, the error is raised on all ranks."""
     settings, tuning, error = session.settings, BUILT_IN, None
     path = Path(settings.tuning) if settings.tuning else tuning_file()
     wanted = settings.tuning != "built-in" and not settings.deterministic
@@ -51,7 +51,7 @@ def _read_tuning(session: Session, group: Group) -> Tuning:
 
 
 def _why_only_own(settings: Settings) -> str:
-    """Why the MPI library's collectives are not used; empty if they may be."""
+    """Return why the MPI library's collectives must not be used; empty if they may be used."""
     if settings.deterministic:
         return "the order of summation shall be the same in every run (HYBRIDPS_DETERMINISTIC)"
     if settings.wire != "exact":

@@ -1,4 +1,4 @@
-"""The servers of a job: those that are configured, those that are ranks of its MPI world, and an embedded one."""
+"""The servers of a job: configured servers, ranks of its MPI world, or an embedded server."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from hybridps.racks import place_in_rack
 
 
 def find_servers(session: Session, named: str | None = None) -> tuple[tuple[str, ...], ServerProcess | None]:
-    """The addresses of the job's servers, and the embedded one if this worker has started it.
+    """Return the addresses of the job's servers, and the embedded server if this worker has started it.
 
     Every worker of the MPI world calls this. With several groups in one MPI world and no server configured, the first
     worker starts one, unless the settings, or else the script (`named`), name an algorithm that needs none. Raises, on
-    all ranks, ServerError if a server cannot be started, PlanError if one is missing.
+    all ranks, ServerError if a server cannot be started, and PlanError if one is missing.
     """
     from hybridps.algorithms import definition, short_name
 
@@ -36,7 +36,7 @@ def find_servers(session: Session, named: str | None = None) -> tuple[tuple[str,
     of_one_world = needs_one and settings.group_index is None and not plan.server_ranks
     if of_one_world and not settings.servers and session.place.worker == 0:
         try:
-            # of MXNet, its scheduler and one of its servers
+            # With the backend mxnet, this is its scheduler and one of its servers.
             of_mxnet = settings.backend == "mxnet"
             options = ("--groups", str(plan.groups)) if of_mxnet else ("--restarts", str(SERVER_RESTARTS))
             embedded = ServerProcess(_seen_as_of(session), arguments=options)
@@ -53,14 +53,14 @@ def find_servers(session: Session, named: str | None = None) -> tuple[tuple[str,
 
 
 def _seen_as_of(session: Session) -> Settings:
-    """The settings of a server that shows itself as a part of this run."""
+    """Return settings with which a server shows itself as part of this run."""
     live = session.live
     folder = None if live.path is None else str(live.path)
     return msgspec.structs.replace(session.settings, launch=live.run, live_folder=folder)
 
 
 def find_backend(session: Session, stores: Mapping[str, OpenStore]) -> OpenStore:
-    """What opens the stores of this job. Raises ConfigError, on all ranks, for a backend that is not in `stores`."""
+    """Return what opens the job's stores. Raises ConfigError, on all ranks, if that is needed and not in `stores`."""
     name = session.settings.backend
     stores = {"hybridps": Client, **stores}
     if name not in stores and (session.plan.groups > 1 or session.settings.servers):
@@ -72,13 +72,13 @@ def find_backend(session: Session, stores: Mapping[str, OpenStore]) -> OpenStore
 
 
 def connect(session: Session, servers: tuple[str, ...], open_store: OpenStore, algorithm: str) -> ParameterStore:
-    """The leader's connection with the servers, those of its rack if there are racks. Raises ServerError.
+    """Return the leader's connection with the servers, those of its rack if there are racks. Raises ServerError.
 
-    `algorithm`: which the group says that the job has.
+    `algorithm`: the name that the group states as the job's algorithm.
     """
     plan = session.plan
     settings = msgspec.structs.replace(session.settings, algorithm=algorithm, group_sizes=plan.group_sizes)
-    if servers != settings.servers:  # they are of this MPI world: nobody else starts them again
+    if servers != settings.servers:  # they belong to this MPI world: nobody else restarts them
         settings = msgspec.structs.replace(settings, awaits_refusing=False)
     place = place_in_rack(session.place.group, plan.groups, settings.racks, servers)
     store = open_store(place.servers, job=settings.job, group=place.group, groups=place.groups, settings=settings)
@@ -92,9 +92,9 @@ def connect(session: Session, servers: tuple[str, ...], open_store: OpenStore, a
 
 
 def silent_workers(session: Session, servers: tuple[str, ...], number: int, seconds: float) -> list[int]:
-    """Workers of the groups (of the same rack) that the servers have heard nothing of for longer than that.
+    """Return the workers of groups (of this rack) that the servers have not heard from for longer than `seconds`.
 
-    `number`: of the session that this group has with its servers. Raises ServerError as `silent_groups`.
+    `number`: the number of this group's session at its servers. Raises ServerError like `silent_groups`.
     """
     settings, plan, group = session.settings, session.plan, session.place.group
     place = place_in_rack(group, plan.groups, settings.racks, servers)
@@ -104,7 +104,7 @@ def silent_workers(session: Session, servers: tuple[str, ...], number: int, seco
 
 
 def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
-    """Be a server rank of an MPI world: announce the address over MPI, and serve until the workers end."""
+    """Run a server as a rank of an MPI world: announce its address over MPI, and serve until the workers end."""
     from hybridps.algorithms import resolve
     from hybridps.ps.server.live import show_live
     from hybridps.ps.server.metrics import serve_metrics
@@ -150,7 +150,7 @@ def _stop_at_farewell(session: Session, server: Server) -> None:
 
 
 def _announce(session: Session, address: str, error: HybridPSError | None) -> list[str]:
-    """The addresses of all servers that ranks of this world run. Raises, on all ranks, the reason why one does not."""
+    """Return the addresses of all servers that ranks of this world run. Errors are raised on all ranks."""
     agree(session.world, error)
     addresses = [told.decode() for told in session.world.allgather_bytes(address.encode()) if told]
     if session.hosts > 1 and any("//127." in address or "//localhost" in address for address in addresses):

@@ -1,4 +1,4 @@
-"""The trace of a job's servers: a leader asks them now and then what they did, and writes that to the run folder."""
+"""The trace of a job's servers. A leader asks them regularly what they did, and writes that to the run folder."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from hybridps.racks import place_in_rack
 from hybridps.tracing import Probe, Recorder, Served, TraceFile
 
 PAUSE_SECONDS = 2.0
-"""Between two times that the servers are asked, at least."""
+"""The least time between two requests to the servers."""
 
 PAUSE_PER_COST = 300
-"""The pause is at least so many times what asking has taken: it costs a third of a percent of the time at most."""
+"""The pause is at least this many times as long as asking took, which then costs at most a third of a percent."""
 
 PROBES = 4
-"""Messages that compare the clocks, each time."""
+"""The number of messages that compare the clocks, each time."""
 
 
 class ServersTrace:
-    """Of the servers of one rack. Used by the thread that uses the client; it asks while no exchange is under way.
+    """Traces the servers of one rack. The thread that uses the client uses it; it asks while no exchange is under way.
 
-    The leader of the first group reads what the servers have recorded. Those of other groups only compare their clocks
-    with the servers' ones. An error of the servers ends no job: the rest of their trace is missing, and a note says so.
+    The leader of the first group reads what the servers have recorded. Leaders of other groups only compare their
+    clocks with those of the servers. An error of the servers does not end the job: a note reports it, and the rest of
+    their trace is missing.
     """
 
     def __init__(self, session: Session, client: Client, addresses: tuple[str, ...], first: int, reads: bool) -> None:
-        """`first`: the number of the first of these servers among all of the job. `reads`: as the first group does."""
+        """`first`: the number of the first of these servers in the job. `reads`: whether to read their records."""
         self._session = session
         self._client = client
         self._addresses = addresses
@@ -39,7 +40,7 @@ class ServersTrace:
         self._reads = reads
         self._due = 0.0
         self._written = [0] * len(addresses)
-        """Of what each server has recorded, how much the file has."""
+        """For each server, how many of its records are in the file."""
         settings, place = session.settings, session.place
         self._file = TraceFile(str(settings.run_folder), f"servers-{place.worker}", settings.trace_bytes)
         if session.trace.process is not None:
@@ -47,7 +48,7 @@ class ServersTrace:
         self._failed = False
 
     def ask_if_due(self) -> None:
-        """Ask the servers, if it is time for it."""
+        """Ask the servers if it is time to."""
         began = time.monotonic()
         if not self._failed and began >= self._due and not self._client.away:
             self.ask()
@@ -55,7 +56,7 @@ class ServersTrace:
             self._due = now + max(PAUSE_SECONDS, PAUSE_PER_COST * (now - began))
 
     def ask(self) -> None:
-        """Compare the clocks; on the first leader, read what the servers have recorded."""
+        """Compare the clocks; on the first leader, also read what the servers have recorded."""
         try:
             for server, address in enumerate(self._addresses):
                 if self._reads and self._due:
@@ -66,7 +67,7 @@ class ServersTrace:
             self._session.note(f"the trace of the servers ends here: {error}")
 
     def close(self) -> None:
-        """Read what is left, and have the servers forget it."""
+        """Read the remaining records, and have the servers delete them."""
         if not self._failed and self._reads and not self._client.away:
             self.ask()
         if not self._failed and self._reads and not self._client.away:
@@ -86,10 +87,10 @@ class ServersTrace:
             self._file.write(Probe(self._first + server, address, request, *times))
 
     def _read(self, server: int, address: str) -> None:
-        """Write what is new. When the profile has a page, it begins anew, so that the next reading is short."""
+        """Write the new records. A profile that has a page of records begins anew, so that reading stays short."""
         try:
             records, missing = self._client.read_profile(server)
-        except ServerError:  # it was started again meanwhile: its profile begins anew too
+        except ServerError:  # the server was restarted, and its profile is empty
             self._written[server] = 0
             return
         new = records[self._written[server] :]
@@ -102,7 +103,7 @@ class ServersTrace:
 
 
 def trace_servers(session: Session, client: Client, servers: tuple[str, ...]) -> ServersTrace:
-    """Trace the servers of the rack of this leader, which has this client. They are asked after its steps."""
+    """Return a trace of the servers of this leader's rack. It asks them after the leader's steps."""
     settings, group = session.settings, session.place.group
     place = place_in_rack(group, session.plan.groups, settings.racks, servers)
     trace = ServersTrace(session, client, place.servers, place.rack * len(place.servers), reads=place.group == 0)

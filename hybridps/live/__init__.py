@@ -1,7 +1,7 @@
 """What a job shows of itself while it runs: small status files, and which workers are slow.
 
-Each worker, server and launcher writes a `StatusFile` into the live folder of its run (`folder`). `read_live` reads
-them all; `slow` compares workers. Anybody who can read the folder can watch the run, from any host.
+Each worker, server and launcher writes a `StatusFile` to the live folder of its run (`folder`). `read_live` reads all
+of them; `slow` compares workers. Anyone who can read the folder can watch the run, from any host.
 """
 
 from hybridps.live.files import StatusFile

@@ -1,4 +1,4 @@
-"""Writes the status of a process into the live folder of its run, again and again."""
+"""Regularly writes the status of a process to the live folder of its run."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import msgspec
 from hybridps.live.status import Status
 
 WRITE_SECONDS = 0.5
-"""Time between two writes of a status."""
+"""The time between two writes of a status."""
 
 _WORKERS_PER_SECOND = 400
-"""Writes of all processes together, at most: they may share a file server."""
+"""The largest number of writes per second by all processes together, because they may share a file server."""
 
 LARGEST_BYTES = 1 << 18
-"""Of a status file. A launcher's has the reports of its workers."""
+"""The largest size of a status file. A launcher's has the reports of its workers."""
 
 
 class StatusFile:
     """A thread that writes what `make` returns to `<folder>/<name>.json`, whole or not at all.
 
-    `processes`: how many of them write, so that many write seldom. A status never ends a job: if it cannot be written,
-    the thread says so once on standard error, and ends.
+    `processes`: the number of processes that write; the more there are, the less often each of them writes. A status
+    never ends a job: if it cannot be written, the thread reports that once on standard error, and ends.
     """
 
     def __init__(self, folder: Path, name: str, make: Callable[[], Status], processes: int = 1) -> None:
@@ -44,7 +44,7 @@ class StatusFile:
             self._thread.start()
 
     def close(self) -> None:
-        """Write the last status: the process comes to its end in good order."""
+        """Write the last status, which says that the process ended in good order."""
         if self._thread.ident is not None and not self._ended.is_set():
             self._ended.set()
             self._thread.join()
@@ -67,7 +67,7 @@ class StatusFile:
         except OSError as error:
             with suppress(OSError, ValueError):
                 print(
-                    f"hybridps: {self._path} cannot be written ({error.strerror}), so `hybridps top` does not see it",
+                    f"hybridps: {self._path} cannot be written ({error.strerror}), so `hybridps top` does not show it",
                     file=sys.stderr,
                     flush=True,
                 )

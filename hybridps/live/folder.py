@@ -1,8 +1,9 @@
-"""Where the status files of a run lie, and how somebody finds the run that goes on.
+"""Where the status files of a run lie, and how other programs find the run.
 
-With a run folder they lie in its folder `live`. Without one they lie in a folder of the run below `runs_folder`, which
-is the user's own. There each run also has a link, so that `hybridps top` finds the newest run without being told. The
-process that has made such an entry removes it at its end, and the next run removes those of processes that were killed.
+If the run has a run folder, they lie in its folder `live`. Otherwise they lie in a folder of the run below
+`runs_folder`, which is the user's own. Each run also has an entry there, so that `hybridps top` finds the newest run
+without an argument. The process that has made an entry removes it at its end, and the next run removes the entries of
+processes that were killed.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from pathlib import Path
 from hybridps.errors import ConfigError
 
 LIVE = "live"
-"""The folder in a run folder."""
+"""The name of the live folder in a run folder."""
 
 
 class LiveFolder:
-    """The live folder of a run, made by its first process.
+    """The live folder of a run, made by the run's first process.
 
-    `run_folder`: of the run, if it has one. Raises OSError if nothing can be written there.
+    `run_folder`: the folder of the run, if it has one. Raises OSError if nothing can be written there.
     """
 
     def __init__(self, run_folder: str | None) -> None:
@@ -36,19 +37,19 @@ class LiveFolder:
                 old.unlink(missing_ok=True)
         try:
             self.entry = _enter(path)
-        except FileNotFoundError:  # the last run that went on has removed the folder at this moment
+        except FileNotFoundError:  # the last other run removed the folder at this moment
             self.entry = _enter(path)
         self.path = path or self.entry
 
     def close(self) -> None:
-        """Remove the entry; what lies in a run folder stays."""
+        """Remove the entry. The files in a run folder stay."""
         _remove(self.entry)
-        with suppress(OSError):  # others go on
+        with suppress(OSError):  # other runs may still use it
             self.entry.parent.rmdir()
 
 
 def runs_folder() -> Path:
-    """The user's own folder for the runs that go on on this host. Raises OSError if another user has made it."""
+    """Return this user's own folder for the runs on this host. Raises OSError if another user has made it."""
     path = Path(tempfile.gettempdir(), f".hybridps-{os.getuid()}")
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
@@ -58,7 +59,7 @@ def runs_folder() -> Path:
 
 
 def find_live(run: str | None) -> Path:
-    """The live folder of a run: of its run folder, or of the newest run on this host. Raises ConfigError."""
+    """Return the live folder of a run folder, or of the newest run on this host. Raises ConfigError without one."""
     if run is not None:
         for path in (Path(run, LIVE), Path(run)):
             if any(path.glob("worker-*.json")) or (path / "launcher.json").exists():
@@ -78,7 +79,7 @@ def find_live(run: str | None) -> Path:
 
 
 def _enter(path: Path | None) -> Path:
-    """Make an entry for a run: a link to its live folder, or else that folder itself."""
+    """Make an entry for a run: a link to its live folder, or that folder itself."""
     runs = runs_folder()
     _remove_dead(runs)
     entry = runs / f"{time.time_ns():020d}-{socket.gethostname()}-{os.getpid()}"
@@ -96,7 +97,7 @@ def _remove_dead(runs: Path) -> None:
 
 
 def _owner_lives(entry: Path) -> bool:
-    """Whether the process that has made an entry runs; that of another host, or container, counts as if it did."""
+    """Return whether the process that made an entry runs. One of another host or container counts as running."""
     began, _, number = entry.name.rpartition("-")
     if not number.isdecimal():
         return False

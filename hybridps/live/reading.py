@@ -16,12 +16,12 @@ from hybridps.live.status import LaunchStatus, Report, ServerStatus, Status, Wor
 StatusT = TypeVar("StatusT", WorkerStatus, ServerStatus, LaunchStatus)
 
 MOST_FILES = 20_000
-"""Of one kind: a folder with more is not one that a run has written."""
+"""The largest number of files of one kind. A folder with more was not written by a run."""
 
 
 @dataclass(frozen=True)
 class Seen(Generic[StatusT]):
-    """A status, and how old its file is."""
+    """A status, and the age of its file."""
 
     status: StatusT
     age_seconds: float
@@ -32,19 +32,19 @@ class Live(NamedTuple):
 
     workers: dict[int, Seen[WorkerStatus]]
     servers: dict[str, Seen[ServerStatus]]
-    """By their addresses."""
+    """By address."""
     launch: Seen[LaunchStatus] | None
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody of the run goes on, as far as they have said so."""
+        """Whether the run is over, as its launcher has reported, or without one all of its workers."""
         if self.launch is not None:
             return self.launch.status.ended
         return bool(self.workers) and all(seen.status.ended for seen in self.workers.values())
 
     @property
     def groups(self) -> dict[int, list[WorkerStatus]]:
-        """The workers of each group, by its number, in the order of their ranks."""
+        """The workers of each group, by group number, in the order of their ranks."""
         found: dict[int, list[WorkerStatus]] = {}
         for _, seen in sorted(self.workers.items()):
             found.setdefault(seen.status.group, []).append(seen.status)
@@ -52,12 +52,12 @@ class Live(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Steps of the worker that has done most."""
+        """The number of steps of the worker that has done most."""
         return max((seen.status.steps for seen in self.workers.values()), default=0)
 
 
 def read_live(folder: Path) -> Live:
-    """The processes of the latest run that wrote into the folder. Files that cannot be read are left out."""
+    """Return the processes of the latest run that wrote to the folder. Files that cannot be read are left out."""
     launches = [*_read(folder, "launcher.json", LaunchStatus)]
     workers = [*_read(folder, "worker-*.json", WorkerStatus)]
     servers = [*_read(folder, "server-*.json", ServerStatus)]
@@ -76,20 +76,23 @@ def read_live(folder: Path) -> Live:
 
 
 def silent_seconds(seen: Seen[WorkerStatus] | Seen[ServerStatus], processes: int) -> float:
-    """For how long a process that has not ended has written nothing; 0 if it writes as it should."""
+    """Return for how long a process that has not ended has written nothing; 0 if it writes as it should.
+
+    `processes`: the number of processes that write.
+    """
     late = 4 * max(WRITE_SECONDS, processes / 400) + 1.0
     return seen.age_seconds if not seen.status.ended and seen.age_seconds > late else 0.0
 
 
 def rate(before: Status | None, now: Status, field: str) -> float | None:
-    """The increase of a total per second between two statuses of a process; None if it is not known."""
+    """Return the increase of a total per second between two statuses of a process; None if it is not known."""
     if before is None or before.started_at != now.started_at or now.seconds <= before.seconds:
         return None
     return max(0.0, (getattr(now, field) - getattr(before, field)) / (now.seconds - before.seconds))
 
 
 def steps_per_second(before: Live, now: Live) -> float | None:
-    """Of the worker that is fastest; None if it is not known."""
+    """Return the steps per second of the fastest worker; None if they are not known."""
     rates = []
     for worker, seen in now.workers.items():
         earlier = before.workers.get(worker)
@@ -99,7 +102,7 @@ def steps_per_second(before: Live, now: Live) -> float | None:
 
 
 def report_of(live: Live, worker: int) -> Report | None:
-    """What the script of a worker has reported last: to its launcher, or else by itself."""
+    """Return the last report of a worker's script: the one that its launcher has, or else the one of the worker."""
     status = live.workers[worker].status
     reports = live.launch.status.reports if live.launch is not None else []
     own = (each for each in reports if each.worker == worker)
@@ -108,7 +111,7 @@ def report_of(live: Live, worker: int) -> Report | None:
 
 
 def clock(seconds: float) -> str:
-    """A duration as minutes and seconds, or with hours.
+    """Return a duration as minutes and seconds, or with hours.
 
     >>> clock(75), clock(3725)
     ('1:15', '1:02:05')
@@ -128,5 +131,5 @@ def _read(folder: Path, pattern: str, kind: type[StatusT]) -> Iterator[Seen[Stat
                 text = file.read(LARGEST_BYTES + 1)
             age = max(0.0, now - path.stat().st_mtime)
             yield Seen(msgspec.json.decode(text, type=kind), age)
-        except (OSError, msgspec.DecodeError):  # it was removed meanwhile, or is not ours
+        except (OSError, msgspec.DecodeError):  # it was removed meanwhile, or is not one of ours
             continue

@@ -1,9 +1,9 @@
-"""Which workers are slower than the others, from the time that each takes for its own part of a step, and why. Pure.
+"""Which workers are slower than the others, judged by the time of their own part of a step, and why. Pure.
 
-Ranks that train in step have the same step time, however slow one of them is. What tells is each rank's *own* time:
-from the end of the last step's communication to the arrival of the last gradient. A worker is slow if its own time is
-`factor` times the median of the others', and if that costs at least `LEAST_SHARE` of a step and `LEAST_SECONDS`. It is
-named after `LOOKS` such looks in a row, and has recovered after as many looks at less than half of the excess.
+Ranks that train in step have the same step time, however slow one of them is. So each rank's *own* time is compared. A
+worker is slow if its own time is `factor` times the median of the others', and if that costs at least `LEAST_SHARE` of
+a step and `LEAST_SECONDS`. It is reported after `LOOKS` such looks in a row, and has recovered after as many looks at
+less than half of the excess.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from typing import Literal, NamedTuple
 Reason = Literal["cpu", "compute", "loader", "pauses", "link"]
 
 REASONS: dict[Reason, str] = {
-    "cpu": "its threads wait for a core, which other processes use or a limit takes away",
+    "cpu": "its threads wait for cores that other processes use or a CPU limit withholds",
     "compute": "it computes longer",
     "loader": "its program begins the step later: the loader, or other Python code",
     "pauses": "it computes no more than the others: it waits for data, or is stopped at times",
     "link": "its exchanges with the servers take longer",
 }
-"""What each reason means, in words."""
+"""The meaning of each reason, in words."""
 
 LOOKS = 3
-"""So many looks in a row are alike before a worker is named, or has recovered."""
+"""The number of looks in a row that must agree before a worker is reported, or has recovered."""
 
 LEAST_SHARE = 0.1
-"""Of a step: what a slow worker costs at least."""
+"""The least cost of a slow worker, as a share of a step."""
 
 LEAST_SECONDS = 0.002
-"""What a slow worker costs at least in a step: below that the operating system's noise would be named."""
+"""The least cost of a slow worker in a step. With less, noise of the operating system would be reported."""
 
 
 class Measured(NamedTuple):
-    """What a worker takes for a step: medians over the steps since the last look, in seconds."""
+    """The times of a worker: medians over the steps since the last look, in seconds."""
 
     step_seconds: float
     own_seconds: float
     """From the end of the last step's communication to the arrival of the last gradient."""
     program_seconds: float
-    """The part of it before the program begins the step: its loader and other code; nan if that is not known."""
+    """The part of it before the program begins the step: its loader and other code; nan if it is not known."""
     cpu_seconds: float
-    """CPU time of the process, of all its threads."""
+    """The CPU time of the process, of all its threads."""
     delayed_seconds: float = math.nan
-    """Time in which its threads were ready and waited for a core; nan if that is not known."""
+    """The time in which its threads were ready and waited for a core; nan if it is not known."""
 
 
 class Slow(NamedTuple):
@@ -62,24 +62,24 @@ class Slow(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What a look has found: workers that are named now, and those that keep up again, by their places."""
+    """The result of a look: workers that are slow now, and those that keep up again, by their places."""
 
     slow: dict[int, Slow]
     recovered: list[int]
 
 
 class SlowWorkers:
-    """Compares the workers at each `look`, in the order in which they are given."""
+    """Compares the workers at each `look`. They are given in the same order each time."""
 
     def __init__(self, factor: float, size: int) -> None:
         self._factor = factor
         self._alike = [0] * size
-        """Looks in a row that say of each worker what is not said of it yet."""
+        """For each worker, the number of looks in a row that contradict its present state."""
         self.named: dict[int, Slow] = {}
         """The workers that are slow now."""
 
     def suspects(self, place: int) -> bool:
-        """Whether the last look has found this worker slow: the next ones find out why."""
+        """Return whether the last look found this worker slow, so that the next ones must find out why."""
         return place in self.named or self._alike[place] > 0
 
     def look(self, measured: Sequence[Measured]) -> Changes:
@@ -106,7 +106,7 @@ class SlowWorkers:
         return Changes(slow, recovered)
 
     def _is_slow(self, mine: Measured, usual: float, is_named: bool) -> bool:
-        """Half of what makes a worker slow keeps it so."""
+        """Return whether a worker is slow. Half of the excess that makes a worker slow keeps it slow."""
         enough = 0.5 if is_named else 1.0
         excess = mine.own_seconds - usual
         least = max((self._factor - 1) * usual, LEAST_SHARE * mine.step_seconds, LEAST_SECONDS)
@@ -114,7 +114,7 @@ class SlowWorkers:
 
 
 def reason_of(mine: Measured, others: Sequence[Measured]) -> Reason:
-    """Where more than half of a slow worker's excess comes from, as far as it is known."""
+    """Return where more than half of a slow worker's excess comes from, as far as it is known."""
 
     def excess(field: str) -> float:
         known = [value for each in others if not math.isnan(value := getattr(each, field))]

@@ -1,4 +1,4 @@
-"""What the processes of a run say of themselves. Each file has the latest state only."""
+"""What the processes of a run say of themselves. Each file has only the latest state."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class Status(msgspec.Struct, kw_only=True):
-    """What every process says. `run`: equal in all processes of a run, and different in the next one."""
+    """What every process says. `run`: the same in all processes of a run, and another one in the next run."""
 
     run: str
     host: str
     pid: int
     started_at: float
-    """Wall clock, in seconds since 1970."""
+    """The wall-clock time, in seconds since 1970."""
     seconds: float = 0.0
-    """Since then, when this was written."""
+    """The time since then, when this was written."""
     cpu_seconds: float = 0.0
-    """CPU time of the process, of all its threads."""
+    """The CPU time of the process, of all its threads."""
     ended: bool = False
-    """Whether the process came to its end in good order."""
+    """Whether the process ended in good order."""
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What a script has reported last (`report_progress`): of a worker, or of the job."""
+    """The last report of a script (`report_progress`), about a worker or about the job."""
 
     worker: Count | None = None
     group: Count | None = None
@@ -42,12 +42,12 @@ class Report(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, event: Evaluated) -> Report:
-        """What a script has reported."""
+        """Return the report that an event has."""
         return cls(**{field: getattr(event, field) for field in cls.__struct_fields__})
 
 
 class WorkerStatus(Status, kw_only=True):
-    """A worker: the totals since it started, and its pace in its latest steps. None: not known."""
+    """A worker: its totals since it started, and its pace in its latest steps. None: not known."""
 
     worker: Count
     workers: Count
@@ -56,49 +56,49 @@ class WorkerStatus(Status, kw_only=True):
     group_rank: Count
     algorithm: str | None = None
     life: Count = 0
-    """How often its group was started again before."""
+    """How often its group was restarted before."""
     steps: Count = 0
     step_seconds: float | None = None
-    """This and the next three: of a step, as of the event `Paced`."""
+    """The medians of the latest `Paced` event: this, and the next three."""
     own_seconds: float | None = None
     program_seconds: float | None = None
     waiting_seconds: float | None = None
     exchanges: Count = 0
-    """Exchanges of weights."""
+    """The number of exchanges of weights."""
     exchange_seconds: float | None = None
-    """What the last of them took."""
+    """The duration of the last of them."""
     skipped: Count = 0
-    """Exchanges that were left out, as a server was away."""
+    """The number of exchanges that were left out because a server was away."""
     distance: float | None = None
     bytes_to_servers: Count = 0
-    """Payload; where groups gossip, to other groups."""
+    """The payload sent to servers or, where groups gossip, to other groups."""
     bytes_from_servers: Count = 0
     slow: str | None = None
-    """Why it is slower than the others of its group, if it is: a word of `slow.REASONS`."""
+    """Why it is slower than the others of its group, if it is: one of `slow.REASONS`."""
     report: Report | None = None
-    """What its script has reported last by `report_progress`."""
+    """The last report of its script (`report_progress`)."""
     factor: float = 1.0
     """How many times as long as the others it takes, if it is slow."""
 
 
 class ServerStatus(Status, kw_only=True):
-    """A server: totals since it started."""
+    """A server: its totals since it started."""
 
     address: str
     life: Count = 0
     groups: Count = 0
     tables: Count = 0
     rounds: float = 0.0
-    """Of the table that has most."""
+    """The number of rounds of the table that has most."""
     lag: float = 0.0
     """How many values the slowest group is behind, in the table where that is most."""
     backlog: Count = 0
-    """Tasks that wait for a thread."""
+    """The number of tasks that wait for a thread."""
     received_bytes: Count = 0
     sent_bytes: Count = 0
     refused: Count = 0
     memory_bytes: Count = 0
-    """Of the tables."""
+    """The memory of the tables."""
 
 
 class GroupStatus(msgspec.Struct, kw_only=True):
@@ -109,7 +109,7 @@ class GroupStatus(msgspec.Struct, kw_only=True):
     running: bool
     restarts: Count = 0
     status: int | None = None
-    """The exit status of its latest life, once that has ended."""
+    """The exit status of its latest life, once that life has ended."""
 
 
 class LaunchStatus(Status, kw_only=True):
@@ -119,12 +119,12 @@ class LaunchStatus(Status, kw_only=True):
     workers: Count
     groups: list[GroupStatus]
     servers: list[str]
-    """Their names."""
+    """The names of the servers."""
     lost_servers: list[str] = []
-    """Those of them that have ended."""
+    """The names of those that have ended."""
     run_folder: str | None = None
     reports: list[Report] = []
     slow: dict[int, str] = {}
-    """The groups that are slower than the others, and why: words of `slow.REASONS`."""
+    """The groups that are slower than the others, and why: one of `slow.REASONS`."""
     message: str = ""
-    """The last thing that the launcher said."""
+    """The last message of the launcher."""

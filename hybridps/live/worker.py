@@ -27,9 +27,9 @@ from hybridps.live.status import Report, WorkerStatus
 
 
 class LiveWorker:
-    """Writes the status of this worker into a folder. `note` hears of each of its events; any thread may call it.
+    """Writes the status of this worker to a folder. Any thread may call `note`, with each of the worker's events.
 
-    `steps`: how many it has done. `run`: as of `Status`.
+    `steps`: returns the number of steps done. `run`: as in `Status`.
     """
 
     def __init__(self, folder: Path, run: str, plan: Planned, settings: Settings, steps: Callable[[], int]) -> None:
@@ -52,7 +52,7 @@ class LiveWorker:
         self._file = StatusFile(folder, f"worker-{plan.worker}", self._now, plan.workers)
 
     def note(self, event: Event) -> None:
-        """An event of this worker has happened."""
+        """Note an event of this worker."""
         status = self._status
         match event:
             case Paced():
@@ -61,7 +61,7 @@ class LiveWorker:
             case Communicated():
                 status.bytes_to_servers, status.bytes_from_servers = event.bytes_to_servers, event.bytes_from_servers
             case Exchanged():
-                status.exchanges += event.step != self._exchanged_in  # a step may exchange several tables
+                status.exchanges += event.step != self._exchanged_in  # several tables may be exchanged in a step
                 self._exchanged_in = event.step
                 status.exchange_seconds = event.took_seconds
                 status.distance = event.distance if event.distance == event.distance else None
@@ -75,7 +75,7 @@ class LiveWorker:
                 status.factor, status.slow = 1.0, None
 
     def close(self) -> None:
-        """The worker has come to its end in good order."""
+        """End the status: the worker has ended in good order."""
         progress.listeners.remove(self._report)
         self._file.close()
 

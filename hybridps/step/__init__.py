@@ -1,7 +1,7 @@
 """The training step without a framework: gradients are reduced bucket by bucket while backward computes the others.
 
-A front end makes one `Schedule` for a process. For each model it makes `Gradients` and `SparseGradients` (sums),
-`InitialValues` and `Weights` (averaging), which post what the program asks for to that schedule. `ArrayModel` is the
+A front end makes one `Schedule` for a process. For each model, it makes `Gradients` and `SparseGradients` (sums),
+`InitialValues`, and `Weights` (averaging), which post the program's requests to that schedule. `ArrayModel` is the
 front end for NumPy.
 """
 

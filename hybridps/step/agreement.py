@@ -1,4 +1,4 @@
-"""How the ranks of a group notice that they are not about to do the same."""
+"""How the ranks of a group notice that they are about to do different things."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class DifferentLayoutsError(LayoutError):
 
 
 def digest(texts: Sequence[str]) -> int:
-    """A number of 31 bits, equal in all processes."""
+    """Return a number of 31 bits, the same in all processes for the same texts."""
     return zlib.crc32("\n".join(texts).encode()) >> 1
 
 
 class Agreement:
-    """Votes of the ranks of a group. All ranks call the same methods in the same order."""
+    """The votes of the ranks of a group. All ranks call the same methods in the same order."""
 
     def __init__(self, levels: Levels) -> None:
         self._levels = levels
 
     def vote(self, phase: int, value: int, here: str) -> tuple[int, int]:
-        """The smallest and the largest `value` (0 to 2^32 - 1) of all ranks.
+        """Return the smallest and the largest `value` (0 to 2^32 - 1) of all ranks.
 
         `phase`: a digest of what the ranks are about to do; `here`: the same in words. Raises DisagreementError, on all
         ranks, if the phases differ.
@@ -47,9 +47,9 @@ class Agreement:
         return low & mask, high & mask
 
     def check_same(self, items: Sequence[tuple[str, str]]) -> None:
-        """Raise on all ranks, unless these titles and shapes are the same on all ranks.
+        """Raise an error on all ranks, unless these titles and shapes are the same on all ranks.
 
-        DisagreementError if titles differ, DifferentLayoutsError if shapes of the same title do.
+        The error is a DisagreementError if titles differ, and a DifferentLayoutsError if shapes of the same title do.
         """
         low, high = self._levels.vote(digest([text for item in items for text in item]))
         if low != high:

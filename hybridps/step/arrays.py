@@ -25,7 +25,7 @@ class ArrayModel:
     """
 
     def __init__(self, algorithm: Algorithm, session: Session, weights: Mapping[str, np.ndarray]) -> None:
-        """Return when `self.weights` are the first worker's initial values, on all workers."""
+        """Wait until `self.weights` hold the first worker's initial values, or the centre if it existed already."""
         context = JobContext.of(session)
         keys = {name: KeySpec(value.dtype.name, value.shape) for name, value in weights.items()}
         self._algorithm = algorithm
@@ -37,16 +37,16 @@ class ArrayModel:
         self._sums = Gradients(self._schedule, algorithm, context, initial, "model")
         self._sums.lay_out(keys)
         self.weights = self._averaged.views
-        """The weights, to be updated in place between two steps."""
+        """The weights by key. Update them in place between two steps."""
         self.gradients = {name: self._sums.views(name)[0] for name in keys}
-        """This worker's gradients, to be filled before `reduce`; the sums over all workers after it."""
+        """This worker's gradients by key. Fill them before `reduce`, which replaces them by sums over all workers."""
         self._initialise(weights, initial)
 
     def reduce(self) -> None:
-        """Turn the gradients into their sums over all workers, and average the weights when it is time.
+        """Replace the gradients by their sums over all workers, and average the weights if that is due.
 
-        Call it once a step, before the local update. Returns when both are done. Raises the error that has ended
-        the communication, if one has.
+        Call this once per step, before the local update. Returns when both are done. Raises the error that has ended
+        the communication, if there is one.
         """
         if self._averaged.may_be_due(self._sums.next_step):
             self._wait([self._averaged.average(self._sums.next_step)])
@@ -55,7 +55,7 @@ class ArrayModel:
         self._wait([self._sums.push(name) for name in self.gradients])
 
     def close(self) -> None:
-        """Drop what the servers hold for this model, and end the communication."""
+        """Drop this model's tables at the servers, and end the communication."""
         self._averaged.close()
         self._sums.close()
         self._schedule.close()
@@ -77,7 +77,7 @@ class ArrayModel:
         self._wait([*items, self._averaged.join()])
 
     def _wait(self, items: list[Item]) -> None:
-        """All these items have arrived; return when they are done."""
+        """Mark all these items as arrived, and wait until they are done."""
         if not items:
             return
         ended, left = threading.Event(), len(items)

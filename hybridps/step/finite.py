@@ -1,7 +1,7 @@
-"""Looks for NaN and Inf in a worker's own gradients: a sum does not tell whose they were.
+"""Finds NaN and Inf in a worker's own gradients, because a sum does not show which worker they came from.
 
-Where a node or servers sum the gradients of single workers, they are searched in the same pass; else before they are
-reduced.
+Where a node or servers sum the gradients of single workers, they are examined in the same pass; otherwise, before they
+are reduced.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class NotFiniteGradientError(HybridPSError):
 
 
 class FiniteCheck:
-    """Looks for NaN and Inf in gradients, until it has warned of one. Used by one thread.
+    """Looks for NaN and Inf in gradients until it has warned of one. Used by one thread.
 
-    What servers find the leader of the group reports, for all of its workers.
+    The leader of the group reports what servers find, for all of its workers.
     """
 
     def __init__(self, algorithm: Algorithm, context: JobContext) -> None:
@@ -36,16 +36,16 @@ class FiniteCheck:
         self._context = context
         self._how = context.settings.check_finite
         self._warned: set[int] = set()
-        """Workers of which this one knows that there was a warning."""
+        """The workers for which a warning was given, as far as this one knows."""
         self._under_way: deque[tuple[Span, int, bool]] = deque()
-        """Reductions that have begun: what, in which step, and whether the servers search it."""
+        """Reductions that have begun: the span, the step, and whether the servers examine the gradients."""
 
     @contextmanager
     def reducing(self, span: Span, step: int) -> Iterator[None]:
-        """Begin to reduce the span in this context. Warn once of NaN or Inf in it, maybe not before `reduced`.
+        """Begin to reduce the span in this context. Warns once of NaN or Inf in it, perhaps not before `reduced`.
 
-        With `refuse` raise NotFiniteGradientError, before anything is reduced. In a node that searches as it reduces,
-        each worker searches a part of all workers' gradients: so it goes on after its own warning.
+        With `refuse`, raises NotFiniteGradientError before anything is reduced. In a node that examines gradients as it
+        reduces them, each worker examines a part of all workers' gradients, so it continues after its own warning.
         """
         tensor, in_the_pass, at_servers = span.table.tensor, False, False
         if self._how == "warn" and self._algorithm.sums_in_group:
@@ -63,13 +63,13 @@ class FiniteCheck:
             self._report(own, span.table.key_at(element), step)
 
     def reduced(self, found: Mapping[int, int]) -> None:
-        """The oldest reduction has ended. `found`: what `Tier.finish` returned."""
+        """Note that the oldest reduction has ended. `found`: what `Tier.finish` returned."""
         span, step, at_servers = self._under_way.popleft()
         for rank, element in found.items():
-            worker = self._context.worker + rank  # the leader is told, whose rank is 0
+            worker = self._context.worker + rank  # only the leader, whose rank is 0, is told
             if at_servers and worker not in self._warned:
                 self._report(worker, span.table.key_at(element), step)
-            self._warned.add(worker)  # if the servers were not to search, it has searched by itself
+            self._warned.add(worker)  # where the servers do not examine gradients, that worker has done so
 
     def _report(self, worker: int, key: str, step: int) -> None:
         said = f"worker {worker}: the gradient of key {key!r} has NaN or Inf in step {step}"

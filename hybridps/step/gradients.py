@@ -51,7 +51,7 @@ class Gradients:
         """The version of the roll that the algorithm knows."""
 
     def __contains__(self, name: str) -> bool:
-        """Whether the key has been laid out."""
+        """Return whether the key has been laid out."""
         return name in self._table_of
 
     def lay_out(self, keys: Mapping[str, KeySpec]) -> None:
@@ -70,11 +70,11 @@ class Gradients:
             self._table_of |= dict.fromkeys(table.spans, table)
 
     def views(self, name: str) -> list[np.ndarray]:
-        """The arrays in which the gradient of a key is summed, in its shape, one for each vector."""
+        """Return the arrays in which the gradient of a key is summed, in its shape, one for each vector."""
         return self._table_of[name].views(name)
 
     def weights(self, name: str) -> np.ndarray | None:
-        """The array that the servers' new weights of a key come to, in its shape; None: that of its gradient."""
+        """Return the array for the servers' new weights of a key, in its shape; None if they replace its gradient."""
         weights = self._table_of[name].weights
         return None if weights is None else Arena(self._table_of[name].layout, weights.vectors[0]).view(name)
 
@@ -84,7 +84,7 @@ class Gradients:
         return self._step.number + 1
 
     def begin(self) -> int:
-        """Begin a step, and so end the last one; returns its number."""
+        """Begin a step, which ends the previous one. Returns its number."""
         self._follow()
         if self._step.number >= 0:
             self._expected = frozenset(self._pushed)
@@ -94,9 +94,9 @@ class Gradients:
         return step.number
 
     def join_weights(self) -> Item:
-        """Register the tables that the servers update, with the weights: call the item when these lie in the arrays.
+        """Register the tables that the servers update, with the weights. Call the item when these lie in the arrays.
 
-        The arrays are those that new weights come to. If the centre was there already they have it afterwards.
+        The arrays are those for new weights. If the centre existed already, they hold it afterwards.
         """
         tables, self._to_join = self._to_join, []
         item = Work("the registration of the weights", self._schedule.inbox, lambda: self._join(tables))
@@ -104,12 +104,12 @@ class Gradients:
         return item
 
     def read_centre(self) -> tuple[Item, dict[str, np.ndarray]]:
-        """Begin to read the weights that the servers hold now, of all keys, into arrays of their own."""
+        """Begin to read the weights that the servers hold now. Returns an item, and new arrays by key."""
         layouts = {table.name: table.layout for table in self._tables}
         return pull_centre(self._schedule, self._algorithm, self._context, layouts)
 
     def pull_states(self) -> dict[str, list[np.ndarray]]:
-        """What is kept of each key, in its shape: its weights, and the states. As `Tier.pull_states`."""
+        """Return what the servers keep of each key, in its shape: its weights and its states. As `Tier.pull_states`."""
         states: dict[str, list[np.ndarray]] = {}
         for table in self._tables:
             arenas = self._pull(table)
@@ -117,7 +117,7 @@ class Gradients:
         return states
 
     def put_states(self, states: Mapping[str, Sequence[np.ndarray | None]]) -> None:
-        """Replace what is kept of these keys: weights (None: these stay) and states. As `Tier.put_states`."""
+        """Replace what the servers keep of these keys: weights (None: unchanged) and states. As `Tier.put_states`."""
         for table in self._tables:
             mine = {slot.key: states[slot.key] for slot in table.layout.slots if slot.key in states}
             if not mine:
@@ -133,9 +133,10 @@ class Gradients:
             self._schedule.call(f"writing the states of {table.name}", put, local=True)
 
     def push(self, name: str, in_step: bool = True, rule: AnyRule | None = None) -> Gradient:
-        """The program pushes a key now; call the returned item when its gradient lies in the arrays.
+        """Push a key. Call the returned item when its gradient lies in the arrays.
 
-        Without `in_step` the key is not expected in the next step. `rule`: how the servers update by it, if they do.
+        Without `in_step`, the key is not expected in the next step. `rule`: how the servers update with it, if they do.
+        Raises GroupError if the key was pushed in this step before.
         """
         table = self._table_of[name]
         span = Span(table, *table.spans[name])
@@ -148,7 +149,7 @@ class Gradients:
         return item
 
     def settle(self) -> None:
-        """Keys of this step that have not been pushed will not be."""
+        """Declare that keys of this step that have not been pushed will not be."""
         self._schedule.post(End(self._step, self._schedule.inbox))
 
     def close(self) -> None:
@@ -157,7 +158,7 @@ class Gradients:
         self._schedule.post_local("the end of gradients", lambda: algorithm.drop(names))
 
     def _follow(self) -> None:
-        """Have the algorithm know who is there, from this step on."""
+        """Tell the algorithm how many groups and workers there are from this step on."""
         roll = self._schedule.roll
         roll.begin()
         if roll.version != self._known:
@@ -166,7 +167,7 @@ class Gradients:
             self._schedule.begin_call("a change of who is there", follow)
 
     def _make_plan(self) -> Plan:
-        """The plan of the next step; the same object as long as nothing has changed."""
+        """Return the plan of the next step; the same object as long as nothing has changed."""
         known = (len(self._tables), self._expected)
         if known != self._planned:
             self._planned = known
@@ -197,8 +198,8 @@ class Gradients:
             if late and self._algorithm.is_synchronous and not np.array_equal(before, weights):
                 raise LateError(
                     f"other groups of this job had trained before this one came to {table.name!r}: start all groups "
-                    "together, with another name of the job (HYBRIDPS_JOB), or use elastic or async, where a group "
-                    "that comes late goes on from the centre"
+                    "together, with another name of the job (HYBRIDPS_JOB), or use elastic or async, where a late "
+                    "group continues from the centre"
                 )
             slots, nbytes = len(table.layout.slots), table.layout.nbytes
             self._context.events.emit(Registered(table.name, self._algorithm.name, slots, nbytes, bool(late)))
@@ -206,7 +207,7 @@ class Gradients:
     def _make_table(self, name: str, layout: Layout, vectors: int) -> Table:
         levels = self._algorithm.levels
         tensor = levels.tensor(layout.length, layout.dtype, vectors)
-        # The same on all ranks, which may have different numbers of devices.
+        # This is the same on all ranks, which may have different numbers of devices.
         total = vectors if levels.group.size == 1 else 0 if tensor.rows is None else tensor.rows.total
         apart = self._algorithm.keeps_gradients and total == levels.group.size
         weights = levels.tensor(layout.length, layout.dtype) if apart else None

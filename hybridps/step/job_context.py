@@ -1,4 +1,4 @@
-"""What the step needs to know of the job it runs in."""
+"""What the step needs to know about its job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hybridps.tracing import Recorder
 class JobContext:
     """The job as the step sees it.
 
-    `watch(what)` is a context manager that reports a wait called `what` which takes longer than the deadline.
+    `watch(what)` is a context manager that reports a wait, described by `what`, that takes longer than the deadline.
     """
 
     settings: Settings
@@ -26,17 +26,17 @@ class JobContext:
     watch: Callable[[str], AbstractContextManager[None]]
     group: int = 0
     bytes_with_servers: Callable[[], tuple[int, int]] = lambda: (0, 0)
-    """The payload that this rank has sent to servers, and received from them, so far."""
+    """Returns the payload bytes that this rank has sent to servers and received from them so far."""
     headcount: Headcount = field(default_factory=lambda: Headcount(1, 1))
-    """The groups and workers of the job, as the program is told."""
+    """The numbers of groups and workers of the job, as the program sees them."""
     counted: Callable[[], tuple[int, int] | None] = lambda: None
-    """The same as the leader knows from its servers; None elsewhere."""
+    """Returns the same numbers according to the leader's servers; None on other ranks."""
     trace: Recorder = field(default_factory=Recorder)
     """What this worker records of its steps."""
 
     @staticmethod
     def of(session: Session) -> JobContext:
-        """The context of a worker of this session."""
+        """Return the context of a worker of this session."""
         place, watch = session.place, session.watchdog.watch
         groups, with_servers = session.plan.groups, session.bytes_with_servers
         told = session.headcount, session.counted, session.trace
@@ -46,5 +46,5 @@ class JobContext:
 
     @property
     def whole_tables(self) -> bool:
-        """Whether the servers take whole keys only, as MXNet's own servers do. Each key is a table of its own then."""
+        """Whether the servers take whole keys only, as MXNet's own servers do. Each key is then a table of its own."""
         return self.settings.backend == "mxnet" and self.groups > 1

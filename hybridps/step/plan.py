@@ -24,8 +24,8 @@ class KeySpec(NamedTuple):
 class Table:
     """The keys of one dtype and one number of vectors: a layout, and an arena for each vector.
 
-    `weights`: where weights that servers update come to, if that is not where the gradients lie. `is_whole`: it is
-    reduced as a whole only.
+    `weights`: where weights that servers update are written, if not over the gradients. `is_whole`: whether the table
+    is always reduced as a whole.
     """
 
     def __init__(
@@ -37,21 +37,21 @@ class Table:
         self.weights = weights
         self.arenas = [Arena(layout, vector) for vector in tensor.vectors]
         self.spans = _spans(layout)
-        """Of each key: the elements from its first one to the next key, so that together they are the whole layout."""
+        """For each key, the elements from its first one to the next key. Together they cover the whole layout."""
         self._is_whole = is_whole
         self._filled = [slot for slot in layout.slots if slot.size]
         self._starts = [slot.start for slot in self._filled]
 
     def views(self, key: str) -> list[np.ndarray]:
-        """The arrays of a key, in its shape, one for each vector, in the memory of the arenas."""
+        """Return the arrays of a key, in its shape, one for each vector, in the memory of the arenas."""
         return [arena.view(key) for arena in self.arenas]
 
     def elements_reduced(self, bucket_bytes: int) -> int:
-        """How many elements are reduced at a time, at most."""
+        """Return the largest number of elements that are reduced together."""
         return self.layout.length if self._is_whole else bucket_bytes // self.layout.itemsize
 
     def rules(self, start: int, stop: int, rule_of: Callable[[str], Any]) -> Rules:
-        """The rules of elements `start:stop`, of the keys that lie there."""
+        """Return the rules of elements `start:stop`, given the rule of each key."""
         found: list[tuple[int, AnyRule]] = []
         for number in range(bisect_right(self._starts, start) - 1, bisect_left(self._starts, stop)):
             key = self._filled[number].key
@@ -62,14 +62,14 @@ class Table:
         return tuple(found)
 
     def key_at(self, element: int) -> str:
-        """The key that has this element, or the one before it where that is padding."""
+        """Return the key that has this element; for padding, the key before it."""
         return self._filled[bisect_right(self._starts, element) - 1].key
 
 
 def lay_out(
     prefix: str, keys: Mapping[str, KeySpec], first: int = 0, one_each: bool = False
 ) -> dict[str, tuple[Layout, int]]:
-    """By the names of tables (`prefix` and a number, from `first` on): their layouts, and numbers of vectors.
+    """Return the layout and the number of vectors of each table, by its name: `prefix` and a number, from `first` on.
 
     There is a table for each dtype and number of vectors, or one for each key. Raises LayoutError for a dtype that
     cannot be laid out.
@@ -97,12 +97,12 @@ class Span(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of one vector."""
+        """The number of bytes of the span in one vector."""
         return (self.stop - self.start) * self.table.layout.itemsize
 
 
 class Bucket(NamedTuple):
-    """What is reduced at a time. `spans`, at least one, leave out keys that are not expected.
+    """What is reduced together. `spans`, at least one, leave out keys that are not expected.
 
     `completed`: the keys whose other buckets all come before this one.
     """
@@ -113,7 +113,7 @@ class Bucket(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The buckets of a step. `buckets_of`: the numbers of the buckets that each expected key lies in."""
+    """The buckets of a step. `buckets_of`: for each expected key, the numbers of the buckets that it lies in."""
 
     buckets: tuple[Bucket, ...]
     buckets_of: dict[str, tuple[int, ...]]
@@ -123,7 +123,7 @@ NOTHING = Plan((), {})
 
 
 def make_plan(tables: Sequence[Table], expected: frozenset[str], bucket_bytes: int) -> Plan:
-    """The plan for a step in which these keys are expected. Keys without elements are left out."""
+    """Return the plan of a step in which these keys are expected. Keys without elements are left out."""
     buckets = [
         bucket
         for table in reversed(tables)
@@ -139,7 +139,7 @@ def make_plan(tables: Sequence[Table], expected: frozenset[str], bucket_bytes: i
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """The same elements in as few spans as possible, in the order of the tables' names and of their elements."""
+    """Return the same elements in as few spans as possible, in the order of the tables' names and of the elements."""
     joined: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.table.name, span.start)):
         if joined and joined[-1].table is span.table and joined[-1].stop >= span.start:
@@ -150,7 +150,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def parts(span: Span, bucket_bytes: int) -> Iterable[Span]:
-    """The span in parts of at most a bucket."""
+    """Yield the span in parts of at most one bucket."""
     step = span.table.elements_reduced(bucket_bytes)
     start = span.start
     while start < span.stop:
@@ -160,7 +160,7 @@ def parts(span: Span, bucket_bytes: int) -> Iterable[Span]:
 
 
 def _buckets(table: Table, expected: frozenset[str], step: int) -> list[Bucket]:
-    """Of one table, from its end to its beginning."""
+    """Return the buckets of one table, from its end to its beginning."""
     keys: dict[int, list[str]] = {}
     for key, (start, stop) in table.spans.items():
         if key in expected and stop > start:

@@ -1,4 +1,4 @@
-"""Who is there: how many groups and workers the job has, and whether this group leaves it. All ranks agree."""
+"""The roll: how many groups and workers the job has, and whether this group leaves it. All ranks agree on it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from hybridps.step.schedule import Schedule
 
 LOOK_SECONDS = 0.5
-"""About so long after a look the ranks of a group look again."""
+"""The approximate time between two looks of the ranks of a group."""
 
 _MOST_STEPS = 500
 _SOON = 16
-"""After a change, so many steps are looks: until the programs of all ranks have read the number of workers."""
+"""After a change, up to this many steps are looks, until the programs of all ranks have read the number of workers."""
 
 _GROUPS_BITS, _WORKERS_BITS = 13, 10 + 12
 
@@ -31,30 +31,30 @@ class _Seen(NamedTuple):
     groups: int
     workers: int
     read: int
-    """The last change of these that the programs of all ranks have read."""
+    """The number of the latest change that the programs of all ranks have read."""
     leaves: bool
     steps: int
-    """Until a later look."""
+    """The number of steps until a later look."""
 
 
 class Roll:
-    """Each step of a model calls `begin`, on the program's thread: all ranks of a group in the same steps.
+    """What the ranks of a group agree on. All ranks call `begin` in the same steps, on the program's thread.
 
-    A look goes through the schedule like all that ranks do together, and counts from the next look on. So the program
-    need not wait, and all ranks come to the same in the same step.
+    A look goes through the schedule like everything that ranks do together, and counts from the next look on. So the
+    program need not wait, and all ranks get the same result in the same step.
     """
 
     def __init__(self, schedule: Schedule, levels: Levels, context: JobContext) -> None:
         self._schedule, self._levels, self._context = schedule, levels, context
         self.groups = context.headcount.groups
         self.divisor = context.headcount.workers
-        """The workers that sums stand for: as many as the programs of all ranks have read that there are."""
+        """The number of workers that sums stand for: the number that the programs of all ranks have read."""
         self.hands_in = False
-        """Whether the group leaves after this step: its weights are averaged once more."""
+        """Whether the group leaves after this step. Its weights are averaged once more."""
         self.version = 0
-        """How often any of these was changed."""
+        """How often any of these has changed."""
         self._workers_of = [self.divisor]
-        """By the number of changes."""
+        """The number of workers after each number of changes."""
         self._begun, self._next, self._soon = 0, 1, 0
         self._looked = 0, time.monotonic()
         self._seen: deque[_Seen] = deque()
@@ -62,7 +62,7 @@ class Roll:
         self._asked = False
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         if self.hands_in:
             notice.agreed = True
         self._begun += 1
@@ -80,7 +80,7 @@ class Roll:
         self._schedule.begin_call("a look at who is there", lambda: self._look(pace))
 
     def _take(self) -> int:
-        """What the last look has found counts from now on. Returns the steps until the next one."""
+        """Apply what the last look has found. Returns the number of steps until the next look."""
         while not self._seen:
             self._told.clear()
             if not self._seen:
@@ -101,7 +101,7 @@ class Roll:
         return seen.steps
 
     def _look(self, pace: float) -> None:
-        """On the communication thread. `pace`: seconds of a step."""
+        """Have the ranks agree. On the communication thread. `pace`: seconds per step."""
         steps = max(1, min(_MOST_STEPS, int(LOOK_SECONDS / max(pace, 1e-6))))
         groups, workers = self._context.counted() or (0, 0)
         mine = steps << _GROUPS_BITS + _WORKERS_BITS | groups << _WORKERS_BITS | workers

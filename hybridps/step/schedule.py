@@ -1,8 +1,9 @@
-"""The communication thread of a worker: it works through what the program asks for, in program order.
+"""The communication thread of a worker: it does what the program asks for, in program order.
 
-The order in which the program makes its calls is all that ranks have in common without talking. Items are done in that
-order, several at a time where they have arrived on all ranks. Only the gradients that a step expects are reduced in
-another one, bucket by bucket (a fused step), until the step is complete or the ranks agree that it cannot be.
+The order in which the program makes its calls is all that ranks have in common without communication. Items are done in
+that order, several at a time where they have arrived on all ranks. Only the gradients that a step expects are reduced
+in another order, bucket by bucket (a fused step), until the step is complete or the ranks agree that it cannot be
+completed.
 """
 
 from __future__ import annotations
@@ -24,58 +25,58 @@ from hybridps.step.roll import Roll
 from hybridps.tensor_collectives import Levels
 
 POLL_SECONDS = 0.003
-"""When nothing has come for so long, the schedule looks whether the program waits."""
+"""After this time without an entry, the schedule checks whether the program waits."""
 
 STALL_SECONDS = 1.0
-"""When nothing has come for so long, a step does not wait for its missing gradients any more."""
+"""After this time without an entry, a step no longer waits for its missing gradients."""
 
 IN_ORDER = digest(["program order"])
 
 ProgramWaits = Callable[[int], bool]
-"""Whether the thread with this identity stands in a wait of the framework."""
+"""Returns whether the thread with this identity is waiting inside the framework."""
 
 
 def never(thread: int) -> bool:
-    """For a program that waits in methods of the schedule only."""
+    """Return False: the program waits in methods of the schedule only."""
     return False
 
 
 Release = Callable[[], None]
-"""Called on the communication thread when the item is done and its memory may be used."""
+"""Called on the communication thread when an item is done and its memory may be used."""
 
 Entry = tuple["Item", "Release | None"]
-"""An item that was posted, or one that has arrived, with its release."""
+"""An item that was posted (with None), or an item that has arrived, with its release."""
 
 
 def do_nothing() -> None:
-    """The release of an item that nobody waits for."""
+    """Do nothing: the release of an item that no thread waits for."""
 
 
 class Item:
-    """One thing that the program asked for.
+    """One request of the program.
 
-    The program's thread makes it and posts it. Any thread calls it once, when its memory may be used: it has *arrived*
-    then. Everything else belongs to the communication thread.
+    The program's thread makes it and posts it. Any thread calls it once, when its memory may be used: it has then
+    *arrived*. Everything else belongs to the communication thread.
     """
 
     alone = False
-    """Whether the item is done by itself, without asking whether all ranks have come to it."""
+    """Whether the item is done by itself, without asking whether all ranks have reached it."""
 
     name = ""
-    """The key that this is about, where a step may wait for it."""
+    """The key of the item, if a step may wait for it."""
 
     def __init__(self, title: str, inbox: Inbox[Entry]) -> None:
         self.title = title
         """What this is, in messages. Equal on all ranks."""
         self.shape = ""
-        """Shape and dtype in words, where ranks may differ in them."""
+        """The shape and dtype in words, if ranks may differ in them."""
         self.done = False
         self.release: Release | None = None
         """None until the item arrives."""
         self._inbox = inbox
 
     def __call__(self, release: Release = do_nothing) -> None:
-        """The item has arrived. `release` is called when it is done."""
+        """Report that the item has arrived. `release` is called when it is done."""
         self._inbox.put((self, release), self.name)
 
     @property
@@ -88,7 +89,7 @@ class Item:
         return False
 
     def run(self, items: Sequence[Item]) -> int:
-        """Do this item, and those behind it in `items` that can be done together with it; how many were done.
+        """Do this item, and those behind it in `items` that can be done together with it. Returns how many were done.
 
         `items` begins with this item. All have arrived, on all ranks.
         """
@@ -102,14 +103,14 @@ class Item:
 
 
 class Work(Item):
-    """A call on the communication thread. `local`: only this rank makes it, without the others."""
+    """A call on the communication thread. `local`: whether only this rank makes it."""
 
     def __init__(self, title: str, inbox: Inbox[Entry], work: Callable[[], Any], local: bool = False) -> None:
         super().__init__(title, inbox)
         self.alone = local
         self.result: Any = None
         self.ended = threading.Event()
-        """Set when the result is there."""
+        """Set when the result is available."""
         self._work = work
 
     def run(self, items: Sequence[Item]) -> int:
@@ -129,7 +130,7 @@ class Schedule:
     """Runs items on a thread of its own.
 
     `program_waits`: see `ProgramWaits`. `on_error` is called on the communication thread with the exception that ended
-    it; later calls of the program's thread raise that exception.
+    it; later calls on the program's thread raise that exception.
     """
 
     def __init__(
@@ -142,11 +143,11 @@ class Schedule:
         self.inbox: Inbox[Entry] = Inbox()
         self.agreement = Agreement(levels)
         self.roll = Roll(self, levels, context)
-        """Who is there."""
+        """How many groups and workers the job has."""
         self.pace = Pace(levels, context)
         """How long the ranks of the group take for a step."""
         self.last_change = time.monotonic()
-        """When this thread found that something was posted or had arrived, on the monotonic clock."""
+        """When this thread last found that an item was posted or had arrived, on the monotonic clock."""
         self._context = context
         self._program_waits = program_waits
         self._on_error = on_error
@@ -155,22 +156,22 @@ class Schedule:
         self._waits_here = False
         self._items: deque[Item] = deque()
         self._mergeable = 0
-        """Items that more may be merged with, and that have not arrived."""
+        """The number of items that more may be merged with, and that have not arrived."""
         self._listener: Callable[[Item], None] | None = None
         self._thread = threading.Thread(target=self._run, name="hybridps-communication", daemon=True)
         self._thread.start()
 
-    # On the program's thread.
+    # The methods below run on the program's thread, unless they say otherwise.
 
     def post(self, item: Item) -> None:
-        """Add an item, in program order."""
+        """Add an item, in program order. Raises the exception that has ended the communication thread."""
         if self._error is not None:
             raise self._error
         self._program_thread = threading.get_ident()
         self.inbox.put((item, None), item.name)
 
     def post_local(self, title: str, work: Callable[[], None]) -> None:
-        """Add work that only this rank does. May be called from any thread, a garbage collection included."""
+        """Add work that only this rank does. May be called from any thread, even during a garbage collection."""
         item = Work(title, self.inbox, work, local=True)
         self.inbox.put((item, None))
         item()
@@ -184,7 +185,7 @@ class Schedule:
         return item.result
 
     def agree_on(self, title: str) -> None:
-        """Have the ranks of the group find out if they do not all come to this here. Does not wait."""
+        """Have the ranks of the group check that all of them reach this call. Does not wait."""
         self.begin_call(title, do_nothing)
 
     def begin_call(self, title: str, work: Callable[[], Any]) -> None:
@@ -206,21 +207,21 @@ class Schedule:
             self._waits_here = False
 
     def close(self) -> None:
-        """Return when everything that was posted is done."""
+        """Wait until everything that was posted is done, and end the thread."""
         self._waits_here = True
         self.inbox.put((Stop("the end of the schedule", self.inbox), None))
         self._thread.join()
 
-    # On the communication thread.
+    # The methods below run on the communication thread.
 
     def head(self) -> Item | None:
-        """The first item that is not done."""
+        """Return the first item that is not done, or None."""
         while self._items and self._items[0].done:
             self._items.popleft()
         return self._items[0] if self._items else None
 
     def take(self, timeout_seconds: float | None, keys: Collection[str] = ()) -> bool:
-        """Wait for something to be posted or to arrive, and note all that did; whether it came in time.
+        """Wait until an item is posted or arrives, and note all that did. Returns whether one came in time.
 
         `keys`: gradients of other keys need not end the wait.
         """
@@ -230,7 +231,7 @@ class Schedule:
         return False
 
     def take_all(self) -> None:
-        """Note what was posted and has arrived by now."""
+        """Note everything that was posted or has arrived by now."""
         while (entry := self.inbox.take()) is not None:
             self._note(*entry)
             self.last_change = time.monotonic()
@@ -245,7 +246,7 @@ class Schedule:
         self._listener = None
 
     def program_waits(self) -> bool:
-        """Whether the program's thread waits now."""
+        """Return whether the program's thread is waiting now."""
         return self._waits_here or self._program_waits(self._program_thread)
 
     def _note(self, item: Item, release: Release | None) -> None:
@@ -263,7 +264,7 @@ class Schedule:
             while not isinstance(item := self._next(), Stop):
                 self._do(item)
         except BaseException as error:
-            # First: what ends the process shall report the error once, before the program's thread meets it.
+            # This comes first, so that the error is reported once, before the program's thread meets it.
             self._on_error(error)
             self._error = error
 
@@ -280,7 +281,7 @@ class Schedule:
             self._batch(item)
 
     def _batch(self, head: Item) -> None:
-        """As many items as have arrived on all ranks: in program order, in as few operations as possible."""
+        """Do as many items as have arrived on all ranks, in program order, in as few operations as possible."""
         self._await(head)
         self.take_all()
         there = (item for item in self._items if not item.done)
@@ -294,7 +295,7 @@ class Schedule:
                 done += batch[done].run(batch[done:count])
 
     def _await(self, item: Item) -> None:
-        """Wait until the item has arrived, and until nothing more is expected that could be merged with it."""
+        """Wait until the item has arrived, and until no more items are expected that could be merged with it."""
         with self._context.watch(f"{item.title}, which this worker has not computed"):
             while not item.arrived:
                 self.take(None)
@@ -304,5 +305,5 @@ class Schedule:
                 return
 
     def _is_all(self, item: Item) -> bool:
-        """Whether there is nothing to wait for that could be merged with the item."""
+        """Return whether no more items are expected that could be merged with this one."""
         return not item.can_merge or not (self._mergeable or self._items[-1].can_merge)

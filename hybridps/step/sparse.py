@@ -17,13 +17,13 @@ from hybridps.step.steps import Reducer
 from hybridps.step.weights import InitialValues
 
 TABLE_BYTES = 8 << 20
-"""Rows of a key are summed in parts of this size: what a key takes of memory on each worker and at the servers."""
+"""The rows of a key are summed in parts of this size. It limits a key's memory on each worker and at the servers."""
 
 FIRST_IDS = 1023
-"""How many rows a group names to the others together with their count."""
+"""The number of row numbers that a group sends to the others together with their count."""
 
 IDS = 1 << 14
-"""How many it names at a time after that."""
+"""The number of row numbers in each later exchange."""
 
 
 class SparseRows(NamedTuple):
@@ -34,7 +34,7 @@ class SparseRows(NamedTuple):
 
 
 class SparseGradient(Item):
-    """A row-sparse gradient that the program has pushed. `read` gives its rows once it has arrived."""
+    """A row-sparse gradient that the program has pushed. `read` returns its rows once it has arrived."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class SparseGradient(Item):
         super().__init__(f"the sum of the rows of key {name!r}", schedule.inbox)
         self.shape = kind
         self.rows: SparseRows
-        """The sum over all workers, when the item is done."""
+        """The sum over all workers, once the item is done."""
         self._name = name
         self._number = number
         self._read = read
@@ -63,9 +63,9 @@ class SparseGradient(Item):
 class SparseGradients:
     """The row-sparse gradients of one model. Used by the program's thread; all ranks make the same calls in order.
 
-    The workers of a group name their rows to each other, and the groups theirs through a table `ids` at the servers.
-    All then lay the rows of all out alike, zeros where a worker has none, and sum these as dense gradients are summed.
-    `initial`: the initial values of the same model. `prefix` begins the names of the tables.
+    The workers of a group tell each other the numbers of their rows, and the groups do so through a table `ids` at the
+    servers. All of them then lay out the rows of all in the same way, with zeros where a worker has none, and sum these
+    like dense gradients. `initial`: the initial values of the same model. `prefix` begins the names of the tables.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class SparseGradients:
         self._goes_over_groups = context.groups > 1 and algorithm.row.sends == "gradients"
 
     def __contains__(self, name: str) -> bool:
-        """Whether the key has been laid out."""
+        """Return whether the key has been laid out."""
         return name in self._tables
 
     def lay_out(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
@@ -107,7 +107,7 @@ class SparseGradients:
         self._ids = more[0] if more else self._ids
 
     def push(self, name: str, read: Callable[[], SparseRows]) -> SparseGradient:
-        """The program pushes a key now; call the returned item when `read` can give this worker's rows.
+        """Push a key. Call the returned item when `read` can return this worker's rows.
 
         `read` is called on the communication thread.
         """
@@ -122,7 +122,7 @@ class SparseGradients:
         names, algorithm = [table.name for table in tables], self._algorithm
         self._schedule.post_local("the end of row-sparse gradients", lambda: algorithm.drop(names))
 
-    # On the communication thread.
+    # The methods below run on the communication thread.
 
     def _make_tables(self, wanted: Mapping[str, Layout]) -> list[Table]:
         layouts, tables = list(wanted.values()), []
@@ -136,7 +136,7 @@ class SparseGradients:
         return tables
 
     def sum(self, name: str, own: SparseRows, number: int) -> SparseRows:
-        """The sum of a key's rows over all workers, which push it for the time `number` (0, 1, ...)."""
+        """Return the sum of a key's rows over all workers. `number` counts the pushes of the key: 0, 1, ..."""
         with self._context.watch(f"the rows of key {name!r} that other workers have"):
             ids = self._unite(own.ids)
         table = self._tables[name]
@@ -154,7 +154,7 @@ class SparseGradients:
         return SparseRows(ids, values)
 
     def _unite(self, ids: np.ndarray) -> np.ndarray:
-        """The rows that any of the workers has, whose gradients are summed."""
+        """Return the numbers of the rows that any of the summed workers has."""
         group = self._algorithm.levels.group
         if group.size > 1:
             told = group.allgather_bytes(ids.astype(np.int64).tobytes())
@@ -162,10 +162,10 @@ class SparseGradients:
         return _union(self._tell_groups(self._ids, ids)) if self._ids is not None else ids
 
     def _tell_groups(self, table: Table, ids: np.ndarray) -> list[np.ndarray]:
-        """The rows of all groups, of each what it has.
+        """Return the row numbers of each group.
 
-        Each group writes how many it has, and their numbers, to a column of its own, where all others write zeros. So
-        the sum over the groups is what each has written.
+        Each group writes the count of its rows, and their numbers, to a column of its own, where all others write
+        zeros. So the sum over the groups has what each group has written.
         """
         first = np.concatenate([[len(ids)], ids[:FIRST_IDS]]).astype(np.int64)
         columns = self._exchange_columns(table, first, 1 + FIRST_IDS)
@@ -177,9 +177,9 @@ class SparseGradients:
         return [told[:count, group] for group, count in enumerate(counts)]
 
     def _exchange_columns(self, table: Table, values: np.ndarray, length: int) -> np.ndarray:
-        """The values of all groups, a column of `length` for each, which ends with zeros if a group has fewer.
+        """Return the values of all groups: a column of `length` for each, which ends with zeros if a group has fewer.
 
-        A number, below 2^40, is two of float32, which all servers sum exactly: its lower 16 bits, and the rest.
+        A number, below 2^40, is sent as two of float32, which all servers sum exactly: its lower 16 bits, and the rest.
         """
         columns, end = table.views("ids")[0], self._end(table, length * self._context.groups * 2)
         table.tensor.vectors[0][:end] = 0
@@ -192,7 +192,7 @@ class SparseGradients:
         return (told[:, :, 0] << 16) + told[:, :, 1]
 
     def _end(self, table: Table, elements: int) -> int:
-        """So many elements from the beginning of a table, or more, can be exchanged."""
+        """Return the number of elements to exchange from the beginning of a table, at least `elements`."""
         if not self._context.whole_tables:
             return elements
         step = self._context.settings.bytes_reduced_at_a_time // table.layout.itemsize
@@ -200,5 +200,5 @@ class SparseGradients:
 
 
 def _union(some: Iterable[np.ndarray]) -> np.ndarray:
-    """All numbers that are in any of these arrays, ascending, each once."""
+    """Return all numbers that are in any of these arrays, ascending, each once."""
     return np.unique(np.concatenate([np.empty(0, np.int64), *some]))

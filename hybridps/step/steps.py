@@ -1,7 +1,7 @@
-"""A step of a model: its gradients, and their reduction, on the communication thread.
+"""A step of a model: its gradients and their reduction, on the communication thread.
 
-Gradients that are expected are reduced bucket by bucket (a fused step); others, and those of a step that cannot be
-completed, in program order.
+Gradients that are expected are reduced bucket by bucket (a fused step). Others, and those of a step that cannot be
+completed, are reduced in program order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hybridps.step.time_spent import TimeSpent
 
 
 class Reducer:
-    """Begins reductions, and ends them in the same order. Used by the communication thread."""
+    """Begins reductions, and finishes them in the same order. Used by the communication thread."""
 
     def __init__(self, algorithm: Algorithm, context: JobContext) -> None:
         self._algorithm = algorithm
@@ -39,16 +39,16 @@ class Reducer:
         """The plan of the steps that stay in program order."""
 
     def reduce(self, spans: Iterable[Span], step: int, items: Mapping[str, Gradient]) -> None:
-        """Reduce these spans, the gradients of `items`; they may be used when this returns."""
+        """Reduce these spans of the gradients `items`, which may be used when this returns."""
         for span in spans:
             for part in parts(span, self._bucket_bytes):
                 self.begin(part, (), step, items)
         self.drain(step)
 
     def begin(self, span: Span, finished: Sequence[Item], step: int, items: Mapping[str, Gradient]) -> None:
-        """Begin to reduce a span, which some of `items` lie in.
+        """Begin to reduce a span, in which some of `items` lie.
 
-        `finished`: items that are done when it is done, and those before it.
+        `finished`: the items that are done when this span and those before it are done.
         """
         rules = span.table.rules(span.start, span.stop, lambda key: items[key].rule) if self._updates else ()
         key, began = span.table.key_at(span.start), time.monotonic()
@@ -61,7 +61,7 @@ class Reducer:
             self._finish(step)
 
     def drain(self, step: int) -> None:
-        """End all that are under way."""
+        """Finish all reductions under way."""
         while self._under_way:
             self._finish(step)
 
@@ -77,7 +77,7 @@ class Reducer:
 
 
 class Step:
-    """One step of a model: what is expected in it, and how far the communication thread has come."""
+    """One step of a model: what is expected in it, and how far the communication thread has got."""
 
     def __init__(self, number: int, plan: Plan, reducer: Reducer) -> None:
         self.number = number
@@ -86,17 +86,17 @@ class Step:
         self.title = f"step {number}"
         self.phase = digest([self.title])
         self.reached: dict[str, int] = {}
-        """By table: expected keys are reduced from this element on."""
+        """By table, the element from which on expected keys are reduced."""
 
     def remaining(self, name: str, span: Span) -> Span:
-        """What of a key's span is not reduced yet."""
+        """Return the part of a key's span that is not reduced yet."""
         if name not in self.plan.buckets_of:
             return span
         return span._replace(stop=max(span.start, min(span.stop, self.reached.get(span.table.name, span.stop))))
 
 
 class Begin(Item):
-    """The program begins a step, and so ends the one before it of the same model."""
+    """The program begins a step, which ends the previous step of the same model."""
 
     alone = True
 
@@ -121,7 +121,7 @@ class Begin(Item):
 
 
 class End(Item):
-    """The program ends a step: keys that have not come will not come any more."""
+    """The program ends a step: keys that have not been pushed will not be."""
 
     alone = True
 
@@ -136,9 +136,9 @@ class End(Item):
 
 
 class Gradient(Item):
-    """A gradient that the program has pushed. `in_step`: whether it is one of those that make a step.
+    """A gradient that the program has pushed. `in_step`: whether it is one of those that form a step.
 
-    `rule`: how the servers update by it, if they do.
+    `rule`: how the servers update with it, if they do.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Gradient(Item):
         self.in_step = in_step
         self.rule = rule
         self.arrived_at = 0.0
-        """On the monotonic clock."""
+        """When it arrived, on the monotonic clock."""
         self._span = span
 
     def __call__(self, release: Release = do_nothing) -> None:
@@ -158,16 +158,16 @@ class Gradient(Item):
         super().__call__(release)
 
     def note_arrival(self) -> None:
-        """It is in the trace from now on."""
+        """Record the arrival in the trace."""
         self.step.reducer.trace.arrived(self._span.table.name, self.name, self.arrived_at)
 
     @property
     def remaining(self) -> Span:
-        """What is not reduced yet."""
+        """The part that is not reduced yet."""
         return self.step.remaining(self.name, self._span) if self.in_step else self._span
 
     def run(self, items: Sequence[Item]) -> int:
-        """Reduce this gradient together with those of the same model that follow directly."""
+        """Reduce this gradient together with the gradients of the same model that directly follow it."""
         mates = self._mates(items)
         self.step.reducer.reduce(merged(mate.remaining for mate in mates.values()), self.step.number, mates)
         for mate in mates.values():
@@ -176,7 +176,7 @@ class Gradient(Item):
         return len(mates)
 
     def _mates(self, items: Sequence[Item]) -> dict[str, Gradient]:
-        """The first of the items, as long as they are different gradients of this model."""
+        """Return the first of the items, as long as they are different gradients of this model."""
         mates: dict[str, Gradient] = {}
         for item in items:
             if not isinstance(item, Gradient) or item.step.reducer is not self.step.reducer or item.name in mates:
@@ -186,18 +186,18 @@ class Gradient(Item):
 
 
 class Vote(IntEnum):
-    """What a rank votes for before a bucket. The largest vote counts."""
+    """The vote of a rank before a bucket. The largest vote counts."""
 
     COMPLETE = 0
-    """All gradients of the bucket are there."""
+    """All gradients of the bucket have arrived."""
     GO_OVER = 1
-    """A gradient cannot come: go on in program order for the rest of the step."""
+    """A gradient cannot come: use program order for the rest of the step."""
     STAY_OVER = 2
     """The same, and for the following steps too, as long as they have the same keys."""
 
 
 class FusedStep:
-    """A step whose keys are known: bucket by bucket, the last layers first, whatever order the gradients arrive in."""
+    """A step whose keys are known. Buckets are reduced from the last layers on, in whatever order gradients arrive."""
 
     def __init__(self, step: Step, schedule: Schedule, context: JobContext, begun_at: float) -> None:
         """`begun_at`: when the program began the step, on the monotonic clock."""
@@ -206,13 +206,13 @@ class FusedStep:
         self._begun_at = begun_at
         self._watch = context.watch
         self._missing = [len(bucket.keys) for bucket in step.plan.buckets]
-        """Of each bucket, the keys that have not arrived."""
+        """For each bucket, the number of keys that have not arrived."""
         self._items: dict[str, Gradient] = {}
         self._closed = False
         self._last_arrival = 0.0
 
     def see(self, item: Item) -> None:
-        """The program has posted this item, or it has arrived."""
+        """Note that the program has posted this item, or that it has arrived."""
         if isinstance(item, Gradient):
             if item.in_step and item.step is self._step and item.name in self._step.plan.buckets_of:
                 self._items[item.name] = item
@@ -225,9 +225,9 @@ class FusedStep:
             self._closed = True
 
     def run(self) -> bool:
-        """Reduce all buckets; or those before one that cannot be completed. Returns whether to stay in program order.
+        """Reduce all buckets, or those before one that cannot be completed. Returns whether to stay in program order.
 
-        All ranks of the group come to the same result.
+        All ranks of the group get the same result.
         """
         step, vote = self._step, Vote.COMPLETE
         for number, bucket in enumerate(step.plan.buckets):
@@ -243,7 +243,7 @@ class FusedStep:
         return vote is Vote.STAY_OVER
 
     def _decide(self, number: int, bucket: Bucket) -> Vote:
-        """Wait until the bucket is complete, or cannot be."""
+        """Wait until the bucket is complete, or cannot be completed, and return this rank's vote."""
         self._schedule.take_all()
         if not self._missing[number]:
             return Vote.COMPLETE
@@ -271,7 +271,7 @@ class FusedStep:
         return Vote.COMPLETE
 
     def _when_quiet(self, bucket: Bucket, began: float) -> Vote:
-        """Nothing has come for a moment, and something could be done in program order."""
+        """Return the vote when nothing has come for a moment, and something could be done in program order."""
         if self._schedule.program_waits() and any(name not in self._items for name in bucket.keys):
             return Vote.GO_OVER
         if time.monotonic() - max(began, self._schedule.last_change) > STALL_SECONDS:

@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from hybridps.events import Communicated, EventLog
 
 INTERVAL_SECONDS = 0.1
-"""Minimum time between two events: reports draw the traffic of runs that take seconds."""
+"""The least time between two events. It is short because reports draw the traffic of runs that take seconds."""
 
 
 class TimeSpent:
-    """The seconds that the communication thread spends, summed over the steps; written to the events now and then."""
+    """The seconds that the communication thread spends, summed over the steps and regularly written to the events."""
 
     def __init__(self, events: EventLog, bytes_with_servers: Callable[[], tuple[int, int]]) -> None:
         self.steps = 0
-        """Steps whose sums were all made bucket by bucket."""
+        """The number of steps whose sums were all made bucket by bucket."""
         self._events = events
         self._bytes_with_servers = bytes_with_servers
         self._seconds = {"group": 0.0, "exchange": 0.0, "exposed": 0.0}
@@ -31,7 +31,7 @@ class TimeSpent:
         self._seconds[what] += time.monotonic() - began
 
     def end_step(self, last_gradient: float) -> None:
-        """All sums of a step are there. `last_gradient`: when its last gradient arrived, on the monotonic clock."""
+        """Count a step with all its sums. `last_gradient`: when its last gradient arrived, on the monotonic clock."""
         now = time.monotonic()
         self.steps += 1
         self._seconds["exposed"] += now - last_gradient

@@ -1,7 +1,7 @@
-"""The trace of a run: what each process did, step by step, and when; all of it on one clock.
+"""The trace of a run: what each process did in each step, and when; all of it on one clock.
 
 Workers write it with a `Recorder`. `read_trace` reads a run folder, `on_one_clock` puts all times on one clock,
-`write_chrome_trace` makes a Chrome trace of it, and `diagnose` says where the time of the steps went.
+`write_chrome_trace` makes a Chrome trace of it, and `diagnose` finds where the time of the steps went.
 """
 
 from hybridps.tracing.chrome import chrome_events, write_chrome_trace

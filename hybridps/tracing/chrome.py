@@ -1,8 +1,8 @@
-"""One Chrome trace of all processes of a run: for https://ui.perfetto.dev or chrome://tracing.
+"""One Chrome trace of all processes of a run, for https://ui.perfetto.dev or chrome://tracing.
 
 Each worker has rows for its steps, for loading data, for each gradient as backward finishes it, and for what its
-communication thread does. Buckets are asynchronous slices, as several are under way at a time. Each server has a row
-for messages and one for each thread that computes rounds.
+communication thread does. Buckets are asynchronous slices, because several are under way at once. Each server has a row
+for messages, and one for each thread that computes rounds.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from hybridps.tracing.clocks import OneClock
 from hybridps.tracing.reading import Interval, TracedServer, TracedStep, TracedWorker
 
 Event = dict[str, Any]
-"""As in the "Trace Event Format" of Chrome. Times and durations are whole microseconds, so that slices nest exactly."""
+"""An event of Chrome's "Trace Event Format". Times are whole microseconds, so that slices nest exactly."""
 
 STEPS, LOADING, COMPUTE, COMMUNICATION = 1, 2, 3, 4
 _ROWS = {STEPS: "steps", LOADING: "loading", COMPUTE: "compute", COMMUNICATION: "communication"}
 
 
 def chrome_events(clock: OneClock) -> Iterator[Event]:
-    """The events of all processes. Times begin at the first of them."""
+    """Yield the events of all processes. Time 0 is the earliest recorded time."""
     trace = clock.trace
     starts = [step.began for worker in trace.workers.values() for step in worker.steps]
     starts += [load.began for worker in trace.workers.values() for step in worker.steps for load in step.loading]
@@ -39,7 +39,7 @@ def chrome_events(clock: OneClock) -> Iterator[Event]:
 
 
 def write_chrome_trace(clock: OneClock, path: Path) -> int:
-    """Write the events to a JSON file, one a line, and return how many. Raises OSError."""
+    """Write the events to a JSON file, one per line, and return how many there are. Raises OSError."""
     count = 0
     with path.open("w") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [')
@@ -93,7 +93,7 @@ def _step(pid: int, worker: TracedWorker, step: TracedStep, zero: float) -> Iter
 
 
 def _buckets(pid: int, worker: TracedWorker, step: TracedStep, zero: float) -> Iterator[Event]:
-    """Each bucket from the beginning of its reduction to the end of its exchange."""
+    """Yield each bucket from the beginning of its reduction to the end of its exchange."""
     begun = [span for span in step.spans if span.kind == "allreduce"]
     ended = [span for span in step.spans if span.kind == "exchange"]
     for number, (first, last) in enumerate(zip(begun, ended, strict=False)):

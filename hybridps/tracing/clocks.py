@@ -1,9 +1,9 @@
-"""Puts the times of all processes on one clock: that of the lowest worker.
+"""Puts the times of all processes on one clock: that of the worker with the lowest number.
 
-No message is sent for it. Within a group, nobody leaves a vote before everybody has entered it, and all leave it at
-about the same time. A server begins to handle the message of a leader between its departure and the arrival of the
-answer. Each such pair of times bounds the difference of two clocks. As clocks drift, it is estimated again every few
-seconds.
+Recorded times are enough for this. Within a group, no rank leaves a vote before all have entered it, and all leave it
+at about the same time. A server begins to handle a leader's message between the departure of the message and the
+arrival of the answer. Each such pair of times bounds the difference of two clocks. Because clocks drift, it is
+estimated again every few seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from hybridps.tracing.reading import Interval, Trace, TracedStep, TracedWorker
 
 WINDOW_SECONDS = 10.0
-"""The difference of two clocks counts as constant for so long: at 20 parts in a million it changes by 0.2 ms."""
+"""The difference of two clocks counts as constant for this time. With 20 parts per million, it changes by 0.2 ms."""
 
 Node = tuple[str, int]
 """`worker` or `server`, and its number."""
@@ -33,7 +33,7 @@ class Bound(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """How far clock B is ahead of clock A, at times of A; on a line in between. `uncertainty`: in seconds."""
+    """How far clock B is ahead of clock A, at times of A, interpolated linearly. `uncertainty`: in seconds."""
 
     times: tuple[float, ...]
     seconds: tuple[float, ...]
@@ -44,9 +44,9 @@ class Difference(NamedTuple):
 
 
 class OneClock(NamedTuple):
-    """A trace on one clock. `uncertainty`: of the times of one process to another, in seconds, at most, as measured.
+    """A trace on one clock. `uncertainty`: of the times of a process, in seconds; the largest that was measured.
 
-    `by_wall_clock`: processes of which no message tells, whose hosts' wall clocks were compared.
+    `by_wall_clock`: the workers that no recorded time connects with the first, so that wall clocks were compared.
     """
 
     trace: Trace
@@ -55,7 +55,7 @@ class OneClock(NamedTuple):
 
 
 def on_one_clock(trace: Trace) -> OneClock:
-    """The same trace, with all times in seconds of the clock of the lowest worker."""
+    """Return the same trace with all times in seconds of the clock of the lowest worker."""
     nodes: list[Node] = [("worker", number) for number in sorted(trace.workers)]
     nodes += [("server", number) for number in sorted(trace.servers)]
     if not nodes:
@@ -81,7 +81,7 @@ def on_one_clock(trace: Trace) -> OneClock:
 
 
 def difference(bounds: Iterable[Bound]) -> Difference | None:
-    """The difference of two clocks that these bounds leave; None without bounds."""
+    """Return the difference of two clocks that these bounds allow; None without bounds."""
     windows: dict[int, list[Bound]] = {}
     for bound in bounds:
         windows.setdefault(int(bound.when // WINDOW_SECONDS), []).append(bound)
@@ -133,19 +133,19 @@ def _votes(step: TracedStep) -> list[Interval]:
 
 
 def _bound(asked: Interval, handled: Interval) -> Bound:
-    """From a message. The server may go on with it after the answer has left, so only its beginning counts."""
+    """Return the bound from a message. Only the beginning of its handling counts; the end may follow the answer."""
     low, high = handled.began - asked.ended, handled.began - asked.began
     return Bound(asked.began, low, high, (low + high) / 2)
 
 
 def _chain(before: Callable[[float], float], difference: Difference, sign: float) -> Callable[[float], float]:
-    if sign < 0:  # from the time of B to that of A; A's own time is close enough to look the difference up
+    if sign < 0:  # from B's time to A's; this first estimate of A's time is good enough to look up the difference
         return lambda when: before(when - difference.at(when - difference.seconds[0]))
     return lambda when: before(when + difference.at(when))
 
 
 def _by_wall_clock(trace: Trace, reference: Node, node: Node) -> Callable[[float], float]:
-    """For a process that no message connects with the first worker."""
+    """Return the conversion of times for a process that no message connects with the first worker."""
     if node[0] == "server" or reference[0] == "server":
         return lambda when: when
     first, other = trace.workers[reference[1]].process, trace.workers[node[1]].process

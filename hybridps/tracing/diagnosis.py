@@ -1,4 +1,4 @@
-"""What the trace of a run says, in words and figures: where a step's time goes, and who the others wait for."""
+"""What the trace of a run shows, in words and figures: where a step's time goes, and which worker others wait for."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from hybridps.tracing.parts import WORDS, Parts, hidden_seconds, mean_parts, par
 from hybridps.tracing.reading import Trace, TracedStep
 
 START_UP = 3
-"""Steps at the beginning that do not count, if there are more: memory and buckets are set up in them."""
+"""The number of first steps that do not count, if there are more: they set up memory and buckets."""
 
 SLOWER = 0.1
-"""A worker that takes longer than the others by this share is named."""
+"""A worker is reported if it takes longer than the others by this share."""
 
 LEAST_SECONDS = 1e-4
-"""Shorter times are not worth a word."""
+"""Shorter times are not mentioned."""
 
 StepId = tuple[int, int]
-"""Number of the model, and of the step."""
+"""The numbers of the model and of the step."""
 
 
 class Slow(NamedTuple):
@@ -28,24 +28,24 @@ class Slow(NamedTuple):
 
     worker: int
     share: float
-    """By how much longer, as a share of the others' time."""
+    """How much longer it takes, as a share of the others' time."""
     seconds: float
     others_seconds: float
     of_loading: bool
     """Whether most of the difference is loading."""
     last_in: float
-    """The share of steps in which it is the last."""
+    """The share of steps in which it is last."""
 
 
 class Diagnosis(NamedTuple):
-    """Of all steps that count. Seconds are means of a step, over the workers."""
+    """What all steps that count show. Seconds are means per step, over the workers."""
 
     steps: int
     step_seconds: float
     parts: Parts
     by_worker: dict[int, Parts]
     hidden: float
-    """Communication under backward."""
+    """The time of communication under backward."""
     slow: list[Slow]
     sentences: list[str]
     typical: StepId
@@ -53,11 +53,11 @@ class Diagnosis(NamedTuple):
 
 
 Table = Mapping[StepId, Mapping[int, TracedStep]]
-"""By step and worker."""
+"""Traced steps, by step and worker."""
 
 
 def diagnose(clock: OneClock) -> Diagnosis | None:
-    """What a trace says; None if it has no step of all workers."""
+    """Return what a trace shows; None if it has no step of all workers."""
     table = steps_of(clock.trace)
     if not table:
         return None
@@ -83,7 +83,7 @@ def diagnose(clock: OneClock) -> Diagnosis | None:
 
 
 def steps_of(trace: Trace) -> dict[StepId, dict[int, TracedStep]]:
-    """The steps that all workers have recorded, without those of the start-up."""
+    """Return the steps that all workers have recorded, without those of the start-up."""
     table: dict[StepId, dict[int, TracedStep]] = {}
     for number, worker in trace.workers.items():
         for step in worker.steps:
@@ -93,7 +93,7 @@ def steps_of(trace: Trace) -> dict[StepId, dict[int, TracedStep]]:
 
 
 def slow_workers(every: Mapping[StepId, Mapping[int, Parts]]) -> list[Slow]:
-    """The workers that take longer than the others by `SLOWER`, in the median of the steps; the slowest first."""
+    """Return the workers that take longer than the others by `SLOWER`, in the median of the steps; slowest first."""
     workers = sorted(next(iter(every.values())))
     found = []
     for worker in workers if len(workers) > 1 else ():
@@ -111,7 +111,10 @@ def slow_workers(every: Mapping[StepId, Mapping[int, Parts]]) -> list[Slow]:
 
 
 def path(trace: Trace, table: Table, step: StepId) -> str:
-    """The critical path of a step in words: who takes the longest until its last gradient, why, and what follows."""
+    """Return the critical path of a step in words.
+
+    It says which worker takes the longest until its last gradient, why, and what follows.
+    """
     row = table[step]
     parts = {worker: parts_of(each) for worker, each in row.items()}
     last = max(parts, key=lambda worker: parts[worker].own)
@@ -144,7 +147,7 @@ def _last_in_words(worker: int, mine: Parts, others: Parts | None) -> str:
 
 
 def _others(row: Mapping[int, Parts], worker: int) -> Parts:
-    """The parts of the other workers: the median of each."""
+    """Return the median of each part over the other workers."""
     others = [parts for number, parts in row.items() if number != worker] or [row[worker]]
     return Parts(*(median(column) for column in zip(*others, strict=True)))
 
@@ -164,7 +167,7 @@ def _slow_in_words(slow: Slow) -> str:
 
 
 def _groups_in_words(trace: Trace, table: Table) -> list[str]:
-    """Which group the others wait for at the servers, if there is one."""
+    """Return a sentence about the group that the others wait for at the servers, if there is one."""
     group_of = {number: worker.process.group for number, worker in trace.workers.items()}
     groups = sorted(set(group_of.values()))
     waits = {group: _mean_exchange(table, [w for w, of in group_of.items() if of == group]) for group in groups}
@@ -184,7 +187,7 @@ def _mean_exchange(table: Table, workers: Sequence[int]) -> float:
 
 
 def _rounds_within(trace: Trace, step: TracedStep) -> float:
-    """Seconds after the last gradient in which some thread of a server computes a round."""
+    """Return the seconds after the last gradient in which any thread of a server computes a round."""
     begin, end = step.last_gradient, step.time.ended
     times = sorted(
         (max(begin, work.time.began), min(end, work.time.ended))

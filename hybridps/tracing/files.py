@@ -1,4 +1,4 @@
-"""The files of a process's trace: two of bounded size, of which the older one makes room for the newer."""
+"""The files of a process's trace: a new one and an older one, both of bounded size."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hybridps.tracing.records import Line
 
 
 class TraceFile:
-    """Writes lines to `<folder>/trace-<name>.jsonl`. Each is complete when `write` returns, so a kill spoils none.
+    """Writes lines to `<folder>/trace-<name>.jsonl`. Each is complete when `write` returns, so a kill damages none.
 
-    When the file has half of `nbytes`, it becomes `trace-<name>.older.jsonl`, in place of an earlier one. The new file
-    begins with the lines that were written with `stays`. As with events, a file that cannot be written ends no job: it
-    says so once on standard error, and drops all that follow.
+    When the file reaches half of `nbytes`, it becomes `trace-<name>.older.jsonl`, in place of an earlier one. The new
+    file begins with the lines that were written with `stays`. Like events, a trace never ends a job: if the file cannot
+    be written, that is reported once on standard error, and all later lines are dropped.
     """
 
     def __init__(self, folder: str | Path, name: str, nbytes: int) -> None:
@@ -32,7 +32,7 @@ class TraceFile:
         self._open("ab")
 
     def write(self, line: Line, stays: bool = False) -> None:
-        """Write one line. `stays`: every file begins with it. Never raises OSError."""
+        """Write one line. `stays`: whether every later file begins with it. Never raises OSError."""
         text = self._encoder.encode(line) + b"\n"
         if self._size + len(text) > self._half:
             self._turn_over()

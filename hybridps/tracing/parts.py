@@ -20,10 +20,10 @@ WORDS = {
 
 
 class Parts(NamedTuple):
-    """The seconds of a step, or means of several; they add up to the whole step.
+    """The parts of a step in seconds, or their means over several steps. They add up to the whole step.
 
-    After the last gradient nothing hides communication: it counts as `waiting`, `allreduce` or `exchange` from then on.
-    What runs before it is hidden, and counts as `compute`.
+    After the last gradient, nothing hides communication: it counts as `waiting`, `allreduce` or `exchange` from then
+    on. Communication before it is hidden, and counts as `compute`.
     """
 
     compute: float
@@ -40,12 +40,12 @@ class Parts(NamedTuple):
 
     @property
     def own(self) -> float:
-        """What the worker does before it needs the others."""
+        """The time that the worker takes before it needs the others."""
         return self.compute + self.loading
 
 
 def parts_of(step: TracedStep) -> Parts:
-    """The parts of one step, which begins where the step before it has ended."""
+    """Return the parts of one step, which begins where the previous step ended."""
     began, last, ended = step.began, step.last_gradient, step.time.ended
     averaging = _within((span.time for span in step.spans if span.kind == "averaging"), began, ended)
     before = _within((span.time for span in step.spans if span.kind == "averaging"), began, last)
@@ -60,12 +60,12 @@ def parts_of(step: TracedStep) -> Parts:
 
 
 def mean_parts(every: Sequence[Parts]) -> Parts:
-    """The mean of each part."""
+    """Return the mean of each part."""
     return Parts(*(sum(column) / len(every) for column in zip(*every, strict=True)))
 
 
 def hidden_seconds(step: TracedStep) -> float:
-    """Seconds of communication under backward, waiting for other workers not among them."""
+    """Return the seconds of communication under backward, without the waits for other workers."""
     spans = (span.time for span in step.spans if span.kind in ("allreduce", "exchange"))
     return _within(spans, step.began, step.last_gradient)
 

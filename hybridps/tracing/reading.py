@@ -13,7 +13,7 @@ from hybridps.errors import HybridPSError
 from hybridps.tracing.records import AnyLine, Keys, Probe, Process, Served, Step
 
 SERVERS = "servers-"
-"""Begins the names of files about servers; the number of the worker that wrote them follows."""
+"""The beginning of the names of files about servers. The number of the worker that wrote them follows."""
 
 
 class Key(NamedTuple):
@@ -26,7 +26,7 @@ class Key(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """From `began` to `ended`, in seconds."""
+    """The time from `began` to `ended`, in seconds."""
 
     began: float
     ended: float
@@ -36,12 +36,12 @@ class Interval(NamedTuple):
         return self.ended - self.began
 
     def within(self, began: float, ended: float) -> float:
-        """How many of its seconds lie between two times."""
+        """Return how many of its seconds lie between two times."""
         return max(0.0, min(self.ended, ended) - max(self.began, began))
 
 
 class Communication(NamedTuple):
-    """What the communication thread of a worker did; see `Span`. Times in seconds."""
+    """What the communication thread of a worker did; see `Span`. Times are in seconds."""
 
     kind: str
     time: Interval
@@ -51,16 +51,16 @@ class Communication(NamedTuple):
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A step of a worker. Times in seconds, of the worker's clock until `on_one_clock`."""
+    """A step of a worker. Times are in seconds, on the worker's clock until `on_one_clock`."""
 
     number: int
     model: int
     time: Interval
     """From its first key to its last sum."""
     began: float
-    """When the step before it had ended. A gradient may have been computed earlier, as sums are released one by one."""
+    """When the previous step ended. A gradient may have been computed earlier, because sums are released one by one."""
     arrived: tuple[tuple[int, float], ...]
-    """The numbers of keys, and when their gradients had been computed; the first one first."""
+    """The numbers of keys, and when their gradients had been computed, the earliest first."""
     spans: tuple[Communication, ...]
     loading: tuple[Interval, ...]
 
@@ -100,7 +100,7 @@ class ServerWork(NamedTuple):
 
 @dataclass
 class TracedServer:
-    """A server, as the leader of the first group has read its records."""
+    """A server, according to the records that the leader of the first group has read."""
 
     number: int
     address: str
@@ -113,7 +113,7 @@ class TracedServer:
 
 
 class ClockProbe(NamedTuple):
-    """A message of a leader to a server and back: of the worker's clock."""
+    """A message of a leader to a server and back, with times of the worker's clock."""
 
     worker: int
     server: int
@@ -134,10 +134,10 @@ class Trace:
 
 
 def read_trace(folder: Path, launch: str | None = None) -> Trace:
-    """The trace of a run; it is false if there is none. Lines that a killed process left half written are skipped.
+    """Return the trace of a run; it is false if there is none. Lines that a killed process left incomplete are skipped.
 
-    Of a worker that was started again, its last life counts. `launch`: the id of the launch; files of others, which an
-    earlier run has left, do not count. Raises HybridPSError for files that cannot be read.
+    For a worker that was restarted, its last life counts. `launch`: the id of the launch; files of other launches,
+    which an earlier run has left, do not count. Raises HybridPSError for files that cannot be read.
     """
     trace = Trace()
     for path in sorted(folder.glob("trace-*.jsonl")):
@@ -168,8 +168,7 @@ def _lines(path: Path) -> Iterator[AnyLine]:
 
 
 def _last_life(lines: list[AnyLine], launch: str | None) -> list[AnyLine]:
-    """The lines from the last process on; every file begins with the line of its process. Empty if it is of another
-    launch."""
+    """Return the lines of the last process, or none if it is of another launch. Each file begins with its process."""
     last = max((place for place, line in enumerate(lines) if isinstance(line, Process)), default=0)
     process = lines[last] if lines else None
     if not isinstance(process, Process) or (launch and process.launch and process.launch != launch):
@@ -180,7 +179,7 @@ def _last_life(lines: list[AnyLine], launch: str | None) -> list[AnyLine]:
 
 
 def _process_before(lines: list[AnyLine], place: int) -> int | None:
-    """The place of the same process, above, if the older file has lines of it too."""
+    """Return the place of the same process above, if the older file has lines of it too; otherwise None."""
     for before in range(place - 1, -1, -1):
         if isinstance(lines[before], Process):
             return before if lines[before] == lines[place] else None

@@ -1,4 +1,4 @@
-"""What a worker records of its steps."""
+"""Records the steps of a worker."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from hybridps.tracing.loading import take_loads
 from hybridps.tracing.records import Keys, Kind, Process, Span, Step
 
 KEYS_AT_A_TIME = 1000
-"""Of a line that describes keys."""
+"""The largest number of keys that one line describes."""
 
 MOST_ARRIVALS = 1000
-"""Gradients of a step whose times are written one by one; of more only the last one's, so that the cost stays small."""
+"""The number of gradients of a step whose times are written one by one. Of any others, only the last time is written,
+which limits the cost."""
 
 
 MOST_SPANS = 4096
-"""Of a step; the last ones are written."""
+"""The largest number of spans of a step that are written: the last ones."""
 
 
 class Recorder:
@@ -35,7 +36,7 @@ class Recorder:
 
     def __init__(self, file: TraceFile | None = None, process: Process | None = None) -> None:
         self.process = process
-        """This worker; None if nothing is recorded."""
+        """This worker's line; None if nothing is recorded."""
         self.on_step: Callable[[], None] = lambda: None
         """Called after each step."""
         self._file = file
@@ -49,7 +50,7 @@ class Recorder:
 
     @staticmethod
     def of(settings: Settings, worker: int, group: int, group_rank: int) -> Recorder:
-        """The recorder of a worker, as the settings say."""
+        """Return the recorder of a worker, as the settings say."""
         if not settings.trace or settings.run_folder is None:
             return Recorder()
         file, base = TraceFile(settings.run_folder, str(worker), settings.trace_bytes), time.monotonic()
@@ -58,12 +59,12 @@ class Recorder:
         return Recorder(file, process)
 
     def add_model(self) -> int:
-        """The number of another model."""
+        """Return the number of another model."""
         self._models += 1
         return self._models - 1
 
     def add_keys(self, table: str, layout: Layout, vectors: int) -> None:
-        """The keys of a table, whose gradients have so many `vectors`."""
+        """Write the keys of a table, whose gradients have this many `vectors`."""
         if self._file is None:
             return
         for start in range(0, len(layout.slots), KEYS_AT_A_TIME):
@@ -74,7 +75,7 @@ class Recorder:
             self._file.write(Keys(table, first, [slot.key for slot in slots], sizes, nbytes), stays=True)
 
     def begin(self, number: int, model: int) -> None:
-        """A step of a model begins."""
+        """Begin a step of a model, and write the previous step if it is still open."""
         if self._file is not None:
             now = time.monotonic()
             if self._open is not None:
@@ -83,13 +84,13 @@ class Recorder:
             self._open = number, model, now
 
     def arrived(self, table: str, key: str, when: float) -> None:
-        """The gradient of a key had been computed then."""
+        """Note when the gradient of a key had been computed."""
         if self._file is not None:
             seen = len(self._arrived) >= MOST_ARRIVALS
             self._arrived[-1 if seen else self._keys.get((table, key), -1)] = when
 
     def span(self, kind: Kind, began: float, table: str = "", key: str = "", nbytes: int = 0) -> None:
-        """The communication thread has done this from `began` until now."""
+        """Note what the communication thread has done from `began` until now."""
         if self._file is not None:
             number = self._keys.get((table, key), -1)
             self._spans.append(
@@ -97,17 +98,17 @@ class Recorder:
             )
 
     def end(self) -> None:
-        """All sums of the step are there."""
+        """End the step, which now has all of its sums, and write it."""
         if self._open is not None:
             self._write(time.monotonic())
             self.on_step()
 
     def microseconds(self, seconds: float) -> int:
-        """A time of the monotonic clock, as lines have it."""
+        """Return a time of the monotonic clock as lines have it."""
         return round(1e6 * (seconds - self._base))
 
     def close(self) -> None:
-        """Write the step that is open, and close the file. After the communication thread has ended."""
+        """Write the step that is open, and close the file. Call this after the communication thread has ended."""
         if self._file is not None:
             if self._open is not None:
                 self._write(max([self._open[2], *self._arrived.values()]))
@@ -129,7 +130,7 @@ class Recorder:
 
 
 def check_trace(settings: Settings) -> None:
-    """Raise ConfigError for a trace without a folder to write it to."""
+    """Raise ConfigError if there is to be a trace, but no folder to write it to."""
     if settings.trace and settings.run_folder is None:
         raise ConfigError(
             "HYBRIDPS_TRACE needs a folder to write to: set HYBRIDPS_RUN_FOLDER, or give `hybridps run --run FOLDER`"
@@ -137,7 +138,7 @@ def check_trace(settings: Settings) -> None:
 
 
 def clock_name() -> str:
-    """The host, and its last boot where that is known."""
+    """Return the host, with its last boot if that is known."""
     boot = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,4 +1,4 @@
-"""The lines of a trace file. Times are whole microseconds of the monotonic clock of the process, since its base."""
+"""The lines of a trace file. Times are whole microseconds of the process's monotonic clock, since its base."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ the group; waits for the answer of the servers; exchanges weights with other gro
 
 
 class Line(msgspec.Struct, frozen=True, tag=str.lower, tag_field="line"):
-    """Base class. `line` is the name of the class in small letters."""
+    """Base class. `line` is the name of the class in lower case."""
 
 
 class Process(Line, frozen=True):
-    """Begins the lines of one life of a worker. Of the same moment: `base` in seconds of its clock, `wall` since 1970.
+    """The first line of each life of a worker. `base` (in seconds of its clock) and `wall` (since 1970) are one moment.
 
-    `clock`: the host and its boot: processes with the same one may share a monotonic clock.
+    `clock`: the host and its boot. Processes with the same value may share a monotonic clock.
     """
 
     worker: Number
@@ -37,7 +37,7 @@ class Process(Line, frozen=True):
 
 
 class Keys(Line, frozen=True):
-    """Keys of a table, in the order of their numbers from `first` on: their names, elements, and bytes of gradients."""
+    """Keys of a table, numbered from `first` on: their names, numbers of elements, and bytes of gradients."""
 
     table: Name
     first: Number
@@ -47,7 +47,7 @@ class Keys(Line, frozen=True):
 
 
 class Span(NamedTuple):
-    """What the communication thread did from `began` to `ended`; `key`: the first one of the bucket, or -1."""
+    """What the communication thread did from `began` to `ended`. `key`: the first key of the bucket, or -1."""
 
     kind: Kind
     began: Microseconds
@@ -57,7 +57,7 @@ class Span(NamedTuple):
 
 
 class Step(Line, frozen=True):
-    """A step of a model of a worker. `began`: its first key was pushed; `ended`: all of its sums are there.
+    """A step of a model of a worker. `began`: when its first key was pushed; `ended`: when it had all of its sums.
 
     `arrived`: the numbers of keys, and when their gradients had been computed. `loading`: when the script loaded data.
     """
@@ -72,12 +72,12 @@ class Step(Line, frozen=True):
 
 
 class Served(Line, frozen=True):
-    """What a server did for the job since it was last asked: the messages that it handled and the rounds it computed.
+    """What a server did for the job since the last request: the messages that it handled and the rounds it computed.
 
-    One element of each column for each of them. `kind`, `table`: numbers of `names`. `chunk`, `group`, `request`: -1
-    where there is none; `request` is the number that the client gave its message. `thread`: 0 for the one that handles
-    messages, 1 + n for number n of those that own chunks. `began`: microseconds of the server's clock. `missing`: for
-    how many records the server had no room.
+    Each column has one element for each of them. `kind`, `table`: indices of `names`. `chunk`, `group`, `request`: -1
+    where there is none; `request` is the number that the client gave its message. `thread`: 0 for the thread that
+    handles messages, 1 + n for thread n of those that own chunks. `began`: microseconds of the server's clock.
+    `missing`: the number of records for which the server had no room.
     """
 
     server: Number
@@ -95,7 +95,7 @@ class Served(Line, frozen=True):
 
 
 class Probe(Line, frozen=True):
-    """A short message of this worker to a server and back: `request` is its number. Compares their clocks."""
+    """A short message of this worker to a server and back, which compares their clocks. `request` is its number."""
 
     server: Number
     address: Name

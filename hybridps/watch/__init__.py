@@ -1,6 +1,6 @@
-"""Readers of a run that goes on: scalars for TensorBoard, metrics for Prometheus, and the line of the launcher.
+"""Readers of a run under way: scalars for TensorBoard, metrics for Prometheus, and the job line of the launcher.
 
-`Watcher` looks at the live folder once a second. The launcher has one, or without a launcher the first worker
+A `Watcher` looks at the live folder once a second. The launcher has one, or without a launcher the first worker
 (`start_watcher`).
 """
 

@@ -1,4 +1,4 @@
-"""How far a job is, in one line."""
+"""The job line: how far a job is, in one line."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from hybridps.progress import mean_of
 
 
 class JobLine:
-    """The line of a job, as of the latest look."""
+    """The job line, as of the latest look."""
 
     def __init__(self) -> None:
         self.text = ""
-        """Empty before the first step."""
+        """The line; empty before the first step."""
 
     def look(self, before: Live, now: Live) -> None:
-        """Write the line anew."""
+        """Update the line."""
         self.text = line_of(before, now) if now.steps else ""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
 
 def line_of(before: Live, now: Live) -> str:
-    """The job's steps, their rate, and what its scripts report: the mean over the workers."""
+    """Return the job's steps, their rate, and the mean over the workers of what scripts report."""
     began = now.launch.status.seconds if now.launch is not None else 0.0
     words = [f"step {now.steps}"]
     if (pace := steps_per_second(before, now)) is not None:

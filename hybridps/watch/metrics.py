@@ -22,7 +22,7 @@ METRICS: dict[Any, dict[str, tuple[Callable[[WorkerStatus], float | None], str]]
         "worker_steps": (get("steps"), "Steps done."),
         "worker_cpu_seconds": (get("cpu_seconds"), "CPU time of the process."),
         "worker_exchanges": (get("exchanges"), "Exchanges of weights."),
-        "worker_skipped_exchanges": (get("skipped"), "Exchanges that were left out, as a server was away."),
+        "worker_skipped_exchanges": (get("skipped"), "Exchanges that were left out because a server was away."),
         "worker_sent_bytes": (get("bytes_to_servers"), "Payload sent to servers, or to other groups."),
         "worker_received_bytes": (get("bytes_from_servers"), "Payload received from servers."),
     },
@@ -30,25 +30,25 @@ METRICS: dict[Any, dict[str, tuple[Callable[[WorkerStatus], float | None], str]]
         "worker_step_seconds": (get("step_seconds"), "Time of a step, median of the latest ones."),
         "worker_own_seconds": (get("own_seconds"), "Its part without communication: program and gradients."),
         "worker_program_seconds": (get("program_seconds"), "Its part before the program begins the step: the loader."),
-        "worker_waiting_seconds": (get("waiting_seconds"), "Its part in which slower workers are waited for."),
+        "worker_waiting_seconds": (get("waiting_seconds"), "Its part spent waiting for slower workers."),
         "worker_slow_factor": (get("factor"), "How many times as long as the others it takes; 1 unless it is slow."),
         "worker_distance": (get("distance"), "Distance of weights and centre at the last exchange, relative."),
-        "worker_restarts": (get("life"), "How often its group was started again."),
+        "worker_restarts": (get("life"), "How often its group was restarted."),
     },
 }
-"""Of workers, by kind: how each is read (None: it has no value), and what it is. Add `hybridps_` to its name."""
+"""The metrics of workers, by kind: how each is read (None: no value), and what it is. The names lack `hybridps_`."""
 
 MODEL_METRICS: dict[str, tuple[Callable[[Report], float | None], str]] = {
     "worker_epoch": (get("epoch"), "Epochs done, as the script has reported."),
     "worker_loss": (get("loss"), "Loss that the script has reported last."),
     "worker_accuracy": (get("accuracy"), "Accuracy that the script has reported last."),
-    "worker_centre_accuracy": (get("centre_accuracy"), "The same of the centre."),
+    "worker_centre_accuracy": (get("centre_accuracy"), "Accuracy of the centre that the script has reported last."),
 }
-"""Gauges of what scripts report of their models."""
+"""Gauges of what scripts report about their models."""
 
 
 class RunMetrics(Collector):
-    """Exposes the latest look at a run at `url`, until `close`. Raises ServerError if the port cannot be used."""
+    """Exposes the latest look at a run at `url` until `close`. Raises ServerError if the port cannot be used."""
 
     def __init__(self, bind: str, port: int) -> None:
         self._latest: Live | None = None
@@ -65,7 +65,7 @@ class RunMetrics(Collector):
         self.url = f"http://{host}:{self._server.server_port}/metrics"
 
     def look(self, before: Live, now: Live) -> None:
-        """This is what the next question gets."""
+        """Expose this look from now on."""
         self._latest = now
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class RunMetrics(Collector):
         self._thread.join()
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics of one look."""
+        """Yield all metrics of one look."""
         seen = () if self._latest is None else [each.status for _, each in sorted(self._latest.workers.items())]
         for family, metrics in METRICS.items():
             for name, (read, description) in metrics.items():

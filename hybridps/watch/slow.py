@@ -1,4 +1,4 @@
-"""Groups that are slower than the other groups of a job. Ranks compare themselves within their group only."""
+"""Groups that are slower than the other groups of a job. Ranks themselves only compare with their own group."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hybridps.live.reading import rate
 from hybridps.live.slow import REASONS, Measured, Reason, Slow, SlowWorkers
 
 News = tuple[str, Slowed | Recovered]
-"""What is to be said, and the event that says it."""
+"""A message, and the event with the same content."""
 
 
 class SlowGroups:
-    """Compares the groups at each look: their workers' own part of a step, and how long their exchanges take."""
+    """Compares the groups at each look: their workers' own part of a step, and the duration of their exchanges."""
 
     def __init__(self, factor: float) -> None:
         self.news: deque[News] = deque()
-        """What has changed; another thread takes it from the left."""
+        """What has changed. Another thread takes it from the left."""
         self.named: dict[int, Slow] = {}
         """The groups that are slow now."""
         self._factor = factor
@@ -29,7 +29,7 @@ class SlowGroups:
         self._steps = self._exchanges = SlowWorkers(factor, 0)
 
     def look(self, before: Live, now: Live) -> None:
-        """Compare the groups. Those that joined begin the comparison anew."""
+        """Compare the groups. If their numbers have changed, the comparison begins anew."""
         groups = now.groups
         if [*groups] != self._numbers:
             self._numbers = [*groups]
@@ -41,7 +41,7 @@ class SlowGroups:
         self._compare(groups, self._exchanges, exchanges, "link")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
     def _compare(
         self,
@@ -71,7 +71,7 @@ class SlowGroups:
 
 
 def _measured(before: Live, workers: list[WorkerStatus]) -> Measured:
-    """The median worker of a group; an own time of nan if it has done no step since the last look."""
+    """Return the median worker of a group; with an own time of nan if it has done no step since the last look."""
     moved = [status for status in workers if status.own_seconds is not None and _has_moved(before, status)]
     if not moved:
         return Measured(math.nan, math.nan, math.nan, math.nan)
@@ -89,14 +89,14 @@ def _measured(before: Live, workers: list[WorkerStatus]) -> Measured:
 
 
 def _cpu_of_step(then: WorkerStatus | None, now: WorkerStatus) -> float | None:
-    """CPU time for each step since the last look."""
+    """Return the CPU time per step since the last look."""
     if then is None or then.steps == now.steps or rate(then, now, "cpu_seconds") is None:
         return None
     return (now.cpu_seconds - then.cpu_seconds) / (now.steps - then.steps)
 
 
 def _exchanging(before: Live, leader: WorkerStatus) -> Measured:
-    """What the last exchange of a group took; an own time of nan if it made none since the last look."""
+    """Return the duration of a group's last exchange as its own time; nan if it made none since the last look."""
     then = _then(before, leader)
     took = leader.exchange_seconds
     if then is None or took is None or then.exchanges == leader.exchanges:

@@ -12,10 +12,10 @@ from hybridps.watch.watcher import Reader, Watcher
 def start_watcher(
     folder: Path | None, settings: Settings, readers: Sequence[Reader] = ()
 ) -> tuple[Watcher | None, str]:
-    """The watcher of a run, None if nobody wants to know; and what is to be said of it, or nothing.
+    """Return the watcher of a run, None if it would have no readers; and a message for the user, or an empty one.
 
-    `folder`: the live folder. `readers`: others than those that the settings name. Raises ConfigError if a library is
-    missing or a folder cannot be written, and ServerError if a port cannot be used.
+    `folder`: the live folder. `readers`: other readers than those that the settings name. Raises ConfigError if a
+    library is missing or a folder cannot be written, and ServerError if a port cannot be used.
     """
     asked, said = list(readers), ""
     if folder is None:

@@ -13,15 +13,15 @@ from hybridps.live.reading import rate, report_of, steps_per_second
 from hybridps.progress import mean_of
 
 MOST_CURVES = 64
-"""Workers, or servers, that have curves of their own."""
+"""The largest number of workers, or of servers, that have curves of their own."""
 
 _MODEL = ("loss", "accuracy", "centre_accuracy")
 
 
 class TensorBoard:
-    """Writes scalars into a folder, from which `tensorboard --logdir FOLDER` shows them; the horizontal axis is steps.
+    """Writes scalars to a folder, from which `tensorboard --logdir FOLDER` shows them; the horizontal axis is steps.
 
-    Raises ConfigError if tensorboardX is not installed, or the folder cannot be written.
+    Raises ConfigError if tensorboardX is not installed, or if the folder cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,14 +37,14 @@ class TensorBoard:
         self._reported: dict[int, float] = {}
         """The epoch that each worker has reported last."""
         self._epoch = -1.0
-        """The last one that all workers had reported."""
+        """The last epoch that all workers have reported."""
         try:
             self._writer("job")
         except OSError as error:
             raise ConfigError(f"HYBRIDPS_TENSORBOARD={folder} cannot be written: {error.strerror}") from None
 
     def look(self, before: Live, now: Live) -> None:
-        """Write what is new."""
+        """Write the new scalars."""
         for number, seen in sorted(now.workers.items())[:MOST_CURVES]:
             earlier = before.workers.get(number)
             then = None if earlier is None else earlier.status
@@ -103,7 +103,7 @@ _OF_SERVER = ("cpu_seconds", "rounds", "received_bytes", "sent_bytes")
 
 
 def _of_worker(then: WorkerStatus | None, now: WorkerStatus) -> dict[str, float | None]:
-    """The scalars of a worker, those without a value as None."""
+    """Return the scalars of a worker; those without a value are None."""
     return {
         "pace/steps_per_second": rate(then, now, "steps"),
         "pace/step_seconds": now.step_seconds,

@@ -1,4 +1,4 @@
-"""Looks at a run once a second, for all who want to know how it goes."""
+"""Looks at a run once a second, for all readers."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import Protocol
 from hybridps.live import Live, read_live
 
 LOOK_SECONDS = 1.0
-"""Time between two looks."""
+"""The least time between two looks."""
 
 _PROCESSES_PER_SECOND = 500
-"""Statuses that are read, at most."""
+"""The largest number of statuses to read per second."""
 
 
 class Reader(Protocol):
-    """Who wants to know how a run goes."""
+    """Follows a run."""
 
     def look(self, before: Live, now: Live) -> None:
-        """What the run shows now, and at the last look. On the watcher's thread."""
+        """Use what the run shows now, and what it showed at the last look. On the watcher's thread."""
 
     def close(self) -> None:
-        """There are no more looks."""
+        """Release everything. There are no more looks."""
 
 
 class Watcher:
-    """A thread that reads the live folder of a run, and tells its readers. A reader that fails is left out from then
-    on, and never ends the run.
+    """A thread that reads the live folder of a run, and passes each look to its readers. A reader that raises OSError
+    is dropped, and never ends the run.
     """
 
     def __init__(self, folder: Path, readers: Sequence[Reader]) -> None:
@@ -42,7 +42,7 @@ class Watcher:
         self._thread.start()
 
     def close(self) -> None:
-        """A last look, and the end of the readers."""
+        """Take a last look, and close the readers."""
         if self._ended.is_set():
             return
         self._ended.set()

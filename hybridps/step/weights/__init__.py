@@ -1,4 +1,4 @@
-"""The weights of a model, beside its gradients: their initial values, and averaging them with others.
+"""The weights of a model: their initial values, and averaging with others.
 
 A front end uses `InitialValues` and `Weights`.
 """

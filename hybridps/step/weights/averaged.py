@@ -1,4 +1,4 @@
-"""The weights as others see them: averaged with the centre or with other groups, and the centre itself."""
+"""The weights of a group: averaging with the centre or with other groups, and reading the centre."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from hybridps.tensor_collectives import Tensor
 class Weights:
     """Keys whose weights are averaged together. Used by the program's thread; all ranks make the same calls in order.
 
-    The weights lie in `views` while an operation runs: call the returned item when they are there; they are the result
-    when it is released. `initial`: the initial values of the same model. `prefix` begins the names of the tables.
+    The weights lie in `views` while an operation runs. Call the returned item when they are there; once it is released,
+    they are the result. `initial`: the initial values of the same model. `prefix` begins the names of the tables.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Weights:
         prefix: str,
         alone: bool = False,
     ) -> None:
-        """`alone`: a key among many that each are averaged by themselves, so that their costs are not seen together.
+        """`alone`: whether these are one key of many that are averaged separately, whose costs are not seen together.
 
         Raises LayoutError for a dtype that cannot be laid out.
         """
@@ -49,7 +49,7 @@ class Weights:
         self._timetable = Timetable(schedule)
         self._alone = alone
         self._alone_since: int | None = None
-        """While the group trains alone, how many exchanges it had left out before."""
+        """While the group trains alone, the number of exchanges that it had left out before."""
         laid_out = lay_out(prefix, {name: spec._replace(vectors=1) for name, spec in keys.items()})
         self._layouts = {table: layout for table, (layout, _) in laid_out.items()}
         self._arenas = {table: _shared(layout) for table, layout in self._layouts.items()}
@@ -57,11 +57,11 @@ class Weights:
         """The array of each key, in its shape."""
 
     def join(self) -> Item:
-        """Register the weights. They are the centre afterwards, if it was there already."""
+        """Register the weights. If the centre existed already, they hold it afterwards."""
         return self._post("the registration of the weights", self._join)
 
     def may_be_due(self, step: int) -> bool:
-        """Whether to `average` in this step (0, 1, ...). Asked once a step; the same on all ranks of the group."""
+        """Return whether to `average` in this step (0, 1, ...): equal on all ranks of the group. Call once per step."""
         if self._schedule.roll.hands_in and self._algorithm.has_centre and not self._algorithm.is_synchronous:
             return step > 0
         if not self._algorithm.decides_ahead:
@@ -73,7 +73,7 @@ class Weights:
         return self._post(f"averaging in step {step}", lambda: self._average(step))
 
     def read_centre(self) -> tuple[Item, dict[str, np.ndarray]]:
-        """The centre of all keys, in arrays of its own."""
+        """Begin to read the centre of all keys. Returns an item, and new arrays by key."""
         return pull_centre(self._schedule, self._algorithm, self._context, self._layouts)
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class Weights:
             said = f"{group} trains alone until it can average its weights again"
         elif exchanged and self._alone_since is not None:
             count, self._alone_since = self._algorithm.skipped - self._alone_since, None
-            said = f"{group} averages its weights again; it has left {count} exchanges out"
+            said = f"{group} averages its weights again; it left out {count} exchanges"
         if said and self._algorithm.levels.group.rank == 0:
             self._context.events.emit(Noted(said))
             if not self._context.settings.quiet:
@@ -136,7 +136,7 @@ class Weights:
 def pull_centre(
     schedule: Schedule, algorithm: Algorithm, context: JobContext, layouts: Mapping[str, Layout]
 ) -> tuple[Item, dict[str, np.ndarray]]:
-    """Begin to read the centre of these tables, into arrays of its own: those of each key."""
+    """Begin to read the centre of these tables. Returns an item, and new arrays by key."""
     arenas = {table: Arena(layout) for table, layout in layouts.items()}
 
     def read() -> None:
@@ -150,7 +150,7 @@ def pull_centre(
 
 
 def views_of(arenas: Mapping[str, Arena]) -> dict[str, np.ndarray]:
-    """The array of each key of these arenas."""
+    """Return the array of each key of these arenas."""
     return {slot.key: arena.view(slot.key) for arena in arenas.values() for slot in arena.layout.slots}
 
 

@@ -1,4 +1,4 @@
-"""Initial values: those of the first worker, on all workers of all groups."""
+"""Initial values: all workers of all groups get those of the first worker."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hybridps.step.schedule import Entry, Item, Schedule
 from hybridps.tensor_collectives import Tensor, broadcast_
 
 PART_BYTES = 64 << 20
-"""Values that are agreed on at a time, so that they take little memory besides their own."""
+"""The size of values that the groups agree on together. It is small, so that copies take little memory."""
 
 
 class InitialValue(Item):
-    """A value to be filled. `array`: contiguous, of a dtype of `memory.DTYPES`; it has the value when it arrives."""
+    """A value to be filled. `array`: contiguous, of a dtype of `memory.DTYPES`; it has the value on arrival."""
 
     can_merge = True
 
@@ -47,10 +47,10 @@ class InitialValue(Item):
 class InitialValues:
     """Fills values in program order, many at a time.
 
-    The values of all keys are one stream. For each part of it the groups first agree on the number of elements, then
-    on the values; both are those of the first group. So groups need not have the same keys at hand: one that has fewer
-    keeps the values that are left until it comes to their keys. A group that finds another network in the stream keeps
-    its own values: the tables that it joins then have another layout, and name the key.
+    The values of all keys are one stream. For each part of it, the groups first agree on the number of elements, then
+    on the values; both are those of the first group. So groups need not have the same keys at the same time: one that
+    has fewer keeps the remaining values until it reaches their keys. A group that finds another network in the stream
+    keeps its own values. The tables that it then joins have another layout, and the error names the key.
     """
 
     def __init__(self, schedule: Schedule, algorithm: Algorithm, context: JobContext, prefix: str) -> None:
@@ -63,18 +63,18 @@ class InitialValues:
         self._one_each = context.whole_tables
         self._prefix = prefix
         self._parts = 0
-        """How many parts of the stream the groups have agreed on."""
+        """The number of parts of the stream, and of messages about them, that the groups have shared."""
         self._left = np.empty(0)
-        """Values of keys that this group has not come to yet."""
+        """Values of keys that this group has not reached yet."""
 
     def fill(self, name: str, array: np.ndarray) -> Item:
-        """On the program's thread: fill the array. Call the item when the array has this worker's value."""
+        """Fill the array. Call the returned item when the array has this worker's value. On the program's thread."""
         item = InitialValue(name, array, self, self._schedule.inbox)
         self._schedule.post(item)
         return item
 
     def run(self, items: Sequence[InitialValue]) -> None:
-        """On the communication thread: fill values of one dtype."""
+        """Fill values of one dtype. On the communication thread."""
         for number, item in enumerate(items):
             if not self._left.size:
                 self._left = self._agree(self._part(items[number:]), item.name)
@@ -82,13 +82,13 @@ class InitialValues:
             item.finish()
 
     def _part(self, items: Sequence[InitialValue]) -> np.ndarray:
-        """The values of the first of these items: not more than `PART_BYTES`, but one item at least."""
+        """Return the values of the first of these items: at most `PART_BYTES`, but at least one item."""
         nbytes = itertools.accumulate(item.flat.nbytes for item in items)
         count = 1 if self._one_each else max(1, sum(1 for total in nbytes if total <= PART_BYTES))
         return items[0].flat if count == 1 else np.concatenate([item.flat for item in items[:count]])
 
     def check_tables(self, layouts: Sequence[Layout]) -> None:
-        """On the communication thread: the group makes these tables now.
+        """Check the tables that this group makes now. On the communication thread.
 
         Raises LayoutError if the first group makes another number of tables.
         """
@@ -110,7 +110,7 @@ class InitialValues:
             self._differs = True
 
     def _agree(self, values: np.ndarray, key: str) -> np.ndarray:
-        """The next values of the stream, from the key on: these, or those of the first group."""
+        """Return the next values of the stream, from the key on: these, or those of the first group."""
         if self._differs:
             broadcast_(Tensor([values]), self._algorithm.levels.group)
             return values
@@ -124,13 +124,13 @@ class InitialValues:
         return self._share(f"{self._prefix}{self._parts}.values", values, key)
 
     def _share_numbers(self, count: int, itemsize: int, tables: int) -> tuple[int, int, int]:
-        """The first group's numbers."""
+        """Return the first group's numbers."""
         self._parts += 1
         told = self._share(f"{self._prefix}{self._parts}", np.array([count, itemsize, tables], "float64"))
         return int(told[0]), int(told[1]), int(told[2])
 
     def _share(self, table: str, values: np.ndarray, key: str = "numbers") -> np.ndarray:
-        """The first group's values. `key`: the first one that they are of, for messages."""
+        """Return the first group's values. `key`: the first key that they belong to, for messages."""
         layout = Layout.of(values.dtype.name, {key: values.shape})
         flat = values if values.size == layout.length else np.resize(values, layout.length)
         self._algorithm.initialise(table, layout, Tensor([flat]))

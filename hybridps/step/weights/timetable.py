@@ -8,13 +8,13 @@ from collections import deque
 from hybridps.step.schedule import Schedule
 
 AHEAD = 2
-"""Exchanges between one that decides and the one that it decides the period after: that the program need not wait."""
+"""How many exchanges lie between one that decides a period and that period, so that the program need not wait."""
 
 
 class Timetable:
-    """All ranks of a group come to the same steps, as they ask in the same steps and are told the same periods.
+    """All ranks of a group use the same steps, because they ask in the same steps and get the same periods.
 
-    A step without an exchange costs nothing: nobody looks at the weights, and no rank is told.
+    A step without an exchange costs nothing: no thread reads the weights, and no rank gets a message.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -22,13 +22,13 @@ class Timetable:
         self._next = 1
         """The step of the next exchange."""
         self._periods = deque([1] * AHEAD)
-        """Steps between two exchanges, as they were decided: the oldest first."""
+        """The decided numbers of steps between two exchanges, the oldest first."""
         self._told = threading.Event()
 
     def is_due(self, step: int) -> bool:
-        """Whether there is an exchange in this step. On the program's thread, which makes the exchange then.
+        """Return whether there is an exchange in this step. On the program's thread, which must then make the exchange.
 
-        Waits for an earlier exchange to end, if the program is so far ahead. Raises the exception that has ended the
+        Waits for an earlier exchange to end, if the program is that far ahead. Raises the exception that has ended the
         communication thread.
         """
         if step < self._next:
@@ -41,6 +41,6 @@ class Timetable:
         return True
 
     def tell(self, period: int) -> None:
-        """An exchange has ended, and decides on so many steps. On the communication thread."""
+        """Note that an exchange has ended, and has decided on this period in steps. On the communication thread."""
         self._periods.append(period)
         self._told.set()
