@@ -82,6 +82,6 @@ def _of_mxnet(kind: type[HybridPSError]) -> type[HybridPSError]:
 
 
 def _as_list(arrays: Any) -> list[NDArray]:
-    """Those of MXNet's NumPy interface as views of MXNet's other kind of arrays, which only mix among themselves."""
+    """Return a list of the arrays. Those of MXNet's NumPy interface become NDArray views, as the kinds do not mix."""
     listed = arrays if isinstance(arrays, (list, tuple)) else [arrays]
     return [each.as_nd_ndarray() if isinstance(each, mx.np.ndarray) else each for each in listed]

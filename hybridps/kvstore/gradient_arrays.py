@@ -62,7 +62,7 @@ class GradientArrays:
         """Keys without elements."""
 
     def lay_out(self, weights: Mapping[str, Arrays]) -> None:
-        """Make memory for the gradients of these weights, one for each device. Waits for the other workers."""
+        """Allocate memory for the gradients of these weights, one array for each device. Waits for other workers."""
         self._gradients.lay_out(
             {name: KeySpec(dtype_of(arrays[0]), arrays[0].shape, len(arrays)) for name, arrays in weights.items()}
         )

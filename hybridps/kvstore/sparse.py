@@ -92,7 +92,7 @@ def retained(stored: NDArray, row_ids: NDArray) -> NDArray:
 
     Raises LayoutError for a row that the array does not have.
     """
-    ids = np.unique(row_ids.asnumpy()).astype(np.int64)  # ascending: else lookups in the row-sparse array miss rows
+    ids = np.unique(row_ids.asnumpy()).astype(np.int64)  # ascending: otherwise lookups in the array miss rows
     for extreme in ids[[0, -1]] if ids.size else ():
         if not 0 <= extreme < stored.shape[0]:
             raise LayoutError(f"row {extreme} is asked for of an array of {stored.shape[0]} rows")

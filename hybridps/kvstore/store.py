@@ -143,7 +143,7 @@ class HybridKVStore(KVStore):
                 retained(stored, ids).copyto(target)
 
     def set_optimizer(self, optimizer: Any) -> None:
-        """Update what is stored with `optimizer` at each `pushpull` or `push`, on every worker alike."""
+        """Update the stored values with `optimizer` at each `pushpull` or `push`. All workers set the same one."""
         self._set_updater(mx.optimizer.get_updater(optimizer))
 
     @as_mxnet_does

@@ -122,7 +122,7 @@ class Training:
         return summed
 
     def sum_alone(self, name: str, values: Sequence[NDArray], priority: int) -> NDArray:
-        """As `sum_in_step`, of a key that is no part of the steps; the array that will have the sum, or the weights."""
+        """Like `sum_in_step`, for a key outside of the steps. Return the array for the sum, or for the weights."""
         key = self.key(name)
         self._averaging.push_alone(name)
         if name in self._leading and self._step >= 2 and self._before.keys() <= self._pushed.keys():

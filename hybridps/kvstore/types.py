@@ -47,7 +47,7 @@ class KVStoreTypes(dict[str, Any]):
 
 
 def _type_of_others(name: str) -> Any:
-    """The type of an algorithm that another package offers, or by another of its names. Raises ConfigError."""
+    """Return the type of another package's algorithm, or of an algorithm by another name. Raises ConfigError."""
     given = name.removeprefix(PREFIX).removesuffix("_sync").removesuffix("_async")
     try:
         short_name(given)
