@@ -71,9 +71,8 @@ class Updates:
         """Whether the optimizer has `multi_precision`."""
 
     def set_updater(self, updater: Any, store_type: str) -> None:
-        """Update the stored values by `updater` from now on, at the servers if they can.
-
-        Raises HybridPSError if only servers could update but cannot, or if the algorithm needs another optimizer.
+        """Update the stored values by `updater` from now on, at the servers if they can. Raises HybridPSError if only
+        servers could update but cannot, or if the algorithm needs another optimizer.
         """
         optimizer = optimizer_of(updater)
         rule: AnyRule | None = table_rule(optimizer)
@@ -233,9 +232,8 @@ class Updates:
                     updater.states_synced[key.index] = True
 
     def _check_states(self) -> None:
-        """Raise HybridPSError if loaded states do not fit these keys, or their optimizer does not fit the tables.
-
-        Every worker checks this, though only the first one gives the servers states.
+        """Raise HybridPSError if loaded states do not fit these keys, or their optimizer does not fit the servers'
+        tables. Every worker checks this, though only the first one gives the servers states.
         """
         for kind, there in ({} if self._group_updates else self._at_servers).items():
             check_optimizer(self.updater.optimizer, there.rule, kind == HALF, self._is_mixed)
