@@ -1,4 +1,4 @@
-"""What went wrong in a run, or changed on its way, line by line."""
+"""What went wrong or changed during a run, line by line."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hybridps.report.points import started
 from hybridps.report.reading import Rank, Run
 
 MOST = 50
-"""Lines that are shown."""
+"""The largest number of lines that are shown."""
 
 
 def faults_of(run: Run) -> list[tuple[float, str]]:
-    """Seconds since the start of the workers, and what happened then; in order, each note once."""
+    """Return what happened, with the seconds since the start of the workers; in order of time, each text once."""
     begin = started(run)
     found: dict[str, float] = {}
     for rank in [*([run.launch] if run.launch else []), *run.ranks]:
