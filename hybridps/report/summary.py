@@ -89,7 +89,7 @@ def _of_training(run: Run) -> dict[str, Any]:
 
 
 def _bytes_to_servers(run: Run) -> int:
-    """Return the bytes sent to servers. Groups without servers are left out: they count what they sent to each other."""
+    """Return the bytes sent to servers. Groups without servers are left out: they count bytes to other groups."""
     without = {id(rank) for rank in run.ranks if (plan := rank.last(Planned)) and not plan.servers}
     known = (rank.last(Closed) for rank in run.ranks if id(rank) not in without)
     return sum(event.bytes_to_servers for event in known if event)

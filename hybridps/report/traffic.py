@@ -105,7 +105,7 @@ class GroupTraffic:
 
 
 def at(curve: Curve, times: np.ndarray) -> np.ndarray:
-    """Return the values of a growing curve at some times: 0 before it, its last value after it, interpolated between."""
+    """Return a growing curve's values at some times: 0 before it, its last value after it, interpolated between."""
     if not curve:
         return np.zeros(len(times))
     known, values = np.array(curve).T
