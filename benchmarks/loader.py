@@ -1,4 +1,5 @@
-"""The input pipeline of examples/imagenet beside MXNet's ImageRecordIter and the network. See docs/benchmarks.md.
+"""The input pipeline of examples/imagenet compared with MXNet's ImageRecordIter and the network. See
+docs/benchmarks.md.
 
 python -m benchmarks.loader --data imagenet --network resnet18_v1 --image-size 128 --json loader.json
 """
@@ -26,7 +27,7 @@ OURS = ("folder", "RecordIO")
 FIELDS = ("images_per_second", "images_per_cpu_second")
 
 Round = tuple[float, float, float]
-"""The two of FIELDS, and the part of the cores that other processes took."""
+"""The two numbers of FIELDS, and the share of the cores that other processes used."""
 
 
 @app.command()
@@ -63,7 +64,7 @@ def loader(
 
 
 def measure(ways: dict[str, Any], rounds: int) -> dict[str, list[Round]]:
-    """The rounds of each way: A B C A B C ..."""
+    """Return the rounds of each way. They take turns: A B C A B C ..."""
     measured: dict[str, list[Round]] = {name: [] for name in ways}
     for way in ways.values():
         way()
@@ -77,7 +78,7 @@ def measure(ways: dict[str, Any], rounds: int) -> dict[str, list[Round]]:
 
 
 def make_results(measured: dict[str, list[Round]]) -> list[dict[str, Any]]:
-    """One object for each way. Ratios are to ImageRecordIter alone, or to the network alone, round by round."""
+    """Return one object for each way. Ratios are to ImageRecordIter alone or to the network alone, round by round."""
     results = []
     for name, rounds in measured.items():
         base = measured[NETWORK if name.startswith(NETWORK) else PEER]

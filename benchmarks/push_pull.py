@@ -75,7 +75,7 @@ def push_pull(
 
 
 def make_results(task: Exchanges, servers: int, settings: Settings, measured: Measured) -> list[Result]:
-    """One object for each case of the task."""
+    """Return one object for each case of the task."""
     shared = {"workers": task.workers, "groups": task.groups, "servers": servers, "rule": task.rule}
     extras = {
         "chunk_bytes": settings.chunk_bytes,
@@ -101,7 +101,7 @@ def make_results(task: Exchanges, servers: int, settings: Settings, measured: Me
 
 
 def ratios(seconds: dict[str, float]) -> dict[str, dict[str, float]]:
-    """How many times longer MXNet's stores take than each way of hybridps.
+    """Return how many times as long as each way of hybridps MXNet's stores take.
 
     >>> ratios({"hybridps_shm": 2.0, "mxnet_dist_sync": 5.0})
     {'mxnet_dist_sync': {'hybridps_shm': 2.5}}
