@@ -131,7 +131,7 @@ class Theirs:
         return tuple(self._ask("seen"))
 
     def close(self) -> None:
-        """End the process, by force if it waits: ps-lite may wait for ever for a server, but all is measured by then."""
+        """End the process, by force if it waits: ps-lite may wait for ever for a server. All is measured by then."""
         self._process.stdin.close()  # type: ignore[union-attr]
         end_within(self._process, END_SECONDS)
 

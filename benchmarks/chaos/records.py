@@ -57,7 +57,7 @@ def leaders(folder: Path, group: int | None = None) -> list[Place]:
 
 
 def first_step_after(folder: Path, group: int, seconds: float, life: int = 0) -> float | None:
-    """Return when the leader of a group, in this life or a later one, did its first step after a moment; None: not yet."""
+    """Return when the leader of a group, in this life or later, did its first step after a moment; None: not yet."""
     for place in leaders(folder, group):
         if place.life < life:
             continue

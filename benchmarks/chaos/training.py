@@ -89,7 +89,7 @@ class Disturbing:
         self._open: list[_Open] = []
 
     def run(self, seconds: float) -> tuple[float, float]:
-        """Inject faults for `seconds`, and wait for recovery. Return the beginning and the end. Raises JobEndedError."""
+        """Inject faults for `seconds`, and wait for recovery. Return the begin and the end. Raises JobEndedError."""
         began = time.monotonic()
         while time.monotonic() < began + seconds or self._due or self._open:
             check_runs(self._launched)
