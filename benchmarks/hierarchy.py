@@ -48,8 +48,8 @@ def hierarchy(
     racks: Annotated[int, typer.Option(min=1, help="Racks, each behind a link of its own.")] = 2,
     groups: Annotated[int, typer.Option(min=1, help="Groups in each rack.")] = 2,
     megabytes: Annotated[int, typer.Option(min=1, help="Size of the exchange, in units of 2^20 bytes.")] = 16,
-    rule: Annotated[str, typer.Option(help="sum, in step, or elastic, at arrival.")] = "sum",
-    rate: Annotated[str, typer.Option(help="Of a link, in each direction.")] = "200mbit",
+    rule: Annotated[str, typer.Option(help="sum (in step) or elastic (at arrival).")] = "sum",
+    rate: Annotated[str, typer.Option(help="Rate of a link in each direction.")] = "200mbit",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the result is their median.")] = 5,
     json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
 ) -> None:
@@ -169,7 +169,7 @@ def answer(process: subprocess.Popen[str], expected: str) -> str:
     """Return the rest of the next line, which must begin with `expected`. Raises RuntimeError."""
     word, _, rest = process.stdout.readline().strip().partition(" ")  # type: ignore[union-attr]
     if word != expected:
-        raise RuntimeError(f"a group said {word!r} instead of {expected!r}: its reason stands on standard error")
+        raise RuntimeError(f"a group said {word!r} instead of {expected!r}: its reason is on standard error")
     return rest
 
 

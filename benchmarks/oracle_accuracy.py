@@ -41,7 +41,7 @@ MOST_OTHERS = 0.03
 OTHERS = "others.txt"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-FolderArgument = Annotated[Path, typer.Argument(help="Where calibrations and runs are kept.")]
+FolderArgument = Annotated[Path, typer.Argument(help="The folder of calibrations and runs.")]
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def run(folder: FolderArgument) -> None:
             shutil.rmtree(partial, ignore_errors=True)
             others = _others_part(lambda each=each, partial=partial: _train(each, partial))  # type: ignore[misc]
             (partial / OTHERS).write_text(f"{others}\n")
-            print(f"{each.name}: others had {100 * others:.0f} % of the cores", flush=True)
+            print(f"{each.name}: others used {100 * others:.0f} % of the cores", flush=True)
             if others < MOST_OTHERS:
                 break
         tried = [folder / f"{each.name}.{number}" for number in range(attempt + 1)]

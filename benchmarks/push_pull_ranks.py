@@ -79,9 +79,9 @@ def check(pusher: Pusher, task: Exchanges, world: MPI.Comm) -> None:
         wanted = weight if task.rule == "momentum" else total
         least, most = pusher.seen()
         if pusher.exact and max(abs(least - wanted), abs(most - wanted)) > 1e-5 * abs(wanted):
-            raise RuntimeError(f"{pusher.name}: elements from {least} to {most} came instead of {wanted}")
+            raise RuntimeError(f"{pusher.name}: elements from {least} to {most} were received instead of {wanted}")
         if not least <= most:
-            raise RuntimeError(f"{pusher.name}: elements from {least} to {most} came")
+            raise RuntimeError(f"{pusher.name}: elements from {least} to {most} were received")
 
 
 def _time(pusher: Pusher, repeats: int, world: MPI.Comm) -> float:

@@ -79,7 +79,7 @@ def measure(rule: Rule, groups: int, length: int, step: int, rounds: int) -> dic
         for name, server in servers.items():
             seconds[name].append(server.round())
             if not np.array_equal(server.centre, servers["fused"].centre):
-                raise RuntimeError(f"{type(rule).__name__}: {name} has other bits than fused")
+                raise RuntimeError(f"{type(rule).__name__}: {name} differs from fused in its bits")
     return {name: median(times) for name, times in seconds.items()}
 
 

@@ -51,11 +51,11 @@ def step(
     batch_size: Annotated[int, typer.Option(min=1, help="Images of a worker in a step.")] = 4,
     workers: Annotated[int, typer.Option(min=1, help="Workers, the ranks of a job.")] = 2,
     steps: Annotated[int, typer.Option(min=1, help="Steps that are timed together.")] = 10,
-    untimed: Annotated[int, typer.Option(min=1, help="Steps before these.")] = 5,
+    untimed: Annotated[int, typer.Option(min=1, help="Untimed steps before these.")] = 5,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the result is their median.")] = 5,
-    contenders: Annotated[str, typer.Option(help="Which contenders.")] = ",".join(CONTENDERS),
+    contenders: Annotated[str, typer.Option(help="Contenders to measure.")] = ",".join(CONTENDERS),
     update: Annotated[str, typer.Option(help="Who updates: the store, the Trainer.")] = ",".join(UPDATES),
-    link: Annotated[str, typer.Option(help="Each worker on a node behind a link of this rate, e.g. 1gbit.")] = "",
+    link: Annotated[str, typer.Option(help="Put each worker on a node behind a link of this rate, e.g. 1gbit.")] = "",
     json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
 ) -> None:
     """Measure a training step side by side, alternating, and print medians in milliseconds."""
@@ -169,7 +169,7 @@ def show(results: Sequence[Result]) -> None:
     for row in rows:
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
     disturbance = mean(share for result in results for share in result["disturbance"])
-    print(f"other processes took {100 * disturbance:.0f} % of the cores", file=sys.stderr)
+    print(f"other processes used {100 * disturbance:.0f} % of the cores", file=sys.stderr)
     for result in results:
         if found := result["overlap"]:
             print(

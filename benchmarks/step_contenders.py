@@ -110,7 +110,7 @@ def _accepted(meeting: socket.socket, contender: Contender, processes: Processes
 def _hear(line: bytes, contender: Contender) -> Timed:
     """Return the answer of a worker. Raises RuntimeError if the worker has ended."""
     if not line:
-        raise RuntimeError(f"a worker of {contender.name} ended: its reason stands on standard error")
+        raise RuntimeError(f"a worker of {contender.name} ended: its reason is on standard error")
     return msgspec.json.decode(line, type=Timed)
 
 

@@ -41,10 +41,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def tenants(
-    exchanges: Annotated[int, typer.Option(min=10, help="Exchanges that are timed, of each case and turn.")] = 300,
-    turns: Annotated[int, typer.Option(min=1, help="Turns over the cases; their times are put together.")] = 3,
-    nbytes: Annotated[int, typer.Option("--bytes", min=1024, help="Of the victim's table.")] = 4 << 20,
-    flood_bytes: Annotated[int, typer.Option(min=1024, help="Of a flooding tenant's table.")] = 16 << 20,
+    exchanges: Annotated[int, typer.Option(min=10, help="Timed exchanges in each case and turn.")] = 300,
+    turns: Annotated[int, typer.Option(min=1, help="Turns over the cases; their times are combined.")] = 3,
+    nbytes: Annotated[int, typer.Option("--bytes", min=1024, help="Size of the victim's table.")] = 4 << 20,
+    flood_bytes: Annotated[int, typer.Option(min=1024, help="Size of a flooding tenant's table.")] = 16 << 20,
     json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
 ) -> None:
     """Time the exchanges of one tenant alone, beside one that floods the server with exchanges, and beside three."""

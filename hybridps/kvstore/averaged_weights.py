@@ -162,8 +162,8 @@ class Averaging:
             return
         if any(key.stored is not None and dtype_of(key.stored) == "float16" for key in self._keys.values()):
             raise HybridPSError(
-                f"{store_type} averages the weights, and an optimizer with multi_precision=True has its own of float16 "
-                "keys, in float32: leave it out, or use the algorithm sync"
+                f"{store_type} averages the weights, but an optimizer with multi_precision=True trains float32 copies "
+                "of float16 keys: leave multi_precision out, or use the algorithm sync"
             )
 
     def close(self) -> None:

@@ -115,7 +115,7 @@ class SparseArrays:
         shape, dtype = weight.shape, np.dtype(weight.dtype).name
         other = next((value.shape for value in values if value.shape != shape), shape)
         if other != shape:
-            raise LayoutError(f"the gradient of key {name!r} has the shape {other}, and the key has {shape}")
+            raise LayoutError(f"the gradient of key {name!r} has the shape {other}, but the key has {shape}")
         if name not in self._gradients:
             self._gradients.lay_out(name, dtype_of(weight), shape)
         # Copies of our own, which nobody writes to: so they can be read whenever the turn of the sum comes.

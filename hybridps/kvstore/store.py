@@ -134,11 +134,11 @@ class HybridKVStore(KVStore):
         for each in calls(self._check_kind(key), out, row_ids):
             stored = self._training.stored(each.name)
             if stored.stype != "row_sparse":
-                raise HybridPSError(f"what is stored for key {each.key!r} is not row-sparse: pull it")
+                raise HybridPSError(f"the stored value of key {each.key!r} is not row-sparse: use pull")
             rows = each.others * len(each.values) if len(each.others) == 1 else each.others
             assert len(rows) == len(each.values), f"{len(each.values)} arrays have {len(rows)} arrays of rows"
             if any(target.stype != "row_sparse" for target in each.values):
-                raise HybridPSError(f"rows of key {each.key!r} are pulled into row-sparse arrays only: pull it")
+                raise HybridPSError(f"rows of key {each.key!r} can be pulled into row-sparse arrays only: use pull")
             for target, ids in zip(each.values, rows, strict=True):
                 retained(stored, ids).copyto(target)
 
@@ -272,7 +272,7 @@ class HybridKVStore(KVStore):
     def _add(self, key: Any, value: Any, out: Any = None) -> None:
         keys = calls(self._check_kind(key), value, out)
         if isinstance(key, (list, tuple)) and len(keys) < len(key):
-            raise HybridPSError(f"a key is twice among {key!r}: a key is broadcast or initialised once in a store")
+            raise HybridPSError(f"a key occurs twice in {key!r}: broadcast or initialise each key once in a store")
         for each in keys:
             self._training.add(each.name, each.key, each.values[0], each.others)
         self._training.check_precision(self.type)

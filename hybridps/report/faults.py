@@ -27,11 +27,11 @@ def _lines(rank: Rank) -> Iterator[tuple[float, str]]:
     group = f"group {plan.group}" if plan else "a group"
     skipped = [when for event, when in zip(rank.events, rank.times, strict=True) if isinstance(event, Skipped)]
     if skipped and plan and plan.group_rank == 0:
-        yield skipped[0], f"{group} leaves exchanges out, as a server is away: {len(skipped)} in all"
+        yield skipped[0], f"{group} leaves exchanges out because a server is away: {len(skipped)} in total"
     for event, when in zip(rank.events, rank.times, strict=True):
         match event:
             case Restarted(group=number, life=life, status=status):
-                yield when, f"group {number} ended with status {status}, and is started again (life {life})"
+                yield when, f"group {number} ended with status {status} and is restarted (life {life})"
             case Joined(joined=joined, groups=groups, workers=workers):
                 yield when, f"groups {joined} have joined: {groups} groups, {workers} workers"
             case Ended(status=status) if status:

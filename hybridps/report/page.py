@@ -41,7 +41,7 @@ ROWS = {
     "loss": "loss",
     "seconds": "seconds",
     "steps": "steps",
-    "step_ms": "milliseconds of a step",
+    "step_ms": "milliseconds per step",
     "images_per_second": "images/s",
     "bytes_within_groups": "sent within groups",
     "bytes_across_groups": "sent across groups",

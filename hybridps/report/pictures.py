@@ -35,9 +35,9 @@ def pictures_of(reports: Sequence[RunReport]) -> Iterator[tuple[str, bytes]]:
     if any(report.time for report in reports):
         yield "time", _time(reports)
     if any(len(group.steps) > 1 for report in reports for group in report.traffic):
-        yield "rate", _rates(reports, "steps in a second", lambda group: group.steps)
+        yield "rate", _rates(reports, "steps per second", lambda group: group.steps)
     if any(group.total for report in reports for group in report.traffic):
-        yield "traffic", _rates(reports, "MB in a second, of a group", lambda group: group.nbytes, 1e-6)
+        yield "traffic", _rates(reports, "MB per second and group", lambda group: group.nbytes, 1e-6)
     if any(group.distances for report in reports for group in report.traffic):
         yield "distance", _distance(reports)
     if len(reports) > 1 and any(points_of(report.run) for report in reports):
@@ -64,7 +64,7 @@ def _time(reports: Sequence[RunReport]) -> bytes:
             axes.barh(places, widths, left=left, color=COLOURS[name], label=PART_WORDS[name], height=0.7)
             left += widths
     axes.set_yticks(places, [name for name, _ in bars])
-    axes.set_xlabel("milliseconds of a step (mean)")
+    axes.set_xlabel("milliseconds per step (mean)")
     axes.legend(frameon=False, ncols=2, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     return _png(figure)
 

@@ -67,8 +67,10 @@ class Native:
             return
         store = self.store
         if self._failure is None:
-            self.call("leaving of MXNet's servers", lambda: check_call(_LIB.MXKVStoreFree(store.handle)))
-            self._failure = ServerError("this process has left MXNet's servers, and ps-lite takes it once only")
+            self.call("departure from MXNet's servers", lambda: check_call(_LIB.MXKVStoreFree(store.handle)))
+            self._failure = ServerError(
+                "this process has left MXNet's servers, and ps-lite accepts a process only once"
+            )
         store.handle = KVStoreHandle()  # MXNet would free it a second time, or wait for ever
 
     def take_keys(self, count: int) -> range:
@@ -136,8 +138,8 @@ class Native:
         except OSError as error:
             raise self._failed(
                 ServerError(
-                    f"MXNet's scheduler at {place.host}:{place.port} is not there, nor its servers: "
-                    f"{error.strerror or error}; what ended them stands on their standard error"
+                    f"MXNet's scheduler at {place.host}:{place.port} cannot be reached: {error.strerror or error}; "
+                    "look at its standard error, and at that of the servers, for the reason"
                 )
             ) from None
 
