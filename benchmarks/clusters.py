@@ -32,8 +32,9 @@ main()
 def serving(
     name: str, transport: str, count: int, folder: str, settings: Settings, fused: bool = True, restarts: int = 0
 ) -> Iterator[Way]:
-    """Start `count` servers of hybridps. `transport`: shm, ipc or tcp. Not `fused`: NumPy computes the rules. With
-    `restarts` their tables outlive them.
+    """Start `count` servers of hybridps. `transport`: shm, ipc or tcp.
+
+    Not `fused`: NumPy computes the rules. With `restarts` the tables outlive the servers.
     """
     with ExitStack() as stack:
         processes = []

@@ -180,9 +180,7 @@ def crossed(links: Links) -> tuple[int, int]:
 
 
 def settled(links: Links) -> tuple[int, int]:
-    """Return what `crossed` returns once only signs of life cross: a rack may exchange with its parents after its
-    groups.
-    """
+    """Return what `crossed` does once a link is quiet: a rack may exchange with its parents after its groups."""
     end, now = time.monotonic() + MOST_SECONDS, crossed(links)
     while time.monotonic() < end:
         time.sleep(QUIET_SECONDS)

@@ -1,5 +1,4 @@
-"""The input pipeline of examples/imagenet compared with MXNet's ImageRecordIter and the network. See
-docs/benchmarks.md.
+"""The input pipeline of examples/imagenet beside MXNet's ImageRecordIter and the network. See docs/benchmarks.md.
 
 python -m benchmarks.loader --data imagenet --network resnet18_v1 --image-size 128 --json loader.json
 """

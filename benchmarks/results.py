@@ -1,6 +1,4 @@
-"""The results of the benchmark: one object for each case, with medians and ratios, as JSON and as a table. Pure
-functions.
-"""
+"""The results of the benchmark as JSON and as a table: medians and ratios for each case. Pure functions."""
 
 from __future__ import annotations
 
@@ -58,9 +56,7 @@ def link_limit(case: Case, links: Links, wire: str) -> float:
 
 
 def ratios(seconds: dict[str, float]) -> dict[str, float]:
-    """Return the time of each contender divided by that of hybridps; for a limit, that of hybridps divided by the
-    limit.
-    """
+    """Return the times of the contenders relative to hybridps, and that of hybridps relative to the limits."""
     ours = seconds[OURS]
     others = {name: taken / ours for name, taken in seconds.items() if name not in (OURS, *LIMITS)}
     return others | {f"{OURS}_over_{name}": ours / seconds[name] for name in LIMITS if seconds.get(name)}

@@ -66,8 +66,9 @@ def rules(
 
 
 def measure(rule: Rule, groups: int, length: int, step: int, rounds: int) -> dict[str, float]:
-    """Return the median seconds of a round over all chunks, with an answer for every group. Raises RuntimeError if bits
-    differ.
+    """Return the median seconds of a round over all chunks, with an answer for every group.
+
+    Raises RuntimeError if bits differ.
     """
     servers = {
         "fused": _Server(rule, groups, length, step, fused=True),

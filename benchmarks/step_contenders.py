@@ -67,9 +67,7 @@ class Contender:
 
 
 def measure(contender: Contender, told: Told, update_on_kvstore: bool, links: Links | None = None) -> list[Timed]:
-    """Start the contender, time its steps, and end it. Return the answers of the workers. Raises RuntimeError on
-    failure.
-    """
+    """Start the contender, time its steps, and end it. Return the workers' answers. Raises RuntimeError."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hybridps-"))
         given = {"kvstore": contender.kvstore, "update_on_kvstore": update_on_kvstore, "meeting": f"{folder}/meeting"}
@@ -89,9 +87,7 @@ def measure(contender: Contender, told: Told, update_on_kvstore: bool, links: Li
 
 
 def _accepted(meeting: socket.socket, contender: Contender, processes: Processes) -> socket.socket:
-    """Return the connection of the next worker that is ready. Raises RuntimeError if a process ends, or after a
-    timeout.
-    """
+    """Return the connection of the next worker that is ready. Raises RuntimeError if a process ends or on a timeout."""
     meeting.settimeout(POLL_SECONDS)
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:

@@ -1,6 +1,4 @@
-"""How much communication ran under backward: as measured, at most possible, and by the oracle's schedule. Pure
-functions.
-"""
+"""How much communication backward hid: as measured, at most possible, and by the oracle's schedule. Pure functions."""
 
 from __future__ import annotations
 

@@ -54,9 +54,7 @@ class AveragedWeights:
         self._centre.forget()
 
     def _change(self, begin: Callable[[], Item]) -> None:
-        """Apply the operation of `begin` to the weights. Weights outside the slots are copied to them before, and back
-        after.
-        """
+        """Apply the operation of `begin` to the weights. Those outside the slots are copied there, and back afterwards."""
         if self._may_move and not autograd.is_recording():
             self._move_in()
         for name, slot in self._slots.items():
@@ -129,9 +127,7 @@ class Averaging:
                 averaged.average(step)
 
     def push_alone(self, name: str) -> None:
-        """Note a push outside of the steps: average the key alone, if it is not part of the model and an exchange is
-        due.
-        """
+        """Note a push outside of the steps: average the key alone, if it is not in the model and an exchange is due."""
         key = self._keys[name]
         if not self._updates() or not self.averages(name):
             return

@@ -85,8 +85,7 @@ class HybridKVStore(KVStore):
 
     @as_mxnet_does
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """Sum `value` over devices and workers, and store the sum. After `set_optimizer`, update the stored value
-        instead.
+        """Sum `value` over devices and workers, and store the sum or, after `set_optimizer`, update with it.
 
         The result is copied to `out` (default: `value`).
         """
@@ -106,9 +105,7 @@ class HybridKVStore(KVStore):
 
     @as_mxnet_does
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        """Sum `value` over devices and workers, and store the sum. After `set_optimizer`, update the stored value
-        instead.
-        """
+        """Sum `value` over devices and workers, and store the sum or, after `set_optimizer`, update with it."""
         updates = self._updates()
         for each in calls(self._check_kind(key), value):
             summed = self._training.sum_alone(each.name, each.values, priority)
@@ -179,8 +176,7 @@ class HybridKVStore(KVStore):
 
     @as_mxnet_does
     def load_optimizer_states(self, fname: str) -> None:
-        """Continue from the optimizer's states in a file. All workers call this; the servers take those of the first
-        worker.
+        """Load the optimizer's states from a file. All workers call this; the servers take the first worker's.
 
         A worker other than the first needs no file if all its states are at the servers.
         """
@@ -204,9 +200,7 @@ class HybridKVStore(KVStore):
         self._training.compress(compression_of(compression_params, max(self._job.session.plan.group_sizes)))
 
     def is_capable(self, capability: str) -> bool:
-        """Return whether the store can be given an optimizer. Raises ValueError for a capability that MXNet does not
-        know.
-        """
+        """Return whether the store can be given an optimizer. Raises ValueError for an unknown capability."""
         if capability.lower() == KVStoreBase.OPTIMIZER:
             return True
         raise ValueError(f"unknown capability: {capability}")
@@ -249,8 +243,7 @@ class HybridKVStore(KVStore):
 
     @as_mxnet_does
     def num_dead_node(self, node_id: int = 0, timeout: float = 60) -> int:
-        """Return the number of workers without a sign of life, their own or their group's, for more than `timeout`
-        seconds.
+        """Return the number of workers that, or whose group, the servers have not heard from for `timeout` seconds.
 
         `node_id` as in ps-lite: 4 means all workers, 9 + 2 n worker n, and 0 all nodes. The scheduler (1) and servers
         (2) count 0: there is no scheduler, and the job ends when a server is lost. Any worker may call this at any

@@ -88,9 +88,7 @@ class Training:
             self._averaging.announce(name)
 
     def compress(self, quantised: Quantised) -> None:
-        """Compress what is pushed from now on. Raises HybridPSError after a first push, or for a key that cannot be
-        compressed.
-        """
+        """Compress what is pushed from now on. Raises HybridPSError after a first push, or for an unsuitable key."""
         if any(name in self._sums or key.at_servers is not None for name, key in self.keys.items()):
             raise HybridPSError("gradients were pushed already: set the gradient compression before the first push")
         for name, key in self.keys.items():
@@ -233,10 +231,10 @@ class Training:
         return [mx.nd.zeros_like(value.as_nd_ndarray()) for value in values] if takes_over else values
 
     def _sum(self, name: str, values: Sequence[NDArray], priority: int, in_step: bool) -> Sequence[NDArray]:
-        """Begin to sum a key. The first key without memory allocates it for all others too, except those without a
-        gradient.
+        """Begin to sum a key. Return the arrays for the sum.
 
-        Row-sparse gradients need no memory there.
+        The first key without memory allocates it for all others too, except those without a gradient. Row-sparse
+        gradients need no memory there.
         """
         if self._compresses:
             for value in values:
@@ -281,9 +279,7 @@ class Training:
         return [slot if slot is not None else key.stored if key.stored is not None else self._gradients.slot(name)]
 
     def _trained(self, name: str) -> list[NDArray]:
-        """Return the arrays of a key's weights, with those that are updated first: the store's if it updates, else the
-        user's.
-        """
+        """Return the arrays of a key's weights, first those that are updated: the store's if it updates, or the user's."""
         key = self.keys[name]
         own = [key.stored] if key.stored is not None else []
         first, rest = (own, key.outs) if self._store_updates() and key.may_have_gradient else (key.outs, own)

@@ -42,8 +42,7 @@ class ServerUpdates:
         return name in self._gradients
 
     def add(self, weights: Mapping[str, Arrays], stored: Mapping[str, NDArray]) -> None:
-        """Let the servers hold these keys, with their `stored` values or with those that are there. Waits for other
-        workers.
+        """Let the servers hold these keys, with their `stored` values or with those there. Waits for other workers.
 
         `weights`: arrays like those of each key, one for each device.
         """

@@ -168,8 +168,7 @@ def _decoded_optimizer(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray
 
 
 def _made(saved: Mapping[str, Any], own: Any, kind: Any, arrays: Mapping[str, np.ndarray], optimizer: Any) -> Any:
-    """Return an optimizer or a schedule with the saved attributes: of the class of `own` if it has this name, or of
-    `kind`.
+    """Return an optimizer or a schedule with the saved attributes, of `own`'s class if it has that name, or of `kind`.
 
     Raises HybridPSError if there is neither.
     """

@@ -167,9 +167,7 @@ class Updates:
         return update_(known, self.updater, gradient, outs, self._scale)
 
     def states(self, dump_optimizer: bool) -> bytes | None:
-        """Return the optimizer's states in the form of a file; None for a follower whose leader reads them from the
-        servers.
-        """
+        """Return the optimizer's states in the form of a file; None if a leader reads them from servers for this rank."""
         if not self._at_servers:
             return states_to_bytes(self.updater, dump_optimizer)
         if not (self._place.is_leader or self._group_updates):
@@ -216,9 +214,7 @@ class Updates:
 
     @property
     def _group_updates(self) -> bool:
-        """Whether the group's workers themselves update by rules, if anybody does. All of them can then read the
-        states.
-        """
+        """Whether the group's workers update by rules themselves, if any do. All of them can then read the states."""
         return not self._algorithm.tier.has_servers
 
     def _take_states(self, names: Container[str]) -> None:
