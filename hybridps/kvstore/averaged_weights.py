@@ -54,7 +54,7 @@ class AveragedWeights:
         self._centre.forget()
 
     def _change(self, begin: Callable[[], Item]) -> None:
-        """Apply the operation of `begin` to the weights. Those outside the slots are copied there, and back afterwards."""
+        """Apply the operation of `begin` to the weights. Those outside the slots are copied there and back."""
         if self._may_move and not autograd.is_recording():
             self._move_in()
         for name, slot in self._slots.items():

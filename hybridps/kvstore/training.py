@@ -210,8 +210,7 @@ class Training:
         self._averaging.begin_step(self._step)
         self._gradients.move_out_what_is_written_elsewhere()
         self._sums.begin()
-        # Only arrays that were pushed in both steps so far: others may be gone before the next step, as `weight.grad`
-        # is.
+        # Only arrays that were pushed in both steps so far: others, such as `weight.grad`, may be gone before the next.
         pushed = self._pushed if self._step == 2 else {}
         came = {name: each for name, each in pushed.items() if same_arrays(each, self._before.get(name, ()))}
         weights = {name: self._like(name) for name in came}
@@ -279,7 +278,7 @@ class Training:
         return [slot if slot is not None else key.stored if key.stored is not None else self._gradients.slot(name)]
 
     def _trained(self, name: str) -> list[NDArray]:
-        """Return the arrays of a key's weights, first those that are updated: the store's if it updates, or the user's."""
+        """Return the arrays of a key's weights. Updated ones come first: the store's if it updates, or the user's."""
         key = self.keys[name]
         own = [key.stored] if key.stored is not None else []
         first, rest = (own, key.outs) if self._store_updates() and key.may_have_gradient else (key.outs, own)

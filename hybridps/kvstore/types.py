@@ -8,7 +8,7 @@
 | `dist_hybridps_<name>` | any other, by its short name: `easgd`, `local`, `diloco`, ... |
 | `dist_hybridps` | the one that the setting `algorithm` names |
 
-`pushpull` returns the sum over all workers, so a script divides by `batch_size * num_workers`. Where weights are
+`pushpull` computes the sum over all workers, so a script divides by `batch_size * num_workers`. Where weights are
 averaged, it is the group's sum, scaled to all workers. With `set_optimizer`, the servers run the optimizers that have a
 rule; without servers, the workers of a group on one node run them, each for its part. Other optimizers are MXNet's own
 code, on every worker. `dist_hybridps_async` updates with each group's mean gradient when it arrives, so a script

@@ -167,7 +167,7 @@ class Updates:
         return update_(known, self.updater, gradient, outs, self._scale)
 
     def states(self, dump_optimizer: bool) -> bytes | None:
-        """Return the optimizer's states in the form of a file; None if a leader reads them from servers for this rank."""
+        """Return the optimizer's states in the form of a file; None if the leader reads them from the servers."""
         if not self._at_servers:
             return states_to_bytes(self.updater, dump_optimizer)
         if not (self._place.is_leader or self._group_updates):
