@@ -1,1 +1,1 @@
-"""Benchmarks: side by side in one run, alternating, medians. Each is a module to run with `python -m`."""
+"""Benchmarks: contenders run side by side, in turn, in one run, and medians are reported. Run each with `python -m`."""

@@ -1,4 +1,4 @@
-"""What each part of the server's data path is worth: one thing changed at a time. See docs/benchmarks.md.
+"""What each part of the server's data path is worth: one thing is changed at a time. See docs/benchmarks.md.
 
 python -m benchmarks.ablation --workers 2 --json ablation.json --plot ablation.png
 """
@@ -42,7 +42,7 @@ class Variant(NamedTuple):
 
 
 def variants() -> list[Variant]:
-    """The usual server first."""
+    """Return all variants, the usual server first."""
     found = [Variant("", "as it is")]
     found += [Variant("chunk", size_text(size), settings=Settings(chunk_bytes=size)) for size in CHUNKS]
     found += [Variant("threads", f"{count} threads", settings=Settings(server_threads=count)) for count in THREADS]
@@ -81,7 +81,7 @@ def ablation(
 
 
 def plot(result: Result, chosen: Sequence[Variant], path: Path) -> None:
-    """Write the picture: a panel for each part that was changed. Raises ImportError without matplotlib."""
+    """Draw the results, with a panel for each part that was changed. Raises ImportError without matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

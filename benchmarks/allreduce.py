@@ -48,7 +48,7 @@ def allreduce(
 ) -> None:
     """Measure allreduce side by side, alternating, and print medians in milliseconds.
 
-    In brackets: how many times longer than hybridps.
+    The number in brackets is the time relative to that of hybridps.
     """
     try:
         bits_per_second(rate)
@@ -79,7 +79,7 @@ def allreduce(
 
 
 def node_of_rank(ranks: int, nodes: int) -> tuple[int, ...]:
-    """The node of each rank: consecutive ranks, as equally as possible. Raises ValueError for too many nodes.
+    """Return the node of each rank: consecutive ranks, as equally as possible. Raises ValueError for too many nodes.
 
     >>> node_of_rank(5, 2)
     (0, 0, 0, 1, 1)
@@ -91,7 +91,7 @@ def node_of_rank(ranks: int, nodes: int) -> tuple[int, ...]:
 
 @contextmanager
 def _nodes(nodes: int, ranks: int, rate: str) -> Iterator[Links | None]:
-    """Limited links for several nodes; None for one node, or where this host cannot make them."""
+    """Open limited links for several nodes; None for one node, or if this host cannot make them."""
     node_of_rank(ranks, nodes)
     if nodes == 1:
         yield None

@@ -1,4 +1,4 @@
-"""What is reduced: flat buffers of many sizes, and the gradients of ResNet-50. Pure."""
+"""What is reduced: flat buffers of many sizes, and the gradients of ResNet-50. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from dataclasses import dataclass
 CASES = ("flat", "resnet50")
 
 ITEM_BYTES = 4
-"""Everything is float32."""
+"""The size of an element: all values are float32."""
 
 FLAT_SIZES = (*(4096 * 4**power for power in range(8)), 102_400_000)
-"""Bytes: 4 KB to 64 MB in powers of 4, and 25.6 million float32."""
+"""Sizes in bytes: 4 KB to 64 MB in powers of 4, and 25.6 million float32 values."""
 
 _SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to reduce: tensors of float32, each given by its number of elements."""
+    """A reduction to measure: tensors of float32, each given by its number of elements."""
 
     name: str
     tensors: tuple[int, ...]
 
     @property
     def length(self) -> int:
-        """Elements of all tensors."""
+        """The number of elements in all tensors."""
         return sum(self.tensors)
 
     @property
@@ -36,13 +36,13 @@ class Case:
 
 
 def make_cases(names: tuple[str, ...], sizes: tuple[int, ...]) -> list[Case]:
-    """The cases of these names: `flat` for each size in bytes, `resnet50`."""
+    """Return the cases with these names: `flat` for each size in bytes, and `resnet50`."""
     flat = [Case("flat", (size // ITEM_BYTES,)) for size in sizes] if "flat" in names else []
     return flat + ([Case("resnet50", resnet50_tensors())] if "resnet50" in names else [])
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Bytes from `4K,1M,102400000`; K, M and G are powers of 1024. Raises ValueError.
+    """Return the sizes in bytes of a text such as `4K,1M,102400000`; K, M and G are powers of 1024. Raises ValueError.
 
     >>> parse_sizes("4K,100")
     (4096, 100)
@@ -51,7 +51,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def one_of(text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Names from `a,b`. Raises ValueError for one that is not known.
+    """Return the names in a text such as `a,b`. Raises ValueError for one that is not known.
 
     >>> one_of("b", ("a", "b"))
     ('b',)
@@ -72,7 +72,7 @@ def _size(text: str) -> int:
 
 
 def resnet50_tensors() -> tuple[int, ...]:
-    """Elements of the 161 parameter tensors of ResNet-50 with 1000 classes, in the order of the layers."""
+    """Return the sizes of the 161 parameter tensors of ResNet-50 with 1000 classes, in the order of the layers."""
     return tuple(math.prod(shape) for shape in _resnet50_shapes())
 
 
@@ -93,7 +93,7 @@ def _resnet50_shapes() -> Iterator[tuple[int, ...]]:
 
 
 def _convolution(inputs: int, outputs: int, kernel: int) -> Iterator[tuple[int, ...]]:
-    """The weights of a convolution, and the scales and shifts of the normalisation after it."""
+    """Yield the shapes of a convolution's weights, and of the scales and shifts of the normalisation after it."""
     yield (outputs, inputs, kernel, kernel)
     yield (outputs,)
     yield (outputs,)

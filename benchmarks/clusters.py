@@ -1,4 +1,4 @@
-"""The servers of the contenders, as processes: hybridps's own, and scheduler and servers of MXNet's KVStore."""
+"""The servers of the contenders, as processes: those of hybridps, and the scheduler and servers of MXNet's KVStore."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ main()
 def serving(
     name: str, transport: str, count: int, folder: str, settings: Settings, fused: bool = True, restarts: int = 0
 ) -> Iterator[Way]:
-    """So many servers of hybridps. `transport`: shm, ipc or tcp. Not `fused`: rules are computed by NumPy.
-    With `restarts` their tables outlive them.
+    """Start `count` servers of hybridps. `transport`: shm, ipc or tcp.
+
+    Not `fused`: NumPy computes the rules. With `restarts` the tables outlive the servers.
     """
     with ExitStack() as stack:
         processes = []
@@ -55,14 +56,14 @@ def serving(
 def mxnet_serving(
     name: str, case: str, count: int, workers: int, host: str = HOST, inside: Sequence[str] = ()
 ) -> Iterator[Way]:
-    """A scheduler and so many servers of ps-lite, for one store of so many workers.
+    """Start a scheduler and `count` servers of ps-lite, for one store of `workers` workers.
 
-    `inside`: the words before a command that shall run on `host`, if that is another node.
+    `inside`: the words that make a command run on `host`, if that is another node.
     """
     with ExitStack() as stack:
         scheduler = Scheduler(host, stack.enter_context(reserved_port(HOST)), workers, count)
         processes = [_start(role, scheduler, stack, inside) for role in ("scheduler", *["server"] * count)]
-        # MXNet's servers have their defaults; a worker gets its share of the cores, as `hybridps run` gives it.
+        # MXNet's servers have their defaults. A worker gets its share of the cores, as `hybridps run` gives it.
         threads = str(max(1, (os.cpu_count() or 1) // workers))
         told = scheduler.environment("worker", host) | {"OMP_NUM_THREADS": threads}
         yield Way(name, tuple(process.pid for process in processes), environment=told, case=case)
@@ -80,5 +81,5 @@ def _start(role: str, scheduler: Scheduler, stack: ExitStack, inside: Sequence[s
 
 
 def _end(process: subprocess.Popen[bytes], failure: type[BaseException] | None, *about: object) -> None:
-    """They end by themselves when their workers have; if not, or after a failure, they are made to."""
+    """Wait until the process ends by itself, as it does after its workers. After a failure, or a timeout, end it."""
     end_within(process, 0 if failure else END_SECONDS)

@@ -1,4 +1,4 @@
-"""One way to reduce, whichever library it is; the check of its results, and the clock."""
+"""One way to reduce with any library, the check of its results, and the clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 PATTERN = np.arange(13, dtype=np.float32)
-"""Sums of it stay small integers, which float16 holds exactly too; 13 fits into no chunk size."""
+"""Its sums stay small integers, which float16 also holds exactly. Its length of 13 divides no chunk size."""
 
 BYTES_PER_TIMING = 4 << 20
 MOST_REPEATS = 64
@@ -24,23 +24,23 @@ def nothing() -> None:
 
 @dataclass(frozen=True)
 class Contender:
-    """A name, the arrays that it works on in place, and the function that reduces them.
+    """A name, the arrays that it reduces in place, and the function that reduces them.
 
-    `vectors`: for each vector of the rank, its arrays (one flat one, or one for each tensor).
+    `vectors`: for each vector of the rank, its arrays (one flat array, or one for each tensor).
     """
 
     name: str
     vectors: Sequence[Sequence[np.ndarray]]
     reduce: Callable[[], None]
     results: Sequence[Sequence[np.ndarray]] = ()
-    """Where the sums are, in the form of `vectors`, if the contender leaves those alone."""
+    """The arrays for the sums, in the form of `vectors`, if the contender leaves `vectors` unchanged."""
     elsewhere: Callable[[int], float] | None = None
-    """For a contender with processes of its own, which check it too: called on rank 0, the seconds of one of so many
-    reductions."""
+    """For a contender with processes of its own, which also check it. Called on rank 0 with a number of reductions;
+    returns the seconds of one of them."""
     sums_vectors: bool = False
-    """All vectors of all ranks become one sum; else each vector becomes its own sum over the ranks."""
+    """Whether all vectors of all ranks become one sum. Otherwise each vector becomes its own sum over the ranks."""
     awake: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Entered before the arrays are filled and before the clock starts: starts and stops background threads."""
+    """Entered before the arrays are filled and before the clock starts. It starts and stops background threads."""
     close: Callable[[], None] = nothing
 
 
@@ -67,7 +67,7 @@ def check(contender: Contender, world: MPI.Comm) -> None:
 
 
 def measure(contenders: Sequence[Contender], nbytes: int, rounds: int, world: MPI.Comm) -> dict[str, list[float]]:
-    """Seconds of each contender in each of so many rounds: A B C A B C ..."""
+    """Return the seconds of each contender in each round. They take turns: A B C A B C ..."""
     repeats = max(1, min(MOST_REPEATS, BYTES_PER_TIMING // nbytes))
     seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     for _ in range(rounds):
@@ -77,17 +77,17 @@ def measure(contenders: Sequence[Contender], nbytes: int, rounds: int, world: MP
 
 
 def meet(world: MPI.Comm, pause_seconds: float = PAUSE_SECONDS) -> None:
-    """A barrier that waits asleep: MPI's own would take the cores from other processes."""
+    """Wait for all ranks asleep: MPI's own barrier would take the cores from other processes."""
     meeting = world.Ibarrier()
     while not meeting.Test():
         time.sleep(pause_seconds)
 
 
 def time_one(contender: Contender, repeats: int, world: MPI.Comm) -> float:
-    """Seconds of one reduction: from when the first rank leaves a barrier until the last one is done.
+    """Return the seconds of one reduction, from when the first rank leaves a barrier until the last rank is done.
 
-    Of several short ones the first, after the other contenders, is not timed. The clock counts from the start of the
-    host, which all ranks share.
+    Before several short reductions, one more is not timed, as it follows other contenders. The clock counts from the
+    start of the host, which all ranks share.
     """
     if contender.elsewhere:
         seconds = contender.elsewhere(repeats) if world.rank == 0 else 0.0
@@ -105,7 +105,7 @@ def time_one(contender: Contender, repeats: int, world: MPI.Comm) -> float:
 
 
 def _arrays(vectors: Sequence[Sequence[np.ndarray]]) -> Iterator[tuple[int, np.ndarray]]:
-    """Each array, with the number of its vector."""
+    """Yield each array, with the number of its vector."""
     for number, arrays in enumerate(vectors):
         for array in arrays:
             yield number, array

@@ -1,4 +1,4 @@
-"""Collectives on a GPU: pack-and-sum against the device's copy bandwidth, and allreduce against copying by hand.
+"""Collectives on a GPU: pack-and-sum against the device's copy bandwidth, and allreduce against copies by hand.
 
 mpirun -n 2 python -m mpi4py -m benchmarks.device --json device.json
 """
@@ -22,7 +22,7 @@ from hybridps.mpi_groups import Group
 from hybridps.tensor_collectives import Levels, allreduce_, devices
 
 REPEATS = 20
-"""Kernels and copies that are started together: one alone takes about as long as to start it."""
+"""The number of kernels and copies that are started together: starting one takes about as long as it runs."""
 
 Contenders = dict[str, Callable[[], Any]]
 
@@ -33,12 +33,12 @@ def device(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the result is their median.")] = 15,
     json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
 ) -> None:
-    """Measure on the GPU of each rank, alternating, and print medians. Rank r uses GPU r, modulo how many there are."""
+    """Measure on the GPU of each rank, alternating, and print medians. Rank r uses GPU r modulo the number of GPUs."""
     try:
         import cupy
 
         gpus = cupy.cuda.runtime.getDeviceCount()
-    except Exception as error:  # whatever CuPy meets without a driver or toolkit
+    except Exception as error:  # whatever CuPy raises without a driver or toolkit
         print(f"benchmarks.device: no GPU can be used: {str(error).splitlines()[0]}", file=sys.stderr)
         raise typer.Exit(1) from None
     from mpi4py import MPI
@@ -59,7 +59,10 @@ def device(
 
 
 def pack_and_sum(cupy: Any, group: Group, nbytes: int, count: int, rounds: int) -> dict[str, Any]:
-    """The kernel reads `count` vectors and writes one, a copy reads one and writes one; both go on without a pause."""
+    """Measure the kernel, which reads `count` vectors and writes one, and a copy, which reads and writes one vector.
+
+    Each runs `REPEATS` times without a pause.
+    """
     vectors = [cupy.ones(nbytes // 4, np.float32) for _ in range(count)]
     levels = Levels(group, list(range(group.size)))
     tensor = devices.DeviceTensor(vectors, levels, "staged")
@@ -85,7 +88,7 @@ def pack_and_sum(cupy: Any, group: Group, nbytes: int, count: int, rounds: int) 
 
 
 def allreduce(cupy: Any, group: Group, nbytes: int, count: int, rounds: int) -> dict[str, Any]:
-    """All transports that can be used, and what a user does by hand: sum, copy to the host, allreduce, copy back."""
+    """Measure all usable transports, and what a user does by hand: sum, copy to the host, allreduce, copy back."""
     levels = Levels(group, [0] * group.size)
     vectors = [cupy.zeros(nbytes // 4, np.float32) for _ in range(count)]
     host = levels.tensor(nbytes // 4, "float32")
@@ -117,7 +120,7 @@ def allreduce(cupy: Any, group: Group, nbytes: int, count: int, rounds: int) -> 
 
 
 def measure(contenders: Contenders, group: Group, rounds: int) -> dict[str, float]:
-    """Medians of the slowest rank's seconds; the first round warms up."""
+    """Return the medians of the slowest rank's seconds. The first round warms up."""
     taken: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds + 1):
         for name, run in contenders.items():

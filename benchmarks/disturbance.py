@@ -1,4 +1,4 @@
-"""CPU time of processes that do not belong to a benchmark, which disturb it."""
+"""The CPU time of processes that do not belong to a benchmark and disturb it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import time
 from pathlib import Path
 
 _BUSY = (0, 1, 2, 5, 6, 7)
-"""Of the columns of /proc/stat: user, nice, system, irq, softirq, steal."""
+"""Columns of /proc/stat: user, nice, system, irq, softirq, steal."""
 
 
 class Disturbance:
-    """Looks at the host's processors from when it is made on."""
+    """Observes the host's processors from its creation on."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._before = _others_seconds()
 
     def share(self) -> float:
-        """The part of all cores that others took, 0 to 1. Children of this process must have been waited for."""
+        """Return the share of all cores that others used, 0 to 1. This process must have waited for its children."""
         seconds = (time.monotonic() - self._began) * (os.cpu_count() or 1)
         return min(1.0, max(0.0, (_others_seconds() - self._before) / seconds))
 

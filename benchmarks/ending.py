@@ -7,7 +7,7 @@ from typing import Any
 
 
 def end_within(process: subprocess.Popen[Any], seconds: float) -> None:
-    """Wait so long for the process to end by itself, and kill it then."""
+    """Wait for the process to end by itself. Kill it after `seconds`."""
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:

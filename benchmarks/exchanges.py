@@ -1,4 +1,4 @@
-"""What the push and pull benchmark is told to do, and what it answers; as JSON in a folder that all processes see."""
+"""The task and the answer of the push and pull benchmark, as JSON in a folder that all processes see."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class Way(msgspec.Struct, frozen=True):
 
     name: str
     pids: tuple[int, ...]
-    """Of the servers, and of MXNet's scheduler, which does next to nothing."""
+    """The process ids of the servers, and of MXNet's scheduler, which does next to nothing."""
     addresses: tuple[str, ...] = ()
-    """Of hybridps's servers."""
+    """The addresses of hybridps' servers."""
     shared: bool = False
     """Whether the gradients of a worker that is a group of its own are in shared memory."""
     chunk_bytes: int = 0
     environment: dict[str, str] = {}
-    """What a worker of MXNet's store is told of its scheduler."""
+    """The variables that tell a worker of MXNet's store about its scheduler."""
     case: str = ""
-    """The only case it is for: ps-lite's servers serve one set of workers, once."""
+    """The only case that it is for, as ps-lite's servers serve one set of workers, once; empty: all cases."""
 
 
 class Exchanges(msgspec.Struct, frozen=True):
-    """One run of the benchmark, equal for all ranks."""
+    """One run of the benchmark, the same for all ranks."""
 
     folder: str
     cases: tuple[Case, ...]
@@ -49,7 +49,7 @@ class Exchanges(msgspec.Struct, frozen=True):
     rule: str
     rounds: int
     bucket_bytes: int = 0
-    """Exchanged at a time; 0: all at once."""
+    """The bytes that are exchanged at a time; 0: all at once."""
 
     def write(self) -> Path:
         path = Path(self.folder) / TASK_FILE
@@ -57,7 +57,7 @@ class Exchanges(msgspec.Struct, frozen=True):
         return path
 
     def done_file(self, case: str) -> Path:
-        """Is there once a case is measured: its servers are needed no more."""
+        """Return the path of a file that exists once a case is measured, and its servers are no longer needed."""
         return Path(self.folder) / f"{case}.done"
 
     @staticmethod
@@ -66,11 +66,11 @@ class Exchanges(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct):
-    """What rank 0 writes at the end: for each case, of each contender, a number for each round."""
+    """What rank 0 writes at the end: for each case and each contender, a number for each round."""
 
     seconds: list[dict[str, list[float]]]
     server_seconds: list[dict[str, list[float]]]
-    """CPU time of all servers of the contender, and of MXNet's scheduler."""
+    """The CPU time of all servers of the contender, and of MXNet's scheduler."""
     versions: dict[str, str]
 
     def write(self, folder: str) -> None:
@@ -82,7 +82,7 @@ class Measured(msgspec.Struct):
 
 
 def make_cases(names: tuple[str, ...], resnet50: tuple[int, ...]) -> tuple[Case, ...]:
-    """The cases of these names. The small keys are those of ResNet-50, of 1024 elements at most."""
+    """Return the cases with these names. The small keys are those of ResNet-50, with at most 1024 elements each."""
     tensors = {
         "resnet50": resnet50,
         "one_key": (4 << 20,),

@@ -1,9 +1,9 @@
-"""Racks behind limited links: all groups at one server, beside racks that have servers of their own under a parent.
+"""Racks behind limited links: all groups at one server, compared with racks that have servers below a parent.
 
 python -m benchmarks.hierarchy --json hierarchy.json
 
-Linux, root, `ip` and `tc` (see hybridps/links.py). Both ways are open at the same time and measured in turn. What
-crosses the link of a rack is read from the counters of its network interface.
+This needs Linux, root, `ip` and `tc` (see hybridps/links.py). Both ways are open at the same time and measured in turn.
+The bytes that cross the link of a rack are read from the counters of its network interface.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WAYS = ("flat", "hierarchy")
 RULES = ("sum", "elastic")
 END_SECONDS = 10.0
 QUIET_SECONDS, QUIET_BYTES, MOST_SECONDS = 0.3, 64 << 10, 60.0
-"""A link on which so little comes in that time is quiet."""
+"""A link is quiet if fewer bytes than these cross it in this time."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -48,8 +48,8 @@ def hierarchy(
     racks: Annotated[int, typer.Option(min=1, help="Racks, each behind a link of its own.")] = 2,
     groups: Annotated[int, typer.Option(min=1, help="Groups in each rack.")] = 2,
     megabytes: Annotated[int, typer.Option(min=1, help="Size of the exchange, in units of 2^20 bytes.")] = 16,
-    rule: Annotated[str, typer.Option(help="sum, in step, or elastic, at arrival.")] = "sum",
-    rate: Annotated[str, typer.Option(help="Of a link, in each direction.")] = "200mbit",
+    rule: Annotated[str, typer.Option(help="sum (in step) or elastic (at arrival).")] = "sum",
+    rate: Annotated[str, typer.Option(help="Rate of a link in each direction.")] = "200mbit",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the result is their median.")] = 5,
     json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
 ) -> None:
@@ -74,7 +74,7 @@ def hierarchy(
 
 
 def measure(links: Links, groups: int, nbytes: int, rule: str, rounds: int) -> dict[str, list[dict[str, float]]]:
-    """For each way and round: the seconds of an exchange, and the bytes that a rack sent and received, on average."""
+    """Return, for each way and round, the seconds of an exchange and the mean bytes that a rack sent and received."""
     measured: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     with ExitStack() as stack:
         places = serve(stack, links, groups)
@@ -86,7 +86,7 @@ def measure(links: Links, groups: int, nbytes: int, rule: str, rounds: int) -> d
                 started.append(stack.enter_context(a_group(links.namespace(address), told)))
         for one in started:
             answer(one, "ready")
-        for way in [*WAYS, *(WAYS * rounds)]:  # the first exchange of each is not counted
+        for way in [*WAYS, *(WAYS * rounds)]:  # the first exchange of each way is not counted
             before = crossed(links)
             for one in started:
                 say(one, way)
@@ -106,7 +106,7 @@ def make_result(
     rate: str,
     rounds: int,
 ) -> Result:
-    """Medians, and how many times more the flat way needs."""
+    """Return medians, and the ratios of the flat way to the hierarchy."""
     kinds = ("seconds", "bytes_sent", "bytes_received")
     medians = {kind: {way: median(one[kind] for one in measured[way]) for way in WAYS} for kind in kinds}
     ratios = {kind: medians[kind]["flat"] / medians[kind]["hierarchy"] for kind in kinds}
@@ -116,7 +116,7 @@ def make_result(
 
 
 def serve(stack: ExitStack, links: Links, groups: int) -> list[tuple[str, str]]:
-    """Start the servers; for each rack of so many groups, the address of the flat server and of its own."""
+    """Start the servers. Return, for each rack of `groups` groups, the address of the flat server and of its own."""
     flat = stack.enter_context(server(links, LAUNCHER, Settings(), groups * links.nodes))
     parent = stack.enter_context(server(links, LAUNCHER, Settings(), links.nodes))
     told = Settings(parents=(parent.address,), racks=links.nodes)
@@ -128,8 +128,9 @@ def serve(stack: ExitStack, links: Links, groups: int) -> list[tuple[str, str]]:
 
 
 def server(links: Links, address: str, settings: Settings, groups: int) -> ServerProcess:
-    """A server that ends when so many groups have left."""
-    # In a process namespace of its own no other server finds its memory: all goes over the links, as between hosts.
+    """Return a server that ends when `groups` groups have left."""
+    # In a process namespace of its own, no other server finds its memory: all bytes go over the links, as between
+    # hosts.
     apart = ["unshare", "--pid", "--fork", "--kill-child"]
     command = [*inside(links.namespace(address)), *apart, sys.executable, "-m", "hybridps", "serve"]
     command += ["--bind", f"tcp://{address}:*", "--insecure", "--stop-after-groups", str(groups)]
@@ -138,7 +139,7 @@ def server(links: Links, address: str, settings: Settings, groups: int) -> Serve
 
 @contextmanager
 def a_group(namespace: str, told: Told) -> Iterator[subprocess.Popen[str]]:
-    """A process that is one group; it leaves at the end of what it is told, and ends with this process in any case."""
+    """Start a process that is one group. It leaves when its input ends, and ends with this process in any case."""
     command = [*inside(namespace), sys.executable, "-m", "benchmarks.hierarchy_group"]
     process = subprocess.Popen(
         [*command, msgspec.json.encode(told).decode()],
@@ -155,7 +156,7 @@ def a_group(namespace: str, told: Told) -> Iterator[subprocess.Popen[str]]:
 
 
 def inside(namespace: str) -> list[str]:
-    """The words before a command that shall run there."""
+    """Return the words that make a command run in a namespace."""
     return [shutil.which("ip") or "ip", "netns", "exec", namespace]
 
 
@@ -165,21 +166,21 @@ def say(process: subprocess.Popen[str], what: str) -> None:
 
 
 def answer(process: subprocess.Popen[str], expected: str) -> str:
-    """The rest of the next line, which must begin with what is expected. Raises RuntimeError."""
+    """Return the rest of the next line, which must begin with `expected`. Raises RuntimeError."""
     word, _, rest = process.stdout.readline().strip().partition(" ")  # type: ignore[union-attr]
     if word != expected:
-        raise RuntimeError(f"a group said {word!r} instead of {expected!r}: its reason stands on standard error")
+        raise RuntimeError(f"a group said {word!r} instead of {expected!r}: its reason is on standard error")
     return rest
 
 
 def crossed(links: Links) -> tuple[int, int]:
-    """Bytes that all racks together have sent and received over their links, headers included."""
+    """Return the bytes that all racks together have sent and received over their links, including headers."""
     nodes = [links.namespace(address) for address in links.addresses]
     return sum(counter(node, "tx") for node in nodes), sum(counter(node, "rx") for node in nodes)
 
 
 def settled(links: Links) -> tuple[int, int]:
-    """As `crossed`, when no more comes than signs of life: a rack may go on with its parents after its groups' end."""
+    """Return what `crossed` does once a link is quiet: a rack may exchange with its parents after its groups."""
     end, now = time.monotonic() + MOST_SECONDS, crossed(links)
     while time.monotonic() < end:
         time.sleep(QUIET_SECONDS)

@@ -1,4 +1,4 @@
-"""One group of benchmarks.hierarchy: it exchanges by a server for all groups, and by one of its rack, as it is told."""
+"""A group of benchmarks.hierarchy: it exchanges through a server for all groups or through its rack's, as told."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hybridps.ps.rules import Elastic, Sum
 
 
 class Told(msgspec.Struct):
-    """What a group is told: which one it is of all, and in its rack; bytes of an exchange; the rule; addresses."""
+    """The task of a group: its number among all groups and in its rack, bytes of an exchange, rule and addresses."""
 
     group: int
     groups: int
@@ -30,7 +30,7 @@ class Told(msgspec.Struct):
 def main(told: Told) -> None:
     layout = Layout.of("float32", {"w": (told.nbytes // 4,)})
     settings = Settings(deadline_seconds=120.0)
-    # Private memory: the values are sent, also to a server on the same host.
+    # Private memory: the values are sent even to a server on the same host.
     values, result = np.empty(layout.length, np.float32), np.empty(layout.length, np.float32)
     rule: Sum | Elastic = Sum() if told.rule == "sum" else Elastic(0.5 / told.groups)
     chunk = settings.chunk_bytes // 4
@@ -51,7 +51,7 @@ def main(told: Told) -> None:
             ways[line.strip()].exchange("w", values, result, 0, layout.length).wait()
             took = time.monotonic() - began
             if told.rule == "elastic":
-                # Groups come to each chunk in another order; within one all elements are alike.
+                # Groups reach each chunk in another order. Within a chunk all elements are equal.
                 expected = np.repeat(result[::chunk], chunk)[: result.size]
             if not (result == expected).all():
                 sys.exit(f"the answer is {result.min()} to {result.max()} instead of {expected.min()}")

@@ -1,4 +1,4 @@
-"""Intel MPI's allreduce, from its wheel in an environment of its own. Its ranks are processes of their own."""
+"""Intel MPI's allreduce, from its wheel in a separate environment. Its ranks are separate processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PER_TENSOR = ("mpi_per_tensor",)
 
 
 def load_intel_mpi(task: Task, world: MPI.Comm) -> Callable[[Case], list[Contender]]:
-    """The contenders of a case under Intel MPI. Rank 0 starts their ranks. Raises ImportError if it is not there."""
+    """Return the contenders of a case under Intel MPI. Rank 0 starts their ranks. Raises ImportError without it."""
     prefix = Path(task.intel_mpi)
     if not task.intel_mpi:
         raise ImportError(f"no environment was given that has it: {HOW}")
@@ -57,7 +57,7 @@ def _contender(name: str, started: _Started | None) -> Contender:
 
 
 class _Started:
-    """So many ranks under the mpirun of an environment. They end with this process."""
+    """Ranks under the mpirun of an environment. They end with this process."""
 
     def __init__(self, prefix: Path, ranks: int) -> None:
         command = [prefix / "bin" / "mpirun", "-n", str(ranks), prefix / "bin" / "python"]
@@ -84,15 +84,15 @@ class _Started:
         return json.loads(line)
 
     def _end(self) -> None:
-        with suppress(OSError):  # a write to ranks that are gone
-            # Told in words too: Open MPI's mpirun does not pass the end of the input on.
+        with suppress(OSError):  # writing to ranks that are gone
+            # The end is also written: Open MPI's mpirun does not pass on the end of its input.
             print("null", file=self._process.stdin)
             self._process.stdin.close()  # type: ignore[union-attr]
         end_within(self._process, END_SECONDS)
 
 
 def intel_environment(environ: Mapping[str, str], prefix: Path) -> dict[str, str]:
-    """The variables under which that environment's Python uses its Intel MPI, over shared memory."""
+    """Return the variables with which the environment's Python uses its Intel MPI, over shared memory."""
     return dict(environ) | {
         "PATH": f"{prefix / 'bin'}{os.pathsep}{environ.get('PATH', '')}",
         "LD_LIBRARY_PATH": str(prefix / "lib"),

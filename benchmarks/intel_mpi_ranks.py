@@ -1,8 +1,8 @@
-"""Ranks of another MPI library than that of the benchmark, told what to do line by line.
+"""Ranks of an MPI library other than the benchmark's, which obey commands line by line.
 
 python -m mpi4py -m benchmarks.intel_mpi_ranks, under the library's mpirun, in an environment that has NumPy, mpi4py and
-the library. Rank 0 reads JSON lists from standard input and answers each by a line of JSON, until it reads null or the
-input ends.
+the library. Rank 0 reads JSON lists from standard input and answers each with a line of JSON, until it reads null or
+the input ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Ranks:
         return library_name()
 
     def make(self, names: Sequence[str], tensors: Sequence[int], vectors: int) -> None:
-        """Make these contenders, and check their sums; those of the case before are dropped."""
+        """Make these contenders, and check their sums. Those of the previous case are dropped."""
         self._contenders.clear()
         for name in names:
             self._contenders[name] = MAKERS[name](Case("", tuple(tensors)), vectors, self._world)
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _told(world: MPI.Comm) -> Any:
-    """What rank 0 is told next, on all ranks, which wait asleep; None at the end of its input."""
+    """Return rank 0's next command on all ranks, which wait asleep; None at the end of its input."""
     line = sys.stdin.readline() if world.rank == 0 else ""
     meet(world)
     return json.loads(world.bcast(line) or "null")

@@ -26,7 +26,7 @@ OURS = ("folder", "RecordIO")
 FIELDS = ("images_per_second", "images_per_cpu_second")
 
 Round = tuple[float, float, float]
-"""The two of FIELDS, and the part of the cores that other processes took."""
+"""The two numbers of FIELDS, and the share of the cores that other processes used."""
 
 
 @app.command()
@@ -35,8 +35,8 @@ def loader(
     network: Annotated[str, typer.Option(help="A name of Gluon's model zoo.")] = "resnet18_v1",
     image_size: Annotated[int, typer.Option(min=8, help="Height and width of the images.")] = 224,
     batch_size: Annotated[int, typer.Option(min=1, help="Images of a step.")] = 32,
-    threads: Annotated[int, typer.Option(min=1, help="Threads that read images, of each of them.")] = 2,
-    images: Annotated[int, typer.Option(min=1, help="Images that are read in a round.")] = 1024,
+    threads: Annotated[int, typer.Option(min=1, help="Threads that read images, for each reader.")] = 2,
+    images: Annotated[int, typer.Option(min=1, help="Images read in a round.")] = 1024,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the network in a round.")] = 40,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the result is their median.")] = 5,
     json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
@@ -63,7 +63,7 @@ def loader(
 
 
 def measure(ways: dict[str, Any], rounds: int) -> dict[str, list[Round]]:
-    """The rounds of each way: A B C A B C ..."""
+    """Return the rounds of each way. They take turns: A B C A B C ..."""
     measured: dict[str, list[Round]] = {name: [] for name in ways}
     for way in ways.values():
         way()
@@ -77,7 +77,7 @@ def measure(ways: dict[str, Any], rounds: int) -> dict[str, list[Round]]:
 
 
 def make_results(measured: dict[str, list[Round]]) -> list[dict[str, Any]]:
-    """One object for each way. Ratios are to ImageRecordIter alone, or to the network alone, round by round."""
+    """Return one object for each way. Ratios are to ImageRecordIter alone or to the network alone, round by round."""
     results = []
     for name, rounds in measured.items():
         base = measured[NETWORK if name.startswith(NETWORK) else PEER]

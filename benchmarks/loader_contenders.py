@@ -1,4 +1,4 @@
-"""What benchmarks.loader measures: readers of images, and a network that is trained on what they read."""
+"""What benchmarks.loader measures: readers of images, and a network that is trained on the images they read."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ __all__ = ["Contenders", "DataError"]
 
 
 class Rate(NamedTuple):
-    """What was measured in a round."""
+    """The result of a round."""
 
     images_per_second: float
     images_per_cpu_second: float
-    """Of all threads of this process: other processes disturb it less."""
+    """Images per second of CPU time of all threads of this process, which other processes disturb less."""
 
 
 Measurement = Callable[[], Rate]
-"""Runs once."""
+"""A measurement of one round."""
 
 Batch = tuple[mx.nd.NDArray, mx.nd.NDArray]
 
 
 class Clock:
-    """Of this process, from when it is made on."""
+    """The time and the CPU time of this process since the clock was made."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter(), time.process_time()
 
     def rate(self, images: int) -> Rate:
-        """Of so many images since."""
+        """Return the rate of `images` images since then."""
         seconds, cpu = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
         return Rate(images / seconds, images / cpu)
 
@@ -63,7 +63,7 @@ class Contenders:
         self._loss = gluon.loss.SoftmaxCrossEntropyLoss()
 
     def reading(self, name: str, images: int) -> Measurement:
-        """Read so many images, and do nothing with them."""
+        """Return a measurement that reads images and does nothing with them."""
 
         def measure() -> Rate:
             batches = islice(self._batches(name), max(1, images // self._batch))
@@ -76,11 +76,11 @@ class Contenders:
         return measure
 
     def training(self, name: str | None, steps: int) -> Measurement:
-        """Train on what is read, or on one batch in memory."""
+        """Return a measurement that trains on the images of a reader, or on one batch in memory."""
 
         def measure() -> Rate:
             batches = self._batches(name) if name else repeat(self._in_memory())
-            self._step(*next(batches))  # the readers have begun
+            self._step(*next(batches))  # starts the readers
             mx.nd.waitall()
             clock = Clock()
             for x, y in islice(batches, steps):
@@ -91,8 +91,8 @@ class Contenders:
         return measure
 
     def _step(self, x: mx.nd.NDArray, y: mx.nd.NDArray) -> None:
-        """As train.py has it, which waits for a step before it begins the next but one."""
-        x, y = x.as_in_context(mx.cpu()), y.as_in_context(mx.cpu())  # ImageRecordIter has them in pinned memory
+        """Run a step as train.py does, which waits for a step before it begins the next but one."""
+        x, y = x.as_in_context(mx.cpu()), y.as_in_context(mx.cpu())  # ImageRecordIter returns them in pinned memory
         images = self._folder.normalise(x, "float32") if x.dtype == np.uint8 else x
         with autograd.record():
             loss = self._loss(self._network(images), y)
@@ -101,7 +101,7 @@ class Contenders:
         loss.wait_to_read()
 
     def _batches(self, name: str) -> Iterator[Batch]:
-        """Without end."""
+        """Yield batches without end."""
         if name == "ImageRecordIter":
             return self._of_mxnet()
         part = (self._folder if name == "folder" else self._records).train

@@ -1,9 +1,9 @@
-"""The least time in which the memory can do an allreduce between the ranks of a host.
+"""The shortest time in which memory can perform an allreduce between the ranks of a host.
 
-Of R ranks with V vectors of n bytes each, every byte of every vector must be read once (to be summed) and
-written once (with the sum): R V n bytes read and as many written, by R ranks at the same time. The limit is the
-time in which the ranks together do just that, each V n bytes of its own: `a += 1`, in place, on huge pages,
-which no data crosses cores for.
+With R ranks and V vectors of n bytes each, every byte of every vector must be read once (to be summed) and written once
+(with the sum): R V n bytes are read and as many written, by R ranks at the same time. The limit is the time in which
+the ranks together do just that, each with V n bytes of its own: `a += 1`, in place, on huge pages. No data crosses
+cores.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hybridps.memory import private_memory
 
 
 def memory_limit(case: Case, vectors: int) -> Contender:
-    """Read and write each vector once. Nothing is reduced, so there is nothing to check."""
+    """Return a contender that reads and writes each vector once. It reduces nothing, so there is nothing to check."""
     arrays = [private_memory(case.nbytes).view(np.float32) for _ in range(vectors)]
 
     def reduce() -> None:

@@ -1,4 +1,4 @@
-"""`MPI.Allreduce` as a user calls it, on NumPy's arrays, once for each array."""
+"""`MPI.Allreduce` as a user calls it: on NumPy arrays, with one call for each."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from benchmarks.contender import Contender
 
 
 def mpi_flat(case: Case, vectors: int, world: MPI.Comm) -> Contender:
-    """All tensors of a vector in one flat buffer, in place."""
+    """Return a contender with all tensors of a vector in one flat buffer, in place."""
     return _in_place("mpi_flat", [case.length], vectors, world)
 
 
 def mpi_per_tensor(case: Case, vectors: int, world: MPI.Comm) -> Contender:
-    """An array and a call for each tensor, in place."""
+    """Return a contender with an array and a call for each tensor, in place."""
     return _in_place("mpi_per_tensor", case.tensors, vectors, world)
 
 
 def mpi_out_of_place(case: Case, vectors: int, world: MPI.Comm) -> Contender:
-    """All tensors of a vector in one flat buffer; the sum is written to another one."""
+    """Return a contender with all tensors of a vector in one flat buffer, and another buffer for the sum."""
     arrays, results = _zeros([case.length], vectors), _zeros([case.length], vectors)
 
     def reduce() -> None:
@@ -33,7 +33,7 @@ def mpi_out_of_place(case: Case, vectors: int, world: MPI.Comm) -> Contender:
 
 
 def library_name() -> str:
-    """The MPI library and its version."""
+    """Return the name and the version of the MPI library."""
     return MPI.Get_library_version().partition(",")[0].partition(" for ")[0].strip("\0\n ")
 
 

@@ -1,9 +1,9 @@
-"""A worker of MXNet's own KVStore, told what to do line by line.
+"""A worker of MXNet's own KVStore, which obeys commands line by line.
 
 python -m benchmarks.mxnet_worker PARENT TYPE RULE SIZES
 
-It ends with the process PARENT that started it. DMLC_* say where its scheduler is. Commands are JSON lists on standard
-input, each answered by a line of JSON.
+It ends with the process PARENT that started it. The variables DMLC_* give the address of its scheduler. Commands are
+JSON lists on standard input; each is answered with a line of JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hybridps.processes import die_with_parent
 
 
 class Worker:
-    """The keys of a case, pushed and pulled as a Trainer does: the last layer is least urgent."""
+    """The keys of a case, pushed and pulled as a Trainer does: the last layer is the least urgent."""
 
     def __init__(self, kind: str, rule: str, sizes: list[int]) -> None:
         self.store = mx.kv.create(kind)
@@ -32,7 +32,7 @@ class Worker:
         self.exchange(0)
 
     def begin(self) -> None:
-        """Everything is there."""
+        """Do nothing: the answer says that the worker is ready."""
 
     def fill(self, value: float) -> None:
         for gradient in self.gradients:
@@ -53,7 +53,7 @@ class Worker:
 
 
 def main(parent: str, kind: str, rule: str, sizes: str) -> None:
-    """Obey until standard input ends."""
+    """Obey commands until standard input ends."""
     die_with_parent(parent=int(parent))  # MXNet waits for its scheduler for ever
     worker = Worker(kind, rule, [int(size) for size in sizes.split(",")])
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""How near the oracle comes to live runs of examples/imagenet on this machine. See docs/oracle.md.
+"""How close the oracle comes to live runs of examples/imagenet on this machine. See docs/oracle.md.
 
     python -m benchmarks.oracle_accuracy calibrate FOLDER      # without communication between workers of a training
     python -m benchmarks.oracle_accuracy run FOLDER            # the configurations, those that are not there yet
@@ -37,16 +37,16 @@ RATE = "1gbit"
 RUN_SECONDS = 300
 ATTEMPTS = 3
 MOST_OTHERS = 0.03
-"""A run is repeated if other programs had more than this part of the cores; the least disturbed one counts."""
+"""A run is repeated if other programs used more than this share of the cores. The least disturbed run counts."""
 OTHERS = "others.txt"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-FolderArgument = Annotated[Path, typer.Argument(help="Where calibrations and runs are kept.")]
+FolderArgument = Annotated[Path, typer.Argument(help="The folder of calibrations and runs.")]
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A live run. `linked`: two nodes behind limited links."""
+    """A live run. `linked`: on two nodes behind limited links."""
 
     workers: int
     groups: int
@@ -93,7 +93,7 @@ def run(folder: FolderArgument) -> None:
             shutil.rmtree(partial, ignore_errors=True)
             others = _others_part(lambda each=each, partial=partial: _train(each, partial))  # type: ignore[misc]
             (partial / OTHERS).write_text(f"{others}\n")
-            print(f"{each.name}: others had {100 * others:.0f} % of the cores", flush=True)
+            print(f"{each.name}: others used {100 * others:.0f} % of the cores", flush=True)
             if others < MOST_OTHERS:
                 break
         tried = [folder / f"{each.name}.{number}" for number in range(attempt + 1)]
@@ -119,11 +119,11 @@ def table(folder: FolderArgument) -> None:
 
 
 def _others_part(work: Callable[[], None]) -> float:
-    """The part of all cores' time that went to programs other than those that `work` starts and waits for."""
+    """Return the share of all cores' time that programs used, without those that `work` starts and waits for."""
 
     def seconds() -> tuple[float, float, float]:
         ticks = [int(word) / os.sysconf("SC_CLK_TCK") for word in Path("/proc/stat").read_text().split()[1:9]]
-        user, nice, system, _, _, _, _, stolen = ticks  # interrupts are nobody's: those of the links are ours
+        user, nice, system, _, _, _, _, stolen = ticks  # without interrupts: those of the links are ours
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         return sum(ticks), user + nice + system + stolen, used.ru_utime + used.ru_stime
 
@@ -145,7 +145,7 @@ def _train(each: Configuration, folder: Path) -> None:
 
 @contextmanager
 def _linked(workers: int) -> Iterator[tuple[list[str], dict[str, str], str]]:
-    """Two nodes with half of the workers each, which share this machine's cores."""
+    """Open two nodes with half of the workers each, which share this machine's cores."""
     try:
         with tempfile.TemporaryDirectory() as folder, limited_links(2, RATE) as links:
             threads = str(max(1, len(os.sched_getaffinity(0)) // workers))

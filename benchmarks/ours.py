@@ -1,4 +1,4 @@
-"""hybridps: one allreduce of all vectors of a rank, which lie in its arena."""
+"""hybridps: one allreduce of all vectors of a rank, which are in its arena."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEADLINE_SECONDS = 600
 
 
 def hybridps(case: Case, task: Task, world: MPI.Comm) -> Contender:
-    """The tensors of a case are resident in the arena: one flat buffer for each vector."""
+    """Return a contender whose tensors are in the arena: one flat buffer for each vector."""
     group = MPIGroup(world.Dup(), DEADLINE_SECONDS)
     levels = Levels(group, list(task.node_of_rank), DEADLINE_SECONDS, task.wire or "exact")
     tensor = levels.tensor(case.length, "float32", vectors=task.vectors)

@@ -1,4 +1,4 @@
-"""Other libraries' allreduce, where they are installed: PyTorch over gloo, Horovod for MXNet over MPI, Intel MPI."""
+"""The allreduce of other libraries, if installed: PyTorch over gloo, Horovod for MXNet over MPI, Intel MPI."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from benchmarks.intel_mpi import load_intel_mpi
 from benchmarks.task import Task
 
 Build = Callable[[Case], list[Contender]]
-"""The contenders of a peer in a case."""
+"""Returns the contenders of a peer in a case."""
 
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
 """The defaults of DistributedDataParallel."""
 
-# Both are given in words: Horovod keeps what it was given once when it starts again in the same process, and
-# crashes if the cycle time was given too.
+# Both settings name the threshold: Horovod keeps an earlier one when it starts again in the same process. It crashes if
+# the cycle time is also given.
 HOROVOD_SETTINGS = {
     "horovod": {"HOROVOD_FUSION_THRESHOLD": str(128 << 20)},
     "horovod_tuned": {"HOROVOD_FUSION_THRESHOLD": str(4 << 20)},
 }
-"""The default of Horovod 0.28; and fusion into buffers of 4 MB, the fastest found."""
+"""The default of Horovod 0.28, and fusion into buffers of 4 MB, the fastest size found."""
 
 
 def load_peers(task: Task, world: MPI.Comm) -> tuple[dict[str, Build], dict[str, str]]:
-    """The peers of the task that all ranks can import, and why the others are absent."""
+    """Return the peers of the task that all ranks can import, and the reasons why the others are absent."""
     builds, absent = {}, {}
-    for name in sorted(task.peers):  # PyTorch before MXNet: the other way round the process crashes
+    for name in sorted(task.peers):  # PyTorch before MXNet: in the other order the process crashes
         build, reason = _try(LOADERS[name], task, world)
         reasons = [text for text in world.allgather(reason) if text]
         if build is None or reasons:
@@ -49,12 +49,12 @@ def load_peers(task: Task, world: MPI.Comm) -> tuple[dict[str, Build], dict[str,
 def _try(loader: Callable[[Task, MPI.Comm], Build], task: Task, world: MPI.Comm) -> tuple[Build | None, str]:
     try:
         return loader(task, world), ""
-    except Exception as error:  # how a broken installation fails is its own affair
+    except Exception as error:  # a broken installation may raise anything
         return None, f"{type(error).__name__}: {error}"
 
 
 def load_gloo(task: Task, world: MPI.Comm) -> Build:
-    """PyTorch's process group over gloo. Raises ImportError."""
+    """Return the contenders of PyTorch's process group over gloo. Raises ImportError."""
     import torch
     from torch import distributed
 
@@ -82,7 +82,7 @@ def _gloo_flat(torch: Any, case: Case, vectors: int) -> Contender:
 
 
 def _gloo_ddp(torch: Any, case: Case, vectors: int) -> Contender:
-    """What DistributedDataParallel does after the backward pass, without its Reducer: copy, reduce, copy back."""
+    """Copy, reduce and copy back, as DistributedDataParallel does after the backward pass, but without its Reducer."""
     arrays = [[np.zeros(length, np.float32) for length in case.tensors] for _ in range(vectors)]
     buckets = [bucket for tensors in arrays for bucket in _buckets(torch, tensors)]
 
@@ -101,7 +101,7 @@ def _gloo_ddp(torch: Any, case: Case, vectors: int) -> Contender:
 
 
 def _buckets(torch: Any, arrays: list[np.ndarray]) -> list[tuple[Any, list[tuple[Any, Any]]]]:
-    """For each bucket its flat tensor, and pairs of a gradient and its part; last gradients first."""
+    """Return the flat tensor of each bucket with its pairs of a gradient and its part; last gradients first."""
     buckets = []
     for group in bucket_members([array.nbytes for array in arrays]):
         flat = torch.zeros(sum(arrays[index].size for index in group))
@@ -111,7 +111,7 @@ def _buckets(torch: Any, arrays: list[np.ndarray]) -> list[tuple[Any, list[tuple
 
 
 def bucket_members(sizes: list[int]) -> list[list[int]]:
-    """Indices of the gradients of each bucket: from the last on, a bucket is full once it has its bytes.
+    """Return the indices of the gradients in each bucket, from the last on. A bucket is full once it has its bytes.
 
     >>> bucket_members([30 << 20, 1 << 20, 1 << 20])
     [[2], [1, 0]]
@@ -128,7 +128,7 @@ def bucket_members(sizes: list[int]) -> list[list[int]]:
 
 
 def load_horovod(task: Task, world: MPI.Comm) -> Build:
-    """Horovod with its MPI operations, once with its defaults and once tuned. Raises ImportError."""
+    """Return the contenders of Horovod with its MPI operations, with its defaults and tuned. Raises ImportError."""
     import horovod.mxnet as hvd
     import mxnet
 
@@ -143,7 +143,7 @@ def load_horovod(task: Task, world: MPI.Comm) -> Build:
 
 def _horovod(hvd: Any, mxnet: Any, case: Case, vectors: int, name: str, settings: Mapping[str, str]) -> Contender:
     arrays = [[np.zeros(length, np.float32) for length in case.tensors] for _ in range(vectors)]
-    # a view of each: from_numpy makes the array that it is given read-only
+    # a view of each array, as from_numpy makes its argument read-only
     tensors = [[mxnet.nd.from_numpy(array[:], zero_copy=True) for array in row] for row in arrays]
 
     def reduce() -> None:
@@ -157,7 +157,7 @@ def _horovod(hvd: Any, mxnet: Any, case: Case, vectors: int, name: str, settings
 
 @contextmanager
 def _horovod_running(hvd: Any, reduce: Callable[[], None], settings: Mapping[str, str]) -> Iterator[None]:
-    """Horovod's background thread, with these settings, its cache of names and its fusion buffer warm."""
+    """Run Horovod's background thread with these settings, its cache of names and its fusion buffer warm."""
     os.environ.update(settings)
     hvd.init()
     try:

@@ -1,4 +1,4 @@
-"""A picture of the results: bandwidth over size, and the time for the gradients of ResNet-50."""
+"""A picture of the results: bandwidth by size, and the time for the gradients of ResNet-50."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LABELS = {
 
 
 def plot(results: Sequence[Result], path: Path) -> None:
-    """Write the picture. Raises ImportError without matplotlib."""
+    """Draw the results to a file. Raises ImportError without matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -36,12 +36,12 @@ def push_pull(
     servers: Annotated[int, typer.Option(min=1, help="Servers.")] = 1,
     cases: Annotated[str, typer.Option(help="What is exchanged.")] = ",".join(CASES),
     rule: Annotated[str, typer.Option(help="What the servers do: momentum or sum.")] = RULES[0],
-    contenders: Annotated[str, typer.Option(help="Which ways of hybridps.")] = ",".join(OURS),
+    contenders: Annotated[str, typer.Option(help="Transports of hybridps to measure.")] = ",".join(OURS),
     peer: Annotated[str, typer.Option(help="mxnet: its own KVStore, dist_sync and dist_async. Default: none.")] = "",
     chunk: Annotated[str, typer.Option(help="Bytes of a chunk. Default: that of hybridps.")] = "",
-    bucket: Annotated[str, typer.Option(help="Bytes exchanged at a time, as by the KVStore. Default: all.")] = "",
+    bucket: Annotated[str, typer.Option(help="Bytes exchanged at once, as by the KVStore. Default: all.")] = "",
     threads: Annotated[int, typer.Option(help="Threads of a server. Default: that of hybridps.")] = 0,
-    restarts: Annotated[int, typer.Option(min=0, help="As of `hybridps serve`: with it tables outlive a server.")] = 0,
+    restarts: Annotated[int, typer.Option(min=0, help="As in `hybridps serve`: tables then outlive a server.")] = 0,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the result is their median.")] = 9,
     json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
 ) -> None:
@@ -75,7 +75,7 @@ def push_pull(
 
 
 def make_results(task: Exchanges, servers: int, settings: Settings, measured: Measured) -> list[Result]:
-    """One object for each case of the task."""
+    """Return one object for each case of the task."""
     shared = {"workers": task.workers, "groups": task.groups, "servers": servers, "rule": task.rule}
     extras = {
         "chunk_bytes": settings.chunk_bytes,
@@ -101,7 +101,7 @@ def make_results(task: Exchanges, servers: int, settings: Settings, measured: Me
 
 
 def ratios(seconds: dict[str, float]) -> dict[str, dict[str, float]]:
-    """How many times longer MXNet's stores take than each way of hybridps.
+    """Return how many times as long as each way of hybridps MXNet's stores take.
 
     >>> ratios({"hybridps_shm": 2.0, "mxnet_dist_sync": 5.0})
     {'mxnet_dist_sync': {'hybridps_shm': 2.5}}

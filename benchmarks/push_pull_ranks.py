@@ -1,4 +1,4 @@
-"""What each rank does: `python -m mpi4py -m benchmarks.push_pull_ranks TASK`, under mpirun."""
+"""The program of each rank: `python -m mpi4py -m benchmarks.push_pull_ranks TASK`, under mpirun."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def main(path: str) -> None:
 
 
 def _measure(case: Case, task: Exchanges, world: MPI.Comm) -> tuple[Rounds, Rounds]:
-    """Seconds of an exchange, and of the servers' CPUs in it, in each round: A B C A B C ..."""
+    """Return the seconds of an exchange and the servers' CPU seconds in it, for each round: A B C A B C ..."""
     repeats = max(1, min(MOST_REPEATS, BYTES_PER_TIMING // case.nbytes))
     ways = [way for way in task.ways if way.case in ("", case.name)]
     pids = {way.name: way.pids for way in ways}
@@ -66,7 +66,7 @@ def _measure(case: Case, task: Exchanges, world: MPI.Comm) -> tuple[Rounds, Roun
 
 
 def check(pusher: Pusher, task: Exchanges, world: MPI.Comm) -> None:
-    """Two exchanges of known numbers, worker r's gradient being r + 1. Raises RuntimeError if a result is wrong."""
+    """Exchange known numbers twice: the gradient of worker r is r + 1. Raises RuntimeError if a result is wrong."""
     total = sum(range(1, world.size + 1))
     weight = velocity = 0.0
     for _ in range(2):
@@ -79,13 +79,13 @@ def check(pusher: Pusher, task: Exchanges, world: MPI.Comm) -> None:
         wanted = weight if task.rule == "momentum" else total
         least, most = pusher.seen()
         if pusher.exact and max(abs(least - wanted), abs(most - wanted)) > 1e-5 * abs(wanted):
-            raise RuntimeError(f"{pusher.name}: elements from {least} to {most} came instead of {wanted}")
+            raise RuntimeError(f"{pusher.name}: elements from {least} to {most} were received instead of {wanted}")
         if not least <= most:
-            raise RuntimeError(f"{pusher.name}: elements from {least} to {most} came")
+            raise RuntimeError(f"{pusher.name}: elements from {least} to {most} were received")
 
 
 def _time(pusher: Pusher, repeats: int, world: MPI.Comm) -> float:
-    """Seconds of one exchange: from a moment on which all workers agree until the last is done."""
+    """Return the seconds of one exchange, from a moment that all workers agree on until the last worker is done."""
     pusher.fill(1e-3)
     meet(world, PAUSE_SECONDS)
     begin = world.allreduce(time.monotonic() + LEAD_SECONDS, MPI.MAX)
@@ -97,7 +97,7 @@ def _time(pusher: Pusher, repeats: int, world: MPI.Comm) -> float:
 
 
 def _cpu_seconds(pids: Sequence[int]) -> float:
-    """CPU time of all threads of these processes, and of their children."""
+    """Return the CPU time of all threads of these processes, and of their children."""
     children = [Path(f"/proc/{pid}/task/{pid}/children").read_text().split() for pid in pids]
     pids = [*pids, *map(int, chain.from_iterable(children))]
     tasks = [path for pid in pids for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]

@@ -1,4 +1,4 @@
-"""Contenders of the push and pull benchmark, as one worker sees them: fill gradients, exchange, look at weights."""
+"""Contenders of the push and pull benchmark in one worker: fill gradients, exchange them, look at weights."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class Pusher(Protocol):
     """Whether the weights after an exchange are determined."""
 
     def fill(self, value: float) -> None:
-        """Make all elements of the gradients `value`."""
+        """Set all elements of the gradients to `value`."""
 
     def exchange(self, times: int) -> None:
-        """Push the gradients and receive the weights, or the sums, so many times."""
+        """Push the gradients and receive the weights or the sums, `times` times."""
 
     def seen(self) -> tuple[float, float]:
-        """The least and the greatest element received."""
+        """Return the smallest and the largest element received."""
 
     def close(self) -> None: ...
 
 
 class Ours:
-    """hybridps: synchronous SGD at the servers, all gradients at once or in buckets, the last first."""
+    """hybridps: synchronous SGD at the servers, with all gradients at once, or in buckets from last to first."""
 
     exact = True
 
@@ -103,7 +103,7 @@ class Ours:
 
 
 class Theirs:
-    """MXNet's own KVStore, in a child process: ps-lite makes a process a worker of one store for ever."""
+    """MXNet's own KVStore, in a child process: in ps-lite a process can be a worker of one store only."""
 
     def __init__(self, way: Way, case: Case, task: Exchanges, world: MPI.Comm) -> None:
         self.name = way.name
@@ -131,7 +131,7 @@ class Theirs:
         return tuple(self._ask("seen"))
 
     def close(self) -> None:
-        """Whatever comes of it, all is measured: ps-lite may wait for ever for a server that broke off at the end."""
+        """End the process, by force if it waits: ps-lite may wait for ever for a server. All is measured by then."""
         self._process.stdin.close()  # type: ignore[union-attr]
         end_within(self._process, END_SECONDS)
 

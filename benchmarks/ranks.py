@@ -1,4 +1,4 @@
-"""What each rank does: `python -m mpi4py -m benchmarks.ranks TASK`, under mpirun."""
+"""The program of each rank: `python -m mpi4py -m benchmarks.ranks TASK`, under mpirun."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _contenders(case: Case, task: Task, peers: Mapping[str, Build], world: MPI.C
 
 
 def versions() -> dict[str, str]:
-    """As `installed_versions`, with the MPI library."""
+    """Return what `installed_versions` does, and the version of the MPI library."""
     return {"mpi": library_name()} | installed_versions()
 
 

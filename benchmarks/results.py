@@ -1,4 +1,4 @@
-"""What the benchmark writes: one object for each case, with medians and ratios, as JSON and as a table. Pure."""
+"""The results of the benchmark as JSON and as a table: medians and ratios for each case. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Result = dict[str, Any]
 OURS = "hybridps"
 LIMITS = ("memory_limit", "link_limit")
 WIRE_BYTES = {"": 4, "float16": 2}
-"""Bytes of an element between nodes."""
+"""The size of an element between nodes, by `wire`."""
 
 
 def make_results(task: Task, answer: Answer, links: Links | None, hardware: dict[str, Any]) -> list[Result]:
-    """One object for each case of the task."""
+    """Return one object for each case of the task."""
     shared = {
         "ranks": len(task.node_of_rank),
         "nodes": len(set(task.node_of_rank)),
@@ -50,27 +50,27 @@ def make_results(task: Task, answer: Answer, links: Links | None, hardware: dict
 
 
 def link_limit(case: Case, links: Links, wire: str) -> float:
-    """Seconds in which a node sends what it must: 2 (p - 1) / p of the bytes, for p nodes, at the rate of its link."""
+    """Return the seconds in which a link carries what a node must send: 2 (p - 1) / p of the bytes, for p nodes."""
     nbytes = case.length * WIRE_BYTES[wire]
     return 2 * (links.nodes - 1) / links.nodes * nbytes * 8 / bits_per_second(links.rate)
 
 
 def ratios(seconds: dict[str, float]) -> dict[str, float]:
-    """How many times longer than hybridps a contender takes; for a limit, how many times longer hybridps takes."""
+    """Return the times of the contenders relative to hybridps, and that of hybridps relative to the limits."""
     ours = seconds[OURS]
     others = {name: taken / ours for name, taken in seconds.items() if name not in (OURS, *LIMITS)}
     return others | {f"{OURS}_over_{name}": ours / seconds[name] for name in LIMITS if seconds.get(name)}
 
 
 def describe_hardware() -> dict[str, Any]:
-    """The processor, and how many of its cores there are."""
+    """Return the name of the processor, and the number of its cores."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {"processor": models[0] if models else platform.processor(), "cores": os.cpu_count()}
 
 
 def installed_versions() -> dict[str, str]:
-    """Of Python, and of the packages that are installed."""
+    """Return the versions of Python and of those packages that are installed."""
     names = ("hybridps", "numpy", "mpi4py", "numba", "torch", "mxnet", "horovod")
     found = {"python": platform.python_version()}
     for name in names:
@@ -80,7 +80,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def table(results: Sequence[Result]) -> list[list[str]]:
-    """Rows of words, the heading first: milliseconds, and how they compare with hybridps."""
+    """Return rows of text, the heading first: milliseconds, and the ratio to hybridps."""
     names = list(dict.fromkeys(name for result in results for name in result["seconds"]))
     rows = [["case", "size", *names]]
     for result in results:
@@ -97,7 +97,7 @@ def _cell(name: str, seconds: dict[str, float]) -> str:
 
 
 def size_text(nbytes: int) -> str:
-    """Bytes in words: powers of two in powers of 1024, others in powers of 1000.
+    """Return a number of bytes as text: powers of two in units of 1024, others in units of 1000.
 
     >>> size_text(4096), size_text(102_400_000), size_text(100)
     ('4 KB', '102.4 MB', '100 B')

@@ -1,4 +1,4 @@
-"""Rules of a server on one thread: fused in one pass, or sum and update apart in NumPy. See docs/benchmarks.md.
+"""Rules of a server on one thread: fused in one pass, or sum and update separately in NumPy. See docs/benchmarks.md.
 
 python -m benchmarks.rules --groups 2 --json rules.json
 """
@@ -44,9 +44,9 @@ def rules(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the result is their median.")] = 9,
     json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
 ) -> None:
-    """Measure both, alternating, and print medians in milliseconds.
+    """Measure the ways, alternating, and print medians in milliseconds.
 
-    `numpy` adds up and then updates the whole, `numpy_chunks` chunk by chunk.
+    `numpy` sums and then updates the whole buffer, `numpy_chunks` chunk by chunk.
     """
     length = parse_sizes(size)[0] // 4 if size else sum(resnet50_tensors())
     step = parse_sizes(chunk)[0] // 4
@@ -66,7 +66,10 @@ def rules(
 
 
 def measure(rule: Rule, groups: int, length: int, step: int, rounds: int) -> dict[str, float]:
-    """Median seconds of a round over all chunks: the answer goes to every group. Raises RuntimeError if bits differ."""
+    """Return the median seconds of a round over all chunks, with an answer for every group.
+
+    Raises RuntimeError if bits differ.
+    """
     servers = {
         "fused": _Server(rule, groups, length, step, fused=True),
         "numpy": _Server(rule, groups, length, length, fused=False),
@@ -77,12 +80,12 @@ def measure(rule: Rule, groups: int, length: int, step: int, rounds: int) -> dic
         for name, server in servers.items():
             seconds[name].append(server.round())
             if not np.array_equal(server.centre, servers["fused"].centre):
-                raise RuntimeError(f"{type(rule).__name__}: {name} has other bits than fused")
+                raise RuntimeError(f"{type(rule).__name__}: {name} differs from fused in its bits")
     return {name: median(times) for name, times in seconds.items()}
 
 
 class _Server:
-    """The memory of a table, and one way to work through it in pieces of `step` elements."""
+    """The memory of a table, and one way to process it in parts of `step` elements."""
 
     def __init__(self, rule: Rule, groups: int, length: int, step: int, fused: bool) -> None:
         self._rule = rule
@@ -96,7 +99,7 @@ class _Server:
         warm_up(rule, "float32")
 
     def round(self) -> float:
-        """Seconds of a round."""
+        """Run a round, and return its seconds."""
         self._rounds += 1
         for number, values in enumerate(self._values):
             values[:] = np.float32(1 / (2 + number))
@@ -111,7 +114,7 @@ class _Server:
         apply_(self._rule, values, values, centre, state, step=self._rounds, contributions=len(values))
 
     def _apart(self, values: Arrays, centre: np.ndarray, state: Arrays) -> None:
-        """Add up, update, hand out: one after the other, by NumPy's loops, in the memory there is, without clipping."""
+        """Sum, update and copy to all groups, one after the other, with NumPy, in existing memory, without clipping."""
         total, *spare = (array[: len(centre)] for array in self._spare)
         np.copyto(total, values[0])
         for value in values[1:]:
@@ -193,11 +196,11 @@ UPDATES: dict[type, Callable[..., None]] = {
     Elastic: _elastic,
     Outer: _outer,
 }
-"""The updates in NumPy, which make no temporary array."""
+"""The updates in NumPy, which allocate no temporary array."""
 
 
 def _zeros(length: int) -> np.ndarray:
-    """Memory that was touched."""
+    """Return memory whose pages have been touched."""
     array = private_memory(4 * length).view(np.float32)
     array[:] = 0
     return array

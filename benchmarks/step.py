@@ -1,4 +1,4 @@
-"""A Gluon training step side by side: without a store, with MXNet's own stores, with hybridps. See docs/benchmarks.md.
+"""A Gluon training step without a store, with MXNet's own stores and with hybridps. See docs/benchmarks.md.
 
 python -m benchmarks.step --network resnet50_v1 --image-size 64 --batch-size 4 --json step.json
 """
@@ -31,7 +31,8 @@ UPDATES = ("server", "worker")
 ALONE, PEER = "compute", "dist_sync"
 
 TOLERANCE = 0.1
-"""Of what contenders have learnt: small networks carry rounding on from step to step, and no sum would be a half."""
+"""The relative tolerance of the weights' norms: small networks amplify rounding, while a missing sum would halve
+them."""
 
 Way = tuple[str, str]
 """A contender, and who updates."""
@@ -50,11 +51,11 @@ def step(
     batch_size: Annotated[int, typer.Option(min=1, help="Images of a worker in a step.")] = 4,
     workers: Annotated[int, typer.Option(min=1, help="Workers, the ranks of a job.")] = 2,
     steps: Annotated[int, typer.Option(min=1, help="Steps that are timed together.")] = 10,
-    untimed: Annotated[int, typer.Option(min=1, help="Steps before these.")] = 5,
+    untimed: Annotated[int, typer.Option(min=1, help="Untimed steps before these.")] = 5,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the result is their median.")] = 5,
-    contenders: Annotated[str, typer.Option(help="Which contenders.")] = ",".join(CONTENDERS),
+    contenders: Annotated[str, typer.Option(help="Contenders to measure.")] = ",".join(CONTENDERS),
     update: Annotated[str, typer.Option(help="Who updates: the store, the Trainer.")] = ",".join(UPDATES),
-    link: Annotated[str, typer.Option(help="Each worker on a node behind a link of this rate, e.g. 1gbit.")] = "",
+    link: Annotated[str, typer.Option(help="Put each worker on a node behind a link of this rate, e.g. 1gbit.")] = "",
     json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
 ) -> None:
     """Measure a training step side by side, alternating, and print medians in milliseconds."""
@@ -79,7 +80,7 @@ def step(
 
 
 def measure_all(ways: Sequence[tuple[Contender, str]], told: Told, rounds: int, links: Links | None) -> Measured:
-    """The rounds of each way: A B C A B C ..."""
+    """Return the rounds of each way. They take turns: A B C A B C ..."""
     measured: Measured = {(contender.name, by): [] for contender, by in ways}
     for number in range(rounds):
         for contender, by in ways:
@@ -91,7 +92,7 @@ def measure_all(ways: Sequence[tuple[Contender, str]], told: Told, rounds: int, 
 
 
 def make_results(told: Told, measured: Measured, rate: float = 0.0) -> list[Result]:
-    """One object for each contender and update. `rate`: bits per second of the links, if there are any."""
+    """Return one object for each contender and update. `rate`: bits per second of the links, if there are any."""
     rounds = {way: [milliseconds(one.timed, told.steps) for one in each] for way, each in measured.items()}
     beyond = beyond_compute({way: median(each) for way, each in rounds.items()})
     extras = {"versions": installed_versions(), "hardware": describe_hardware()}
@@ -110,25 +111,25 @@ def make_results(told: Told, measured: Measured, rate: float = 0.0) -> list[Resu
 
 
 def milliseconds(timed: Sequence[Timed], steps: int) -> float:
-    """Of one step: from when the first worker began until the last one was done."""
+    """Return the milliseconds of one step, from when the first worker began until the last one was done."""
     return 1e3 * (max(each.ended for each in timed) - min(each.began for each in timed)) / steps
 
 
 def cpu_milliseconds(timed: Sequence[Timed], steps: int) -> float:
-    """CPU time of a worker in one step, on average."""
+    """Return the mean CPU time of a worker in one step, in milliseconds."""
     return 1e3 * mean(each.cpu_seconds for each in timed) / steps
 
 
 def make_overlap(name: str, rounds: Sequence[Round], workers: int, rate: float) -> dict[str, float] | None:
-    """Of all steps of all workers; None where they were not traced."""
+    """Return the overlap in all steps of all workers; None if they were not traced."""
     traced = [step for one in rounds for each in one.timed for step in each.traced]
-    # In a group each node sends 2 (p - 1) / p of the bytes; the server's link carries those of all workers.
+    # In a group each node sends 2 (p - 1) / p of the bytes. The server's link carries those of all workers.
     times = workers if name == "hybridps_servers" else 2 * (workers - 1) / workers
     return overlap(traced, lambda nbytes: times * nbytes * 8 / rate) if traced else None
 
 
 def beyond_compute(medians: dict[Way, float]) -> dict[Way, float]:
-    """Milliseconds beyond those of `compute`, if it was measured.
+    """Return the milliseconds beyond those of `compute`, if that was measured.
 
     >>> beyond_compute({("compute", "worker"): 5.0, ("dist_sync", "server"): 8.0})
     {('dist_sync', 'server'): 3.0}
@@ -138,9 +139,9 @@ def beyond_compute(medians: dict[Way, float]) -> dict[Way, float]:
 
 
 def of_peer(beyond: dict[Way, float], way: Way) -> float | None:
-    """What a contender takes beyond compute, as a part of what dist_sync takes with the same update.
+    """Return a contender's time beyond compute, relative to that of dist_sync with the same update.
 
-    None without both, or where dist_sync was not slower than compute.
+    None without both, or if dist_sync was not slower than compute.
 
     >>> of_peer({("dist_sync", "server"): 4.0, ("hybridps_group", "server"): 1.0}, ("hybridps_group", "server"))
     0.25
@@ -150,7 +151,7 @@ def of_peer(beyond: dict[Way, float], way: Way) -> float | None:
 
 
 def check_same(measured: Measured) -> None:
-    """Raises RuntimeError if the contenders with a store have trained to different weights."""
+    """Raise RuntimeError if the contenders with a store have trained to different weights."""
     norms = {way: each[0].timed[0].last_norm for way, each in measured.items() if way[0] != ALONE}
     least, most = min(norms, key=norms.__getitem__, default=None), max(norms, key=norms.__getitem__, default=None)
     if least and most and norms[most] - norms[least] > TOLERANCE * norms[most]:
@@ -168,7 +169,7 @@ def show(results: Sequence[Result]) -> None:
     for row in rows:
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
     disturbance = mean(share for result in results for share in result["disturbance"])
-    print(f"other processes took {100 * disturbance:.0f} % of the cores", file=sys.stderr)
+    print(f"other processes used {100 * disturbance:.0f} % of the cores", file=sys.stderr)
     for result in results:
         if found := result["overlap"]:
             print(

@@ -1,4 +1,4 @@
-"""The contenders of benchmarks.step: how their workers and servers are started, and one measurement of them."""
+"""The contenders of benchmarks.step: how their workers and servers are started, and how one is measured."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hybridps.processes import die_with_parent, without_rank_marks
 
 OURS = "dist_hybridps_sync"
 START_SECONDS = 600.0
-"""How long the workers of a contender may take until they have done the steps that are not timed."""
+"""The longest time that the workers of a contender may take until the untimed steps are done."""
 END_SECONDS = 20.0
 POLL_SECONDS = 0.2
 
@@ -38,22 +38,22 @@ Processes = list[subprocess.Popen[bytes]]
 
 @dataclass(frozen=True)
 class Cluster:
-    """So many workers on this host; or, behind links, each on a node of its own, and the servers on one more."""
+    """Workers on this host; or, with links, each worker on a node of its own, and the servers on one more."""
 
     workers: int
     folder: str
     links: Links | None = None
 
     def inside(self, node: int) -> list[str]:
-        """The words before a command that shall run on this node."""
+        """Return the words that make a command run on this node."""
         return self.links.inside(self.links.addresses[node]) if self.links else []
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A name, the KVStore type of its workers (empty: none), and what starts their processes.
+    """A name, the KVStore type of its workers (empty: none), and the function that starts their processes.
 
-    `start` has the command of a worker, and the stack that ends what it starts.
+    `start` gets the command of a worker, and the stack that ends what it starts.
     """
 
     name: str
@@ -62,12 +62,12 @@ class Contender:
 
     @property
     def updates(self) -> tuple[str, ...]:
-        """Who may update: `server`, the store; `worker`, the Trainer."""
+        """Who can update: `server`, the store; `worker`, the Trainer."""
         return ("server", "worker") if self.kvstore else ("worker",)
 
 
 def measure(contender: Contender, told: Told, update_on_kvstore: bool, links: Links | None = None) -> list[Timed]:
-    """Start the contender, time its steps, and end it; what each worker says. Raises RuntimeError if it fails."""
+    """Start the contender, time its steps, and end it. Return the workers' answers. Raises RuntimeError."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hybridps-"))
         given = {"kvstore": contender.kvstore, "update_on_kvstore": update_on_kvstore, "meeting": f"{folder}/meeting"}
@@ -87,7 +87,7 @@ def measure(contender: Contender, told: Told, update_on_kvstore: bool, links: Li
 
 
 def _accepted(meeting: socket.socket, contender: Contender, processes: Processes) -> socket.socket:
-    """The connection of the next worker that is ready. Raises RuntimeError if a process ends, or if nobody comes."""
+    """Return the connection of the next worker that is ready. Raises RuntimeError if a process ends or on a timeout."""
     meeting.settimeout(POLL_SECONDS)
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
@@ -104,9 +104,9 @@ def _accepted(meeting: socket.socket, contender: Contender, processes: Processes
 
 
 def _hear(line: bytes, contender: Contender) -> Timed:
-    """What a worker says; it says nothing if it has ended."""
+    """Return the answer of a worker. Raises RuntimeError if the worker has ended."""
     if not line:
-        raise RuntimeError(f"a worker of {contender.name} ended: its reason stands on standard error")
+        raise RuntimeError(f"a worker of {contender.name} ended: its reason is on standard error")
     return msgspec.json.decode(line, type=Timed)
 
 
@@ -120,7 +120,7 @@ def _without_store(cluster: Cluster, command: Sequence[str], stack: ExitStack) -
 
 
 def _of_mxnet(cluster: Cluster, command: Sequence[str], stack: ExitStack) -> Processes:
-    """Workers of MXNet's own store, with a scheduler and a server."""
+    """Start workers of MXNet's own store, with a scheduler and a server."""
     links, workers = cluster.links, cluster.workers
     host = links.addresses[-1] if links else HOST
     way = stack.enter_context(mxnet_serving("mxnet", "", 1, workers, host, cluster.inside(-1)))
@@ -147,7 +147,7 @@ def _with_a_server(cluster: Cluster, command: Sequence[str], stack: ExitStack) -
 def _launch(
     options: Sequence[str], cluster: Cluster, command: Sequence[str], stack: ExitStack
 ) -> subprocess.Popen[bytes]:
-    """The launcher, as a user calls it; behind links it runs beside the nodes."""
+    """Start the launcher as a user does. With links it runs on a host beside the nodes."""
     words = [sys.executable, "-m", "hybridps", "run", "-n", str(cluster.workers), "--quiet", *options]
     told: dict[str, str] = {}
     if cluster.links:
@@ -160,7 +160,7 @@ def _launch(
 def _start(
     command: Sequence[str], told: Mapping[str, str], cluster: Cluster, stack: ExitStack, death_signal: int = SIGKILL
 ) -> subprocess.Popen[bytes]:
-    """A process that is ended with the stack, and with this one in any case. Each worker has its share of the cores."""
+    """Start a process that ends with the stack, and with this process in any case. Workers share the cores equally."""
     kept = without_rank_marks(os.environ)
     threads = rank_environment(kept, os.cpu_count() or 1, cluster.workers, cluster.workers)
     process = subprocess.Popen(
@@ -176,7 +176,7 @@ def _start(
 
 
 def _end(process: subprocess.Popen[bytes], failure: type[BaseException] | None, *about: object) -> None:
-    """Workers end by themselves; they are made to after a failure, or if they do not."""
+    """Wait until a worker ends by itself. After a failure, or a timeout, end it."""
     if failure:
         process.terminate()
     end_within(process, END_SECONDS)

@@ -1,4 +1,4 @@
-"""How much of the communication ran under backward: measured, at most possible, and by the oracle's schedule. Pure."""
+"""How much communication backward hid: as measured, at most possible, and by the oracle's schedule. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hybridps.oracle.ssgd.merge import Message
 from hybridps.oracle.ssgd.schedule import exposed_seconds
 
 SecondsOf = Callable[[int], float]
-"""Seconds in which the links carry a bucket of so many bytes."""
+"""Returns the seconds in which the links carry a bucket of this many bytes."""
 
 
 def overlap(steps: Sequence[TracedStep], seconds_of: SecondsOf) -> dict[str, float]:
-    """Milliseconds, and parts of one, as medians over steps; docs/benchmarks.md explains them."""
+    """Return milliseconds and ratios, as medians over the steps. docs/benchmarks.md explains them."""
     rows = [_overlap(step, seconds_of) for step in steps]
     return {name: median(row[name] for row in rows) for name in rows[0]}
 
@@ -39,7 +39,7 @@ def _overlap(step: TracedStep, seconds_of: SecondsOf) -> dict[str, float]:
 
 
 def merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The union of the spans.
+    """Return the union of the spans.
 
     >>> merged([(0, 2), (1, 3), (5, 6)])
     [(0, 3), (5, 6)]
@@ -54,10 +54,10 @@ def merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def hideable(step: TracedStep) -> float:
-    """Seconds of communication that backward could hide at most.
+    """Return the largest number of seconds of communication that backward could hide.
 
-    The buckets that are complete before the last gradient, each as long as it occupied the links, and no more than the
-    time from the first complete bucket to the last gradient.
+    These are the buckets that are complete before the last gradient, each for the time that it occupied the links, and
+    at most the time from the first complete bucket to the last gradient.
     """
     first = min(bucket.ready for bucket in step.buckets)
     ends = [float("-inf"), *(bucket.ended for bucket in step.buckets)]
@@ -70,14 +70,14 @@ def hideable(step: TracedStep) -> float:
 
 
 def predicted(step: TracedStep, seconds_of: SecondsOf) -> tuple[float, float]:
-    """Seconds of communication, and those that backward hides, by the oracle's schedule of the same buckets.
+    """Return the seconds of communication, and those that backward hides, by the oracle's schedule of the same buckets.
 
-    Backward is the time between complete buckets, as measured; a message takes what the links need for its bytes.
+    Backward is the measured time between complete buckets. A message takes the time that the links need for its bytes.
     """
     ready = ready_in_order(step.buckets)
     times = [0.0, *(after - before for before, after in pairwise(ready))]
     count = len(times)
-    # The first bucket has the last layers; the oracle's layers are in forward order.
+    # The first bucket has the last layers, while the oracle's layers are in forward order.
     layers = [Layer(str(number), backward_seconds=seconds) for number, seconds in enumerate(reversed(times))]
     messages = [Message((count - 1 - number,), seconds_of(each.nbytes)) for number, each in enumerate(step.buckets)]
     placed = place(Iteration(layers, messages), "hybridps")
@@ -86,7 +86,7 @@ def predicted(step: TracedStep, seconds_of: SecondsOf) -> tuple[float, float]:
 
 
 def ready_in_order(buckets: Sequence[TracedBucket]) -> list[float]:
-    """When each bucket could be sent, being complete, as those before it are."""
+    """Return when each bucket could be sent: when it and all buckets before it are complete."""
     found: list[float] = []
     for bucket in buckets:
         found.append(max(bucket.ready, found[-1] if found else bucket.ready))

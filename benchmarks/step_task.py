@@ -1,4 +1,4 @@
-"""What a worker of benchmarks.step is told, and what it answers."""
+"""The task of a worker of benchmarks.step, and its answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What a worker is told. `kvstore`: the name of a type, or empty for no store."""
+    """The task of a worker. `kvstore`: the name of a type, or empty for no store."""
 
     network: str
     image_size: int
@@ -39,22 +39,23 @@ class TracedStep(msgspec.Struct, frozen=True):
 
 
 class Timed(msgspec.Struct, frozen=True):
-    """What a worker answers."""
+    """The answer of a worker."""
 
     began: float
-    """On the monotonic clock, which all processes of a host share."""
+    """Seconds on the monotonic clock, which all processes of a host share."""
     ended: float
     cpu_seconds: float
-    """Of all threads of the worker."""
+    """The CPU time of all threads of the worker."""
     last_norm: float
-    """Norm of the last parameter, as a rule a bias that began as zero: workers that share gradients have the same."""
+    """The norm of the last parameter, usually a bias that began as zero. It is equal on workers that share
+    gradients."""
     parameter_bytes: int
     traced: list[TracedStep] = []
 
 
 class Round(msgspec.Struct, frozen=True):
-    """What the workers of a contender answered in a round."""
+    """The answers of a contender's workers in a round."""
 
     timed: list[Timed]
     disturbance: float
-    """The part of the host's cores that other processes took meanwhile."""
+    """The share of the host's cores that other processes used meanwhile."""

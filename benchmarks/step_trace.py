@@ -13,14 +13,14 @@ from hybridps.tiers import NoTier, ServersTier
 
 
 class Trace:
-    """Wraps the methods that a gradient passes, before a store is made. Records while it is `on`."""
+    """Wraps the methods that a gradient passes through, before a store is made. Records while it is `on`."""
 
     def __init__(self) -> None:
         self.on = False
         self._plans: dict[int, Plan] = {}
-        """By the number of the step."""
+        """The plans by the number of the step."""
         self._arrived: dict[tuple[int, str], float] = {}
-        """By step and key, on the monotonic clock."""
+        """The times by step and key, on the monotonic clock."""
         self._begun: list[float] = []
         self._ended: list[float] = []
         self._bytes: list[int] = []
@@ -32,7 +32,7 @@ class Trace:
         _wrap(ServersTier, "finish", after=self._end)
 
     def steps(self) -> list[TracedStep]:
-        """What was recorded. Raises RuntimeError if the steps were not reduced bucket by bucket, as planned."""
+        """Return the recorded steps. Raises RuntimeError if they were not reduced bucket by bucket, as planned."""
         planned = sum(len(bucket.spans) for plan in self._plans.values() for bucket in plan.buckets)
         if not planned == len(self._begun) == len(self._ended):
             raise RuntimeError(

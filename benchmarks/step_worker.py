@@ -1,7 +1,7 @@
 """A worker of benchmarks.step: an ordinary Gluon script that trains on one batch again and again, and is timed.
 
-It connects to the benchmark's Unix socket after the steps that are not timed, begins when it receives a byte, and
-answers what it measured.
+It connects to the benchmark's Unix socket after the untimed steps, begins when it receives a byte, and sends its
+measurements.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Training:
         shape = (told.batch_size, 3, told.image_size, told.image_size)
         self.images = mx.nd.random.uniform(-1, 1, shape)
         self.labels = mx.nd.arange(told.batch_size)
-        self.network(self.images).wait_to_read()  # shapes of the parameters are known from here on
+        self.network(self.images).wait_to_read()  # the shapes of the parameters are known from here on
         self.parameters = self.network.collect_params()
         self.loss = gluon.loss.SoftmaxCrossEntropyLoss()
         self.trainer = gluon.Trainer(
@@ -49,7 +49,7 @@ class Training:
         )
 
     def run(self, steps: int) -> None:
-        """So many steps; returns when all of their work is done."""
+        """Run steps. Returns when all of their work is done."""
         for _ in range(steps):
             with autograd.record():
                 loss = self.loss(self.network(self.images), self.labels)
@@ -84,7 +84,7 @@ def main(told: Told) -> None:
 
 
 def make_trace() -> Trace:
-    """A trace of the stores that are made from now on."""
+    """Return a trace of the stores that are made from now on."""
     from benchmarks.step_trace import Trace
 
     trace = Trace()

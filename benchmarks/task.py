@@ -1,4 +1,4 @@
-"""What the ranks are told to do, and what they answer; as JSON in a folder that all of them see."""
+"""The task of the ranks, and their answer, as JSON in a folder that all of them see."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from benchmarks.cases import Case
 
 PEERS = ("gloo", "horovod", "intel_mpi")
 WIRES = ("float16",)
-"""What hybridps may send between nodes instead of float32."""
+"""The dtypes that hybridps may send between nodes instead of float32."""
 
 TASK_FILE = "task.json"
 ANSWER_FILE = "answer.json"
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One run of the benchmark, equal for all ranks."""
+    """One run of the benchmark, the same for all ranks."""
 
     folder: str
-    """Where this file and the answer lie, and where ranks may meet."""
+    """The folder of this file and of the answer, where ranks may also meet."""
     cases: tuple[Case, ...]
     vectors: int
     node_of_rank: tuple[int, ...]
     rounds: int
     peers: tuple[str, ...]
     wire: str
-    """dtype that hybridps sends between nodes, or empty."""
+    """The dtype that hybridps sends between nodes, or empty."""
     interface: str
-    """Network interface that the ranks reach each other through."""
+    """The network interface through which the ranks reach each other."""
     intel_mpi: str = ""
     """The prefix of an environment that has Intel MPI, or empty."""
 
@@ -47,9 +47,9 @@ class Answer(msgspec.Struct):
     """What rank 0 writes at the end."""
 
     seconds: list[dict[str, list[float]]]
-    """For each case, of each contender, the seconds in each round."""
+    """For each case and each contender, the seconds of each round."""
     absent: dict[str, str]
-    """Peers that were not measured, and why."""
+    """The peers that were not measured, with the reasons."""
     versions: dict[str, str]
 
     def write(self, folder: str) -> None:

@@ -32,7 +32,7 @@ from hybridps.shared_memory import shared_memory
 VICTIM = "victim"
 FLOODS = (0, 1, 3)
 UNDER_WAY = 16
-"""Exchanges that a flooding tenant keeps under way, each of its own part of the table."""
+"""The number of exchanges that a flooding tenant keeps under way, each of its own part of the table."""
 CHUNK_BYTES = 1 << 20
 START_SECONDS = 60.0
 
@@ -41,10 +41,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def tenants(
-    exchanges: Annotated[int, typer.Option(min=10, help="Exchanges that are timed, of each case and turn.")] = 300,
-    turns: Annotated[int, typer.Option(min=1, help="Turns over the cases; their times are put together.")] = 3,
-    nbytes: Annotated[int, typer.Option("--bytes", min=1024, help="Of the victim's table.")] = 4 << 20,
-    flood_bytes: Annotated[int, typer.Option(min=1024, help="Of a flooding tenant's table.")] = 16 << 20,
+    exchanges: Annotated[int, typer.Option(min=10, help="Timed exchanges in each case and turn.")] = 300,
+    turns: Annotated[int, typer.Option(min=1, help="Turns over the cases; their times are combined.")] = 3,
+    nbytes: Annotated[int, typer.Option("--bytes", min=1024, help="Size of the victim's table.")] = 4 << 20,
+    flood_bytes: Annotated[int, typer.Option(min=1024, help="Size of a flooding tenant's table.")] = 16 << 20,
     json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
 ) -> None:
     """Time the exchanges of one tenant alone, beside one that floods the server with exchanges, and beside three."""
@@ -68,7 +68,7 @@ def tenants(
 
 
 def summarise(floods: int, seconds: list[float], alone: list[float]) -> dict[str, Any]:
-    """Median and 99th percentile, and how many times those of the tenant alone they are."""
+    """Return the median and the 99th percentile, and their ratios to those of the tenant alone."""
     places = {"median": 50, "p99": 99}
     found = {name: float(np.percentile(seconds, place)) for name, place in places.items()}
     ratios = {name: found[name] / float(np.percentile(alone, place)) for name, place in places.items()}
@@ -77,7 +77,7 @@ def summarise(floods: int, seconds: list[float], alone: list[float]) -> dict[str
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """A server with keys of all tenants."""
+    """Run a server with keys of all tenants."""
     for name in (VICTIM, *map(str, range(max(FLOODS)))):
         make_tenant(folder, name)
     with ServerProcess(Settings(server_keys=str(folder), lost_seconds=2.0)) as server:
@@ -85,7 +85,7 @@ def serving(folder: Path) -> Iterator[str]:
 
 
 def measure(address: str, folder: Path, floods: int, exchanges: int, nbytes: int, flood_bytes: int) -> list[float]:
-    """Seconds of each exchange of the victim."""
+    """Return the seconds of each exchange of the victim."""
     with ExitStack() as stack:
         for number in range(floods):
             stack.enter_context(flooding(address, folder, number, flood_bytes))
@@ -101,7 +101,7 @@ def measure(address: str, folder: Path, floods: int, exchanges: int, nbytes: int
 
 @contextmanager
 def flooding(address: str, folder: Path, number: int, nbytes: int) -> Iterator[None]:
-    """A process of another tenant that exchanges over the network as fast as it can."""
+    """Run a process of another tenant that exchanges over the network as fast as it can."""
     processes = multiprocessing.get_context("spawn")
     begun = processes.Event()
     process = processes.Process(target=_flood, args=(address, folder, str(number), nbytes, begun), daemon=True)

@@ -1,9 +1,9 @@
 """Traces the way of a gradient: `python -m benchmarks.trace_way [--sent]`.
 
-Two groups of two workers, threads of this process, train with synchronous SGD and a server over TCP. In one warm step
-all threads are profiled. For each point that the gradient passes, the trace has the files of `hybridps/` that are on
-the call stack there, the outermost first. docs/design.md lists them. With `--sent` the server reaches no memory of the
-groups, so that values are sent, as over a network.
+Two groups of two workers, as threads of this process, train with synchronous SGD and a server over TCP. All threads are
+profiled in one warm step. For each point that the gradient passes, the trace lists the files of `hybridps/` on the call
+stack, the outermost first. docs/design.md lists them. With `--sent` the server reaches no memory of the groups, so
+values are sent, as over a network.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import hybridps
 PACKAGE = Path(hybridps.__file__).parent
 MPI_WORLD = 4
 ELEMENTS = 1 << 21
-"""Two chunks of float32, so that their rounds are handed to a worker."""
+"""Two chunks of float32, so that their rounds are handed to a worker thread."""
 
 WARM_STEPS = 4
 
@@ -40,17 +40,17 @@ POINTS = {
     ("tensor_collectives/broadcast.py", "broadcast_"): "is given to the group",
     ("step/schedule.py", "finish"): "is released",
 }
-"""Functions, by file and name, that mark what happens to the gradient there."""
+"""Functions, by file and name, with what happens to the gradient there."""
 
 
 class Trace:
-    """Records stacks at `POINTS` while `on`. Every thread that is started after `install` is profiled."""
+    """Records stacks at `POINTS` while it is `on`. Every thread that is started after `install` is profiled."""
 
     def __init__(self) -> None:
         self.on = False
         self.stacks: dict[str, set[tuple[str, ...]]] = {point: set() for point in POINTS.values()}
         self.files: set[str] = set()
-        """Files of which any function was called."""
+        """The files with any function that was called."""
         self._names: dict[CodeType, str | None] = {}
 
     def install(self) -> None:
@@ -78,7 +78,7 @@ class Trace:
         return tuple(reversed(names))
 
     def _file_of(self, code: CodeType) -> str | None:
-        """Path within the package; None for other code."""
+        """Return the path within the package; None for other code."""
         if code not in self._names:
             path = Path(code.co_filename)
             self._names[code] = str(path.relative_to(PACKAGE)) if PACKAGE in path.parents else None
@@ -86,7 +86,7 @@ class Trace:
 
 
 def train(trace: Trace, sent: bool) -> None:
-    """Train, and switch the trace on for the last step."""
+    """Train, with the trace on in the last step."""
     from hybridps.config import Settings
     from hybridps.mpi_groups import ThreadGroup
     from hybridps.ps.server import Server, requests
@@ -105,7 +105,7 @@ def train(trace: Trace, sent: bool) -> None:
 
 
 def work(world: Any, address: str, settings: Any, trace: Trace) -> None:
-    """One worker."""
+    """Run one worker."""
     from hybridps.algorithms import choose_row, make_algorithm
     from hybridps.mpi_groups.plan import make_plan
     from hybridps.mpi_groups.session import Session

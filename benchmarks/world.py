@@ -1,4 +1,4 @@
-"""Starting the ranks with mpirun: on this host, or on nodes that are network namespaces."""
+"""Starts the ranks with mpirun: on this host, or on nodes that are network namespaces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POLL_SECONDS = 0.1
 
 
 def run_ranks(task: Task, links: Links | None) -> Answer:
-    """Start the ranks, wait, and return what they found. Raises RuntimeError if they fail."""
+    """Start the ranks and wait for them. Return their answer. Raises RuntimeError if they fail."""
     path = task.write()
     mpirun = find_mpirun()
     if links and mpirun.flavour != OPEN_MPI:
@@ -44,7 +44,7 @@ def run_ranks(task: Task, links: Links | None) -> Answer:
 
 
 def start_workers(task: Exchanges) -> None:
-    """Start the workers on this host, and wait. Raises RuntimeError if they, or servers they may wait for, fail."""
+    """Start the workers on this host, and wait for them. Raises RuntimeError if they or servers that they need fail."""
     mpirun = find_mpirun()
     command = mpirun.command(
         task.workers, (), {}, [sys.executable, "-m", "mpi4py", "-m", "benchmarks.push_pull_ranks", str(task.write())]
@@ -56,7 +56,7 @@ def start_workers(task: Exchanges) -> None:
 
 
 def end_by_signal(number: int, frame: FrameType | None) -> None:
-    """Leave through all `finally` clauses, which end what was started and remove the namespaces."""
+    """Exit through all `finally` clauses, which end what was started and remove the namespaces."""
     sys.exit(128 + number)
 
 
@@ -69,7 +69,7 @@ def _rank_environment(ranks: int, folder: str) -> dict[str, str]:
     kept = without_rank_marks(os.environ)
     wanted = root_environment() | rank_environment(kept, os.cpu_count() or 1, ranks, ranks)
     paths = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"
-    # what the MPI library leaves behind when it is ended goes with the folder
+    # files that the MPI library leaves when it is killed go with the folder
     return kept | wanted | {"PATH": paths, "PYTHONPATH": str(TOP), "TMPDIR": folder}
 
 
@@ -81,7 +81,7 @@ def _hosts(task: Task, links: Links) -> tuple[Host, ...]:
 def _wait(
     command: list[str], environment: dict[str, str], death_signal: int, check: Callable[[], None] = lambda: None
 ) -> int:
-    """The command's exit status. Meanwhile, and if it fails, `check` may raise, which ends it."""
+    """Return the command's exit status. `check` may raise, while the command runs or if it fails, which ends it."""
     process = subprocess.Popen(
         command,
         env=environment,
@@ -102,7 +102,7 @@ def _wait(
 
 
 def _check_servers(task: Exchanges) -> None:
-    """Raises RuntimeError if one has failed that is needed. Those of MXNet end, well, when their workers have."""
+    """Raise RuntimeError if a server that is needed has failed. MXNet's end with status 0 after their workers."""
     for way in task.ways:
         for pid in () if task.done_file(way.case).exists() else way.pids:
             ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -6,7 +6,7 @@
 #   e.g. launch/hostfile.sh hosts.txt python train.py --epochs 3
 #
 # SERVERS (default: 1), ALGORITHM (default: elastic) and RUN (a run folder that all hosts see) are taken
-# from the environment. On a network that you trust, INSECURE=1 saves the encryption.
+# from the environment. On a network that you trust, INSECURE=1 turns encryption off.
 set -euo pipefail
 
 if (($# < 2)); then

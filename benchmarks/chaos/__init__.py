@@ -1,4 +1,5 @@
 """Training, and exchanges of many light groups, under a schedule of faults: `python -m benchmarks.chaos`.
 
-`schedule` says when what happens to whom, `training` and `light` do it, `outcomes` sums up, `chains` compares weights.
+`schedule` decides which fault happens when and to whom, `training` and `light` inject the faults, `outcomes` summarises
+them, and `chains` compares weights.
 """

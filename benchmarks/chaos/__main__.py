@@ -1,7 +1,7 @@
-"""Training under a schedule of faults: what is survived, and what it costs. See docs/benchmarks.md.
+"""Training under a schedule of faults: which faults it survives, and what they cost. See docs/benchmarks.md.
 
-python -m benchmarks.chaos --groups 3 --minutes 10 --faults-per-hour 125 --json chaos.json
-python -m benchmarks.chaos --light 32 --minutes 5 --faults-per-hour 12000
+python -m benchmarks.chaos --groups 3 --minutes 10 --faults-per-hour 125 --json chaos.json python -m benchmarks.chaos
+--light 32 --minutes 5 --faults-per-hour 12000
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def chaos(
     groups: Annotated[int, typer.Option(min=2, help="Groups of two workers each.")] = 3,
     light_groups: Annotated[
-        int | None, typer.Option("--light", min=8, metavar="N", help="Instead, so many groups in one process.")
+        int | None, typer.Option("--light", min=8, metavar="N", help="Use N light groups in one process instead.")
     ] = None,
-    minutes: Annotated[float, typer.Option(min=0.05, help="Under faults.")] = 10.0,
-    faults_per_hour: Annotated[float, typer.Option(min=0.0, help="On average.")] = 125.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the times, kinds and victims.")] = 0,
-    kinds: Annotated[str | None, typer.Option(help="Kinds of faults, with commas. Default: all.")] = None,
+    minutes: Annotated[float, typer.Option(min=0.05, help="Minutes under faults.")] = 10.0,
+    faults_per_hour: Annotated[float, typer.Option(min=0.0, help="Mean number of faults per hour.")] = 125.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the times, kinds and victims of faults.")] = 0,
+    kinds: Annotated[str | None, typer.Option(help="Kinds of faults, separated by commas. Default: all.")] = None,
     algorithm: Annotated[str, typer.Option(help=f"One of {', '.join(launched.ALGORITHMS)}.")] = "elastic",
-    compare: Annotated[bool, typer.Option(help="Train undisturbed too, as long.")] = True,
+    compare: Annotated[bool, typer.Option(help="Also train undisturbed, for as long.")] = True,
     json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
 ) -> None:
     """Train under faults, and without them; or, with --light, exchange with many light groups."""

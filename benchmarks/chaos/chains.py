@@ -1,4 +1,4 @@
-"""Whether all groups of a synchronous job have had the same weights, by digests of them. Pure."""
+"""Whether all groups of a synchronous job have had the same weights, by digests of the weights. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 
 class DivergedError(Exception):
-    """Groups that should have the same weights do not."""
+    """Groups that should have the same weights have different ones."""
 
 
 def digest(values: np.ndarray) -> int:
-    """64 bits that stand for the bits of the values."""
+    """Return a 64-bit digest of the bits of the values."""
     return int.from_bytes(hashlib.blake2b(values.tobytes(), digest_size=8).digest(), "little", signed=True)
 
 

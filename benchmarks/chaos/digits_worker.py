@@ -2,8 +2,8 @@
 
     hybridps run ... -- python -m benchmarks.chaos.digits_worker FOLDER ALGORITHM
 
-It writes each step to the folder (`records`), and the leader of a group what it has in the end (`end-GROUP.json`). A
-group that is started again takes the weights of the servers, and goes on.
+It records each step in the folder (`records`). The leader of a group writes the group's final figures
+(`end-GROUP.json`). A group that is started again takes the weights from the servers and continues.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Digits:
             view[:] = chance.standard_normal(view.shape) / np.sqrt(len(view))
 
     def forward(self, flat: np.ndarray, chosen: Any) -> tuple[np.ndarray, np.ndarray]:
-        """What the hidden layer and the output are for these images."""
+        """Return the values of the hidden layer and of the output for these images."""
         weights = Arena(LAYOUT, flat)
         hidden = np.tanh(self.images[chosen] @ weights.view("first"))
         hidden = np.hstack([hidden, np.ones((len(hidden), 1), "float32")])
@@ -72,14 +72,14 @@ class Digits:
         out += np.float32(DECAY) * flat
 
     def accuracy(self, flat: np.ndarray) -> float:
-        """On the images that are held out."""
+        """Return the accuracy on the held-out images."""
         held_out = slice(TRAINED, None)
         right = self.forward(flat, held_out)[1].argmax(axis=1) == self.labels[held_out].argmax(axis=1)
         return float(right.mean())
 
 
 def rule_of(name: str, job: Job) -> Rule | None:
-    """The rule of the servers; None where workers update."""
+    """Return the rule of the servers; None if workers update."""
     if name == "sync-server":
         return Momentum(rate=RATE / job.workers, momentum=MOMENTUM)
     return SGD(rate=RATE / job.session.group.size) if name == "async" else None
@@ -99,7 +99,7 @@ def step_(algorithm: Algorithm, weights: Tensor, gradients: Tensor, velocity: np
 
 
 def main(folder: Path, name: str) -> None:
-    """Train until the end is told."""
+    """Train until the file `end` is there."""
     digits, back = Digits(), resume()
     with open_job() as job:
         algorithm = job.algorithm(rule=rule_of(name, job))
@@ -129,7 +129,7 @@ def main(folder: Path, name: str) -> None:
 
 
 def finish(folder: Path, digits: Digits, algorithm: Algorithm, flat: np.ndarray, place: Place) -> None:
-    """Write what a group has in the end."""
+    """Write the final figures of a group."""
     centre = algorithm.levels.tensor(LAYOUT.length, "float32")
     algorithm.read_centre(TABLE, centre)
     there = centre.vectors[0]

@@ -17,24 +17,25 @@ from benchmarks.chaos.servers import BACK, RESTARTS, children
 
 TOP = Path(__file__).parents[2]
 WORKERS = 2
-"""Of a group."""
+"""The number of workers in a group."""
 
 ALGORITHMS = {
     # every:4, as the usual trigger depends on measured times
     "elastic": ("--algorithm", "elastic", "--tau", "4"),
-    # The launcher is not told: it would take it for synchronous updates on the workers, whose groups begin anew.
+    # The launcher does not get the algorithm: it would assume updates on the workers, whose groups start again from the
+    # beginning.
     "sync-server": (),
     "async": ("--algorithm", "async"),
 }
-"""What `hybridps run` is told, by the names that the benchmark takes."""
+"""The options of `hybridps run` for each algorithm of the benchmark."""
 
 STOP_SECONDS = 20.0
 
 
 class Launched:
-    """A launch of `hybridps run` that trains so many groups on the digits. A context manager.
+    """A launch of `hybridps run` whose groups train on the digits. A context manager.
 
-    `folder`: where the workers write. Faults go only to processes that this launch has started.
+    `folder`: where the workers write. Faults hit only processes that this launch has started.
     """
 
     def __init__(self, folder: Path, groups: int, algorithm: str) -> None:
@@ -43,11 +44,11 @@ class Launched:
         train = ["--", "python", "-m", "benchmarks.chaos.digits_worker", str(folder), algorithm]
         paths = [str(TOP), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.said: deque[str] = deque(maxlen=200)
-        """Its last lines."""
+        """The last lines of its output."""
         self.backs = 0
-        """How often a server was said to be back."""
+        """How often it reported that a server was back."""
         self.restarts = 0
-        """How often groups were said to be started again."""
+        """How often it reported that groups were started again."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "hybridps", *words, *train],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HYBRIDPS_JOB": f"chaos-{os.getpid()}"},
@@ -61,11 +62,11 @@ class Launched:
 
     @property
     def status(self) -> int | None:
-        """Its exit status; None while it runs."""
+        """The exit status; None while it runs."""
         return self._process.poll()
 
     def rank(self, group: int, rank: int) -> int | None:
-        """The process id of a rank of a group; None if it does not run."""
+        """Return the process id of a rank of a group; None if the rank does not run."""
         wanted = {f"HYBRIDPS_GROUP_INDEX={group}".encode()}
         ranks = {f"{name}={rank}".encode() for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK")}
         for pid in descendants(self._process.pid):
@@ -76,7 +77,7 @@ class Launched:
         return None
 
     def server(self) -> int | None:
-        """The process id of the process that serves; None between two of its lives."""
+        """Return the process id of the process that serves; None between two of its lives."""
         for pid in children(self._process.pid):
             with suppress(OSError):
                 if b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
@@ -84,7 +85,7 @@ class Launched:
         return None
 
     def wait(self, seconds: float) -> int | None:
-        """Wait until it ends by itself; its exit status, None if that takes longer."""
+        """Wait until the launch ends by itself. Return its exit status; None if it takes longer."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         return self._process.poll()
@@ -96,7 +97,7 @@ class Launched:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process.poll() is None:
-            for pid in descendants(self._process.pid):  # it could not end those that are stopped
+            for pid in descendants(self._process.pid):  # the launcher could not end stopped processes
                 with suppress(OSError):
                     os.kill(pid, signal.SIGCONT)
             self._process.terminate()
@@ -113,7 +114,7 @@ class Launched:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Process ids of the children of a process, of their children, and so on."""
+    """Yield the process ids of the children of a process, of their children, and so on."""
     for child in children(pid):
         yield child
         yield from descendants(child)

@@ -1,4 +1,4 @@
-"""Many light groups in one process, each a client of one server that is killed under them."""
+"""Many light groups in one process, each a client of one server that is killed again and again."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ KINDS = ("kill-server", "vanish", "pause")
 
 LOST_SECONDS = 2.0
 TOLD_SECONDS = 0.4
-"""The server is told of groups that vanish from synchronous jobs for less; of others it finds out."""
+"""The server is told about groups that vanish from synchronous jobs for less than this; it notices the others
+itself."""
 END_SECONDS = 120.0
-"""How long groups may take to come to their ends."""
+"""The longest time that groups may take to end."""
 SETTINGS = Settings(
     chunk_bytes=1 << 14, lost_seconds=LOST_SECONDS, heartbeat_seconds=0.5, deadline_seconds=60.0, connect_seconds=30.0
 )
 
 
 class LightError(Exception):
-    """A group has failed, or did not come to its end."""
+    """A group has failed, or has not ended in time."""
 
 
 class LightGroup(threading.Thread):
@@ -45,14 +46,14 @@ class LightGroup(threading.Thread):
         self.exchanges = 0
         self.error: BaseException | None = None
         self.centre = np.zeros(job.layout.length, np.float32)
-        """What the server holds when all groups of the job have ended their exchanges, unless it is synchronous."""
+        """The centre when all groups of the job have ended their exchanges, unless the job is synchronous."""
         self._server, self._job, self._group, self._run = server, job, group, run
         self._meeting = meeting
         self._share = job.shares[group]
         self._orders: queue.SimpleQueue[Fault] = queue.SimpleQueue()
 
     def hit(self, fault: Fault) -> None:
-        """Have a fault happen to this group, after its exchange. Any thread may call this."""
+        """Let a fault happen to this group after its current exchange. Any thread may call this."""
         self._orders.put(fault)
 
     def run(self) -> None:
@@ -61,7 +62,7 @@ class LightGroup(threading.Thread):
             while not self._run.end.is_set() or not self._orders.empty():
                 client = self._suffer(client)
                 self._exchange(client)
-            if not self._job.is_synchronous:  # else others may still wait for this group, until it leaves
+            if not self._job.is_synchronous:  # otherwise others may still wait for this group, until it leaves
                 self._meeting.wait(END_SECONDS)
                 client.pull(TABLE, self.centre).wait()
                 self._meeting.wait(END_SECONDS)
@@ -81,10 +82,10 @@ class LightGroup(threading.Thread):
     def _exchange(self, client: Client) -> None:
         self._share.exchange(client)
         self.exchanges += 1
-        self._run.progress += 1  # a count that only has to change
+        self._run.progress += 1  # the count only has to change
 
     def _suffer(self, client: Client) -> Client:
-        """Let the next fault happen, if there is one. Returns the client to go on with."""
+        """Let the next fault happen, if there is one. Return the client to continue with."""
         try:
             fault = self._orders.get_nowait()
         except queue.Empty:
@@ -103,7 +104,7 @@ class LightGroup(threading.Thread):
         return client
 
     def _vanish(self, client: Client, fault: Fault) -> Client:
-        """Die, in an exchange or between two, and come back."""
+        """Die, during an exchange or between two, and come back."""
         if self._group % 3:
             self._share.leave_under_way(client)
         client.close(lost=True)
@@ -116,16 +117,16 @@ class LightGroup(threading.Thread):
         return client
 
     def _tell_end(self) -> None:
-        """Tell the server that this group has ended; return when others have gone on without it.
+        """Tell the server that this group has ended. Return when others have continued without it.
 
-        They may end the round that it was in, and not the next one, before the server knows.
+        They may end the round that it was in, but not the next one, before the server knows.
         """
         others = [member for member in self._run.members[self._job.name] if member is not self]
         before = [member.exchanges for member in others]
         end = time.monotonic() + 2 * LOST_SECONDS
         self._server.tell_end(self._job.name, self._group)
         while all(member.exchanges < was + 2 for member, was in zip(others, before, strict=True)):
-            if time.monotonic() > end:  # the server that was told was killed: the group is lost by now
+            if time.monotonic() > end:  # the server that was told has been killed: the group is lost by now
                 return
             time.sleep(0.005)
 
@@ -142,9 +143,9 @@ class LightRun:
 
 
 def run_light(groups: int, seconds: float, count: int, seed: int, kinds: Sequence[str]) -> dict[str, Any]:
-    """Let so many groups of four jobs exchange under so many faults; returns what was found.
+    """Let the groups of four jobs exchange under `count` faults. Return the results.
 
-    Raises LightError, DivergedError or ServerError when something did not survive.
+    Raises LightError, DivergedError or ServerError if something did not survive.
     """
     jobs = [kind(groups // len(JOBS) + (number < groups % len(JOBS))) for number, kind in enumerate(JOBS)]
     run = LightRun(jobs)
@@ -184,8 +185,8 @@ def run_light(groups: int, seconds: float, count: int, seed: int, kinds: Sequenc
 
 
 def _inject(schedule: Sequence[Fault], run: LightRun, server: RestartedServer, members: list[LightGroup]) -> float:
-    """Let the faults happen, each at its time or soon after it. Returns when the first was due to count from."""
-    while run.progress < len(members):  # all have begun, or nearly
+    """Let the faults happen, each at its time or soon after it. Return the moment from which their times count."""
+    while run.progress < len(members):  # all have begun, or nearly all
         _check(members)
         time.sleep(0.01)
     began = time.monotonic()
@@ -205,7 +206,7 @@ def _inject(schedule: Sequence[Fault], run: LightRun, server: RestartedServer, m
 
 
 def _await_outcomes(run: LightRun, count: int, members: Sequence[LightGroup]) -> None:
-    """Wait until so many faults are recovered from: a group must not come back when all others have left."""
+    """Wait until `count` faults are recovered from: a group must not come back when all others have left."""
     end = time.monotonic() + END_SECONDS
     while len(run.outcomes) < count:
         _check(members)
@@ -223,7 +224,7 @@ def _check(members: Sequence[LightGroup]) -> None:
 
 
 def _await(members: Sequence[LightGroup]) -> None:
-    """Wait until all groups have ended. Raises LightError for one that has failed, or does not end."""
+    """Wait until all groups have ended. Raises LightError if one has failed or does not end."""
     end = time.monotonic() + END_SECONDS
     for member in members:
         member.join(max(0.0, end - time.monotonic()))

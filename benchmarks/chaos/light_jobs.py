@@ -16,20 +16,20 @@ from hybridps.shared_memory import shared_memory
 
 TABLE = "w"
 WIDTH = 1000
-"""Elements of a table for each group of its job, and in the tables of weights."""
+"""The number of elements of a table for each group of its job, and in the tables of weights."""
 
 
 class Share(Protocol):
-    """The part of one group in a job: its values, and what it knows of what it did."""
+    """The part of one group in a job: its values, and its record of what it did."""
 
     def exchange(self, client: Client) -> None:
-        """One exchange, to its end."""
+        """Make one exchange, and wait for its end."""
 
     def leave_under_way(self, client: Client) -> None:
         """Begin an exchange whose end nobody sees, as the group dies in it."""
 
     def come_back(self) -> None:
-        """The group is back, with a new client."""
+        """Continue after a death, with a new client."""
 
 
 class LightJob:
@@ -50,14 +50,14 @@ class LightJob:
 
     @property
     def layout(self) -> Layout:
-        """Of the table of the job."""
+        """The layout of the job's table."""
         return Layout.of("float32", {TABLE: (self.groups, WIDTH), "rest": (77,)})
 
     def make_share(self, group: int) -> Share:
         raise NotImplementedError
 
     def check(self, centre: np.ndarray) -> str:
-        """Look at what all groups have had, and the centre in the end; returns what was found to hold.
+        """Check what all groups received, and the final centre. Return a text that says what holds.
 
         Raises DivergedError.
         """
@@ -65,17 +65,17 @@ class LightJob:
 
 
 def memory(layout: Layout, group: int) -> np.ndarray:
-    """Zeros: for every other group in memory that servers of this host reach."""
+    """Return zeros; for every other group, in memory that servers of this host can reach."""
     return shared_memory(layout.nbytes).view(np.float32) if group % 2 else np.zeros(layout.length, np.float32)
 
 
 def rows_of(layout: Layout, flat: np.ndarray) -> np.ndarray:
-    """The row of each group in an array of a table."""
+    """Return the row of each group in an array of a table."""
     return Arena(layout, flat).view(TABLE)
 
 
 class _Synchronous:
-    """A group of a job whose groups all get the same answers."""
+    """A group of a job in which all groups get the same answers."""
 
     def __init__(self, layout: Layout, group: int) -> None:
         self.layout, self.group = layout, group
@@ -94,7 +94,7 @@ class _Synchronous:
         client.exchange(TABLE, self.values, self.answer, 0, self.layout.length)
 
     def come_back(self) -> None:
-        # What the life before has under way may still be read and written.
+        # Operations of the previous life may still read and write the old arrays.
         self.values, self.answer = memory(self.layout, self.group), memory(self.layout, self.group)
         self.lives.append([])
 
@@ -106,7 +106,7 @@ class _Synchronous:
 
 
 class _Summing(_Synchronous):
-    """Each group has a row, in which it adds ones."""
+    """Each group has a row, to which it adds ones."""
 
     def _fill(self) -> None:
         super()._fill()
@@ -149,7 +149,7 @@ def _lives(shares: Sequence[Share]) -> list[list[int]]:
 
 
 class _Elastic:
-    """Weights that drift, and what was added to them."""
+    """Weights that drift, and the total that was added to them."""
 
     def __init__(self, layout: Layout, group: int) -> None:
         self.layout, self.group = layout, group
@@ -163,7 +163,7 @@ class _Elastic:
         self.weights -= self.answer
 
     def leave_under_way(self, client: Client) -> None:
-        """Nothing: nobody could know whether the centre has moved, so that the sum would be unknown."""
+        """Do nothing: nobody could know whether the centre has moved, so the expected sum would be unknown."""
 
     def come_back(self) -> None:
         weights, self.answer = memory(self.layout, self.group), memory(self.layout, self.group)
@@ -172,7 +172,7 @@ class _Elastic:
 
 
 class ElasticJob(LightJob):
-    """Elastic averaging, each group at its own pace: the weights and the centre add up to what was added."""
+    """Elastic averaging, each group at its own pace: weights and centre add up to the total that was added."""
 
     name, rule = "elastic", Elastic(0.25)
 
@@ -213,7 +213,7 @@ class _Counting:
 class AsyncJob(LightJob):
     """Asynchronous SGD: each gradient that was answered counts exactly once, others at most once.
 
-    The rate is a power of two, so that sums in any order have the same bits.
+    The rate is a power of two, so sums in any order have the same bits.
     """
 
     name, rule, clock = "async", SGD(rate=2.0**-7), FreeRunning()

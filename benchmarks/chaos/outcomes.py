@@ -1,4 +1,4 @@
-"""What became of the faults: how many were survived, and how long it took. Pure."""
+"""The outcomes of the faults: how many were survived, and how long recovery took. Pure functions."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Outcome(NamedTuple):
 
     @property
     def took(self) -> float | None:
-        """Seconds from the fault, or from its end if it ends by itself, until the victim made progress again."""
+        """The seconds from the fault, or from its end if it ends by itself, until the victim made progress again."""
         return None if self.recovered is None else self.recovered - self.injected - self.fault.lasts
 
 
 def by_kind(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
-    """Of each kind: how many were injected and survived, and the seconds until the victim made progress again."""
+    """Return for each kind the numbers injected and survived, and the seconds until the victim made progress again."""
     found: dict[str, dict[str, Any]] = {}
     for kind in sorted({outcome.fault.kind for outcome in outcomes}):
         mine = [outcome for outcome in outcomes if outcome.fault.kind == kind]
@@ -38,7 +38,7 @@ def by_kind(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
 
 
 def lines_of(kinds: dict[str, dict[str, Any]]) -> list[str]:
-    """What `by_kind` has found, as lines to be read."""
+    """Return the result of `by_kind` as lines of text."""
     lines = []
     for kind, found in kinds.items():
         times = ""
@@ -49,7 +49,7 @@ def lines_of(kinds: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def quiet_spans(outcomes: Sequence[Outcome], begin: float, end: float) -> list[tuple[float, float]]:
-    """The spans of time from `begin` to `end` in which no fault was still to be recovered from."""
+    """Return the spans of time from `begin` to `end` in which no fault was still to be recovered from."""
     spans, since = [], begin
     for outcome in sorted(outcomes, key=lambda outcome: outcome.injected):
         if outcome.injected > since:

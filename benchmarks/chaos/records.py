@@ -1,4 +1,4 @@
-"""What each worker writes down about each of its steps, and what is read from that while it trains."""
+"""What each worker records about each of its steps, and how the records are read while it trains."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 STEP = np.dtype([("seconds", "f8"), ("digest", "i8")])
-"""A step: when it was done (of the monotonic clock, which all processes of a host share), and what the weights were."""
+"""A step: when it was done, on the monotonic clock, which all processes of a host share, and a digest of the
+weights."""
 
 
 class Place(NamedTuple):
-    """One life of a worker: of rank `rank` of group `group`."""
+    """One life of a worker: rank `rank` of group `group`."""
 
     group: int
     rank: int
@@ -22,7 +23,7 @@ class Place(NamedTuple):
 
 
 class Writer:
-    """Writes the steps of a worker's life: each at once, as the worker may be killed at any moment."""
+    """Writes the steps of a worker's life, each one at once, as the worker may be killed at any moment."""
 
     def __init__(self, folder: Path, place: Place) -> None:
         name = f"steps-{place.group}-{place.rank}-{place.life}"
@@ -30,33 +31,33 @@ class Writer:
         self._step = np.zeros(1, STEP)
 
     def write(self, seconds: float, digest: int) -> None:
-        """Note a step."""
+        """Record a step."""
         self._step[0] = seconds, digest
         os.write(self._file, self._step.tobytes())
 
     def close(self) -> None:
-        """No step is written any more."""
+        """Close the file. Call this after the last step."""
         os.close(self._file)
 
 
 def places(folder: Path) -> list[Place]:
-    """All lives that there are files of, ascending."""
+    """Return all lives that have files, ascending."""
     return sorted(Place(*map(int, path.name.split("-")[1:])) for path in folder.glob("steps-*"))
 
 
 def read(folder: Path, place: Place) -> np.ndarray:
-    """The steps of a life so far."""
+    """Return the steps of a life so far."""
     data = (folder / f"steps-{place.group}-{place.rank}-{place.life}").read_bytes()
     return np.frombuffer(data[: len(data) // STEP.itemsize * STEP.itemsize], STEP)
 
 
 def leaders(folder: Path, group: int | None = None) -> list[Place]:
-    """The lives of leaders: of a group, or of all."""
+    """Return the lives of leaders, of one group or of all groups."""
     return [place for place in places(folder) if place.rank == 0 and group in (None, place.group)]
 
 
 def first_step_after(folder: Path, group: int, seconds: float, life: int = 0) -> float | None:
-    """When the leader of a group, in this life or a later one, did its first step after that moment; None: not yet."""
+    """Return when the leader of a group, in this life or later, did its first step after a moment; None: not yet."""
     for place in leaders(folder, group):
         if place.life < life:
             continue
@@ -68,6 +69,6 @@ def first_step_after(folder: Path, group: int, seconds: float, life: int = 0) ->
 
 
 def count_steps(folder: Path, spans: Iterable[tuple[float, float]]) -> int:
-    """Steps that the leaders of all groups have done in these spans of time."""
+    """Return the number of steps that the leaders of all groups have done in these spans of time."""
     moments = np.sort(np.concatenate([np.zeros(0), *(read(folder, place)["seconds"] for place in leaders(folder))]))
     return sum(int(np.diff(np.searchsorted(moments, span))[0]) for span in spans)

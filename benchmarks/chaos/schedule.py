@@ -1,4 +1,4 @@
-"""When which fault happens to whom: a pure function of the seed."""
+"""Which fault happens when, and to whom: a pure function of the seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Victim(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """`seconds`: when it is due, from the beginning on. `lasts`: for how many seconds, if it ends by itself."""
+    """`seconds`: when it is due, since the beginning. `lasts`: how many seconds it lasts, if it ends by itself."""
 
     seconds: float
     kind: str
@@ -24,13 +24,13 @@ class Fault(NamedTuple):
 
 
 LASTS = {"stop": (1.0, 5.0), "freeze": (12.0, 15.0), "pause": (0.0, 1.0), "vanish": (0.0, 0.5)}
-"""Kinds that end by themselves: the least and the most seconds."""
+"""Kinds that end by themselves, with the shortest and the longest time in seconds."""
 
 
 def make_schedule(seed: int, victims: Mapping[str, Sequence[Victim]], count: int, seconds: float) -> list[Fault]:
-    """So many faults within so many seconds, ascending. `victims`: of each kind, who may be hit.
+    """Return `count` faults within `seconds`, ascending. `victims`: those that each kind may hit.
 
-    Every kind comes as often as another one, or once more.
+    Each kind occurs as often as any other, or once more.
 
     >>> schedule = make_schedule(1, {"stop": [Victim(0)], "kill-server": [Victim(0)]}, 4, 60.0)
     >>> sorted(fault.kind for fault in schedule)

@@ -1,4 +1,4 @@
-"""A server of a process of its own that is killed again and again, and comes back by itself."""
+"""A server in a process of its own that is killed again and again, and comes back by itself."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hybridps.errors import ServerError
 from hybridps.processes import ServerProcess
 
 BACK = "the server is back"
-"""Part of the line that a server prints when it serves again."""
+"""A part of the line that a server prints when it serves again."""
 
 RESTARTS = 1_000_000
 BACK_SECONDS = 30.0
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of the children of a process; none if it has ended."""
+    """Return the process ids of the children of a process; none if it has ended."""
     try:
         return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -34,25 +34,25 @@ class RestartedServer(ServerProcess):
 
     def __init__(self, settings: Settings, arguments: Sequence[str] = ()) -> None:
         self.said: list[str] = []
-        """Its lines on standard error."""
+        """The lines of its standard error."""
         self._backs = 0
         self._news = threading.Condition()
         options = ["--restarts", str(RESTARTS), "--told-ends", *arguments]
         super().__init__(settings, arguments=options, stdin=subprocess.PIPE, hear=self._hear_line)
 
     def tell_end(self, job: str, group: int) -> None:
-        """Say that a group has ended, as `hybridps run` does. Any thread may call this."""
+        """Report that a group has ended, as `hybridps run` does. Any thread may call this."""
         self._process.stdin.write(f"{job} {group}\n")  # type: ignore[union-attr]
         self._process.stdin.flush()  # type: ignore[union-attr]
 
     def kill(self) -> float:
-        """Kill the process that serves; returns the moment (of the monotonic clock) when the next one serves.
+        """Kill the process that serves. Return the moment, on the monotonic clock, when the next one serves.
 
-        Raises ServerError if it does not come back.
+        Raises ServerError if the server does not come back.
         """
         before = self._backs
         end = time.monotonic() + BACK_SECONDS
-        while not (serving := children(self.pid)):  # it is between two lives
+        while not (serving := children(self.pid)):  # between two lives
             if time.monotonic() > end:
                 raise ServerError(f"no process serves: {''.join(self.said[-4:])}")
             time.sleep(0.001)

@@ -1,4 +1,4 @@
-"""A training of real images under faults, and the same one without: what it lost, and whether its weights are right."""
+"""Training on real images under faults, and without: what the faults cost, and whether the weights are right."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from benchmarks.chaos.outcomes import Outcome, by_kind, quiet_spans
 from benchmarks.chaos.schedule import Fault, Victim, make_schedule
 
 KINDS = ("kill-worker", "kill-leader", "kill-server", "stop", "freeze")
-"""What `schedule.Fault` may name: a follower, a leader, or the server is killed; a worker is stopped by SIGSTOP for a
-while, or for longer than `lost_seconds`, so that the servers take its group as lost."""
+"""The kinds of faults: a follower, a leader or the server is killed; a worker is stopped by SIGSTOP for a while, or for
+longer than `lost_seconds`, after which the servers consider its group lost."""
 
 HARMLESS = {"kill-server", "stop"}
-"""Kinds after which synchronous training has the same bits as without them."""
+"""Kinds after which synchronous training has the same bits as without faults."""
 
 START_SECONDS = 120.0
 RECOVER_SECONDS = 120.0
@@ -33,33 +33,33 @@ END_SECONDS = 60.0
 SETTLE_SECONDS = 2.0
 LOOK_SECONDS = 0.01
 ACCURACY_LOST = 0.03
-"""So much less accurate may the centre be than that of undisturbed training."""
+"""The largest loss of accuracy of the centre, compared with undisturbed training."""
 FARTHEST = 0.5
-"""Of the weights of a group from the centre, as a part of the centre's norm."""
+"""The largest distance of a group's weights from the centre, relative to the centre's norm."""
 
 
 class JobEndedError(Exception):
-    """The job, or what a fault has hit, did not survive."""
+    """The job, or a victim of a fault, did not survive."""
 
 
 class _Open:
-    """A fault that has happened to a victim that has not made progress since."""
+    """A fault whose victim has not made progress since."""
 
     def __init__(self, fault: Fault, pid: int, life: int, backs: int) -> None:
         self.fault, self.pid, self.life, self.backs = fault, pid, life, backs
         self.injected = time.monotonic()
         self.back: float | None = None if fault.kind == "kill-server" else self.injected
-        """When the server was said to be back."""
+        """When the server was reported to be back."""
         self.stopped = fault.lasts > 0
         os.kill(pid, signal.SIGSTOP if self.stopped else signal.SIGKILL)
 
     def recovered(self, folder: Path, launched: Launched, groups: int) -> float | None:
-        """When its victim made progress again; None if it has not."""
+        """Return when its victim made progress again; None if it has not."""
         if self.stopped and time.monotonic() < self.injected + self.fault.lasts:
             return None
         if self.stopped:
             self.stopped = False
-            with suppress(ProcessLookupError):  # its group has ended it
+            with suppress(ProcessLookupError):  # its group may have ended it
                 os.kill(self.pid, signal.SIGCONT)
         if self.back is None:
             self.back = time.monotonic() if launched.backs > self.backs else None
@@ -71,15 +71,15 @@ class _Open:
         first = records.first_step_after(folder, group, since, self.life)
         if self.fault.kind != "freeze" or first is None:
             return first
-        # A group that was taken as lost may do one more step before it hears of that, and ends.
+        # A group that is considered lost may do one more step before it learns of that and ends.
         later = records.first_step_after(folder, group, first + SETTLE_SECONDS)
         return first if later is not None and later < first + 2 * SETTLE_SECONDS else later
 
 
 class Disturbing:
-    """Lets the faults of a schedule happen to a launch, and sees how each is recovered from.
+    """Lets the faults of a schedule happen to a launch, and observes the recovery from each.
 
-    A fault waits until its victim has recovered from the one before.
+    A fault waits until its victim has recovered from the previous one.
     """
 
     def __init__(self, folder: Path, launched: Launched, groups: int, schedule: Sequence[Fault]) -> None:
@@ -89,7 +89,7 @@ class Disturbing:
         self._open: list[_Open] = []
 
     def run(self, seconds: float) -> tuple[float, float]:
-        """Disturb for so long, until all is recovered; returns the beginning and the end. Raises JobEndedError."""
+        """Inject faults for `seconds`, and wait for recovery. Return the begin and the end. Raises JobEndedError."""
         began = time.monotonic()
         while time.monotonic() < began + seconds or self._due or self._open:
             check_runs(self._launched)
@@ -100,7 +100,7 @@ class Disturbing:
         return began, time.monotonic()
 
     def _look(self) -> None:
-        """Note the faults that are recovered from. Raises JobEndedError for one that is not in time."""
+        """Note the faults that were recovered from. Raises JobEndedError if a recovery takes too long."""
         for each in [*self._open]:
             recovered = each.recovered(self._folder, self._launched, self._groups)
             if recovered is not None:
@@ -113,7 +113,7 @@ class Disturbing:
                 )
 
     def _inject(self, fault: Fault) -> None:
-        """Let a fault happen, if its victim is there."""
+        """Let a fault happen, if its victim is running."""
         of_server = fault.kind == "kill-server"
         hit = [each.fault for each in self._open if (each.fault.kind == "kill-server") == of_server]
         if any(of_server or other.victim.place == fault.victim.place for other in hit):
@@ -139,7 +139,7 @@ def check_runs(launched: Launched) -> None:
 
 
 class Run:
-    """A training of one launch in a folder of its own, with faults or without."""
+    """A training of one launch in a folder of its own, with or without faults."""
 
     def __init__(self, folder: Path, groups: int, algorithm: str) -> None:
         folder.mkdir()
@@ -149,10 +149,10 @@ class Run:
         self.restarts = 0
         """How often groups were started again."""
         self.ends: list[dict[str, float]] = []
-        """What each group had in the end."""
+        """The final figures of each group."""
 
     def train(self, seconds: float, schedule: Sequence[Fault] = ()) -> None:
-        """Train so long. Raises JobEndedError if the job does not come to its end with status 0."""
+        """Train for `seconds`. Raises JobEndedError unless the job ends with status 0."""
         with Launched(self.folder, self._groups, self._algorithm) as launched:
             end = time.monotonic() + START_SECONDS
             while any(records.first_step_after(self.folder, group, 0.0) is None for group in range(self._groups)):
@@ -171,23 +171,23 @@ class Run:
         self.ends = [json.loads((self.folder / f"end-{group}.json").read_text()) for group in range(self._groups)]
 
     def images_per_second(self, spans: Sequence[tuple[float, float]] | None = None) -> float:
-        """In these spans of time, or in all of the training."""
+        """Return the rate in these spans of time, or in the whole training."""
         spans = [(self.began, self.ended)] if spans is None else spans
         seconds = sum(stop - start for start, stop in spans)
         steps = records.count_steps(self.folder, spans)
         return steps * WORKERS * digits_worker.BATCH / seconds if seconds else float("nan")
 
     def digests(self) -> list[list[int]]:
-        """What the weights were after each step, of each life of each worker."""
+        """Return the digests of the weights after each step, for each life of each worker."""
         return [records.read(self.folder, place)["digest"].tolist() for place in records.places(self.folder)]
 
 
 def run_training(
     groups: int, seconds: float, count: int, seed: int, kinds: Sequence[str], algorithm: str, compare: bool = True
 ) -> dict[str, Any]:
-    """Train undisturbed for half as long, under so many faults, and undisturbed again; returns what was found.
+    """Train undisturbed for half of `seconds`, then under `count` faults, then undisturbed again. Return the results.
 
-    Without `compare` only under faults. Raises JobEndedError, or DivergedError where weights are not what they must be.
+    Without `compare`, train only under faults. Raises JobEndedError; DivergedError if weights are wrong.
     """
     schedule = make_schedule(seed, victims_of(kinds, groups), count, seconds)
     with tempfile.TemporaryDirectory(prefix="hybridps-chaos-") as folder:
@@ -215,7 +215,7 @@ def run_training(
 
 
 def compared(algorithm: str, kinds: Sequence[str], run: Run, before: Run, after: Run) -> dict[str, Any]:
-    """How a run under faults compares with undisturbed ones. Raises DivergedError."""
+    """Return how a run under faults compares with undisturbed runs. Raises DivergedError."""
     rates = [before.images_per_second(), after.images_per_second()]
     quiet = quiet_spans(run.outcomes, run.began, run.ended)
     return {
@@ -229,7 +229,7 @@ def compared(algorithm: str, kinds: Sequence[str], run: Run, before: Run, after:
 
 
 def victims_of(kinds: Sequence[str], groups: int) -> dict[str, list[Victim]]:
-    """Whom each kind of fault may hit."""
+    """Return the victims that each kind of fault may hit."""
     ranks = {"kill-worker": range(1, WORKERS), "kill-leader": range(1), "kill-server": range(1)}
     return {
         kind: [
@@ -242,7 +242,7 @@ def victims_of(kinds: Sequence[str], groups: int) -> dict[str, list[Victim]]:
 
 
 def check_run(algorithm: str, run: Run) -> dict[str, str]:
-    """What was found to hold of the weights. Raises DivergedError for what does not."""
+    """Return what holds for the weights. Raises DivergedError for what does not."""
     farthest = max(end["distance"] for end in run.ends)
     if not farthest < FARTHEST:
         raise DivergedError(f"the weights of a group are far from the centre in the end: {run.ends}")
@@ -253,7 +253,7 @@ def check_run(algorithm: str, run: Run) -> dict[str, str]:
 
 
 def check_beside(algorithm: str, kinds: Sequence[str], run: Run, calm: Run) -> dict[str, str]:
-    """What was found to hold of the weights beside those of undisturbed training. Raises DivergedError."""
+    """Return what holds for the weights compared with undisturbed training. Raises DivergedError for what does not."""
     mine, theirs = (min(end["centre_accuracy"] for end in each.ends) for each in (run, calm))
     if mine < theirs - ACCURACY_LOST:
         raise DivergedError(f"the centre's accuracy is {mine:.3f}, that of undisturbed training {theirs:.3f}")
@@ -264,7 +264,7 @@ def check_beside(algorithm: str, kinds: Sequence[str], run: Run, calm: Run) -> d
 
 
 def same_steps(run: Run, calm: Run) -> int:
-    """Compare the weights of two runs step by step, until the first worker ends; returns how many steps those are."""
+    """Compare the weights of two runs step by step, until the first worker ends. Return the number of steps."""
     sequences = [*run.digests(), *calm.digests()]
     steps = min(map(len, sequences))
     for step in range(steps):

@@ -33,7 +33,7 @@ def measure_steps(command: Sequence[str], copies: int, batch_sizes: Sequence[int
     if line.seconds_per_unit <= 0:
         times = ", ".join(f"{size}: {1e3 * step:.0f} ms" for size, step in zip(batch_sizes, steps, strict=True))
         raise OracleError(
-            f"larger batches take no longer ({times}): the machine is busy with something else, wait for it"
+            f"larger batches take no longer ({times}): the machine is busy with something else, wait until it is idle"
         )
     return Steps(copies, line, fit_line(batch_sizes, loaders, relative=True))
 

@@ -1,4 +1,4 @@
-"""Importing this package makes the KVStore types of hybridps known to MXNet. It starts nothing else."""
+"""Importing this package registers the KVStore types of hybridps with MXNet. It starts nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from hybridps.errors import ConfigError
 
 if tuple(int(part) for part in np.__version__.split(".")[:2]) >= (1, 24):
-    # MXNet reads numpy.bool when it is imported; NumPy 1.24 removed it, NumPy 2 gave it another meaning.
+    # MXNet reads numpy.bool when it is imported. NumPy 1.24 removed that name, and NumPy 2 gave it another meaning.
     raise ConfigError(
         f"MXNet 1.9.1 cannot run with NumPy {np.__version__}: pip install 'hybridps[mxnet]' brings NumPy 1.23"
     )

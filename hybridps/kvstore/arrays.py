@@ -1,4 +1,4 @@
-"""MXNet's arrays over memory of ours, and asynchronous operations of its engine on them."""
+"""MXNet arrays in memory of hybridps, and asynchronous operations of MXNet's engine on them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Started = Callable[[Done], None]
 _ASYNCHRONOUS = ctypes.c_int(4)  # FnProperty::kAsync
 _CPU = (ctypes.c_int * 2)(1, 0)  # Context: type and number of the device
 _OnComplete = ctypes.c_void_p * 3
-"""A callback, and two of its parameters: the engine, and what it knows of the operation."""
+"""A callback and its first two parameters: the engine, and the engine's record of the operation."""
 
 _START = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p)
 _DONE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -38,19 +38,19 @@ def _start(_run_context: int, on_complete: ctypes._Pointer[ctypes.Array[ctypes.c
 
 
 def operate(arrays: Sequence[NDArray], started: Started, priority: int = 0, reads: Sequence[NDArray] = ()) -> None:
-    """Call `started(done)` on an engine thread when all earlier work on `arrays` (on the CPU) is done.
+    """Call `started(done)` on an engine thread once all earlier work on `arrays` (on the CPU) is done.
 
-    `reads`: other arrays, which must be there too.
+    `reads`: other arrays that must be ready too.
 
-    The operation ends when `done()` is called, from any thread. Until then the engine holds back every later reader
-    and writer of the arrays, and the caller goes on. `started` must return at once and not raise.
+    Return at once. The operation ends when `done()` is called, from any thread; until then the engine holds back all
+    later readers and writers of `arrays`. `started` must return at once and must not raise.
     """
     number = next(_numbers)
     _waiting[number] = started
-    operation = (_start, ctypes.c_void_p(number), None)  # called with the number; nothing is deleted afterwards
+    operation = (_start, ctypes.c_void_p(number), None)  # `_start` gets the number; None: no deleter
     read, changed = _handles(reads), _handles(arrays)
-    # Run it also when an earlier operation on the arrays has failed: the others wait for this worker, which ends when
-    # it meets the error.
+    # Run the operation even if an earlier one on the arrays has failed: the other workers wait for this worker, which
+    # ends when it meets the error.
     options = (ctypes.byref(_ASYNCHRONOUS), priority, b"hybridps", True)
     check_call(_LIB.MXEnginePushAsyncND(*operation, ctypes.byref(_CPU), *read, *changed, *options))
 
@@ -60,54 +60,54 @@ def _handles(arrays: Sequence[NDArray]) -> tuple[ctypes.Array[ctypes.c_void_p], 
 
 
 def array_over(view: np.ndarray) -> NDArray:
-    """An MXNet array in the memory of `view` (which stays writable, as `from_numpy` locks only its argument)."""
+    """Return an MXNet array in the memory of `view`, which stays writable: `from_numpy` locks only its argument."""
     return mx.nd.from_numpy(view.view(), zero_copy=True)
 
 
 def arrays_over(views: Mapping[str, np.ndarray]) -> dict[str, NDArray]:
-    """Arrays over the memory of those keys that have any."""
+    """Return an array in the memory of each view that has elements."""
     return {name: array_over(view) for name, view in views.items() if view.size}
 
 
 def memory_of(array: NDArray) -> np.ndarray:
-    """The memory of a dense array on the CPU, flat, once it may be read; valid as long as the array is kept."""
+    """Return the memory of a dense CPU array, flat. Waits until it can be read; valid while the array is kept."""
     array.wait_to_read()
     memory: Any = (ctypes.c_byte * nbytes_of(array)).from_address(address_of(array) or 0)
     return np.frombuffer(memory, np.dtype(array.dtype))
 
 
 def nbytes_of(array: NDArray) -> int:
-    """Size of a dense array."""
+    """Return the size of a dense array in bytes."""
     return array.size * np.dtype(array.dtype).itemsize  # type: ignore[no-any-return]
 
 
 def address_of(array: NDArray) -> int | None:
-    """Where a dense array begins in memory."""
+    """Return the address at which a dense array begins."""
     address = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     return address.value
 
 
 class MemoryInUse:
-    """Which memory the program's dense arrays use now."""
+    """The memory that the program's dense arrays use now."""
 
     def __init__(self) -> None:
-        """Looks at all arrays that Python knows."""
+        """Inspect all arrays that Python's garbage collector tracks."""
         arrays = [each for each in gc.get_objects() if issubclass(type(each), NDArray) and each.stype == "default"]
         begins = sorted((address_of(array) or 0, nbytes_of(array)) for array in arrays)
         self._begins = [begin for begin, _ in begins]
         self._ends = list(itertools.accumulate((begin + nbytes for begin, nbytes in begins), max))
-        """Where the last array ends of those that begin there or before."""
+        """For each array, the largest end among the arrays that begin at or before it."""
 
     def is_alone(self, array: NDArray) -> bool:
-        """Whether no other array uses some of the memory of this one."""
+        """Return whether no other array uses any of this array's memory."""
         begin = address_of(array) or 0
         first, last = bisect_left(self._begins, begin), bisect_left(self._begins, begin + max(1, nbytes_of(array)))
         return last - first == 1 and (first == 0 or self._ends[first - 1] <= begin)
 
 
 def copy_all(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
-    """Copy source i to target i (source 0 if there is one only), where it is not the same array."""
+    """Copy source i to target i, or the only source to all targets. A target that is its source is left out."""
     for number, target in enumerate(targets):
         source = sources[number if len(sources) > 1 else 0]
         if source is not target:
@@ -115,15 +115,16 @@ def copy_all(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
 
 
 def is_alike(one: NDArray, other: NDArray) -> bool:
-    """Whether these are dense arrays of the same shape and dtype, at the same place."""
+    """Return whether both are dense arrays of the same shape and dtype in the same context."""
     is_dense = one.stype == other.stype == "default"
     return bool(is_dense and (one.shape, one.dtype, one.context) == (other.shape, other.dtype, other.context))
 
 
 def order_as_usual(array: NDArray) -> None:
-    """Let MXNet's engine put the elements of a dense array into their usual order, where they lie.
+    """Have MXNet's engine restore the usual order of a dense array's elements, in place.
 
-    A convolution that only infers leaves its weights in an order of oneDNN's. Else this costs no pass over the array.
+    A convolution that only infers leaves its weights in an order of oneDNN. Otherwise this makes no pass over the
+    array.
     """
     with autograd.pause():
         view = array.reshape((-1,))[0:1]
@@ -131,20 +132,20 @@ def order_as_usual(array: NDArray) -> None:
 
 
 def same_arrays(some: Sequence[NDArray], others: Sequence[NDArray]) -> bool:
-    """Whether these are the same objects."""
+    """Return whether both hold the same objects, in order."""
     return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
 
 
 def is_dense(array: NDArray) -> bool:
-    """Whether the array is not sparse, by its class: to ask MXNet takes microseconds."""
+    """Return whether an array is not sparse, judged by its class: asking MXNet takes microseconds."""
     return not isinstance(array, BaseSparseNDArray)
 
 
 def dense(array: NDArray) -> NDArray:
-    """The array itself, or a dense copy of a sparse one."""
+    """Return the array itself, or a dense copy of a sparse one."""
     return array if is_dense(array) else array.tostype("default")
 
 
 def dtype_of(array: NDArray) -> str:
-    """The dtype in which an array is summed. Sums of small integers overflow alike in any dtype that has their bits."""
+    """Return the dtype in which an array is summed. Small integers are summed in int32, whose low bits are the same."""
     return {"uint8": "int32", "int8": "int32"}.get(name := np.dtype(array.dtype).name, name)

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class AveragedWeights:
     """MXNet's weights that are averaged together with the centre.
 
-    `weights` gives the arrays that are trained of a key, one for each device. Operations return at once, and MXNet's
-    engine lets users of the arrays wait. With `may_move` weights live in the arena that is averaged, where that is
-    safe; others are copied.
+    `weights` returns the trained arrays of a key, one for each device. Operations return at once; MXNet's engine makes
+    users of the arrays wait. With `may_move`, weights are moved to the arena that is averaged, where that is safe;
+    others are copied.
     """
 
     def __init__(self, weights: Callable[[str], Sequence[NDArray]], shared: Weights, may_move: bool) -> None:
@@ -37,7 +37,7 @@ class AveragedWeights:
         self._may_move = may_move
         self._moved: dict[str, MovedWeight] = {}
         self._seen: dict[str, NDArray] = {}
-        """The array of each key that was moved or had to stay."""
+        """The array of each key that was last considered for a move."""
         self._centre = Centre(shared.read_centre)
         self._change(shared.join)
 
@@ -46,15 +46,15 @@ class AveragedWeights:
         self._change(lambda: self.shared.average(step))
 
     def centre(self, name: str) -> NDArray:
-        """The centre of a key, in an array that the engine fills."""
+        """Return the centre of a key, in an array that the engine fills."""
         return self._centre.take(name)
 
     def forget_centre(self) -> None:
-        """What was read is old."""
+        """Discard the centre that was read, as it is out of date."""
         self._centre.forget()
 
     def _change(self, begin: Callable[[], Item]) -> None:
-        """Do what `begin` begins to the weights, which are copied to the slots and back if they do not live there."""
+        """Apply the operation of `begin` to the weights. Those outside the slots are copied there and back."""
         if self._may_move and not autograd.is_recording():
             self._move_in()
         for name, slot in self._slots.items():
@@ -83,8 +83,8 @@ class AveragedWeights:
 class Averaging:
     """Which `keys` of a store are averaged across groups, and when.
 
-    `make_weights` registers weights of these specs under a prefix, and whether that is a key alone; `like` as in
-    `Updates`; `trained` gives the arrays that are trained of a key; `updates` says whether the store updates.
+    `make_weights` registers weights of these specs under a prefix; its flag marks a key that is averaged alone. `like`
+    as in `Updates`. `trained` returns the trained arrays of a key. `updates` returns whether the store updates.
     """
 
     def __init__(
@@ -103,23 +103,23 @@ class Averaging:
         self._trained = trained
         self._updates = updates
         self._announced: list[str] = []
-        """Keys that were broadcast, and are averaged from the next step on."""
+        """Keys that are averaged from the next step on."""
         self._model: list[AveragedWeights] = []
 
     def averages(self, name: str) -> bool:
-        """Whether the weights of a key are averaged across groups, once the store sees them."""
+        """Return whether a key's weights are averaged across groups: they must be visible to the store, and floats."""
         if not self._algorithm.averages_weights or not (self._keys[name].outs or self._updates()):
             return False
         like = self._like(name)[0]
         return 0 not in like.shape and dtype_of(like) in FLOATS
 
     def announce(self, name: str) -> None:
-        """Average the key with the others of the model from the next step on, if it is not averaged already."""
+        """Average the key with the rest of the model from the next step on, unless it is averaged already."""
         if self.averages(name) and self._keys[name].averaged is None and name not in self._announced:
             self._announced.append(name)
 
     def begin_step(self, step: int) -> None:
-        """A step begins, before its gradients: average the model, if it is time."""
+        """Begin a step, before its gradients: average the model if an exchange is due."""
         self.join_announced()
         for averaged in self._model:
             averaged.forget_centre()
@@ -127,7 +127,7 @@ class Averaging:
                 averaged.average(step)
 
     def push_alone(self, name: str) -> None:
-        """A key is pushed outside of the steps: average it alone, if it is no part of the model and it is time."""
+        """Note a push outside of the steps: average the key alone, if it is not in the model and an exchange is due."""
         key = self._keys[name]
         if not self._updates() or not self.averages(name):
             return
@@ -138,12 +138,12 @@ class Averaging:
             key.averaged.average(key.pushes)
 
     def join_announced(self) -> None:
-        """Register the weights of keys that were announced."""
+        """Register the weights of the announced keys."""
         if self._announced:
             for name in self._announced:
                 key = self._keys[name]
                 if not self._updates() and key.stored is not None and is_alike(key.stored, key.outs[0]):
-                    key.stored = key.outs[0]  # which is trained, and is what an optimizer would go on with
+                    key.stored = key.outs[0]  # the trained weights, from which an optimizer would continue
             averaged = self._together(f"model.{len(self._model)}.", self._announced, may_move=True)
             self._model.append(averaged)
             for name in self._announced:
@@ -151,7 +151,7 @@ class Averaging:
             self._announced = []
 
     def centre(self, name: str) -> NDArray | None:
-        """The centre of a key, if it is part of the model."""
+        """Return the centre of a key; None if the key is not part of the model."""
         averaged = self._keys[name].averaged
         return averaged.centre(name) if averaged is not None and averaged in self._model else None
 
@@ -162,8 +162,8 @@ class Averaging:
             return
         if any(key.stored is not None and dtype_of(key.stored) == "float16" for key in self._keys.values()):
             raise HybridPSError(
-                f"{store_type} averages the weights, and an optimizer with multi_precision=True has its own of float16 "
-                "keys, in float32: leave it out, or use the algorithm sync"
+                f"{store_type} averages the weights, but an optimizer with multi_precision=True trains float32 copies "
+                "of float16 keys: leave multi_precision out, or use the algorithm sync"
             )
 
     def close(self) -> None:

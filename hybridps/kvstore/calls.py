@@ -1,4 +1,4 @@
-"""The calls of a KVStore, in the forms that MXNet takes them, and its errors."""
+"""The forms in which MXNet accepts the arguments of a KVStore's calls, and the errors that they raise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class KeyArrays(NamedTuple):
-    """A key with the arrays given for it: one for each device, or none for `others` that were left out."""
+    """A key with its arrays, one for each device. `others` is empty if the call left them out."""
 
     key: int | str
     name: str
@@ -25,9 +25,9 @@ class KeyArrays(NamedTuple):
 
 
 def calls(key: Any, value: Any, other: Any = None) -> list[KeyArrays]:
-    """The keys of a call, each once: arrays of a key that comes twice are taken together, as MXNet does.
+    """Return the keys of a call, each once. As in MXNet, the arrays of a key that is given twice are combined.
 
-    Raises AssertionError, as MXNet does, for lists whose lengths differ.
+    Raises AssertionError, as MXNet does, for lists of different lengths.
     """
     if not isinstance(key, (list, tuple)):
         return [KeyArrays(key, str(key), _as_list(value), [] if other is None else _as_list(other))]
@@ -43,9 +43,9 @@ def calls(key: Any, value: Any, other: Any = None) -> list[KeyArrays]:
 
 
 def key_kind(key: Any) -> type | None:
-    """Of what kind a key, or a list of keys, is: int or str; None for an empty list.
+    """Return the kind of a key or of a list of keys, int or str; None for an empty list.
 
-    Raises AssertionError, as MXNet does, for another kind, or for several.
+    Raises AssertionError, as MXNet does, for any other kind and for a mixture.
     """
     if isinstance(key, (list, tuple)):
         kinds = {key_kind(each) for each in key}
@@ -56,7 +56,7 @@ def key_kind(key: Any) -> type | None:
 
 
 def as_mxnet_does(method: Method) -> Method:
-    """A method of a store: autograd does not record what it does, and its errors are of MXNet too."""
+    """Wrap a method of a store: autograd does not record its work, and its errors are also MXNetErrors."""
 
     @wraps(method)
     def call(*args: Any, **options: Any) -> Any:
@@ -77,11 +77,11 @@ def as_mxnet_does(method: Method) -> Method:
 
 @cache
 def _of_mxnet(kind: type[HybridPSError]) -> type[HybridPSError]:
-    """A class of errors that is also MXNet's."""
+    """Return a class of errors that is also an MXNetError."""
     return type(kind.__name__, (kind, MXNetError), {})
 
 
 def _as_list(arrays: Any) -> list[NDArray]:
-    """Those of MXNet's NumPy interface as views of MXNet's other kind of arrays, which only mix among themselves."""
+    """Return a list of the arrays. Those of MXNet's NumPy interface become NDArray views, as the kinds do not mix."""
     listed = arrays if isinstance(arrays, (list, tuple)) else [arrays]
     return [each.as_nd_ndarray() if isinstance(each, mx.np.ndarray) else each for each in listed]

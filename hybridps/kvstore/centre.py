@@ -1,4 +1,4 @@
-"""What the servers hold of a model, as arrays of MXNet."""
+"""The centre of a model at the servers, as MXNet arrays."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hybridps.step import Item
 
 
 class Centre:
-    """The centre of all keys of a model. `read` begins to read it, into an array for each key."""
+    """The centre of all keys of a model. `read` begins to read it into an array for each key."""
 
     def __init__(self, read: Callable[[], tuple[Item, Mapping[str, np.ndarray]]]) -> None:
         self._read = read
         self._arrays: dict[str, NDArray] = {}
 
     def take(self, name: str) -> NDArray:
-        """The centre of a key, in an array that the engine fills.
+        """Return the centre of a key, in an array that the engine fills.
 
-        All keys are read at once, and anew when a key is asked for that was taken since, or after `forget`.
+        All keys are read at once. They are read again when a key is taken for the second time, and after `forget`.
         """
         if name not in self._arrays:
             item, views = self._read()
@@ -30,5 +30,5 @@ class Centre:
         return self._arrays.pop(name)
 
     def forget(self) -> None:
-        """What was read is old."""
+        """Discard what was read, as it is out of date."""
         self._arrays = {}

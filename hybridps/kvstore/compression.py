@@ -1,4 +1,4 @@
-"""Gradient compression as MXNet's users ask for it."""
+"""MXNet's parameters of gradient compression, translated to a codec."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from hybridps.errors import HybridPSError
 from hybridps.kvstore.arrays import dtype_of
 
 BITS: dict[str, Literal[1, 2]] = {"1bit": 1, "2bit": 2}
-"""The types of compression. MXNet 1.9.1 itself knows `2bit` alone, MXNet 2 both."""
+"""The number of bits of each compression type. MXNet 1.9.1 itself knows only `2bit`, MXNet 2 both."""
 
 DEFAULT_THRESHOLD = 0.5
-"""MXNet's."""
+"""MXNet's default threshold."""
 
 
 def compression_of(params: Any, workers: int) -> Quantised:
-    """What `compression_params` ask for. `workers`: of the largest group.
+    """Return the codec that `compression_params` describe. `workers`: the number of workers in the largest group.
 
-    Raises HybridPSError, or AssertionError as MXNet does where they are no dict.
+    Raises HybridPSError; AssertionError, as MXNet does, if `compression_params` is not a dict.
     """
     assert isinstance(params, dict), f"unexpected type for compression_params: {type(params)}"
     kind, threshold = params.get("type"), params.get("threshold", DEFAULT_THRESHOLD)
@@ -33,7 +33,7 @@ def compression_of(params: Any, workers: int) -> Quantised:
 
 
 def check_compressible(name: str, array: NDArray) -> None:
-    """Raise HybridPSError for a key, or a gradient of it, that cannot be compressed. As MXNet: not sparse, float32."""
+    """Raise HybridPSError if a key, or a gradient of it, cannot be compressed. As in MXNet: only dense float32 can."""
     if array.stype != "default" or dtype_of(array) != "float32":
         raise HybridPSError(
             f"gradient compression needs dense arrays of float32, and key {name!r} has {array.stype} of "

@@ -1,4 +1,4 @@
-"""MXNet's arrays over the arenas of a model's gradients: operations of the engine fill them and wait for the sums."""
+"""MXNet arrays over the arenas of a model's gradients. Engine operations fill them and wait for the sums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hybridps.step import Gradients, KeySpec
 Arrays = Sequence[NDArray]
 
 UNTOUCHED = -60000.0
-"""Written where autograd should write no more; exact in every dtype, and no likely gradient."""
+"""The value written where autograd should no longer write: exact in every float dtype, and an unlikely gradient."""
 
 
 class MovedGradient(MovedArray):
@@ -31,17 +31,17 @@ class MovedGradient(MovedArray):
         self.other[:] = UNTOUCHED
 
     def was_written_elsewhere(self) -> bool:
-        """Whether backward wrote to the old memory all the same. Waits for backward."""
+        """Return whether backward still wrote to the old memory. Waits for backward."""
         return bool(self.other.reshape((-1,))[0].asscalar() != UNTOUCHED)
 
     def leave(self) -> NDArray:
-        """Give the user's array memory of its own, with what is in it; returns an array over the slot."""
+        """Give the user's array memory of its own, with its values. Return an array over the slot."""
         self.other = self.array.copy()
         return self.undo()
 
     def undo(self) -> NDArray:
-        """Give the user's array its old memory again; returns an array over the slot."""
-        now = self.weight.grad  # another one since the program has changed `grad_req`, or none
+        """Give the user's array its old memory back. Return an array over the slot."""
+        now = self.weight.grad  # a different one if the program has changed `grad_req`, or None
         is_marked = now is not None and address_of(now) == address_of(self.array)
         self._swap()
         if is_marked:
@@ -50,19 +50,19 @@ class MovedGradient(MovedArray):
 
 
 class GradientArrays:
-    """The gradients of a store, as MXNet sees them. Used by the program's thread."""
+    """The gradients of a store as MXNet arrays. Used by the program's thread."""
 
     def __init__(self, gradients: Gradients) -> None:
         self._gradients = gradients
         self._slots: dict[str, list[NDArray]] = {}
         self._answers: dict[str, NDArray] = {}
-        """Of keys whose gradients the sum leaves as they are."""
+        """The new weights of keys whose gradients a sum leaves unchanged."""
         self._moved: dict[tuple[str, int], MovedGradient] = {}
         self._empty: set[str] = set()
         """Keys without elements."""
 
     def lay_out(self, weights: Mapping[str, Arrays]) -> None:
-        """Make memory for the gradients of these weights, one for each device. Waits for the other workers."""
+        """Allocate memory for the gradients of these weights, one array for each device. Waits for other workers."""
         self._gradients.lay_out(
             {name: KeySpec(dtype_of(arrays[0]), arrays[0].shape, len(arrays)) for name, arrays in weights.items()}
         )
@@ -76,17 +76,17 @@ class GradientArrays:
                 self._answers[name] = array_over(answer)
 
     def slot(self, name: str) -> NDArray:
-        """The array that has the sum last pushed for a key, or what servers made of it."""
+        """Return the array with a key's last sum, or with the weights that the servers made of it."""
         return self._answers[name] if name in self._answers else self._slots[name][0]
 
     def stay(self, name: str) -> bool:
-        """Whether a sum leaves the gradients of a key as they are."""
+        """Return whether a sum leaves the gradients of a key unchanged."""
         return name in self._answers
 
     def sum(self, name: str, values: Arrays, priority: int, in_step: bool, rule: AnyRule | None = None) -> Arrays:
-        """Begin to sum a gradient over devices and workers; the arrays that will have the sum: one, or one a device.
+        """Begin to sum a gradient over devices and workers. Return the arrays for the sum: one, or one for each device.
 
-        Where the servers update by `rule`, they will have the new weights.
+        If the servers update by `rule`, the arrays receive the new weights.
         """
         slots = self._slots[name]
         if name in self._empty:
@@ -100,7 +100,7 @@ class GradientArrays:
         return [self._answers[name]]
 
     def move_in(self, weights: Mapping[str, Arrays], gradients: Mapping[str, Arrays]) -> None:
-        """Let backward write gradients straight into the arenas, where that is safe. Waits for them.
+        """Let backward write gradients directly into the arenas, where that is safe. Waits for the gradients.
 
         An array stays where it is if the program has a view of it, which would keep the old memory, or if another store
         has moved it.
@@ -117,9 +117,10 @@ class GradientArrays:
                     slots[device] = gradient
 
     def move_out_what_is_written_elsewhere(self) -> None:
-        """A network hybridized with static shapes goes on writing to the memory that it saw first.
+        """Move out the gradients that backward still writes to their old memory.
 
-        What backward has not come to since the move can be told later only.
+        A network hybridized with static shapes keeps writing to the memory that it saw first. Gradients that backward
+        has not written since the move are checked again later.
         """
         for (name, device), moved in list(self._moved.items()):
             if moved.is_settled:
@@ -130,7 +131,7 @@ class GradientArrays:
                 moved.is_settled = True
 
     def _fill(self, name: str, slots: list[NDArray], values: Arrays) -> Arrays:
-        """Copy the values to the slots, where they do not live there; the slots that will have the sum."""
+        """Copy the values to the slots, unless they are there already. Return the slots for the sum."""
         if len(values) == len(slots) and all(is_dense(value) for value in values):
             for device, gradient in enumerate(values):
                 if not self._lives_here(name, device, gradient):
@@ -152,25 +153,25 @@ class GradientArrays:
             return False
         if moved.holds and (moved.array is gradient or address_of(moved.array) == address_of(gradient)):
             return True
-        # An array that the user took before the move has what was moved, and is not written to since.
+        # The user took this array before the move: its values are in the arena, where backward has not written since.
         if not moved.is_settled and address_of(moved.other) == address_of(gradient):
             moved.array.wait_to_read()
             self._move_out(name, device)
             return True
-        # The last sum may be under way: MXNet orders what follows by the array that it is in.
+        # The last sum may be under way, and MXNet orders later work after it only on the array that it uses.
         if not moved.holds:
             mx.nd.waitall()
         self._move_out(name, device, moved.leave() if moved.holds else None)
         return False
 
     def _move_out(self, name: str, device: int, slot: NDArray | None = None) -> None:
-        """The user's array is no longer the slot: use another array over it."""
+        """Use another array over the slot from now on: the user's array is no longer the slot."""
         del self._moved[name, device]
         self._slots[name][device] = array_over(self._gradients.views(name)[device]) if slot is None else slot
 
 
 def _is_gradient_of(weight: NDArray, array: NDArray, slot: NDArray) -> bool:
-    """Whether autograd writes the gradient of `weight` to `array`, dense and on the CPU, which is like `slot`."""
+    """Return whether autograd writes the gradient of `weight` to `array`, a dense CPU array like `slot`."""
     gradient = weight.grad
     if gradient is None or gradient.stype != "default" or array.stype != "default" or array.size == 0:
         return False

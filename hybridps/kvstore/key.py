@@ -1,4 +1,4 @@
-"""What a store knows of a key."""
+"""The state of a key in a store."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 
 @dataclass
 class Key:
-    """What the store knows of a key."""
+    """The state of a key in a store."""
 
     stored: NDArray | None
-    """The store's own value, on the CPU, row-sparse or dense. None: it lies with the gradients, as the dense sum last
-    pushed or as what the servers made of it."""
+    """The store's own value, row-sparse or dense. None: the value is with the gradients, as the last dense sum or as
+    the weights that the servers made of it."""
     index: int | str
-    """What the program calls it, and the optimizer."""
+    """The key as the program and the optimizer know it."""
     outs: list[NDArray]
     """The user's weights, one for each device, if the key was broadcast."""
     at_servers: ServerUpdates | None = None
-    """Where the servers update the key, if they do."""
+    """The servers' updates that include the key; None if the servers do not update it."""
     averaged: AveragedWeights | None = None
-    """What the key is averaged with: the others of the model, or, if it is used with `push`, nothing else."""
+    """The weights that the key is averaged with: those of the model, or the key alone if it is used with `push`."""
     pushes: int = 0
     has_rows: bool = False
     """Whether a row-sparse gradient was pushed."""
     pulls: int = 0
-    """How many of the last row-sparse pushes were all followed by a pull into `outs`."""
+    """The length of the current run of row-sparse pushes that were each followed by a pull into `outs`."""
     is_pulled: bool = False
-    """Whether the last one was."""
+    """Whether the last row-sparse push was followed by such a pull."""
     _placed: tuple[NDArray, bool] | None = None
-    """An array, and whether it is on the CPU."""
+    """The array that MXNet was last asked about, and whether it is on the CPU."""
 
     @property
     def is_sparse(self) -> bool:
@@ -44,18 +44,18 @@ class Key:
         return self.has_rows or any(array is not None and array.stype == "row_sparse" for array in arrays)
 
     def is_on_cpu(self, array: NDArray) -> bool:
-        """Whether an array is on the CPU. MXNet is asked once, as that takes microseconds."""
+        """Return whether an array is on the CPU. The last answer is kept, as asking MXNet takes microseconds."""
         if self._placed is None or self._placed[0] is not array:
             self._placed = array, array.context.device_type == "cpu"
         return self._placed[1]
 
     def pushed_and_pulled(self) -> bool:
-        """At a row-sparse push: whether it will be followed by a pull into `outs`, as the last two were."""
+        """At a row-sparse push: return whether to expect a pull into `outs` after it, as after the last two."""
         self.pulls = self.pulls + 1 if self.is_pulled else 0
         self.is_pulled = False
         return self.pulls >= 2
 
     @property
     def may_have_gradient(self) -> bool:
-        """False for a parameter that MXNet computes no gradient for."""
+        """Whether MXNet may compute a gradient for the key."""
         return not self.outs or self.outs[0].grad is not None

@@ -1,4 +1,4 @@
-"""Arrays of the program that live in memory of ours, and which arrays may."""
+"""Arrays of the program that were moved to memory of hybridps, and which arrays may be moved."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hybridps.kvstore.arrays import MemoryInUse, is_alike
 
 
 class MovedArray:
-    """An array of the program that has swapped its memory with an array of ours, `other`."""
+    """An array of the program that has swapped its memory with `other`, an array of hybridps."""
 
     def __init__(self, array: NDArray, other: NDArray) -> None:
-        """Give the array the memory of `other`, with what is in the array."""
+        """Give `array` the memory of `other`, and keep its values."""
         array.copyto(other)
         self.array, self.other = array, other
         self._swap()
@@ -26,7 +26,7 @@ class MovedArray:
 
     @property
     def holds(self) -> bool:
-        """Whether the array is still where it was put: another store may have moved it on."""
+        """Whether the array is still in that memory: another store may have moved it again."""
         return bool(self.array.handle.value == self._handle)
 
     def _swap(self) -> None:
@@ -35,11 +35,11 @@ class MovedArray:
 
 
 _all_moved: WeakSet[MovedArray] = WeakSet()
-"""Of all stores of the process."""
+"""The moved arrays of all stores in the process."""
 
 
 class MovedWeight(MovedArray):
-    """A weight of the program that lives in the memory of a slot. MXNet orders who uses the one and the other."""
+    """A weight of the program in the memory of a slot. MXNet orders the operations on the weight and on the slot."""
 
     def __init__(self, weight: NDArray, slot: NDArray) -> None:
         gradient, fresh = weight.grad, weight._fresh_grad
@@ -49,10 +49,10 @@ class MovedWeight(MovedArray):
 
 
 class Movable:
-    """The arrays whose memory nothing else uses now, and which were not moved, by this store or another one."""
+    """The arrays that may be moved: nothing else uses their memory now, and no store has moved them."""
 
     def __init__(self) -> None:
-        """Looks at all arrays that Python knows."""
+        """Inspect all arrays that Python's garbage collector tracks."""
         self._in_use = MemoryInUse()
 
     def __contains__(self, array: NDArray) -> bool:
@@ -61,7 +61,7 @@ class Movable:
 
 
 def move_weights(weights: Mapping[str, NDArray], slots: Mapping[str, NDArray]) -> dict[str, MovedWeight]:
-    """Move those weights to the memory of their slots that can safely be there. Waits for their gradients.
+    """Move weights to the memory of their slots, where that is safe. Waits for their gradients.
 
     A weight stays where it is if something may keep its old memory: a view, an executor, or a network that is
     hybridized with static shapes.
@@ -77,7 +77,7 @@ def move_weights(weights: Mapping[str, NDArray], slots: Mapping[str, NDArray]) -
 
 
 def mark(weight: NDArray, gradient: NDArray, fresh: bool) -> None:
-    """Let autograd overwrite `gradient` with the gradient of `weight`.
+    """Have autograd overwrite `gradient` with the gradient of `weight`.
 
     `fresh`: whether it has done so since the last update. The Trainer refuses to update with an old gradient.
     """
@@ -86,9 +86,9 @@ def mark(weight: NDArray, gradient: NDArray, fresh: bool) -> None:
 
 
 def is_overwritten(weight: NDArray, gradient: NDArray) -> bool:
-    """Whether autograd overwrites the gradient of `weight` ('write') rather than adding to it ('add').
+    """Return whether autograd overwrites the gradient of `weight` ('write') rather than adding to it ('add').
 
-    MXNet does not tell, so it is tried out. Waits for `gradient`.
+    MXNet does not report this, so it is tried out. Waits for `gradient`.
     """
     fresh, kept = weight._fresh_grad, gradient.copy()
     gradient[:] = 1
@@ -102,19 +102,19 @@ def is_overwritten(weight: NDArray, gradient: NDArray) -> bool:
 
 
 def _can_be_marked(weight: NDArray) -> bool:
-    """Whether `mark` does what the program has done, if it has marked the weight."""
+    """Return whether `mark` repeats what the program did, if the program has marked the weight."""
     gradient = weight.grad
     return gradient is None or (gradient.stype == "default" and is_overwritten(weight, gradient))
 
 
 def _bound() -> set[int]:
-    """The identities of arrays that executors read from the memory that these had when they were bound."""
+    """Return the identities of arrays that executors read from the memory that the arrays had when they were bound."""
     executors = [each for each in gc.get_objects() if issubclass(type(each), Executor)]
     return {id(array) for each in executors for array in (*each.arg_arrays, *each.aux_arrays)}
 
 
 def _networks_keep_memory() -> bool:
-    """Whether a network may keep to the memory that its weights had first, or to what it made of them."""
+    """Return whether a network may keep the first memory of its weights, or results that it computed from them."""
     objects = gc.get_objects()
     blocks = [each for each in objects if issubclass(type(each), HybridBlock)]
     of_blocks = {id(getattr(each, "_cached_op", None)) for each in blocks}

@@ -1,4 +1,4 @@
-"""The job of this process. MXNet creates a store from its name alone, so the process keeps one job for all."""
+"""The job of this process. MXNet creates a store from its name alone, so all stores of a process share one job."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ OF_ALL_RANKS = (DeadlineError, DisagreementError, LayoutError, ServerError)
 """Errors that all ranks of a group raise on their communication threads."""
 
 REPORT_SECONDS = 5.0
-"""How long the other ranks of a group wait for its leader to report an error that all of them have."""
+"""How long the other ranks of a group wait for the leader to report an error that all of them have."""
 
 WAITS = {
     mx.ndarray.ndarray.__file__: {"waitall", "wait_to_read", "asnumpy", "to_dlpack_for_write", "_sync_copyfrom"},
     mx.ndarray.utils.__file__: {"save"},
     mx.ndarray.sparse.__file__: {"_csr_matrix_from_definition", "_row_sparse_ndarray_from_definition"},
 }
-"""By file: MXNet's functions that wait for arrays. All other waits of Python for an array pass one of them."""
+"""By file: MXNet's functions that wait for arrays. Every wait of Python for an array passes through one of them."""
 
 
 def waits_for_mxnet(thread: int) -> bool:
-    """Whether the thread with this identity stands in a function of MXNet that waits for an array."""
+    """Return whether the thread with this identity is in a function of MXNet that waits for an array."""
     frame = sys._current_frames().get(thread)
     return frame is not None and frame.f_code.co_name in WAITS.get(frame.f_code.co_filename, ())
 
@@ -50,13 +50,13 @@ class SharedJob:
         self._profile: ServersProfile | None = None
 
     def schedule(self, levels: Levels) -> Schedule:
-        """The schedule of all stores. `levels`: of the first store, for the votes of its group."""
+        """Return the schedule of all stores. `levels`: those of the first store, for the votes of its group."""
         if self._schedule is None:
             self._schedule = Schedule(levels, JobContext.of(self.job.session), waits_for_mxnet, self._end)
         return self._schedule
 
     def profile(self, schedule: Schedule) -> ServersProfile:
-        """The profile of the servers, for all stores."""
+        """Return the profile of the servers, which all stores share."""
         if self._profile is None:
             self._profile = ServersProfile(self.job, schedule)
         return self._profile
@@ -79,7 +79,7 @@ class SharedJob:
             self.job.close()
 
     def _end(self, error: BaseException) -> None:
-        """The main thread may wait in the engine for what will never be done, and cannot be told."""
+        """End the group: the main thread may wait in the engine for something that will never be done."""
         if isinstance(error, OF_ALL_RANKS) and not self.job.session.place.is_leader:
             time.sleep(REPORT_SECONDS)
         end_group(error)
@@ -89,10 +89,10 @@ _shared: SharedJob | None = None
 
 
 def hold(algorithm: str | None = None) -> SharedJob:
-    """The job of this process, joined at the first call. `algorithm`: of the first store, if its type names one.
+    """Return the job of this process; the first call joins it. `algorithm`: that of the first store's type, if any.
 
-    From then on an exception that nobody handles ends the group, and the end of the process ends its
-    part in the job. Raises ConfigError where MXNet's engine cannot run operations beside the program.
+    From then on an unhandled exception ends the group, and the end of the process ends its part in the job. Raises
+    ConfigError if MXNet's engine cannot run operations beside the program.
     """
     global _shared
     if _shared is None:
@@ -103,7 +103,7 @@ def hold(algorithm: str | None = None) -> SharedJob:
         _shared = SharedJob(algorithm)
         sys.excepthook = lambda kind, error, trace: end_group(error)
         atexit.register(release)
-        # MXNet waits for its engine at a fork with Python's lock held, and the engine may wait for Python.
+        # At a fork MXNet waits for its engine while it holds Python's lock, and the engine may wait for that lock.
         os.register_at_fork(before=_before_fork)
     return _shared
 
@@ -114,7 +114,7 @@ def _before_fork() -> None:
 
 
 def release() -> Job | None:
-    """End this process's part in the job: finish what is under way, and leave. The job, if there was one."""
+    """End this process's part in the job, when all operations under way are done. Return the job, or None."""
     global _shared
     if _shared is None or _shared.pid != os.getpid():
         return None

@@ -1,4 +1,4 @@
-"""MXNet's row-sparse arrays: their gradients, and arrays whose rows are known later only."""
+"""MXNet's row-sparse arrays: gradients, and arrays whose rows become known later."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _numbers = itertools.count(1)
 
 
 class _Rows(mx.operator.CustomOp):  # type: ignore[misc]
-    """Reads the rows of a row-sparse array on a thread of MXNet. Only such an operator may change how many it has."""
+    """Reads the rows of a row-sparse array on an MXNet thread. Only such an operator may change the number of rows."""
 
     def __init__(self, number: int, shape: tuple[int, ...], dtype: str) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class _Rows(mx.operator.CustomOp):  # type: ignore[misc]
 
 @mx.operator.register(_NAME)
 class _RowsOperator(mx.operator.CustomOpProp):  # type: ignore[misc]
-    """The operator, as MXNet registers it: its parameters come as text."""
+    """The operator as MXNet registers it. Its parameters arrive as text."""
 
     def __init__(self, number: str, dtype: str, shape: str) -> None:
         super().__init__(need_top_grad=False)
@@ -61,9 +61,9 @@ class _RowsOperator(mx.operator.CustomOpProp):  # type: ignore[misc]
 def row_sparse_from(
     source: NDArray, read: Callable[[NDArray], SparseRows], shape: Sequence[int], dtype: str
 ) -> NDArray:
-    """A row-sparse array with the rows that `read(source)` gives once `source` may be read, on the CPU.
+    """Return a row-sparse CPU array with the rows that `read(source)` returns once `source` can be read.
 
-    Returns at once, and MXNet's engine lets users of the array wait. `read` is called on a thread of MXNet.
+    Returns at once; MXNet's engine makes users of the array wait. `read` is called on an MXNet thread.
     """
     number = next(_numbers)
     _reads[number] = read
@@ -79,7 +79,7 @@ def _one_row(shape: tuple[int, ...], dtype: str) -> NDArray:
 
 
 def all_rows(array: NDArray) -> NDArray:
-    """A row-sparse copy of a dense array that has all rows, also those of zeros: optimizers need them."""
+    """Return a row-sparse copy of a dense array with all rows, including rows of zeros, which optimizers need."""
 
     def read(source: NDArray) -> SparseRows:
         return SparseRows(np.arange(source.shape[0]), source.asnumpy())
@@ -88,11 +88,11 @@ def all_rows(array: NDArray) -> NDArray:
 
 
 def retained(stored: NDArray, row_ids: NDArray) -> NDArray:
-    """These rows of a row-sparse array, in a row-sparse array. Waits for `row_ids`: of any order, also several times.
+    """Return some rows of a row-sparse array as a row-sparse array. Waits for `row_ids`, in any order, with repeats.
 
     Raises LayoutError for a row that the array does not have.
     """
-    ids = np.unique(row_ids.asnumpy()).astype(np.int64)  # ascending: else lookups in the row-sparse array miss rows
+    ids = np.unique(row_ids.asnumpy()).astype(np.int64)  # ascending: otherwise lookups in the array miss rows
     for extreme in ids[[0, -1]] if ids.size else ():
         if not 0 <= extreme < stored.shape[0]:
             raise LayoutError(f"row {extreme} is asked for of an array of {stored.shape[0]} rows")
@@ -102,23 +102,23 @@ def retained(stored: NDArray, row_ids: NDArray) -> NDArray:
 
 
 class SparseArrays:
-    """The row-sparse gradients of a store, as MXNet sees them. Used by the program's thread."""
+    """The row-sparse gradients of a store as MXNet arrays. Used by the program's thread."""
 
     def __init__(self, gradients: SparseGradients) -> None:
         self._gradients = gradients
 
     def sum(self, name: str, values: Sequence[NDArray], weight: NDArray, priority: int) -> NDArray:
-        """Begin to sum row-sparse gradients over devices and workers; the row-sparse array that will have the sum.
+        """Begin to sum row-sparse gradients over devices and workers. Return the row-sparse array for the sum.
 
-        It is of the dtype of `weight`. Raises LayoutError for gradients of another shape.
+        The sum has the dtype of `weight`. Raises LayoutError for gradients of another shape.
         """
         shape, dtype = weight.shape, np.dtype(weight.dtype).name
         other = next((value.shape for value in values if value.shape != shape), shape)
         if other != shape:
-            raise LayoutError(f"the gradient of key {name!r} has the shape {other}, and the key has {shape}")
+            raise LayoutError(f"the gradient of key {name!r} has the shape {other}, but the key has {shape}")
         if name not in self._gradients:
             self._gradients.lay_out(name, dtype_of(weight), shape)
-        # Copies of our own, which nobody writes to: so they can be read whenever the turn of the sum comes.
+        # Nobody else writes to these copies, so they can be read whenever the turn of the sum comes.
         copies = [value.copyto(mx.cpu()) for value in values]
         item = self._gradients.push(name, lambda: _add_up([_rows_of(copy) for copy in copies], name, shape[0]))
         done = mx.nd.empty((1,))
@@ -131,13 +131,13 @@ class SparseArrays:
 
 
 def _rows_of(array: NDArray) -> SparseRows:
-    """On the communication thread, whose operations MXNet shall not gather into one: that was seen to crash."""
+    """Read an array on the communication thread. MXNet must not bulk its operations there: that has crashed."""
     with mx.engine.bulk(0):
         return SparseRows(array.indices.asnumpy(), array.data.asnumpy())
 
 
 def _add_up(parts: Sequence[SparseRows], name: str, count: int) -> SparseRows:
-    """The sum of the devices' rows, of an array of `count` rows, which may be named in any order."""
+    """Return the sum of the devices' rows. The rows may be in any order; the array has `count` rows."""
     ids = np.concatenate([part.ids for part in parts])
     values = parts[0].values if len(parts) == 1 else np.concatenate([part.values for part in parts])
     if ids.size and not 0 <= ids.min() <= ids.max() < count:

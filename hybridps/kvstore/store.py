@@ -1,4 +1,4 @@
-"""The KVStore over a job: what MXNet calls, and what it does."""
+"""The KVStore of a job: the methods that MXNet calls."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ PREFIX = "dist_hybridps_"
 
 
 def mode_of(name: str) -> str:
-    """The end of the type of an algorithm: `_sync`, `_async`, or nothing where the name says it."""
+    """Return the end of an algorithm's KVStore type: `_sync`, `_async`, or nothing if the name implies it."""
     mode = "async" if definition(name).is_asynchronous else "sync"
     return "" if name == mode else f"_{mode}"
 
 
 class HybridKVStore(KVStore):
-    """The KVStore over a job of hybridps, with an algorithm of that name, or that of the settings.
+    """The KVStore of a hybridps job, with the named algorithm or that of the settings.
 
-    A subclass of MXNet's `KVStore`, as the Trainer refuses sparse gradients for others, but with no
-    native handle behind it. Keys are int or str; every method that takes a key also takes a list of them. What is
-    wrong with a call raises what MXNet raises: `MXNetError`, or AssertionError for arguments of another form.
+    A subclass of MXNet's `KVStore`, because the Trainer refuses sparse gradients for other stores, but without a native
+    handle. Keys are int or str; every method that takes a key also takes a list of keys. Invalid calls raise what MXNet
+    raises: `MXNetError`, or AssertionError for arguments of the wrong form.
     """
 
     def __init__(self, algorithm_name: str | None = None) -> None:
@@ -47,23 +47,23 @@ class HybridKVStore(KVStore):
             raise ConfigError(
                 "asynchronous SGD needs the servers of hybridps: unset HYBRIDPS_BACKEND, or use dist_async"
             )
-        # An optimizer is set later: until then the rule changes nothing.
+        # The optimizer is set later. Until then the rule changes nothing.
         rule = SGD(rate=0.0) if is_asynchronous and held.job.servers else None
         self._algorithm = held.job.algorithm(algorithm_name, rule=rule)
         self._schedule = held.schedule(self._algorithm.levels)
         self._training = Training(held.job, self._algorithm, self._schedule, is_asynchronous)
         self.handle = StoreHandle(held.profile(self._schedule))
-        """Of MXNet's profiler, which profiles the servers of the store that was created last, as with MXNet's own."""
+        """For MXNet's profiler, which profiles the servers of the store created last, as with MXNet's own stores."""
         mx.profiler.set_kvstore_handle(self.handle)
         self._closed = False
         self._workers_read = held.job.workers
-        """What the script was told last."""
+        """The number of workers that the script last read."""
         self._kind: type | None = None
-        """Of all keys."""
+        """The kind of all keys, int or str; None as long as there is no key."""
         held.trainings.add(self._training)
 
     def close(self) -> None:
-        """Free what the store holds, here and at the servers. Not a collective. A second time does nothing."""
+        """Free what the store holds, here and at the servers. Not a collective. A second call does nothing."""
         if not getattr(self, "_closed", True):
             self._closed = True
             self._training.close()
@@ -72,22 +72,22 @@ class HybridKVStore(KVStore):
 
     @as_mxnet_does
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """Store the first worker's `value`, and fill `out` with it, on all workers.
+        """Store the first worker's `value` on all workers, and copy it to `out`.
 
-        `out` are the weights of the key, which are averaged if the algorithm averages weights.
+        `out`: the weights of the key, which are averaged if the algorithm averages weights.
         """
         self._add(key, value, out)
 
     @as_mxnet_does
     def init(self, key: Any, value: Any) -> None:
-        """Store the first worker's `value`, on all workers."""
+        """Store the first worker's `value` on all workers."""
         self._add(key, value)
 
     @as_mxnet_does
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """Sum `value` over devices and workers, and store the sum, or update what is stored after `set_optimizer`.
+        """Sum `value` over devices and workers, and store the sum or, after `set_optimizer`, update with it.
 
-        What is stored then goes to `out` (default: `value`).
+        The result is copied to `out` (default: `value`).
         """
         updates = self._updates()
         for each in calls(self._check_kind(key), value, out):
@@ -105,7 +105,7 @@ class HybridKVStore(KVStore):
 
     @as_mxnet_does
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        """Sum `value` over devices and workers, and store the sum, or update what is stored after `set_optimizer`."""
+        """Sum `value` over devices and workers, and store the sum or, after `set_optimizer`, update with it."""
         updates = self._updates()
         for each in calls(self._check_kind(key), value):
             summed = self._training.sum_alone(each.name, each.values, priority)
@@ -114,10 +114,10 @@ class HybridKVStore(KVStore):
 
     @as_mxnet_does
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Copy to `out` what is stored for the key.
+        """Copy the stored value of the key to `out`.
 
-        With Elastic SGD and keys that were broadcast and are used with `pushpull`, that is the centre: all workers of a
-        group must then pull alike.
+        With Elastic SGD this is the centre, if the key was broadcast and is used with `pushpull`. All workers of a
+        group must then make the same pulls.
         """
         assert out is not None, "give an array: pull(key, out=...)"
         for each in calls(self._check_kind(key), out):
@@ -127,23 +127,23 @@ class HybridKVStore(KVStore):
 
     @as_mxnet_does
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """Copy the rows `row_ids` of what is stored for a row-sparse key to the row-sparse `out`."""
+        """Copy the rows `row_ids` of a row-sparse key's stored value to the row-sparse `out`."""
         assert out is not None, "give an array: row_sparse_pull(key, out=..., row_ids=...)"
         assert row_ids is not None, "give the rows: row_sparse_pull(key, out=..., row_ids=...)"
         row_ids = [row_ids] if isinstance(row_ids, NDArray) else row_ids
         for each in calls(self._check_kind(key), out, row_ids):
             stored = self._training.stored(each.name)
             if stored.stype != "row_sparse":
-                raise HybridPSError(f"what is stored for key {each.key!r} is not row-sparse: pull it")
+                raise HybridPSError(f"the stored value of key {each.key!r} is not row-sparse: use pull")
             rows = each.others * len(each.values) if len(each.others) == 1 else each.others
             assert len(rows) == len(each.values), f"{len(each.values)} arrays have {len(rows)} arrays of rows"
             if any(target.stype != "row_sparse" for target in each.values):
-                raise HybridPSError(f"rows of key {each.key!r} are pulled into row-sparse arrays only: pull it")
+                raise HybridPSError(f"rows of key {each.key!r} can be pulled into row-sparse arrays only: use pull")
             for target, ids in zip(each.values, rows, strict=True):
                 retained(stored, ids).copyto(target)
 
     def set_optimizer(self, optimizer: Any) -> None:
-        """Update what is stored with `optimizer` at each `pushpull` or `push`, on every worker alike."""
+        """Update the stored values with `optimizer` at each `pushpull` or `push`. All workers set the same one."""
         self._set_updater(mx.optimizer.get_updater(optimizer))
 
     @as_mxnet_does
@@ -157,10 +157,10 @@ class HybridKVStore(KVStore):
 
     @as_mxnet_does
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Save the optimizer's states to a file, whole or not at all: workers of a host may save to the same one.
+        """Save the optimizer's states to a file, in full or not at all. Workers of a host may save to the same file.
 
-        The file has arrays and JSON, see `states_file`: MXNet's own is a pickle.
-        Where servers update, the first worker of each group does, and others do nothing.
+        The file has arrays and JSON (see `states_file`); MXNet's own is a pickle. If servers update, only the first
+        worker of each group writes a file.
         """
         assert self._updater is not None, "there is no optimizer: call set_optimizer first"
         states = self._training.updates.states(dump_optimizer)
@@ -176,9 +176,9 @@ class HybridKVStore(KVStore):
 
     @as_mxnet_does
     def load_optimizer_states(self, fname: str) -> None:
-        """Go on with the optimizer's states of a file. All workers call this; at the servers the first one's count.
+        """Load the optimizer's states from a file. All workers call this; the servers take the first worker's.
 
-        Workers whose states are all at the servers, but the first of all, need no file.
+        A worker other than the first needs no file if all its states are at the servers.
         """
         assert self._updater is not None, "there is no optimizer: call set_optimizer first"
         path = Path(fname)
@@ -187,44 +187,44 @@ class HybridKVStore(KVStore):
             self._training.updates.set_states(states, fname)
         finally:
             if self._training.updates.are_at_servers:
-                self.barrier()  # also after an error, which perhaps only this worker has
+                self.barrier()  # also after an error, as other workers may have none
 
     @as_mxnet_does
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Compress what workers push: `{'type': '2bit', 'threshold': 0.5}`, or `'1bit'`. `pull` stays exact.
 
-        Each worker pushes `threshold`, its negative or 0 for each value (1 or -1 with 1 bit), and adds what that left
-        out to its next push of the key. All workers call this alike, before the first push; the last call counts. Keys
-        must be dense and of float32. Raises HybridPSError for what cannot be, and in a store that averages weights.
+        For each value, a worker pushes `threshold`, its negative or 0 (with 1 bit: 1 or -1), and adds the remainder to
+        its next push of the key. All workers call this alike, before the first push; the last call counts. Keys must be
+        dense float32. Raises HybridPSError for an invalid parameter or key, and if the store averages weights.
         """
         self._training.compress(compression_of(compression_params, max(self._job.session.plan.group_sizes)))
 
     def is_capable(self, capability: str) -> bool:
-        """Whether the store can be given an optimizer; ValueError for what MXNet does not know."""
+        """Return whether the store can be given an optimizer. Raises ValueError for an unknown capability."""
         if capability.lower() == KVStoreBase.OPTIMIZER:
             return True
         raise ValueError(f"unknown capability: {capability}")
 
     @property
     def type(self) -> str:
-        """A name that the store can be created by, with the algorithm in it.
+        """A name by which the store can be created, with the algorithm in it.
 
-        It ends with `_sync` if sums stand for all workers: `Module` divides by the number of workers only then. It has
-        `async` in it if the servers update at each push: the Trainer and scripts let the store update only then.
+        It ends with `_sync` if sums stand for all workers: `Module` divides by the number of workers only then. It
+        contains `async` if the servers update at each push: the Trainer and scripts let the store update only then.
         """
         return f"{PREFIX}{self._name}{mode_of(self._name)}"
 
     @property
     def rank(self) -> int:
-        """Number of this worker, 0 to num_workers - 1, over all groups."""
+        """The number of this worker over all groups, 0 to num_workers - 1."""
         return self._job.worker
 
     @property
     def num_workers(self) -> int:
-        """Workers of all groups that are there, expected or finished.
+        """The number of workers in all groups that are present, expected or finished.
 
-        The number may change between two steps, never where groups are in step. Sums stand for as many as the scripts
-        of all ranks of the group have read here.
+        It may change between two steps, but never if groups train in step. Sums are scaled to the number that the
+        scripts of all ranks of the group have read here.
         """
         workers = self._job.workers
         if workers != self._workers_read:
@@ -234,7 +234,7 @@ class HybridKVStore(KVStore):
 
     @as_mxnet_does
     def barrier(self) -> None:
-        """Return when all workers of all groups have called it, and what they pushed is done."""
+        """Return when all workers of all groups have called it and everything that they pushed is done."""
         self._training.settle()
         mx.nd.waitall()
         self._schedule.call("a barrier", self._algorithm.barrier)
@@ -243,17 +243,18 @@ class HybridKVStore(KVStore):
 
     @as_mxnet_does
     def num_dead_node(self, node_id: int = 0, timeout: float = 60) -> int:
-        """How many workers the servers have heard nothing of for more than `timeout` seconds, them or their group.
+        """Return the number of workers that, or whose group, the servers have not heard from for `timeout` seconds.
 
-        `node_id` as in ps-lite: 4 are all workers, 9 + 2 n is worker n; 0 stands for all. The scheduler (1) and servers
-        (2) count 0: there is none, and the job ends when a server is lost. Any worker may ask at any time.
+        `node_id` as in ps-lite: 4 means all workers, 9 + 2 n worker n, and 0 all nodes. The scheduler (1) and servers
+        (2) count 0: there is no scheduler, and the job ends when a server is lost. Any worker may call this at any
+        time.
         """
         watched = watched_workers(node_id, max(self._job.session.plan.workers, self._job.worker + 1))
         return len(watched.intersection(self._job.silent_workers(timeout)))
 
     @as_mxnet_does
     def _send_command_to_servers(self, head: int, body: str) -> None:
-        """A command as MXNet's servers know it, of one worker; `hybridps.kvstore.servers.commands` has the list."""
+        """Obey a command to MXNet's servers, on this worker; `hybridps.kvstore.servers.commands` has the list."""
         command(
             head,
             body,
@@ -264,7 +265,7 @@ class HybridKVStore(KVStore):
         )
 
     def _updates(self) -> bool:
-        """Whether there is an updater. Raises HybridPSError for asynchronous SGD without one."""
+        """Return whether there is an updater. Raises HybridPSError for asynchronous SGD without one."""
         if self._updater is None and self._is_asynchronous:
             raise HybridPSError(f"{self.type} updates at every push: call set_optimizer first")
         return self._updater is not None
@@ -272,13 +273,13 @@ class HybridKVStore(KVStore):
     def _add(self, key: Any, value: Any, out: Any = None) -> None:
         keys = calls(self._check_kind(key), value, out)
         if isinstance(key, (list, tuple)) and len(keys) < len(key):
-            raise HybridPSError(f"a key is twice among {key!r}: a key is broadcast or initialised once in a store")
+            raise HybridPSError(f"a key occurs twice in {key!r}: broadcast or initialise each key once in a store")
         for each in keys:
             self._training.add(each.name, each.key, each.values[0], each.others)
         self._training.check_precision(self.type)
 
     def _check_kind(self, key: Any) -> Any:
-        """The key or keys. Raises HybridPSError if others of this store are of another kind."""
+        """Return the key or keys. Raises HybridPSError if they are of another kind than the store's other keys."""
         kind = key_kind(key)
         if kind is not None and self._kind is not None and kind is not self._kind:
             raise HybridPSError(

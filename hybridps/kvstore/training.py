@@ -26,10 +26,11 @@ from hybridps.step import Gradients, InitialValues, JobContext, KeySpec, Schedul
 
 
 class Training:
-    """The keys of a store, and the steps of those that come with `pushpull`.
+    """The keys of a store, and the steps of those that are used with `pushpull`.
 
-    A step ends when a key comes for the second time, or one that was left out before. From the third step on, gradients
-    that came in the same arrays twice live in memory of ours. `is_asynchronous` as in `Updates`.
+    A step ends when a key is pushed for the second time, or when a key comes that the step had left out. From the third
+    step on, gradients that were pushed twice in the same arrays live in memory of hybridps. `is_asynchronous` as in
+    `Updates`.
     """
 
     def __init__(self, job: Job, algorithm: Algorithm, schedule: Schedule, is_asynchronous: bool) -> None:
@@ -56,19 +57,19 @@ class Training:
         self._step = -1
         self._pushed: dict[str, Sequence[NDArray]] = {}
         self._before: dict[str, Sequence[NDArray]] = {}
-        """What was pushed in the step before."""
+        """The arrays that were pushed in the previous step."""
         self._places: dict[str, int] = {}
-        """The order in which keys come in a step, from the second step on."""
+        """The position of each key in a step, from the second step on."""
         self._leading: set[str] = set()
-        """Keys with row-sparse gradients that come before those of a step, but whose gradients are the last to arrive.
+        """Keys with row-sparse gradients that are pushed before those of a step, but whose gradients arrive last.
 
-        From the fourth step on the first of these keys begins a step, so that its sum comes after the others.
+        From the fourth step on, the first of these keys begins a step, so that its sum comes after the others.
         """
 
     def add(self, name: str, index: int | str, value: NDArray, outs: Sequence[NDArray]) -> None:
-        """Store the first worker's `value`, and fill `outs`, the user's weights, with it.
+        """Store the first worker's `value`, and copy it to `outs`, the user's weights.
 
-        Raises LayoutError for a key that is known, or for a dtype that cannot be summed.
+        Raises LayoutError for a key that is known already, or for a dtype that cannot be summed.
         """
         if name in self.keys:
             raise LayoutError(f"key {name!r} is known already: a key is broadcast or initialised once in a store")
@@ -87,7 +88,7 @@ class Training:
             self._averaging.announce(name)
 
     def compress(self, quantised: Quantised) -> None:
-        """Compress what is pushed from now on. Raises HybridPSError once memory was laid out for a first push."""
+        """Compress what is pushed from now on. Raises HybridPSError after a first push, or for an unsuitable key."""
         if any(name in self._sums or key.at_servers is not None for name, key in self.keys.items()):
             raise HybridPSError("gradients were pushed already: set the gradient compression before the first push")
         for name, key in self.keys.items():
@@ -99,22 +100,22 @@ class Training:
         self._compresses = True
 
     def key(self, name: str) -> Key:
-        """A key that was added. Raises LayoutError for another one."""
+        """Return a key. Raises LayoutError if it was not added."""
         if name not in self.keys:
             raise LayoutError(f"key {name!r} is unknown: broadcast or init it first ({len(self.keys)} keys are known)")
         return self.keys[name]
 
     def sum_in_step(self, name: str, values: Sequence[NDArray], priority: int, may_move: bool) -> Sequence[NDArray]:
-        """Begin to sum the values over devices and workers; the arrays that will have the sum: one, or one a device.
+        """Begin to sum the values over devices and workers. Return the arrays for the sum: one, or one for each device.
 
-        Where the servers update, these will have the weights. `may_move`: a sum shall replace the values, so that
-        these may live in memory of ours.
+        If the servers update, the arrays receive the weights. `may_move`: the sum replaces the values, so that these
+        may live in memory of hybridps.
         """
         self.key(name)
         if self._is_first(name):
             self._begin(may_move)
         self._pushed[name] = values
-        self._averaging.announce(name)  # one that the store trains may have been initialised, not broadcast
+        self._averaging.announce(name)  # a key that the store trains may have been initialised, not broadcast
         values = self._of_these_weights(name, values, is_first=not self._step)
         summed = self._sum(name, values, priority, in_step=True)
         if not self._store_updates() and not self._averaging.averages(name):
@@ -122,7 +123,7 @@ class Training:
         return summed
 
     def sum_alone(self, name: str, values: Sequence[NDArray], priority: int) -> NDArray:
-        """As `sum_in_step`, of a key that is no part of the steps; the array that will have the sum, or the weights."""
+        """Like `sum_in_step`, for a key outside of the steps. Return the array for the sum, or for the weights."""
         key = self.key(name)
         self._averaging.push_alone(name)
         if name in self._leading and self._step >= 2 and self._before.keys() <= self._pushed.keys():
@@ -135,7 +136,7 @@ class Training:
         return summed
 
     def set_updater(self, updater: Any, store_type: str) -> None:
-        """From now on what is stored is updated. Raises HybridPSError if that cannot be."""
+        """Update the stored values by `updater` from now on. Raises HybridPSError if that is not possible."""
         self.updates.set_updater(updater, store_type)
         self.check_precision(store_type)
 
@@ -144,7 +145,7 @@ class Training:
         self._averaging.check_precision(self.updates.updater, store_type)
 
     def stored(self, name: str) -> NDArray:
-        """What `pull` gives: the centre for weights of a model that has one, else what is stored."""
+        """Return what `pull` copies: the centre for weights of a model that has one, else the stored value."""
         key = self.key(name)
         if key.at_servers is not None:
             return key.at_servers.weights(name)
@@ -161,12 +162,12 @@ class Training:
         return key.stored
 
     def note_pull(self, name: str, targets: Sequence[NDArray]) -> None:
-        """What is stored for the key was copied to these arrays."""
+        """Note that the stored value of a key was copied to these arrays."""
         key = self.keys[name]
         key.is_pulled = bool(targets) and same_arrays(targets, key.outs)
 
     def settle(self) -> None:
-        """Go on without the keys of the step under way that did not come: somebody waits for those that did."""
+        """End the step under way without the keys that are missing: somebody waits for the others."""
         if self._step >= 0:
             self._sums.settle()
             self.updates.settle()
@@ -180,10 +181,11 @@ class Training:
         self.keys.clear()
 
     def _is_first(self, name: str) -> bool:
-        """Whether a step begins with a key that comes now.
+        """Return whether a step begins with this key.
 
-        It does if the key comes for the second time. So it does if it was left out of this step, as a frozen parameter
-        is: its place is before the first key of the step, and all behind that one have come.
+        A step begins if the key was already pushed in this one. It also begins if this step has left the key out, as
+        with a frozen parameter: the key's place is before the first key of the step, and all keys after that one have
+        been pushed.
         """
         if self._step < 0 or name in self._pushed:
             return True
@@ -193,7 +195,7 @@ class Training:
         return all(other in self._pushed for other in self._before if self._places.get(other, 0) > place)
 
     def _begin(self, may_move: bool) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._step += 1
         if self._step == 1:
             first, known = list(self._pushed), list(self.keys)
@@ -208,7 +210,7 @@ class Training:
         self._averaging.begin_step(self._step)
         self._gradients.move_out_what_is_written_elsewhere()
         self._sums.begin()
-        # Arrays that came in both steps so far: others may be gone before the next, as `weight.grad` is.
+        # Only arrays that were pushed in both steps so far: others, such as `weight.grad`, may be gone before the next.
         pushed = self._pushed if self._step == 2 else {}
         came = {name: each for name, each in pushed.items() if same_arrays(each, self._before.get(name, ()))}
         weights = {name: self._like(name) for name in came}
@@ -218,9 +220,9 @@ class Training:
         self._before, self._pushed = self._pushed, {}
 
     def _of_these_weights(self, name: str, values: Sequence[NDArray], is_first: bool) -> Sequence[NDArray]:
-        """The gradients of a key; zeros for the first ones of a group that came back.
+        """Return the gradients of a key; zeros for the first ones of a group that came back.
 
-        They are of the weights that its script began with, and those of the job have replaced these by now.
+        Those belong to the weights that its script began with, which the weights of the job have replaced by now.
         """
         if not (self._came_back and is_first):
             return values
@@ -228,9 +230,10 @@ class Training:
         return [mx.nd.zeros_like(value.as_nd_ndarray()) for value in values] if takes_over else values
 
     def _sum(self, name: str, values: Sequence[NDArray], priority: int, in_step: bool) -> Sequence[NDArray]:
-        """The first key without memory brings all the others memory too, but for those that have no gradient.
+        """Begin to sum a key. Return the arrays for the sum.
 
-        Row-sparse gradients need none there.
+        The first key without memory allocates it for all others too, except those without a gradient. Row-sparse
+        gradients need no memory there.
         """
         if self._compresses:
             for value in values:
@@ -267,7 +270,7 @@ class Training:
         return self.updates.updater is not None
 
     def _like(self, name: str) -> list[NDArray]:
-        """Arrays of the shape and dtype of a key, one for each device."""
+        """Return arrays of the shape and dtype of a key, one for each device."""
         key = self.keys[name]
         if key.outs:
             return key.outs
@@ -275,7 +278,7 @@ class Training:
         return [slot if slot is not None else key.stored if key.stored is not None else self._gradients.slot(name)]
 
     def _trained(self, name: str) -> list[NDArray]:
-        """The arrays of a key's weights, those first that are updated: the store's, if it updates, or the user's."""
+        """Return the arrays of a key's weights. Updated ones come first: the store's if it updates, or the user's."""
         key = self.keys[name]
         own = [key.stored] if key.stored is not None else []
         first, rest = (own, key.outs) if self._store_updates() and key.may_have_gradient else (key.outs, own)
@@ -283,5 +286,5 @@ class Training:
 
 
 def _kept(summed: NDArray) -> NDArray | None:
-    """A sum as `Key.stored`."""
+    """Return a sum in the form of `Key.stored`."""
     return None if is_dense(summed) else summed

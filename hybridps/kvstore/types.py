@@ -6,13 +6,13 @@
 | `dist_hybridps_elastic` | mpi-ESGD, dist-ESGD |
 | `dist_hybridps_async` | mpi-ASGD, dist-ASGD |
 | `dist_hybridps_<name>` | any other, by its short name: `easgd`, `local`, `diloco`, ... |
-| `dist_hybridps` | what the setting `algorithm` says |
+| `dist_hybridps` | the one that the setting `algorithm` names |
 
-`pushpull` gives the sum over all workers (where weights are averaged: the group's sum, scaled to all workers), so a
-script divides by `batch_size * num_workers`. With `set_optimizer`, the optimizers that there is a rule for are run by
-the servers, or by a group on one node without servers, each worker its part; others are MXNet's own, on every worker.
-`dist_hybridps_async` updates by each group's mean gradient as it comes, so a script divides by `batch_size`, as with
-MXNet's `dist_async`.
+`pushpull` computes the sum over all workers, so a script divides by `batch_size * num_workers`. Where weights are
+averaged, it is the group's sum, scaled to all workers. With `set_optimizer`, the servers run the optimizers that have a
+rule; without servers, the workers of a group on one node run them, each for its part. Other optimizers are MXNet's own
+code, on every worker. `dist_hybridps_async` updates with each group's mean gradient when it arrives, so a script
+divides by `batch_size`, as with MXNet's `dist_async`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TYPES = {
 
 
 class KVStoreTypes(dict[str, Any]):
-    """MXNet's table of types. Of a name that begins with dist and is not there, MXNet makes a store of its own."""
+    """MXNet's table of types. For a missing name that begins with dist, MXNet would make a store of its own."""
 
     @as_mxnet_does
     def __contains__(self, name: object) -> bool:
@@ -47,13 +47,13 @@ class KVStoreTypes(dict[str, Any]):
 
 
 def _type_of_others(name: str) -> Any:
-    """The type of an algorithm that another package offers, or by another of its names. Raises ConfigError."""
+    """Return the type of another package's algorithm, or of an algorithm by another name. Raises ConfigError."""
     given = name.removeprefix(PREFIX).removesuffix("_sync").removesuffix("_async")
     try:
         short_name(given)
     except ConfigError:
         raise ConfigError(f"the KVStore type {name!r} is unknown: use one of {', '.join(TYPES)}") from None
-    return partial(HybridKVStore, given)  # `dist-` says something about groups
+    return partial(HybridKVStore, given)  # the name as given, as a `dist-` in it determines the groups
 
 
-KVStoreBase.kv_registry = KVStoreTypes(KVStoreBase.kv_registry | TYPES)  # its `register` takes the name from the class
+KVStoreBase.kv_registry = KVStoreTypes(KVStoreBase.kv_registry | TYPES)  # `register` would name it after the class

@@ -1,8 +1,8 @@
 """The report of a run folder: a summary (`summary.json`), pictures, and a page with all of it (`report.html`).
 
-A caller makes the report of a folder with `make_report`, or a page of several runs with `compare_reports`; or reads
-events with `read_run`, `read_rank` and `read_worker`. `points_of` has the accuracy over time, `Following` what a run
-sends while it goes on.
+`make_report` makes the report of a folder, and `compare_reports` a page of several runs. `read_run`, `read_rank` and
+`read_worker` read events. `points_of` returns the accuracy over time. `Following` counts what a run sends while it is
+running.
 """
 
 from hybridps.report.following import Following

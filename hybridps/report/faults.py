@@ -1,4 +1,4 @@
-"""What went wrong in a run, or changed on its way, line by line."""
+"""What went wrong or changed during a run, line by line."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hybridps.report.points import started
 from hybridps.report.reading import Rank, Run
 
 MOST = 50
-"""Lines that are shown."""
+"""The largest number of lines that are shown."""
 
 
 def faults_of(run: Run) -> list[tuple[float, str]]:
-    """Seconds since the start of the workers, and what happened then; in order, each note once."""
+    """Return what happened, with the seconds since the start of the workers; in order of time, each text once."""
     begin = started(run)
     found: dict[str, float] = {}
     for rank in [*([run.launch] if run.launch else []), *run.ranks]:
@@ -27,11 +27,11 @@ def _lines(rank: Rank) -> Iterator[tuple[float, str]]:
     group = f"group {plan.group}" if plan else "a group"
     skipped = [when for event, when in zip(rank.events, rank.times, strict=True) if isinstance(event, Skipped)]
     if skipped and plan and plan.group_rank == 0:
-        yield skipped[0], f"{group} leaves exchanges out, as a server is away: {len(skipped)} in all"
+        yield skipped[0], f"{group} leaves exchanges out because a server is away: {len(skipped)} in total"
     for event, when in zip(rank.events, rank.times, strict=True):
         match event:
             case Restarted(group=number, life=life, status=status):
-                yield when, f"group {number} ended with status {status}, and is started again (life {life})"
+                yield when, f"group {number} ended with status {status} and is restarted (life {life})"
             case Joined(joined=joined, groups=groups, workers=workers):
                 yield when, f"groups {joined} have joined: {groups} groups, {workers} workers"
             case Ended(status=status) if status:

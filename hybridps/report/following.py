@@ -13,9 +13,10 @@ from hybridps.report.traffic import GroupTraffic, figures
 
 
 class Following:
-    """Follows the event files of a run; each line is read once.
+    """Follows the event files of a run. Each line is read once.
 
-    `launch`: the id of the launch; starts of others do not count, and without ids those before `since`.
+    `launch`: the id of the launch. Ranks of other launches do not count; without ids, ranks that started before `since`
+    do not count.
     """
 
     def __init__(self, folder: Path, since: float, launch: str | None = None) -> None:
@@ -23,11 +24,11 @@ class Following:
         self._since = since
         self._launch = launch
         self._read: dict[Path, int] = {}
-        """Bytes read of each file."""
+        """The bytes that were read of each file."""
         self._traffic: dict[Path, GroupTraffic] = {}
 
     def figures(self) -> dict[str, Any]:
-        """What all groups have sent by now, as `hybridps.report.figures`."""
+        """Return what all groups have sent so far, as `hybridps.report.figures` does."""
         for path in self._folder.glob("hybridps-*.jsonl"):
             if path.stem.removeprefix("hybridps-").isdigit():
                 with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Writes the report of a run, or of several side by side."""
+"""Writes the report of a run, or of several runs side by side."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PAGE = "report.html"
 
 
 def make_report(folder: Path) -> dict[str, Any]:
-    """Write `summary.json`, the pictures and `report.html` into a run folder, and return the summary.
+    """Write `summary.json`, the pictures and `report.html` to a run folder. Return the summary.
 
-    Half-written lines are skipped. Raises HybridPSError if nobody wrote anything there, or if
-    matplotlib is not installed; the summary is written before the pictures.
+    Half-written lines are skipped. Raises HybridPSError if no process wrote anything there, or if matplotlib is not
+    installed; the summary is written before the pictures.
     """
     report = read_report(folder)
     _write_summary(report)
@@ -33,7 +33,10 @@ def make_report(folder: Path) -> dict[str, Any]:
 
 
 def compare_reports(folders: Sequence[Path], page: Path) -> list[dict[str, Any]]:
-    """Write the page of several runs side by side, and return their summaries. Raises as `make_report`."""
+    """Write the page of several runs side by side. Return their summaries.
+
+    Raises HybridPSError as `make_report`, and if two runs have the same name.
+    """
     reports = [read_report(folder) for folder in folders]
     names = [report.name for report in reports]
     if len(set(names)) < len(names):

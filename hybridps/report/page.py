@@ -41,7 +41,7 @@ ROWS = {
     "loss": "loss",
     "seconds": "seconds",
     "steps": "steps",
-    "step_ms": "milliseconds of a step",
+    "step_ms": "milliseconds per step",
     "images_per_second": "images/s",
     "bytes_within_groups": "sent within groups",
     "bytes_across_groups": "sent across groups",
@@ -54,13 +54,13 @@ ROWS = {
     "lost": "not finished",
     "status": "exit status",
 }
-"""The figures of `summary.json` that the page shows, and what it calls them."""
+"""The figures of `summary.json` that the page shows, with their labels."""
 
 
 def make_page(
     reports: Sequence[RunReport], pictures: Mapping[str, bytes], own: Mapping[str, Mapping[str, bytes]]
 ) -> str:
-    """The HTML. `pictures`: of all runs together; `own`: those of each run, where there are several."""
+    """Return the HTML. `pictures`: those of all runs together; `own`: those of each run, if there are several."""
     title = ", ".join(report.name for report in reports)
     body = f"<h1>{escape(title)}</h1>\n<div class='wide'>{_figures(reports)}</div>\n"
     if len(reports) == 1:
@@ -77,7 +77,7 @@ def make_page(
 
 
 def picture(title: str, content: bytes) -> str:
-    """A figure with a PNG in it."""
+    """Return a figure with a PNG in it."""
     data = b64encode(content).decode()
     shown = escape(title)
     return f'<figure><figcaption>{shown}</figcaption><img alt="{shown}" src="data:image/png;base64,{data}"></figure>'
@@ -98,7 +98,7 @@ def _figures(reports: Sequence[RunReport]) -> str:
 
 
 def _text(field: str, value: Any) -> str:
-    """A figure in words; empty if it is not known, or says nothing."""
+    """Return a figure as text; empty if it is not known, or says nothing."""
     if value is None or value == [] or (value == 0 and field in ("servers", "epochs", "exchanges_skipped", "status")):
         return ""
     if field == "slow_workers":

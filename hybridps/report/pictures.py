@@ -31,13 +31,13 @@ _KINDS = {"vote": "waiting", "allreduce": "allreduce", "exchange": "exchange", "
 
 
 def pictures_of(reports: Sequence[RunReport]) -> Iterator[tuple[str, bytes]]:
-    """The name and the PNG of each picture that these runs have something for; several runs side by side."""
+    """Yield the name and the PNG of each picture that these runs have data for. Several runs are side by side."""
     if any(report.time for report in reports):
         yield "time", _time(reports)
     if any(len(group.steps) > 1 for report in reports for group in report.traffic):
-        yield "rate", _rates(reports, "steps in a second", lambda group: group.steps)
+        yield "rate", _rates(reports, "steps per second", lambda group: group.steps)
     if any(group.total for report in reports for group in report.traffic):
-        yield "traffic", _rates(reports, "MB in a second, of a group", lambda group: group.nbytes, 1e-6)
+        yield "traffic", _rates(reports, "MB per second and group", lambda group: group.nbytes, 1e-6)
     if any(group.distances for report in reports for group in report.traffic):
         yield "distance", _distance(reports)
     if len(reports) > 1 and any(points_of(report.run) for report in reports):
@@ -48,7 +48,7 @@ def pictures_of(reports: Sequence[RunReport]) -> Iterator[tuple[str, bytes]]:
 
 
 def _time(reports: Sequence[RunReport]) -> bytes:
-    """A bar for each run, or for each worker of a single run."""
+    """Draw a bar for each run, or for each worker of a single run."""
     bars: list[tuple[str, dict[str, float]]] = []
     for report in reports:
         if report.time and len(reports) == 1:
@@ -64,7 +64,7 @@ def _time(reports: Sequence[RunReport]) -> bytes:
             axes.barh(places, widths, left=left, color=COLOURS[name], label=PART_WORDS[name], height=0.7)
             left += widths
     axes.set_yticks(places, [name for name, _ in bars])
-    axes.set_xlabel("milliseconds of a step (mean)")
+    axes.set_xlabel("milliseconds per step (mean)")
     axes.legend(frameon=False, ncols=2, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     return _png(figure)
 
@@ -72,7 +72,7 @@ def _time(reports: Sequence[RunReport]) -> bytes:
 def _rates(
     reports: Sequence[RunReport], label: str, curve: Callable[[GroupTraffic], Curve], scale: float = 1.0
 ) -> bytes:
-    """How fast a curve grows: the mean of the groups of each run; each group of a single run."""
+    """Draw how fast a curve grows: the mean over the groups of each run, or each group of a single run."""
     figure, axes = _figure(7, 2.8)
     for number, report in enumerate(reports):
         curves = [curve(group) for group in report.traffic]
@@ -97,7 +97,7 @@ def _draw_rate(axes: Any, curve: Curve, start: float, scale: float, colour: str,
 
 
 def sum_of(curves: Sequence[Curve]) -> Curve:
-    """The sum of growing curves, at all of their times."""
+    """Return the sum of growing curves, at all of their times."""
     times = np.array(sorted({when for curve in curves for when, _ in curve}))
     total = sum((at(curve, times) for curve in curves), np.zeros(len(times)))
     return list(zip(times.tolist(), total.tolist(), strict=True))
@@ -134,7 +134,7 @@ def _learning(reports: Sequence[RunReport]) -> bytes:
 
 
 def _timeline(trace: Trace, step_id: tuple[int, int]) -> bytes:
-    """A step of all workers and servers, on one clock. `step_id`: its model and number."""
+    """Draw a step of all workers and servers on one clock. `step_id`: its model and number."""
     row = {
         number: step
         for number, worker in sorted(trace.workers.items())

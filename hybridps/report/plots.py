@@ -16,7 +16,7 @@ Value = Callable[[list[Line]], float | None]
 
 
 def plot(run: Run, summary: dict[str, Any]) -> bytes:
-    """Draw the loss and the accuracy of the workers and of the centre over the epochs. Returns a PNG."""
+    """Draw the loss and the accuracy of the workers and of the centre over the epochs. Return a PNG."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -93,7 +93,7 @@ def _title(summary: dict[str, Any]) -> str:
 
 
 def _curve(workers: Iterable[Worker], value: Value) -> tuple[list[int], list[float]]:
-    """The epochs for which at least one worker has a value, and the value over those workers."""
+    """Return the epochs for which at least one worker has a value, and the value over those workers."""
     points: dict[int, list[Line]] = {}
     for worker in workers:
         for epoch, line in worker.epochs.items():

@@ -1,4 +1,4 @@
-"""How good the model of a run was, over time, epochs and traffic: what its script reported."""
+"""The quality of a run's model over time, epochs and traffic, as its script reported it."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from hybridps.report.reading import Run, began
 from hybridps.report.traffic import GroupTraffic
 
 Report = tuple[float, Evaluated]
-"""When it was made, in seconds since 1970, and what it says."""
+"""The time of a report, in seconds since 1970, and its contents."""
 
 
 class Point(NamedTuple):
-    """The model after an epoch, by all workers that reported it: their mean, at the time of the last of them."""
+    """The model after an epoch: the mean over all workers that reported it, at the time of the last report."""
 
     epoch: float
     seconds: float
-    """Since training began."""
+    """Seconds since training began."""
     nbytes: float
-    """Payload that had crossed between the groups by then."""
+    """The payload bytes that had crossed between the groups by then."""
     accuracy: float | None
     centre_accuracy: float | None
     loss: float | None
     when: float
-    """In seconds since 1970."""
+    """Seconds since 1970."""
 
 
 def points_of(run: Run) -> list[Point]:
-    """One for each epoch that was reported, in order.
+    """Return a point for each epoch that was reported, in order.
 
-    Seconds count from the report of epoch 0, if there is one, or else from the start of the workers.
+    Seconds count from the report of epoch 0 if there is one, and otherwise from the start of the workers.
     """
     reports = _latest(run)
     begun = reports.get(0.0, [])
@@ -42,7 +42,7 @@ def points_of(run: Run) -> list[Point]:
 
 
 def traffic_of(run: Run) -> list[GroupTraffic]:
-    """What each group has sent."""
+    """Return the traffic of each group."""
     every = []
     for rank in run.ranks:
         traffic = GroupTraffic()
@@ -53,7 +53,7 @@ def traffic_of(run: Run) -> list[GroupTraffic]:
 
 
 def started(run: Run) -> float:
-    """When the workers of a run started, in seconds since 1970."""
+    """Return when the workers of a run started, in seconds since 1970; 0 if that is not known."""
     for rank in [run.launch] if run.launch else []:
         for event, when in zip(rank.events, rank.times, strict=True):
             if isinstance(event, Launched):
@@ -64,7 +64,7 @@ def started(run: Run) -> float:
 
 
 def _latest(run: Run) -> dict[float, list[Report]]:
-    """The last report of each worker on each epoch."""
+    """Return the last report of each worker on each epoch."""
     found: dict[float, dict[tuple[int | None, int | None], Report]] = {}
     for when, event in _reports(run):
         found.setdefault(event.epoch, {})[event.group, event.worker] = (when, event)
@@ -72,7 +72,7 @@ def _latest(run: Run) -> dict[float, list[Report]]:
 
 
 def _whole_epochs(run: Run, reports: Mapping[float, Sequence[Report]]) -> list[float]:
-    """The epochs in order. Where a run was ended on its way, without the last ones that not all workers reported."""
+    """Return the epochs in order. If the run ended early, the last ones that not all workers reported are left out."""
     epochs = sorted(reports)
     ended = run.launch.last(Ended) if run.launch else None
     came_to_its_end = ended.status == 0 if ended else run.launch is None and not run.lost()
@@ -90,7 +90,7 @@ def _point(epoch: float, reports: Sequence[Report], start: float, groups: list[G
 
 
 def _reports(run: Run) -> Iterator[Report]:
-    """What was reported, and when: to the launcher, else in progress files, else in training files."""
+    """Yield each report with its time: those of the launcher and of progress files, or else those of training files."""
     found = [
         (when, event)
         for rank in [*([run.launch] if run.launch else []), *run.reports]

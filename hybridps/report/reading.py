@@ -1,8 +1,8 @@
 """Reads a run folder: what the ranks, the launcher and the training script wrote there.
 
-This package writes `hybridps-<rank>.jsonl` and `hybridps-launcher.jsonl` (see events.py); where there is no launcher,
-`report_progress` writes `hybridps-progress-<worker>.jsonl`. A script may write more about its training: the example's
-`train-<worker>.jsonl` (events `run`, `epoch`, `end`). A restarted worker appends to its file.
+This package writes `hybridps-<rank>.jsonl` and `hybridps-launcher.jsonl` (see events.py). Without a launcher,
+`report_progress` writes `hybridps-progress-<worker>.jsonl`. A script may write more about its training: the example
+writes `train-<worker>.jsonl` (events `run`, `epoch`, `end`). A restarted worker appends to its file.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ KnownT = TypeVar("KnownT", bound=Event)
 Line = dict[str, Any]
 
 _DIGITS = 6
-"""Of the highest number of a worker."""
+"""The largest number of digits in the number of a worker."""
 
 
 class _TrainingSettings(msgspec.Struct):
-    """What the report reads of the settings of a training script."""
+    """The settings of a training script that the report reads."""
 
     workers: Count | None = None
 
 
 class _TrainingLine(msgspec.Struct):
-    """What the report reads of a line of a training file; a script may write more."""
+    """The fields of a training file's line that the report reads. A script may write more."""
 
     first_epoch: int | None = None
     started_at: float | None = None
@@ -95,7 +95,7 @@ class Worker:
         return found if isinstance(found, dict) else {}
 
     def images_per_second(self) -> float:
-        """Mean over the epochs, without the first one, which includes the start-up, if there are several."""
+        """Return the mean over the epochs. The first one includes the start-up, and is left out if there are others."""
         rates = [epoch.get("images_per_second") or 0.0 for _, epoch in sorted(self.epochs.items())]
         return float(np.mean(rates[1:] or rates)) if rates else 0.0
 
@@ -106,11 +106,11 @@ class Worker:
 
 @dataclass(frozen=True)
 class Rank:
-    """The events that one rank of the package, or the launcher, wrote since it was last configured."""
+    """The events that one rank, or the launcher, wrote since it was last configured."""
 
     events: list[Known]
     times: list[float] = field(default_factory=list)
-    """When each event happened, in seconds since 1970."""
+    """The time of each event, in seconds since 1970."""
 
     def last(self, kind: type[KnownT]) -> KnownT | None:
         return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
@@ -121,21 +121,21 @@ class Run:
     """The contents of a run folder."""
 
     workers: dict[int, Worker]
-    """Of those that wrote a training file."""
+    """The workers that wrote a training file, by number."""
     ranks: list[Rank]
     expected: int
-    """Number of workers."""
+    """The number of workers."""
     launch: Rank | None = None
-    """What the launcher wrote."""
+    """The events that the launcher wrote; None without a launcher."""
     reports: list[Rank] = field(default_factory=list)
-    """What workers without a launcher wrote themselves of their progress."""
+    """The events in the workers' own progress files, which they write without a launcher."""
 
     def last(self, kind: type[KnownT]) -> list[KnownT]:
-        """The last event of this kind of each rank that has one."""
+        """Return the last event of this kind of each rank that has one."""
         return [event for rank in self.ranks if (event := rank.last(kind))]
 
     def algorithm(self) -> str:
-        """Name of the algorithm, from the settings of the job, or else from the type of the KVStore."""
+        """Return the name of the algorithm, from the settings of the job or else from the type of the KVStore."""
         known = [*self.ranks, *([self.launch] if self.launch else [])]
         named = [event.settings.get("algorithm") for rank in known if (event := rank.last(Configured))]
         told = [worker.settings() for worker in self.workers.values()]
@@ -143,12 +143,12 @@ class Run:
         return str(next(filter(None, named), "unknown")).removeprefix("dist_hybridps_")
 
     def has_centre(self) -> bool:
-        """Whether the run trained a centre variable, as Elastic SGD does."""
+        """Return whether the run trained a centre, as Elastic SGD does."""
         lines = (line for worker in self.workers.values() for line in worker.epochs.values())
         return "elastic" in self.algorithm() or any(line.get("centre_top1_correct") is not None for line in lines)
 
     def finished(self) -> list[int]:
-        """The workers that came to their end, as their training files say, or else their events."""
+        """Return the workers that finished, by their training files or else by their events."""
         if self.workers:
             return [number for number, worker in sorted(self.workers.items()) if worker.end]
         closed = {plan.worker for rank in self.ranks if (plan := rank.last(Planned)) and rank.last(Closed)}
@@ -161,13 +161,13 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read the files of all workers, ranks and the launcher. Raises HybridPSError if nobody wrote anything."""
+    """Read the files of all workers, ranks and the launcher. Raises HybridPSError if no process wrote anything."""
     workers = {number: read_worker(number, path) for number, path in _numbered(folder, "train-")}
     workers = {number: worker for number, worker in workers.items() if worker.run or worker.epochs}
     ranks = [read_rank(path) for _, path in _numbered(folder, "hybridps-")]
     launch = _launch(folder / "hybridps-launcher.jsonl", ranks)
     if launch is not None:
-        ranks = [rank for rank in ranks if is_of(rank, launch)]  # the others are of an earlier run
+        ranks = [rank for rank in ranks if is_of(rank, launch)]  # the others belong to an earlier run
     reports = [read_rank(path) for _, path in _numbered(folder, "hybridps-progress-")]
     if not (workers or launch or any(rank.events for rank in [*ranks, *reports])):
         raise HybridPSError(
@@ -181,19 +181,19 @@ def read_run(folder: Path) -> Run:
 
 
 def began(rank: Rank) -> float:
-    """When a rank was last configured, in seconds since 1970; 0 if it never was."""
+    """Return when a rank was last configured, in seconds since 1970; 0 if it never was."""
     configured = rank.last(Configured)
     return configured.started_at if configured else 0.0
 
 
 def launch_of(rank: Rank) -> str | None:
-    """The id of the launch that a rank belongs to; None without a launcher."""
+    """Return the id of the launch that a rank belongs to; None without a launcher."""
     configured = rank.last(Configured)
     return configured.settings.get("launch") if configured else None
 
 
 def is_of(rank: Rank, launch: Rank) -> bool:
-    """Whether a rank belongs to a launch: by its id, or else by the clocks of their hosts."""
+    """Return whether a rank belongs to a launch: by its id, or else by the clocks of their hosts."""
     theirs, own = launch_of(launch), launch_of(rank)
     return theirs == own if theirs and own else began(rank) >= began(launch)
 
@@ -234,20 +234,20 @@ def read_rank(path: Path) -> Rank:
 
 
 def mean_loss(lines: list[Line]) -> float | None:
-    """Mean of the training losses in these lines; None if no line has one."""
+    """Return the mean of the training losses in these lines; None if no line has one."""
     losses = [line["loss"] for line in lines if line.get("loss") is not None]
     return float(np.mean(losses)) if losses else None
 
 
 def fraction(lines: list[Line], key: str) -> float | None:
-    """Sum of `key` divided by the validation images, over the lines that have both; None if no line has."""
+    """Return the sum of `key` divided by the validation images, over the lines that have both; None if no line has."""
     counted = [line for line in lines if line.get(key) is not None and line.get("val_images")]
     images = sum(line["val_images"] for line in counted)
     return sum(line[key] for line in counted) / images if images else None
 
 
 def _is_sound(line: Line) -> bool:
-    """Whether a line of a training file has numbers where the report counts with them."""
+    """Return whether a line of a training file has numbers where the report computes with them."""
     try:
         msgspec.convert(line, _TrainingLine)
     except msgspec.ValidationError:
@@ -256,18 +256,18 @@ def _is_sound(line: Line) -> bool:
 
 
 def _launch(path: Path, ranks: list[Rank]) -> Rank | None:
-    """What the launcher wrote of the last run; None if there was none, or if the ranks ran without it after that."""
+    """Return the launcher's events of the last run; None if there are none, or if ranks have run without it since."""
     launch = read_rank(path) if path.is_file() else Rank([])
     if not launch.events:
         return None
     ended = launch.times[-1] if launch.last(Ended) else float("inf")
-    # A rank with an id was started by a launcher, which wrote into this file.
+    # A rank with an id was started by a launcher, which wrote to this file.
     alone = (rank for rank in ranks if not (launch_of(launch) and launch_of(rank)))
     return None if any(began(rank) > ended for rank in alone) else launch
 
 
 def _expected(workers: dict[int, Worker], ranks: list[Rank], launch: Rank | None) -> int:
-    """Number of workers, as those that started last report it: an earlier run in the folder may have had more."""
+    """Return the number of workers, by those that started last: an earlier run in the folder may have had more."""
     launched = launch.last(Launched) if launch else None
     if launched is not None:
         return launched.workers
@@ -286,7 +286,7 @@ def _numbered(folder: Path, prefix: str) -> Iterator[tuple[int, Path]]:
 
 
 def _lines(path: Path) -> Iterator[Line]:
-    """The JSON objects of a file. Lines that a killed process left half written are skipped."""
+    """Yield the JSON objects of a file. Lines that a killed process left half written are skipped."""
     for text in path.read_bytes().splitlines():
         try:
             line = msgspec.json.decode(text)

@@ -27,11 +27,11 @@ class RunReport:
     time: StepTime | None
     faults: list[tuple[float, str]]
     started: float
-    """When its workers started, in seconds since 1970."""
+    """When the workers started, in seconds since 1970."""
 
 
 def read_report(folder: Path) -> RunReport:
-    """Read a run folder. Raises HybridPSError if nobody wrote anything there."""
+    """Read a run folder. Raises HybridPSError if no process wrote anything there."""
     run = read_run(folder)
     time = step_time(run, folder)
     name = folder.resolve().name

@@ -17,10 +17,10 @@ PART_WORDS = WORDS | {EXPOSED: "communication that backward does not hide", REST
 
 
 class StepTime(NamedTuple):
-    """Seconds of a step: means over the steps, and over the workers but for `by_worker`."""
+    """Seconds of a step: means over the steps, and over the workers except for `by_worker`."""
 
     parts: dict[str, float]
-    """By names of `PART_WORDS`. They add up to the step."""
+    """Seconds by names of `PART_WORDS`. They add up to the step."""
     by_worker: dict[int, dict[str, float]]
     sentences: list[str]
     clock: OneClock | None = None
@@ -33,7 +33,7 @@ class StepTime(NamedTuple):
 
 
 def step_time(run: Run, folder: Path) -> StepTime | None:
-    """What is known of a run; None if its workers have done too few steps to say anything."""
+    """Return what is known of a run's steps; None if its workers have done too few of them."""
     clock = on_one_clock(read_trace(folder, _launch(run)))
     diagnosis = diagnose(clock)
     if diagnosis is not None:
@@ -53,7 +53,7 @@ def step_time(run: Run, folder: Path) -> StepTime | None:
 
 
 def figures_of(time: StepTime | None) -> dict[str, Any]:
-    """What `summary.json` has of it."""
+    """Return the figures of `summary.json` about the time of steps."""
     if time is None:
         return {}
     slow = [] if time.diagnosis is None else time.diagnosis.slow
@@ -66,7 +66,7 @@ def figures_of(time: StepTime | None) -> dict[str, Any]:
 
 
 def _parts(rank: Rank) -> dict[str, float]:
-    """Of one worker: between the first and the last event that has sums. Empty with fewer than two."""
+    """Return the parts of one worker's step, between its first and last events with sums; empty with fewer than two."""
     known = [
         (event, when) for event, when in zip(rank.events, rank.times, strict=True) if isinstance(event, Communicated)
     ]
@@ -89,7 +89,7 @@ def _filled(parts: Mapping[str, float]) -> dict[str, float]:
 
 
 def _launch(run: Run) -> str | None:
-    """The id of the launch, if there was one."""
+    """Return the id of the launch, if there was one."""
     known = [*([run.launch] if run.launch else []), *run.ranks]
     ids = (event.settings.get("launch") for rank in known if (event := rank.last(Configured)))
     return next(filter(None, ids), None)

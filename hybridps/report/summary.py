@@ -10,11 +10,11 @@ from hybridps.report.reading import Run, fraction, mean_loss
 from hybridps.report.traffic import figures
 
 _MOST_SLOW = 100
-"""Namings of slow workers in a summary, at most."""
+"""The largest number of reports of slow workers in a summary."""
 
 
 def summarise(run: Run) -> dict[str, Any]:
-    """The figures of `summary.json`, of any script's run. Accuracies are shares of all validation images.
+    """Return the figures of `summary.json`, for a run of any script. Accuracies are shares of all validation images.
 
     `accuracy`, `accuracy_centre` and `loss` are those of the last epoch that reported them. A run whose script wrote
     training files has more: see `_of_training`.
@@ -50,7 +50,7 @@ def summarise(run: Run) -> dict[str, Any]:
 
 
 def _slow(run: Run) -> list[dict[str, Any]]:
-    """Who was named as slow: workers within their group, by what their leaders say, and groups, by the launcher."""
+    """Return who was reported as slow: workers within a group by their leader, and groups by the launcher."""
     leaders = [rank for rank in run.ranks if (plan := rank.last(Planned)) and plan.group_rank == 0]
     events = [
         event
@@ -70,7 +70,7 @@ def _slow(run: Run) -> list[dict[str, Any]]:
 
 
 def _of_training(run: Run) -> dict[str, Any]:
-    """What only training files say: top-1 and top-5 at the last epoch that all judged workers have, and their speed."""
+    """Return what only training files have: the workers' speed, and top-1 and top-5 at the last epoch that all have."""
     judged = [run.workers[number] for number in run.finished()] or list(run.workers.values())
     epochs = sorted(set.intersection(*(set(worker.epochs) for worker in judged))) if judged else []
     last = epochs[-1] if epochs else 0
@@ -89,7 +89,7 @@ def _of_training(run: Run) -> dict[str, Any]:
 
 
 def _bytes_to_servers(run: Run) -> int:
-    """Groups without servers count there what they sent to each other."""
+    """Return the bytes sent to servers. Groups without servers are left out: they count bytes to other groups."""
     without = {id(rank) for rank in run.ranks if (plan := rank.last(Planned)) and not plan.servers}
     known = (rank.last(Closed) for rank in run.ranks if id(rank) not in without)
     return sum(event.bytes_to_servers for event in known if event)
@@ -100,7 +100,7 @@ def _whole(epoch: float) -> float:
 
 
 def _seconds(run: Run) -> float:
-    """From the start of the workers to the last event."""
+    """Return the seconds from the start of the workers to the last event."""
     known = [*run.ranks, *run.reports, *([run.launch] if run.launch else [])]
     last = max((rank.times[-1] for rank in known if rank.times), default=0.0)
     return max(0.0, last - started(run))

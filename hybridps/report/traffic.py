@@ -11,12 +11,12 @@ import numpy as np
 from hybridps.events import Closed, Communicated, Configured, Event, Exchanged, Planned, Skipped
 
 Curve = list[tuple[float, float]]
-"""Times, in seconds since 1970, and values."""
+"""Pairs of a time, in seconds since 1970, and a value."""
 
 
 @dataclass
 class GroupTraffic:
-    """What one group has sent and received. Fed with the events of a rank, one by one; only leaders count."""
+    """What one group has sent and received. It takes the events of a rank one by one; only leaders count."""
 
     began: float = 0.0
     """When its leader was configured, in seconds since 1970."""
@@ -28,20 +28,20 @@ class GroupTraffic:
     has_servers: bool = False
     bytes_to_servers: int = 0
     bytes_exchanged: int = 0
-    """Payload of the exchanges of weights, without what is pulled at other times."""
+    """The payload bytes of exchanges of weights, without pulls at other times."""
     nbytes: Curve = field(default_factory=list)
-    """Payload that has crossed between this group and others, or the servers, both ways."""
+    """The payload bytes that have crossed between this group and others, or the servers, in both directions."""
     steps: Curve = field(default_factory=list)
-    """Steps done."""
+    """The number of steps done."""
     exchanges: Curve = field(default_factory=list)
     """The steps in which weights were exchanged."""
     skipped: set[int] = field(default_factory=set)
-    """The steps in which an exchange was left out, as a server was away."""
+    """The steps in which an exchange was left out because a server was away."""
     distances: Curve = field(default_factory=list)
-    """|w - centre| / |w| at those exchanges that know it."""
+    """|w - centre| / |w| at the exchanges that know it."""
 
     def add(self, event: Event, when: float) -> None:
-        """Count an event. A `Configured` one begins anew."""
+        """Count an event. A `Configured` event resets all counts."""
         match event:
             case Configured():
                 new = GroupTraffic(began=event.started_at, launch=event.settings.get("launch"))
@@ -70,19 +70,20 @@ class GroupTraffic:
 
     @property
     def exchanged(self) -> int:
-        """Steps with an exchange: those in which weights were exchanged, or all where gradients go to servers."""
+        """The number of steps in which weights were exchanged, or of all steps if gradients go to servers."""
         steps = len({step for _, step in self.exchanges})
         return self.steps_done if self.has_servers and self.bytes_to_servers and not steps else steps
 
     @property
     def saved(self) -> int:
-        """Steps without an exchange, where there are others to exchange with."""
+        """The number of steps without an exchange; 0 if there is no other group and no server to exchange with."""
         return max(0, self.steps_done - self.exchanged) if self.groups > 1 or self.exchanged else 0
 
     def bytes_at(self, when: float, start: float) -> float:
-        """Payload that had crossed by a time: exact where weights are exchanged.
+        """Return the payload bytes that had crossed by a time. They are exact if weights are exchanged.
 
-        Gradients go in every step, and are on a line between samples, or zero at `start` before the first one.
+        Gradients cross in every step: their bytes are interpolated between samples, or from 0 at `start` to the first
+        one.
         """
         if self.exchanges:
             return max((value for time, value in self.nbytes if time <= when), default=0.0)
@@ -98,13 +99,13 @@ class GroupTraffic:
         self.steps.append((when, max(event.step + 1, self.steps_done)))
         if event.distance is not None:
             self.distances.append((when, event.distance))
-        answers = event.nbytes if self.has_servers else 0  # those of other groups count as sent by them
+        answers = event.nbytes if self.has_servers else 0  # answers of other groups count as sent by them
         self.bytes_exchanged += event.nbytes + answers
         self.nbytes.append((when, self.total + event.nbytes + answers))
 
 
 def at(curve: Curve, times: np.ndarray) -> np.ndarray:
-    """The values of a growing curve at some times: zero before it, its last value after it, on a line in between."""
+    """Return a growing curve's values at some times: 0 before it, its last value after it, interpolated between."""
     if not curve:
         return np.zeros(len(times))
     known, values = np.array(curve).T
@@ -112,12 +113,12 @@ def at(curve: Curve, times: np.ndarray) -> np.ndarray:
 
 
 def figures(groups: Sequence[GroupTraffic]) -> dict[str, Any]:
-    """What all groups together have sent and saved.
+    """Return what all groups together have sent and saved.
 
-    `exchanges_saved`: the steps of a group without an exchange; `exchanges_skipped`: those in which a group left one
-    out, as a server was away. `bytes_saved`: what exchanges in the saved steps would have sent. `staleness`: the mean
-    of the steps that a group was behind the one furthest ahead, at its exchanges of weights. `distance`: the last one,
-    mean over the groups. None: not known.
+    `exchanges_saved`: the steps of groups without an exchange. `exchanges_skipped`: those in which a group left one out
+    because a server was away. `bytes_saved`: the bytes that exchanges in the saved steps would have sent. `staleness`:
+    the mean number of steps that a group was behind the one furthest ahead, at its exchanges of weights. `distance`:
+    the mean over the groups of the last one. None: not known.
     """
     exchanges = sum(group.exchanged for group in groups)
     across = sum(group.total for group in groups)
@@ -137,7 +138,7 @@ def figures(groups: Sequence[GroupTraffic]) -> dict[str, Any]:
 
 
 def lags(group: GroupTraffic, groups: Sequence[GroupTraffic]) -> list[float]:
-    """At each exchange of a group, how many steps another one was ahead of it at most."""
+    """Return by how many steps the furthest of the other groups was ahead, at each exchange of a group."""
     if not group.exchanges:
         return []
     times, steps = np.array(group.exchanges).T
@@ -146,7 +147,7 @@ def lags(group: GroupTraffic, groups: Sequence[GroupTraffic]) -> list[float]:
 
 
 def in_words(totals: Mapping[str, Any]) -> str:
-    """What was sent and saved, for a line; empty if nothing was.
+    """Return what was sent and saved, as part of a line; empty if there is nothing to say.
 
     >>> in_words({"bytes_across_groups": 12_300_000, "exchanges": 45, "exchanges_saved": 405})
     '12.3 MB across groups in 45 exchanges, 405 saved'
@@ -160,7 +161,7 @@ def in_words(totals: Mapping[str, Any]) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Bytes in words.
+    """Return a number of bytes as text.
 
     >>> size(1_840_000_000), size(999)
     ('1.84 GB', '999 B')

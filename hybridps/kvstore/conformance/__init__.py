@@ -1,8 +1,8 @@
-"""What a KVStore of MXNet does, as checks that any `KVStoreBase` can be put through, on any number of workers.
+"""Checks of what a KVStore of MXNet does, for any `KVStoreBase` and any number of workers.
 
 `python -m hybridps.kvstore.conformance TYPE [CHECK ...]` prints the differences. Each check is a generator: it makes a
-store, calls it, and yields what was observed, what it was, and what it should be. Nothing is judged between two calls,
-so that all workers make the same calls whatever they find.
+store, calls it, and yields what it observed, the value, and the expected value. Nothing is judged between two calls, so
+that all workers make the same calls whatever they observe.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ CHECKS: dict[str, Check] = {
     for name, check in vars(room).items()
     if name.startswith("check_")
 }
-"""All checks by name. Those of optimizers are the last: a store may keep one beyond its life. A check makes one
-store."""
+"""All checks by name. Those of optimizers are the last, as a store may keep its optimizer beyond its life."""
 
 ROWS = "a server's result for rows depends on its earlier keys, or the server ends and the workers wait forever"
 NOT_DIST_SYNC = {

@@ -17,7 +17,7 @@ def create() -> Any:
 
 
 if kind.startswith("dist") and kind not in KVStoreBase.kv_registry:
-    # A process has one of MXNet's own distributed stores: its end stops the servers.
+    # A process can have only one of MXNet's own distributed stores, as the end of a store stops the servers.
     lines = differences(cache(create), names or [name for name in CHECKS if name not in NOT_DIST_SYNC])
 else:
     lines = differences(create, names)

@@ -1,4 +1,4 @@
-"""The forms of calls: keys, shapes, dtypes, sparse arrays, and what is wrong."""
+"""Checks of the forms of calls: keys, shapes, dtypes, sparse arrays, and errors."""
 
 from __future__ import annotations
 

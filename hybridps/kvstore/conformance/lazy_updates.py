@@ -1,4 +1,4 @@
-"""Optimizers and row-sparse gradients."""
+"""Checks of optimizers with row-sparse gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 
 
 def check_rows_are_updated_as_the_optimizer_updates_them(create: Create) -> Iterator[Observed]:
-    """A row that has a gradient once, one that always has one, and rows that never have."""
+    """A row that has a gradient once, a row that always has one, and rows that never have one."""
     for name, make in OPTIMIZERS.items():
         for sparse in (False, True) if "not" not in name else (False,):
             store, (key,) = create(), new_keys()

@@ -14,7 +14,7 @@ Create = Callable[[], Any]
 """Makes a store."""
 
 Observed = tuple[str, Any, Any]
-"""What was observed, what it was, and what it should be; arrays are given as lists."""
+"""What was observed, its value, and the expected value. Arrays are nested lists."""
 
 Check = Callable[[Create], Iterator[Observed]]
 
@@ -23,7 +23,7 @@ _numbers = itertools.count(1000)
 
 
 def new_keys(count: int = 1) -> list[int]:
-    """Keys that no check has used: some types keep keys beyond the life of a store."""
+    """Return keys that no check has used: some types keep keys beyond the life of a store."""
     return [next(_numbers) for _ in range(count)]
 
 
@@ -32,24 +32,24 @@ def filled(value: float, shape: tuple[int, ...] = SHAPE, dtype: str = "float32")
 
 
 def pulled(store: Any, key: Any, shape: tuple[int, ...] = SHAPE, dtype: str = "float32") -> list[Any]:
-    """What the store has for a key."""
+    """Return the stored value of a key."""
     out = filled(7, shape, dtype)
     store.pull(key, out=out)
     return values(out)
 
 
 def values(array: Any) -> list[Any]:
-    """An array as nested lists."""
+    """Return an array as nested lists."""
     return array.asnumpy().tolist()  # type: ignore[no-any-return]
 
 
 def whole(value: float, shape: tuple[int, ...] = SHAPE) -> list[Any]:
-    """As `values` gives an array that has this value everywhere."""
+    """Return what `values` returns for an array that has this value everywhere."""
     return np.full(shape, value).tolist()  # type: ignore[no-any-return]
 
 
 def error_of(call: Callable[[], Any]) -> str:
-    """The name of the class of what a call raises, of the classes that MXNet raises; empty if it returns."""
+    """Return the name of the error that a call raises, MXNetError for its subclasses; empty if the call returns."""
     try:
         call()
     except mx.MXNetError:

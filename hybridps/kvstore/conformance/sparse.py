@@ -1,4 +1,4 @@
-"""Row-sparse gradients and weights: which rows a store sums up, keeps and gives back."""
+"""Checks of row-sparse gradients and weights: which rows a store sums, keeps and returns."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ TABLE = (6, 2)
 
 
 def rows(ids: Sequence[int], value: float = 1, shape: tuple[int, ...] = TABLE, dtype: str = "float32") -> Any:
-    """A row-sparse array that has this value in these rows."""
+    """Return a row-sparse array that has this value in these rows."""
     data = np.full((len(ids), *shape[1:]), value, dtype)
     return nd.sparse.row_sparse_array((data, list(ids)), shape=shape, dtype=dtype)
 
 
 def held(store: Any, key: int, shape: tuple[int, ...] = TABLE, dtype: str = "float32") -> dict[int, Any]:
-    """The rows that a store has for a key, by their numbers."""
+    """Return the rows that a store has for a key, by their numbers."""
     out = nd.sparse.zeros("row_sparse", shape, dtype=dtype)
     store.pull(key, out=out, ignore_sparse=False)
     return dict(zip(out.indices.asnumpy().tolist(), values(out.data), strict=True))
 
 
 def some_rows(store: Any, key: int, ids: Any) -> dict[int, Any]:
-    """These rows of a key, by their numbers, as `row_sparse_pull` gives them."""
+    """Return these rows of a key, by their numbers, as `row_sparse_pull` copies them."""
     out = nd.sparse.zeros("row_sparse", TABLE)
     store.row_sparse_pull(key, out=out, row_ids=ids)
     return dict(zip(out.indices.asnumpy().tolist(), values(out.data), strict=True))
 
 
 def both(value: float, *ids: int) -> dict[int, Any]:
-    """What `held` gives for rows of two elements with this value."""
+    """Return what `held` returns for rows of two elements with this value."""
     return {number: [value, value] for number in ids}
 
 

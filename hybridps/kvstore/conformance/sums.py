@@ -1,4 +1,4 @@
-"""What a store sums up, keeps and gives back."""
+"""Checks of what a store sums, keeps and returns."""
 
 from __future__ import annotations
 

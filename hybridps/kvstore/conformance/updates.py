@@ -1,4 +1,4 @@
-"""What a store with an optimizer does."""
+"""Checks of a store with an optimizer."""
 
 from __future__ import annotations
 

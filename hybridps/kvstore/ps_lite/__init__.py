@@ -1,4 +1,4 @@
-"""The parameter server in MXNet's own servers (ps-lite): the backend `mxnet`."""
+"""The parameter store at MXNet's own servers (ps-lite): the backend `mxnet`."""
 
 from __future__ import annotations
 

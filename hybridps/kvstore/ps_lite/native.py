@@ -1,4 +1,4 @@
-"""This process as a worker of ps-lite: MXNet's native store, whose calls have no deadline, with deadlines."""
+"""This process as a worker of ps-lite: MXNet's native store with deadlines, which its own calls lack."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from hybridps.kvstore.arrays import Done, operate
 from hybridps.ps.clocks import BulkSynchronous, Clock
 
 CONTROLLER, SYNCHRONOUS = 0, 3
-"""Commands of MXNet's servers: for what runs in Python there, and that a push waits for all workers."""
+"""Commands of MXNet's servers: one for their Python code, and one that makes a push wait for all workers."""
 
 
 class Native:
     """The one worker of ps-lite that a process may be.
 
-    ps-lite waits for others inside of C, for ever. So what may block runs on a thread of its own, and the caller waits
-    for it no longer than `deadline_seconds`, and no longer than the scheduler is there. What failed is not tried again:
-    ps-lite has no way back from it, and MXNet would wait for it at the end of the process, which then ends at once
-    with status 1.
+    ps-lite waits for others in C code, for ever. A call that may block therefore runs on a thread of its own, and the
+    caller waits for at most `deadline_seconds`, and only while the scheduler can be reached. A failed call is not
+    repeated: ps-lite cannot recover from it, and MXNet would wait for it at the end of the process. The process then
+    ends at once with status 1.
     """
 
     def __init__(self, scheduler: Scheduler, settings: Settings) -> None:
@@ -41,12 +41,12 @@ class Native:
         self._settings = settings
         self._failure: HybridPSError | None = None
         self.clock: type[Clock] | None = None
-        """That of all exchanges: with `BulkSynchronous` each push waits for a push of all groups."""
+        """The clock of all exchanges. With `BulkSynchronous` each push waits for a push of all groups."""
         self._keys = 0
         self._users = 0
         variables = scheduler.environment("worker", self._find(settings.connect_seconds))
         others = {name: os.environ.pop(name) for name in variables if name in os.environ}
-        os.environ.update(variables)  # ps-lite reads them when it starts; processes started later shall not have them
+        os.environ.update(variables)  # ps-lite reads them when it starts; processes started later must not have them
         try:
             self.store: Any = self.call("meeting of all groups", lambda: mx.kv.create("dist_async"))
         finally:
@@ -56,32 +56,34 @@ class Native:
         check_call(_LIB.MXKVStoreSetBarrierBeforeExit(self.store.handle, 0))
 
     def join(self) -> None:
-        """One more store uses this."""
+        """Count one more store that uses this."""
         self._check()
         self._users += 1
 
     def leave(self) -> None:
-        """One store less; the last one leaves ps-lite, without waiting for other groups."""
+        """Count one store less. The last one leaves ps-lite, without waiting for other groups."""
         self._users -= 1
         if self._users:
             return
         store = self.store
         if self._failure is None:
-            self.call("leaving of MXNet's servers", lambda: check_call(_LIB.MXKVStoreFree(store.handle)))
-            self._failure = ServerError("this process has left MXNet's servers, and ps-lite takes it once only")
+            self.call("departure from MXNet's servers", lambda: check_call(_LIB.MXKVStoreFree(store.handle)))
+            self._failure = ServerError(
+                "this process has left MXNet's servers, and ps-lite accepts a process only once"
+            )
         store.handle = KVStoreHandle()  # MXNet would free it a second time, or wait for ever
 
     def take_keys(self, count: int) -> range:
-        """So many new keys: the same in all groups, which take them in the same order."""
+        """Return new keys. They are the same in all groups, which take them in the same order."""
         self._keys += count
         return range(self._keys - count, self._keys)
 
     def command(self, text: str, head: int = CONTROLLER) -> None:
-        """Tell all servers something; return when they have heard it."""
+        """Send a command to all servers. Return when they have received it."""
         self.call("command to MXNet's servers", lambda: self.store._send_command_to_servers(head, text))
 
     def use_clock(self, clock: Clock, table: str) -> None:
-        """Have the servers make rounds as the clock says: one and the same for all that is exchanged."""
+        """Have the servers complete rounds by this clock. Raises ServerError if an earlier exchange had another one."""
         if self.clock is None:
             self.clock = type(clock)
             if isinstance(clock, BulkSynchronous):
@@ -93,7 +95,7 @@ class Native:
             )
 
     def call(self, what: str, work: Callable[[], Any]) -> Any:
-        """The result of something that may block. Raises DeadlineError or ServerError, then and from then on."""
+        """Return the result of work that may block. Raises DeadlineError or ServerError, now and in all later calls."""
         self._check()
         future: Future[Any] = Future()
 
@@ -111,7 +113,7 @@ class Native:
             raise self._failed(ServerError(f"the {what} has failed: {error}")) from None
 
     def await_(self, what: str, future: Future[Any]) -> None:
-        """Return when it is done. Raises DeadlineError or ServerError, then and from then on."""
+        """Return when the future is done. Raises DeadlineError or ServerError, now and in all later calls."""
         seconds = self._settings.deadline_seconds
         end = time.monotonic() + seconds
         while not future.done():
@@ -128,7 +130,7 @@ class Native:
                 self._find(self._settings.lost_seconds)
 
     def _find(self, seconds: float) -> str:
-        """Make sure that the scheduler is there; this host's address on the way to it."""
+        """Return this host's address on the way to the scheduler. Raises ServerError if it cannot be reached."""
         place = self.scheduler
         try:
             with socket.create_connection((place.host, place.port), seconds) as connection:
@@ -136,8 +138,8 @@ class Native:
         except OSError as error:
             raise self._failed(
                 ServerError(
-                    f"MXNet's scheduler at {place.host}:{place.port} is not there, nor its servers: "
-                    f"{error.strerror or error}; what ended them stands on their standard error"
+                    f"MXNet's scheduler at {place.host}:{place.port} cannot be reached: {error.strerror or error}; "
+                    "look at its standard error, and at that of the servers, for the reason"
                 )
             ) from None
 
@@ -153,7 +155,7 @@ class Native:
 
 
 class Operation:
-    """Something under way. Implements `Pending`."""
+    """An operation under way. Implements `Pending`."""
 
     not_finite: Mapping[int, int] = MappingProxyType({})
 
@@ -166,7 +168,7 @@ class Operation:
         operate(arrays, self._end)
 
     def await_end(self) -> None:
-        """Return when it is done, whether somebody waits for it or not."""
+        """Return when the operation is done. `wait` can still be called."""
         self._native.await_(self._what, self._future)
 
     def wait(self) -> None:

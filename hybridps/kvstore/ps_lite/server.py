@@ -1,7 +1,7 @@
 """A scheduler or a server of MXNet's KVStore: `python -m hybridps.kvstore.ps_lite.server ROLE`.
 
-ROLE is `scheduler` or `server`. DMLC_* say where the scheduler is. It is MXNet's own server, but for what a group tells
-it: that is text which is decoded and checked, where MXNet would unpickle an optimizer.
+ROLE is `scheduler` or `server`. The variables DMLC_* tell where the scheduler is. This is MXNet's own server, except
+for the commands of groups: they are text that is decoded and checked, where MXNet would unpickle an optimizer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hybridps.ps.rules import apply_, warm_up
 
 @contextmanager
 def _or_end() -> Iterator[None]:
-    """MXNet would go on after an exception, with values that are not there."""
+    """End the process on an exception: MXNet would continue with values that are missing."""
     try:
         yield
     except BaseException:
@@ -38,10 +38,10 @@ def _or_end() -> Iterator[None]:
 class Server(KVStoreServer):
     """Serves until its process is ended. An error ends the process, and so the whole tier.
 
-    MXNet hands us a key, what was pushed to it and what is stored under it. What is pushed to a centre takes its
-    place. What is pushed to an answer goes through the rule, which updates the centre and leaves the answer, and a
-    group that pushes and pulls in one message gets that very answer: the same d on both sides with Elastic, as no
-    other group comes between. Chunks that MXNet has cut over its servers are computed part by part.
+    MXNet passes a key, the value that was pushed to it and its stored value. A value that is pushed to a centre
+    replaces it. A value that is pushed to an answer goes through the rule, which updates the centre and writes the
+    answer. A group that pushes and pulls in one message gets exactly that answer, as no other group comes between: with
+    Elastic, both sides use the same d. Chunks that MXNet has split over its servers are computed part by part.
     """
 
     def __init__(self, store: Any) -> None:
@@ -56,7 +56,7 @@ class Server(KVStoreServer):
 
     @_or_end()
     def _assign(self, body: bytes) -> None:
-        """Every group says it; the first one counts."""
+        """Take an assignment. Every group sends it, and the first one counts."""
         assignment = msgspec.json.decode(body, type=Assignment)
         if not self._assignments:  # MXNet takes no updater before it serves
             self.kvstore._set_updater(self._update)
@@ -81,9 +81,9 @@ class Server(KVStoreServer):
 
 
 def main(role: str) -> None:
-    """Be that role until the process is ended."""
+    """Serve in this role until the process is ended."""
     keep_freed_memory()
-    os.environ["DMLC_ROLE"] = role  # not before: where it is set `import mxnet` serves, and never returns
+    os.environ["DMLC_ROLE"] = role  # not before: with it, `import mxnet` serves and never returns
     Server(mx.kv.create("dist")).run()
 
 

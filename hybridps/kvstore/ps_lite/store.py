@@ -1,4 +1,4 @@
-"""The parameter store of a group's leader whose tables lie on MXNet's own servers."""
+"""A leader's parameter store whose tables are on MXNet's own servers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hybridps.ps.store import check_new, registered
 
 
 class MXNetStores:
-    """Opens stores, as `hybridps.ps.client.Client` does: the stores of a process share its place in ps-lite."""
+    """Opens stores, like `hybridps.ps.client.Client`. The stores of a process share its place in ps-lite."""
 
     def __init__(self) -> None:
         self._native: Native | None = None
@@ -33,7 +33,7 @@ class MXNetStores:
     def __call__(
         self, addresses: Sequence[str], *, job: str, group: int, groups: int, settings: Settings
     ) -> MXNetStore:
-        """Open one more store; all groups do it in the same order. The first one waits for all groups."""
+        """Open a store. All groups open their stores in the same order. The first one waits for all groups."""
         if settings.keys or settings.credentials:
             raise ConfigError("MXNet's servers know no keys: drop HYBRIDPS_KEYS, or use HYBRIDPS_BACKEND=hybridps")
         scheduler = Scheduler.parse(addresses)
@@ -48,15 +48,15 @@ class MXNetStores:
 
 
 _Registration = tuple[str, str, TableSpec]
-"""What all groups must say alike when they register a table: the job, the name, what it is."""
+"""What all groups must agree on when they register a table: the job, the name and the spec."""
 
 
 class MXNetStore:
     """A group at MXNet's servers. Implements `ParameterStore`.
 
-    A chunk is a pair of keys there (`Assignment`), and an exchange one message each way, in which MXNet pushes and
-    pulls. All rules are computed by hybridps' own kernels, so an exchange means what it means at hybridps' servers:
-    with Elastic both sides use the same d. docs/parameter-server.md lists what is different.
+    A chunk is a pair of keys there (`Assignment`), and an exchange is one message each way, in which MXNet pushes and
+    pulls. The kernels of hybridps compute all rules, so an exchange has the same result as at hybridps' servers: with
+    Elastic both sides use the same d. docs/parameter-server.md lists the differences.
     """
 
     finds_not_finite = False
@@ -82,7 +82,7 @@ class MXNetStore:
         clock: Clock | None = None,
         codec: CodecSpec = "exact",
     ) -> Joining:
-        """As `ParameterStore.register`. Waits for all groups. All but the first one are `LATE`: its values count."""
+        """As `ParameterStore.register`. Waits for all groups. The first one's values count; all others are `LATE`."""
         self._check_open()
         rule = check_new(self._tables, table, self._group, rule)
         clock = clock or rule.clocks[0]()
@@ -108,9 +108,9 @@ class MXNetStore:
     def exchange(
         self, table: str, values: np.ndarray, answer: np.ndarray, start: int, stop: int, rules: Rules = ()
     ) -> Operation:
-        """As `ParameterStore.exchange`, of whole keys; waits for the last exchange of the same chunks.
+        """As `ParameterStore.exchange`, for whole keys. Waits for the last exchange of the same chunks.
 
-        `answer` holds the values until the answer comes.
+        `answer` holds the values until the answer arrives.
         """
         known = self._table_of(table, values, answer)
         if rules:
@@ -120,7 +120,7 @@ class MXNetStore:
             check_finite(values[start:stop], f"table {table!r}")
         self._native.use_clock(known.spec.clock, table)
         for before in filter(None, known.exchanges[part]):
-            # MXNet counts values, not groups: it would take a second one in a round for another group's.
+            # MXNet counts values, not groups: it would mistake a second value in a round for another group's.
             before.await_end()
         keys, spans = list(known.answers[part]), known.spans[part]
         arrays = _arrays(answer, spans)
@@ -147,7 +147,7 @@ class MXNetStore:
         self._table_of(table, *rows, *answers).between(start, stop)
 
     def pull(self, table: str, out: np.ndarray, array: int = 0) -> Operation:
-        """As `ParameterStore.pull`, of the centre alone."""
+        """As `ParameterStore.pull`, for the centre only."""
         known = self._table_of(table, out)
         if array:
             raise ServerError(f"MXNet's servers do not give out the states of {known.spec.rule}")
@@ -157,11 +157,11 @@ class MXNetStore:
         return Operation(f"pull of table {table!r}", self._native, arrays)
 
     def put(self, table: str, values: np.ndarray, array: int) -> Operation:
-        """MXNet's servers cannot: raises ServerError."""
+        """Raise ServerError: MXNet's servers cannot do this."""
         raise ServerError(f"MXNet's servers do not take new values for array {array} of table {table!r}")
 
     def drop(self, table: str) -> None:
-        """As `ParameterStore.drop`, in this process alone."""
+        """As `ParameterStore.drop`, in this process only."""
         self._table_of(table)
         del self._tables[table]
 
@@ -171,13 +171,13 @@ class MXNetStore:
         self._native.call("barrier of all groups", self._native.store._barrier)
 
     def close(self) -> None:
-        """As `ParameterStore.close`. A second time does nothing."""
+        """As `ParameterStore.close`. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._native.leave()
 
     def _agree(self, mine: _Registration) -> None:
-        """Compare what this group registers with what the one that is ps-lite's first registers.
+        """Compare this group's registration with that of ps-lite's first worker.
 
         Raises LayoutError or ServerError with the difference.
         """
@@ -194,7 +194,7 @@ class MXNetStore:
         spec.check_same(mine[2], table)
 
     def _tell(self, key: int, numbers: np.ndarray) -> np.ndarray:
-        """The integers that ps-lite's first worker has under a new key. Waits for all groups."""
+        """Return the numbers that ps-lite's first worker gives for a new key. Waits for all groups."""
         store, out = self._native.store, mx.nd.zeros(numbers.shape, dtype="float64")
         self._native.call("registration", lambda: store.init(key, mx.nd.array(numbers, dtype="float64")))
         store.pull(key, out)
@@ -202,12 +202,12 @@ class MXNetStore:
         return out.asnumpy()
 
     def _initialise(self, table: str, known: Table, initial: np.ndarray | None) -> None:
-        """Make the keys of a table, with the first group's values. Waits for all groups."""
+        """Create the keys of a table, with the first group's values. Waits for all groups."""
         store, what = self._native.store, f"registration of table {table!r}"
         values = np.zeros(known.spec.layout.length, known.spec.layout.dtype)
         keys = [*known.centres, *known.answers]
         self._native.call(what, lambda: store.init(keys, _arrays(values, known.spans) * 2))
-        # In a memory of its own, which MXNet then keeps for what is pulled.
+        # In memory of its own, which MXNet then keeps for pulled values.
         values = np.zeros_like(values)
         if self._group == 0 and initial is not None:
             np.copyto(values, initial)
@@ -220,7 +220,7 @@ class MXNetStore:
         self._native.call(what, store._barrier)
 
     def _table_of(self, table: str, *arrays: np.ndarray) -> Table:
-        """A registered table, whose layout `arrays` must have (else LayoutError)."""
+        """Return a registered table. Raises LayoutError unless `arrays` have its layout."""
         self._check_open()
         known = registered(self._tables, table, self._group)
         for array in arrays:
@@ -233,7 +233,7 @@ class MXNetStore:
 
 
 def _check_possible(table: str, spec: TableSpec, codec: CodecSpec) -> None:
-    """Raise ServerError or LayoutError for what MXNet's servers cannot do."""
+    """Raise ServerError or LayoutError for a table that MXNet's servers cannot hold."""
     if isinstance(spec.clock, BoundedStale):
         raise ServerError(
             f"MXNet's servers cannot keep the clock {spec.clock} of {type(spec.rule).__name__}: use BulkSynchronous or "
@@ -250,5 +250,5 @@ def _check_possible(table: str, spec: TableSpec, codec: CodecSpec) -> None:
 
 
 def _arrays(values: np.ndarray, spans: Sequence[slice]) -> list[NDArray]:
-    """MXNet's arrays over the memory of the chunks."""
+    """Return MXNet arrays over the memory of the chunks."""
     return [array_over(values[span]) for span in spans]

@@ -14,11 +14,11 @@ from hybridps.ps.rules import AnyRule
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the servers do with the chunks of a table: the rule, and how many values make a round.
+    """What the servers do with the chunks of a table: the rule, and the number of values that make a round.
 
-    A chunk is a pair of keys. Under the one, from `centres` on, lies its centre: pushed once, with the initial values,
-    and pulled. To the other, from `answers` to `end - 1`, groups push their values; its stored value is the rule's
-    answer. The keys of a pair are equal modulo the number of servers, so that MXNet gives both to one server.
+    A chunk is a pair of keys. The first, from `centres` on, has its centre, which is pushed once, with the initial
+    values, and pulled. Groups push their values to the second, from `answers` to `end - 1`, whose stored value is the
+    rule's answer. The keys of a pair are equal modulo the number of servers, so that MXNet gives both to one server.
     """
 
     centres: int
@@ -32,7 +32,7 @@ class Table:
     """A table that is cut at its keys, and at multiples of its chunk size: chunk i has the elements `spans[i]`.
 
     Every key begins a chunk, so that groups can exchange key by key what others exchange in larger spans: MXNet's
-    servers match what groups send by chunk, not by element. A key's padding belongs to its last chunk.
+    servers match contributions by chunk, not by element. A key's padding belongs to its last chunk.
 
     Raises LayoutError as `ChunkMap`.
     """
@@ -44,18 +44,18 @@ class Table:
         starts = sorted(keys | set(range(0, layout.length, whole.step)))
         self.spans = [slice(start, stop) for start, stop in pairwise([*starts, layout.length])]
         self.exchanges: list[Operation | None] = [None] * len(starts)
-        """The last one of each chunk."""
+        """The last exchange of each chunk."""
         self.centres = self.answers = range(0)
-        """Keys of the chunks, as in `Assignment`."""
+        """The keys of the chunks, as in `Assignment`."""
         self.check_array = whole.check_array
         self._first = {start: number for number, start in enumerate(starts)}
         stops = [*starts, *(slot.stop for slot in layout.slots), layout.length]
         self._last = {stop: bisect_left(starts, stop) for stop in stops}
 
     def between(self, start: int, stop: int) -> slice:
-        """The numbers of the chunks of elements `start:stop`, which may leave out the padding of the last key.
+        """Return the numbers of the chunks of elements `start:stop`, which may leave out the padding of the last key.
 
-        Raises LayoutError unless both are bounds of keys or multiples of the chunk, in order, within the buffer.
+        Raises LayoutError unless both are bounds of keys or multiples of the chunk size, in order, within the buffer.
         """
         first, last, length = self._first.get(start), self._last.get(stop, 0), self.spec.layout.length
         if start == stop and 0 <= start <= length:

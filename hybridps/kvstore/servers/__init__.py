@@ -1,6 +1,6 @@
-"""What scripts ask MXNet's servers for, beside keys: commands, a profile, and which nodes are dead.
+"""What scripts ask of MXNet's servers besides keys: commands, a profile, and which nodes are dead.
 
-A `ServersProfile` is made for each job; a store hands calls on to `command` and `watched_workers`.
+A job has one `ServersProfile`. A store passes calls on to `command` and `watched_workers`.
 """
 
 from hybridps.kvstore.servers.commands import command

@@ -1,4 +1,4 @@
-"""What a server recorded, as a Chrome trace: for chrome://tracing or Perfetto."""
+"""The records of a server as a Chrome trace, for chrome://tracing or Perfetto."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hybridps.ps.profile import ROUND
 
 
 def chrome_trace(server: int, records: np.ndarray) -> dict[str, Any]:
-    """One process, with a row for the thread that handles messages and one for each that owns chunks.
+    """Return a trace of one process, with a row for the thread that handles messages and one for each worker thread.
 
-    `records`: of dtype `hybridps.ps.profile.RECORD`. Times begin at the first of them, in microseconds.
+    `records`: of dtype `hybridps.ps.profile.RECORD`. Times are in microseconds since the first record.
     """
     first_ns = int(records["began_ns"].min()) if len(records) else 0
     events: list[dict[str, Any]] = [

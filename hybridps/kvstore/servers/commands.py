@@ -1,7 +1,7 @@
-"""`_send_command_to_servers`: what a command means to MXNet's servers, and what becomes of it here.
+"""`_send_command_to_servers`: what a command means to MXNet's servers, and what it does here.
 
-Nothing is sent to servers of hybridps, and nothing is unpickled: a command has the meaning that it has by what the
-store does already, or it is an error that names what to call instead.
+No command is sent on, and nothing is unpickled. A command is obeyed here, or has no effect because the store already
+does what it asks for, or raises an error that names the call to make instead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hybridps.errors import HybridPSError
 from hybridps.kvstore.servers.profile import ServersProfile
 
 OPTIMIZER, MULTI_PRECISION, STOP, SYNCHRONOUS, COMPRESSION, PROFILER = range(6)
-"""The commands that MXNet's servers know, by their heads."""
+"""The commands that MXNet's servers know, by number."""
 
 INSTEAD = {
     OPTIMIZER: "takes a pickled optimizer, and nothing is unpickled here: call set_optimizer(optimizer) on all workers",
@@ -26,10 +26,10 @@ INSTEAD = {
 def command(
     head: int, body: str, *, optimizer: Any, is_asynchronous: bool, profile: ServersProfile, note: Callable[[str], None]
 ) -> None:
-    """Do what a command asks for, on one worker. `optimizer`: of the store, if there is one.
+    """Obey a command on one worker. `optimizer`: that of the store, if there is one.
 
-    Raises HybridPSError for a command that is not supported. One that MXNet's servers do not know is noted, and has no
-    effect.
+    Raises HybridPSError for a command that is not supported. A command that MXNet's servers do not know is noted, and
+    has no effect.
     """
     if head == PROFILER:
         _profile(body, profile)
@@ -46,7 +46,7 @@ def command(
 
 
 def _profile(body: str, profile: ServersProfile) -> None:
-    """A call of `mx.profiler`, as MXNet writes it in a command: its arguments, and as the last digit which one."""
+    """Obey a call of `mx.profiler` in MXNet's form of a command: its arguments, and a last digit for the function."""
     arguments, kind = body[:-1], body[-1:]
     if kind == "0":
         profile.configure(dict(each.split(":", 1) for each in arguments.split(",") if ":" in each))

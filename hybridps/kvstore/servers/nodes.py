@@ -1,16 +1,16 @@
-"""The numbers that MXNet's servers and workers have as nodes of ps-lite."""
+"""The numbers of MXNet's servers and workers as nodes of ps-lite."""
 
 from __future__ import annotations
 
 WORKERS = 4
-"""The number of the group of all workers; the scheduler is 1, all servers are 2, and sums are several of these."""
+"""The number for all workers. The scheduler is 1, all servers are 2, and a sum stands for several of these."""
 
 FIRST_NODE = 8
-"""The number of server 0; worker 0 is the next one, and so on in turn."""
+"""The number of server 0. Worker 0 has the next one, and so on in turn."""
 
 
 def watched_workers(node_id: int, workers: int) -> set[int]:
-    """The workers, of so many, that a node number stands for; 0 stands for all.
+    """Return the workers that a node number stands for, out of `workers`; 0 stands for all.
 
     >>> watched_workers(4, 3), watched_workers(2, 3), watched_workers(11, 3)
     ({0, 1, 2}, set(), {1})

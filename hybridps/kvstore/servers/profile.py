@@ -1,4 +1,4 @@
-"""The profile of a job's servers, as `mx.profiler` asks for it with `profile_process='server'`."""
+"""The profile of a job's servers, as `mx.profiler` requests it with `profile_process='server'`."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ OPTIONS = {
     "aggregate_stats",
     "profile_process",
 }
-"""Of `mx.profiler.set_config`."""
+"""The options of `mx.profiler.set_config`."""
 
 
 class ServersProfile:
-    """The servers record, and the first worker of the job reads that and writes a file for each server.
+    """The servers record, and the first worker of the job reads the records and writes a file for each server.
 
-    As with MXNet's stores, calls of other workers do nothing. Where there are no servers of hybridps, nothing is
-    recorded, and a note says so once.
+    As with MXNet's stores, calls of other workers do nothing. Without servers of hybridps nothing is recorded, which is
+    noted once.
     """
 
     def __init__(self, job: Job, schedule: Schedule) -> None:
@@ -45,11 +45,11 @@ class ServersProfile:
         self._path = Path("profile.json")
         self._runs = self._is_paused = False
         self._has_records = False
-        """Whether the servers may have records that no file has."""
+        """Whether the servers may have records that are in no file."""
         self._told = False
 
     def configure(self, options: Mapping[str, str]) -> None:
-        """Options of `mx.profiler.set_config`, as text. Only `filename` has a meaning. Raises ConfigError."""
+        """Use options of `mx.profiler.set_config`, as text. Only `filename` has an effect. Raises ConfigError."""
         unknown = options.keys() - OPTIONS
         if unknown:
             raise ConfigError(f"{min(unknown)} is no option of the profiler: use {', '.join(sorted(OPTIONS))}")
@@ -64,12 +64,12 @@ class ServersProfile:
         self._change()
 
     def pause(self, is_paused: bool) -> None:
-        """Pause, or go on if it runs. Raises as `set_state`."""
+        """Pause the recording, or continue it if it is on. Raises as `set_state`."""
         self._is_paused = is_paused
         self._change()
 
     def dump(self, finished: bool) -> None:
-        """Write what was recorded since it began; `finished`: end it. Raises ConfigError for a file that cannot be."""
+        """Write the records so far. `finished`: also end the recording. Raises ConfigError for an unwritable file."""
         if not self._has_records or self._job.worker:
             return
         for server, address in enumerate(self._job.servers):
@@ -95,7 +95,7 @@ class ServersProfile:
             self._runs = self._has_records = False
 
     def close(self) -> None:
-        """Write what no file has yet, as MXNet's servers do at their end. If that fails, it writes a note."""
+        """Write the records that are in no file yet, as MXNet's servers do at their end. A failure becomes a note."""
         try:
             self.dump(finished=True)
         except HybridPSError as error:
@@ -114,7 +114,7 @@ class ServersProfile:
             self._has_records |= runs and self._job.client is not None and not self._job.session.settings.trace
 
     def _ask(self, work: Callable[[Client], Result]) -> Result | None:
-        """Ask the servers, on the thread that communicates: it would end the job for an error, so that comes back."""
+        """Ask the servers, on the communication thread. An error would end the job there, so it is raised here."""
         client, is_traced = self._job.client, self._job.session.settings.trace
         if client is None or is_traced:
             if not self._told:

@@ -1,6 +1,7 @@
 """`mx.profiler` for servers of hybridps.
 
-MXNet's functions hand the native handle of a store to its library. Ours has none, so the library is told apart here.
+MXNet's functions pass the native handle of a store to MXNet's library. Stores of hybridps have none, so their calls are
+caught here.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from hybridps.kvstore.calls import as_mxnet_does
 from hybridps.kvstore.servers.profile import ServersProfile
 
 SERVER = 1
-"""`profile_process` of the library's functions."""
+"""`profile_process` of the library's functions, for the servers."""
 
 
 class StoreHandle(KVStoreHandle):  # type: ignore[misc]
-    """The handle of a store of hybridps: a null pointer, which knows the profile of the store's servers."""
+    """The handle of a hybridps store: a null pointer, with the profile of the store's servers."""
 
     def __init__(self, profile: ServersProfile) -> None:
         super().__init__()
@@ -26,7 +27,7 @@ class StoreHandle(KVStoreHandle):  # type: ignore[misc]
 
 
 class ProfilerLibrary:
-    """MXNet's library as `mx.profiler` sees it: what is meant for the servers of our stores goes to their profile."""
+    """MXNet's library as `mx.profiler` sees it. Calls for the servers of hybridps stores go to their profile."""
 
     def __init__(self, library: Any) -> None:
         self._library = library

@@ -1,4 +1,4 @@
-"""Who updates what a store has, and by what: the servers, or the worker with MXNet's own code. Callers use `Updates`.
+"""How a store's values are updated: by the servers, or by MXNet's own code on the worker. Callers use `Updates`.
 
 A server process that runs MXNet's optimizers uses `server_optimizer`.
 """

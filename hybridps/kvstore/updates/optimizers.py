@@ -15,18 +15,18 @@ from hybridps.kvstore.updates.server_optimizer import foreign_numbers, foreign_r
 from hybridps.ps.rules import SGD, Adam, AnyRule, Foreign, Momentum, Nesterov
 
 LARGEST = 1e30
-"""Of the numbers of a rule."""
+"""The largest number in a rule."""
 
 
 def optimizer_of(updater: Any) -> Any:
-    """The optimizer of an updater of MXNet's own; None of any other function that updates."""
+    """Return the optimizer of MXNet's own updater; None for any other updating function."""
     return updater.optimizer if type(updater) is mx.optimizer.Updater else None
 
 
 def table_rule(optimizer: Any) -> AnyRule | None:
-    """The rule that a table is registered with, which changes nothing; None if the servers have none.
+    """Return the rule with which a table is registered, which changes nothing; None if the servers have none.
 
-    The numbers come with each update. A class derived from one of MXNet's may do anything, and so has no rule.
+    The numbers come with each update. A subclass of an MXNet optimizer may do anything, so it has no rule.
     """
     if type(optimizer) is mx.optimizer.Adam:
         return Adam(rate=0.0)
@@ -38,9 +38,10 @@ def table_rule(optimizer: Any) -> AnyRule | None:
 
 
 class _OpenScale(float):
-    """A `rescale_grad` that Gluon's Trainer may replace by another one.
+    """A `rescale_grad` that Gluon's Trainer may replace.
 
-    Where the store updates, the Trainer refuses to: MXNet's servers would not hear of it. Those of hybridps do.
+    If the store updates, the Trainer refuses to replace it, because MXNet's servers would not learn of the change.
+    Those of hybridps do.
     """
 
     def __ne__(self, other: object) -> bool:
@@ -50,13 +51,13 @@ class _OpenScale(float):
 
 
 def open_scale(optimizer: Any) -> None:
-    """The number of workers has changed: let the next step of a Trainer divide gradients by another number."""
+    """Let the next step of a Trainer divide gradients by another number, as the number of workers has changed."""
     if optimizer is not None:
         optimizer.rescale_grad = _OpenScale(optimizer.rescale_grad)
 
 
 def check_needed(needed: str, optimizer: Any, store_type: str) -> None:
-    """Raise HybridPSError unless the optimizer is what the algorithm needs, as `Row.optimizer` has it."""
+    """Raise HybridPSError unless the optimizer is the one that the algorithm needs: `needed` as in `Row.optimizer`."""
     is_nesterov = isinstance(optimizer, mx.optimizer.NAG) and optimizer.momentum > 0
     if needed == "nesterov" and not is_nesterov:
         raise HybridPSError(
@@ -66,9 +67,10 @@ def check_needed(needed: str, optimizer: Any, store_type: str) -> None:
 
 
 def check_optimizer(optimizer: Any, rule: AnyRule, is_half: bool, is_mixed: bool) -> None:
-    """Raise HybridPSError if an optimizer that was loaded is not the one that `rule` was made for.
+    """Raise HybridPSError if a loaded optimizer is not the one that `rule` was made for.
 
-    `is_half`: for keys of float16 that are updated in float16. `is_mixed`: that one had `multi_precision`.
+    `is_half`: for float16 keys that are updated in float16. `is_mixed`: whether the optimizer of `rule` had
+    `multi_precision`.
     """
     loaded = (None if is_half else table_rule(optimizer)) or foreign_rule(optimizer)
     has_mixed = bool(getattr(optimizer, "multi_precision", False))
@@ -82,7 +84,7 @@ def check_optimizer(optimizer: Any, rule: AnyRule, is_half: bool, is_mixed: bool
 
 @contextmanager
 def same_random_numbers(optimizer: Any, index: int | str) -> Iterator[None]:
-    """Have an optimizer of MXNet that draws random numbers draw the same on all workers. Waits for one number."""
+    """Make an MXNet optimizer that draws random numbers draw the same on all workers. Waits for one number."""
     if not isinstance(optimizer, mx.optimizer.SGLD):
         yield
         return
@@ -100,20 +102,20 @@ def rule_of_update(
     pushes: int | None,
     any_numbers: bool = False,
 ) -> AnyRule:
-    """The table's rule for the next update of the key that the optimizer knows as `index`; the update is counted.
+    """Count an update of the key that the optimizer knows as `index`, and return the table's rule with its numbers.
 
-    `scale`: of gradients, beside `rescale_grad`. `pushes`: how often each key is updated at the servers in the time of
-    one update by this worker, about; None: all workers' gradients make one update. `any_numbers`: the group updates by
+    `scale`: a factor of gradients besides `rescale_grad`. `pushes`: about how often the servers update each key while
+    this worker pushes it once; None: all workers' gradients make one update. `any_numbers`: the group updates by
     itself. Raises HybridPSError for a number that servers refuse.
     """
     optimizer._set_current_context(0)
     rate = None
     if isinstance(optimizer, mx.optimizer.LBSGD):
-        rate = optimizer._get_lrs([index])[0]  # the only one that takes the rate before it counts the update
+        rate = optimizer._get_lrs([index])[0]  # the only optimizer that takes the rate before it counts the update
     optimizer._update_count(index)
     count = int(optimizer._index_update_count[index])
     if pushes is not None:
-        # What arrives at the servers counts, as with MXNet's own servers.
+        # The updates at the servers count, as with MXNet's own servers.
         first = optimizer.begin_num_update
         count = first + (count - first) * pushes
         optimizer.num_update = max(optimizer.num_update, count)

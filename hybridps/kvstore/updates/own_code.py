@@ -1,4 +1,4 @@
-"""An update of what is stored for a key by MXNet's own code, on the worker."""
+"""Updates of a key's stored value by MXNet's own code, on the worker."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hybridps.kvstore.updates.states import adds_up
 
 
 def update_(known: Key, updater: Any, gradient: NDArray, outs: Sequence[NDArray], scale: float) -> NDArray:
-    """Update what is stored for a key by `scale` times the gradient; the array that has it. `outs`: where it is to go.
+    """Update a key's stored value by `scale` times the gradient. Return its array. `outs`: where it is to be copied.
 
-    Weights that go where they were broadcast to, as the Trainer has it, are updated there, and not copied.
+    Weights that go where they were broadcast to, as with the Trainer, are updated there, without a copy.
     """
-    assert known.stored is not None  # as long as there is an updater
+    assert known.stored is not None  # always true if there is an updater
     if not is_dense(gradient) and not outs and known.pushed_and_pulled():
         outs = known.outs[:1]
     in_place = bool(outs) and same_arrays(outs, known.outs[:1])
@@ -27,12 +27,12 @@ def update_(known: Key, updater: Any, gradient: NDArray, outs: Sequence[NDArray]
         known.stored = outs[0]
     elif not in_place and known.outs and known.stored is known.outs[0]:
         known.stored = known.stored.copy()
-    # MXNet's own stores give names as bytes.
+    # MXNet's own stores pass names as bytes.
     called = known.index.encode() if isinstance(known.index, str) else known.index
-    if not (is_dense(gradient) and known.is_on_cpu(known.stored)):  # where dense sums are
+    if not (is_dense(gradient) and known.is_on_cpu(known.stored)):  # dense sums are on the CPU
         gradient = gradient.as_in_context(known.stored.context)
     if adds_up(getattr(updater, "optimizer", None)):
-        gradient = gradient.copy()  # it keeps the array, and here comes the next gradient
+        gradient = gradient.copy()  # the optimizer keeps the array, which the next gradient overwrites
     with same_random_numbers(getattr(updater, "optimizer", None), known.index):
         updater(called, gradient if scale == 1 else gradient * scale, known.stored)
     return known.stored

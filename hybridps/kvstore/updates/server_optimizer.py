@@ -14,7 +14,7 @@ from hybridps.kvstore.updates.states import adds_up, arrays_in, count_states, la
 from hybridps.ps.rules.foreign import Foreign, Plain
 
 SHARED = {mx.optimizer.Nadam: "m_schedule", mx.optimizer.LARS: "cur_lr"}
-"""The attribute that all parameters share, where each update changes one."""
+"""By optimizer: an attribute that all parameters share and that every update changes."""
 
 OF_WORKER = {
     *("lr", "wd", "rescale_grad", "clip_gradient", "lr_scheduler", "lr_mult", "wd_mult", "param_dict", "idx2name"),
@@ -27,9 +27,12 @@ OF_WORKER = {
 def make(
     name: str, settings: Mapping[str, Plain], weights: np.ndarray, states: Sequence[np.ndarray]
 ) -> Callable[[Foreign, np.ndarray], None]:
-    """An optimizer of MXNet, with attributes as `foreign_rule` describes them. See `FRAMEWORKS`."""
+    """Return the update function of an MXNet optimizer with the attributes that `foreign_rule` describes.
+
+    See `FRAMEWORKS`. Raises ValueError for an unknown optimizer or attribute, or for states that it does not have.
+    """
     optimizer = _described(name, settings)
-    optimizer.multi_precision = False  # the weights here are those that it updates
+    optimizer.multi_precision = False  # `weights` are already those that it updates
     if len(states) != count_states(optimizer):
         raise ValueError(f"it keeps {count_states(optimizer)} states, and not {len(states)}")
     if adds_up(optimizer) and weights.dtype == np.float16:
@@ -45,7 +48,7 @@ def make(
     def update(rule: Foreign, gradient: np.ndarray) -> None:
         optimizer.lr, optimizer.wd = rule.rate, rule.weight_decay
         optimizer.rescale_grad, optimizer.clip_gradient = rule.rescale, rule.clip or None
-        if rule.update:  # else it counts by itself
+        if rule.update:  # otherwise it counts by itself
             optimizer._all_index_update_counts[0] = {0: rule.update - 1}
         optimizer.idx2name = {0: rule.parameter}
         if shared is not None:
@@ -67,7 +70,7 @@ def make(
 
 
 def _described(name: str, settings: Mapping[str, Plain]) -> Any:
-    """An optimizer of MXNet with these attributes. Raises ValueError."""
+    """Return an MXNet optimizer with these attributes. Raises ValueError for an unknown name or attribute."""
     kind = mx.optimizer.Optimizer.opt_registry.get(name)
     if kind is None or not kind.__module__.startswith("mxnet."):
         raise ValueError(f"MXNet has no optimizer {name!r}")
@@ -80,9 +83,9 @@ def _described(name: str, settings: Mapping[str, Plain]) -> Any:
 
 
 def foreign_rule(optimizer: Any) -> Foreign | None:
-    """The rule for an optimizer of MXNet itself, which is described by its name and its plain attributes.
+    """Return the rule for one of MXNet's own optimizers, described by its name and its plain attributes.
 
-    None for another class, or if some attribute that `make` would not give it is not plain.
+    None for any other class, or if an attribute that `make` must set is not plain.
     """
     name = type(optimizer).__name__.lower()
     if mx.optimizer.Optimizer.opt_registry.get(name) is not type(optimizer):
@@ -100,9 +103,9 @@ def foreign_rule(optimizer: Any) -> Foreign | None:
 
 
 def foreign_numbers(optimizer: Any, index: int | str, count: int, rate: float, pushes: int) -> dict[str, Any]:
-    """The numbers of `Foreign` beside those that other rules have too, for update `count` of a key with this `rate`.
+    """Return the numbers that only `Foreign` has, for update `count` of a key with this `rate`.
 
-    What parameters share is carried on, as by as many updates as `pushes` says.
+    What all parameters share is advanced by `pushes` updates.
     """
     shared = 0.0
     if isinstance(optimizer, mx.optimizer.Nadam):
@@ -110,7 +113,7 @@ def foreign_numbers(optimizer: Any, index: int | str, count: int, rate: float, p
         momentum = optimizer.beta1 * (1 - 0.5 * pow(0.96, count * optimizer.schedule_decay))
         optimizer.m_schedule = shared * momentum**pushes
     elif isinstance(optimizer, mx.optimizer.LARS):
-        # The momentum goes with the ratio of the last two rates, which do not have the key's own factor.
+        # The momentum follows the ratio of the last two rates, which do not include the key's own factor.
         factor = rate / optimizer.cur_lr if optimizer.cur_lr else 1.0
         shared = optimizer.last_lr * factor
     name = str(optimizer.idx2name.get(index, index))
@@ -118,7 +121,7 @@ def foreign_numbers(optimizer: Any, index: int | str, count: int, rate: float, p
 
 
 def _looks_at_whole_keys(optimizer: Any) -> bool:
-    """Whether an update of one element depends on others: by norms, or by the mean of a row."""
+    """Return whether an update of one element depends on others: through norms, or through the mean of a row."""
     if isinstance(optimizer, mx.optimizer.LBSGD):
         return bool(optimizer.warmup_strategy == "lars")
     return type(optimizer).__name__ in ("LAMB", "LARS", "GroupAdaGrad")

@@ -1,4 +1,4 @@
-"""Weights of MXNet that the servers hold, and update by the gradients."""
+"""MXNet's weights that the servers hold and update by the gradients."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from hybridps.step import Gradients
 
 
 class ServerUpdates:
-    """Keys that the servers update. Operations return at once, and MXNet's engine lets users of the arrays wait.
+    """Keys that the servers update. Operations return at once; MXNet's engine makes users of the arrays wait.
 
-    `updater`: MXNet's, whose optimizer gives the numbers of each update. `gradients`: of an algorithm that updates by
-    `rule`.
-    `scale`, `pushes` and `any_numbers` as in `rule_of_update`.
+    `updater`: MXNet's, whose optimizer gives the numbers of each update. `gradients`: those of an algorithm that
+    updates by `rule`. `scale`, `pushes` and `any_numbers` as in `rule_of_update`.
     """
 
     def __init__(
@@ -36,14 +35,14 @@ class ServerUpdates:
         self._arrays = GradientArrays(gradients)
         self._centre = Centre(gradients.read_centre)
         self._new: set[str] = set()
-        """Keys whose weights have come since they were pulled last."""
+        """Keys that were updated since they were last pulled."""
 
     def __contains__(self, name: str) -> bool:
-        """Whether the servers hold the key."""
+        """Return whether the servers hold the key."""
         return name in self._gradients
 
     def add(self, weights: Mapping[str, Arrays], stored: Mapping[str, NDArray]) -> None:
-        """Let the servers hold these keys: `stored`, or what they have there already. Waits for the other workers.
+        """Let the servers hold these keys, with their `stored` values or with those there. Waits for other workers.
 
         `weights`: arrays like those of each key, one for each device.
         """
@@ -54,12 +53,12 @@ class ServerUpdates:
         operate(list(slots.values()), self._gradients.join_weights())
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._arrays.move_out_what_is_written_elsewhere()
         self._gradients.begin()
 
     def update(self, name: str, index: int | str, values: Arrays, priority: int, in_step: bool) -> Arrays:
-        """Begin to update a key by a gradient, one array for each device; the arrays that will have the weights."""
+        """Begin to update a key by a gradient, one array for each device. Return the arrays for the new weights."""
         given = (self._scale, self._pushes, self._any_numbers)
         rule = rule_of_update(self.rule, self._updater.optimizer, index, *given)
         self._new.add(name)
@@ -67,18 +66,18 @@ class ServerUpdates:
         return self._arrays.sum(name, values, priority, in_step, rule)
 
     def move_in(self, weights: Mapping[str, Arrays], gradients: Mapping[str, Arrays]) -> None:
-        """Let backward write these gradients straight into the arenas, where that is safe. Waits for them."""
+        """Let backward write these gradients directly into the arenas, where that is safe. Waits for the gradients."""
         stay = {name: arrays for name, arrays in gradients.items() if name in self and self._arrays.stay(name)}
         self._arrays.move_in(weights, stay)
 
     def slot(self, name: str) -> NDArray:
-        """The array that has what came with the last update of a key."""
+        """Return the array with the result of a key's last update."""
         return self._arrays.slot(name)
 
     def weights(self, name: str) -> NDArray:
-        """What the servers hold: what came with the last update; when that is asked for again, what they hold now.
+        """Return the result of a key's last update; when called again, the weights that the servers hold now.
 
-        Where all workers' gradients make one update that is the same.
+        The two are the same if all workers' gradients make one update.
         """
         if self._pushes is None or name in self._new:
             self._new.discard(name)
@@ -94,7 +93,7 @@ class ServerUpdates:
         self._gradients.put_states(states)
 
     def settle(self) -> None:
-        """Keys of the step under way that did not come will not."""
+        """End the step under way without the keys that are missing."""
         self._gradients.settle()
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
-"""States of MXNet's optimizers: as its updaters keep them, and as flat arrays, as servers do.
+"""States of MXNet's optimizers: as MXNet's updaters keep them, and in flat arrays, as servers do.
 
-An optimizer keeps nothing, an array or a tuple for a parameter. For one of float16 with `multi_precision` it keeps a
-pair: that, and the weights in float32, in an order of its own. `LBSGD` has gradients in itself that it adds up.
+For a parameter, an optimizer keeps nothing, an array or a tuple. For a float16 parameter with `multi_precision` it
+keeps a pair: that state, and the weights in float32, in an order of its own. `LBSGD` also holds gradients that it adds
+up.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ WEIGHTS_LAST = (mx.optimizer.SGD, mx.optimizer.NAG, mx.optimizer.LARS)
 
 
 def arrays_in(state: Any) -> list[NDArray]:
-    """The arrays of a state, in order."""
+    """Return the arrays of a state, in order."""
     if state is None:
         return []
     return [state] if isinstance(state, NDArray) else [array for each in state for array in arrays_in(each)]
 
 
 def adds_up(optimizer: Any) -> bool:
-    """Whether an optimizer adds up gradients over several updates, which it keeps beside its states.
+    """Return whether an optimizer adds up gradients over several updates, and keeps the sum beside its states.
 
-    At the servers these are two states more: the sum, and in all elements of the other how many gradients came.
+    At the servers it has two more states: the sum, and an array with the number of gradients in every element.
     """
     return isinstance(optimizer, mx.optimizer.LBSGD) and optimizer.batch_scale != 1
 
 
 def count_states(optimizer: Any) -> int:
-    """How many arrays the servers keep for a parameter beside its weights."""
+    """Return the number of arrays that the servers keep for a parameter beside its weights."""
     return len(arrays_in(optimizer.create_state(0, mx.nd.zeros((2, 2))))) + 2 * adds_up(optimizer)
 
 
 def laid_over(state: Any, flat: Iterator[np.ndarray]) -> Any:
-    """The same state in other memory: each array in the first elements of one of `flat`, which becomes like it."""
+    """Return the same state in other memory: each array in the first elements of one of `flat`, with its values."""
     if state is None:
         return None
     if not isinstance(state, NDArray):
@@ -52,9 +53,9 @@ def laid_over(state: Any, flat: Iterator[np.ndarray]) -> Any:
 
 
 def state_of(optimizer: Any, index: int | str, kept: Sequence[np.ndarray], is_mixed: bool) -> Any:
-    """The state of a parameter, from its weights and what servers keep of it, in its shape.
+    """Return the state of a parameter, from its weights and the arrays that servers keep of it, all in its shape.
 
-    `is_mixed`: it is of float16, with `multi_precision`. What the optimizer adds up is put into the optimizer.
+    `is_mixed`: the parameter is float16 with `multi_precision`. A sum of gradients is put into the optimizer itself.
     """
     weights, *arrays = [np.array(array) for array in kept]
     if adds_up(optimizer):
@@ -70,9 +71,9 @@ def state_of(optimizer: Any, index: int | str, kept: Sequence[np.ndarray], is_mi
 def kept_of(
     optimizer: Any, index: int | str, state: Any, weights: NDArray, is_mixed: bool, is_there: bool
 ) -> list[np.ndarray | None]:
-    """What servers are to keep of a parameter with this state: its weights (None: those there), and arrays like them.
+    """Return what servers are to keep of a parameter: its weights (None: those there), and arrays of their shape.
 
-    `is_there`: there is a state; else it is as for a first update of `weights`. Raises as `split`.
+    `is_there`: there is a `state`; otherwise the result is that for a first update of `weights`. Raises as `split`.
     """
     master = None
     if is_there:
@@ -89,7 +90,7 @@ def kept_of(
 
 
 def split(optimizer: Any, index: int | str, state: Any, weights: NDArray, is_mixed: bool) -> tuple[NDArray | None, Any]:
-    """The weights in float32 of a float16 key, None of others; and what else a state has.
+    """Return the float32 weights of a float16 key (None for other keys), and the rest of its state.
 
     Raises HybridPSError if the state is not one that this optimizer makes for such weights.
     """
@@ -112,7 +113,7 @@ def split(optimizer: Any, index: int | str, state: Any, weights: NDArray, is_mix
 
 
 def _filled(state: Any, arrays: Iterator[np.ndarray]) -> Any:
-    """A state like this one, from arrays in the shape of the parameter."""
+    """Return a state like this one, with the values of arrays in the shape of the parameter."""
     if state is None:
         return None
     if not isinstance(state, NDArray):
@@ -122,7 +123,7 @@ def _filled(state: Any, arrays: Iterator[np.ndarray]) -> Any:
 
 
 def _padded(array: np.ndarray, weights: NDArray) -> np.ndarray:
-    """A state in the shape of the parameter: one that is smaller comes first."""
+    """Return a state in the shape of the parameter. A smaller one fills the first elements, and zeros the others."""
     padded = np.zeros(weights.size, array.dtype)
     padded[: array.size] = array.ravel()
     return padded.reshape(weights.shape)

@@ -1,8 +1,8 @@
-"""Optimizer states in a file: NumPy's arrays, and JSON that says which is what. Nothing is unpickled.
+"""Optimizer states in a file: NumPy arrays, and JSON that describes them. Nothing is unpickled.
 
 A file is a `.npz` archive. Its array `json` has the text, and the others are numbered. In the text a container, an
-array or a learning-rate schedule is an object with one field, which says what it is. A class is known by its name: it
-is that of the store's optimizer or of its schedule, or one of MXNet's.
+array or a learning-rate schedule is an object with one field, which names its kind. A class is identified by its name:
+it is that of the store's optimizer or of its schedule, or one of MXNet's.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 from hybridps.errors import HybridPSError
 
 NOT_SAVED = {"param_dict", "_index_update_count"}
-"""Attributes of an optimizer: the Trainer's parameters, and a second name for the counts of one device."""
+"""Attributes of an optimizer that are left out: the Trainer's parameters, and a second name for the counts of one
+device."""
 
 
 def states_to_bytes(updater: Any, dump_optimizer: bool) -> bytes:
-    """What a file has of the states of an updater, and with `dump_optimizer` of its optimizer.
+    """Return the contents of a file with the states of an updater, and with its optimizer if `dump_optimizer`.
 
-    Attributes of an optimizer of the program's own that are not numbers, text, arrays or containers of such are left
-    out. An updater with a `get_states` of its own gives what it likes. Raises HybridPSError for states of other types.
+    Attributes of the optimizer other than numbers, text, arrays and containers of these are left out. An updater with
+    its own `get_states` decides the contents. Raises HybridPSError for states of other types.
     """
     if not _is_mxnets(updater):
         return updater.get_states(dump_optimizer)  # type: ignore[no-any-return]
@@ -43,7 +44,7 @@ def states_to_bytes(updater: Any, dump_optimizer: bool) -> bytes:
 
 
 def set_states(updater: Any, content: bytes, name: str) -> None:
-    """Give an updater the states of a file, and its optimizer, if it has one. `name`: of the file.
+    """Give an updater the states of a file, and the file's optimizer if it has one. `name`: that of the file.
 
     Raises HybridPSError, and changes nothing, for a file that `states_to_bytes` has not made.
     """
@@ -71,21 +72,21 @@ def set_states(updater: Any, content: bytes, name: str) -> None:
 
 
 def _is_mxnets(updater: Any) -> bool:
-    """Whether an updater keeps its states as MXNet's does, so that they can be saved here."""
+    """Return whether an updater keeps its states as MXNet's own does, so that they can be saved here."""
     own = mx.optimizer.Updater
     kind: Any = type(updater)
     return isinstance(updater, own) and kind.get_states is own.get_states and kind.set_states is own.set_states
 
 
 def _is_state(value: Any) -> bool:
-    """Whether it is of the form that optimizers keep for a parameter."""
+    """Return whether a value has the form of the state that optimizers keep for a parameter."""
     return (
         value is None or isinstance(value, NDArray) or (isinstance(value, (list, tuple)) and all(map(_is_state, value)))
     )
 
 
 def _encoded(value: Any, arrays: list[np.ndarray]) -> Any:
-    """A value as JSON has it; arrays go to `arrays`. Raises HybridPSError for a type that has no form."""
+    """Return a value in the form for JSON, and append its arrays to `arrays`. Raises HybridPSError for other types."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, np.generic):
@@ -106,20 +107,20 @@ def _encoded(value: Any, arrays: list[np.ndarray]) -> Any:
 
 
 def _encoded_object(value: Any, arrays: list[np.ndarray]) -> dict[str, Any]:
-    """The class of an optimizer or a schedule, and its attributes."""
+    """Return the class of an optimizer or a schedule, and its attributes."""
     attributes = {}
     for name, each in vars(value).items():
         if name in NOT_SAVED:
             continue
         try:
             attributes[name] = _encoded(each, arrays)
-        except HybridPSError:  # of a class of the program's own: the program sets it anew
+        except HybridPSError:  # of a class of the program, which sets it again
             continue
     return {"class": type(value).__name__, "attributes": attributes}
 
 
 def _decoded(value: Any, arrays: Mapping[str, np.ndarray], optimizer: Any) -> Any:
-    """A value from JSON. `optimizer`: the store's, whose schedule may be of a class of the program's own."""
+    """Return a value from JSON. `optimizer`: the store's, whose schedule may be of a class of the program."""
     if not isinstance(value, dict):
         return value
     ((form, inner),) = value.items()
@@ -167,7 +168,7 @@ def _decoded_optimizer(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray
 
 
 def _made(saved: Mapping[str, Any], own: Any, kind: Any, arrays: Mapping[str, np.ndarray], optimizer: Any) -> Any:
-    """An optimizer or a schedule with the saved attributes: of the class of `own`, if that has this name, or of `kind`.
+    """Return an optimizer or a schedule with the saved attributes, of `own`'s class if it has that name, or of `kind`.
 
     Raises HybridPSError if there is neither.
     """

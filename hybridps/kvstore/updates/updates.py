@@ -26,13 +26,13 @@ from hybridps.ps.rules import SGD, AnyRule
 from hybridps.step import Gradients, InitialValues, JobContext, Schedule
 
 MIXED, HALF = "mixed.", "half."
-"""Kinds of keys of float16: updated in float32, and in float16."""
+"""Kinds of float16 keys: updated in float32, and in float16."""
 
 
 class Updates:
-    """The updates of the `keys` of a store. Used by the program's thread.
+    """The updates of a store's `keys`. Used by the program's thread.
 
-    `stored` gives what a key's value is now, and `like` arrays of its shape and dtype, one for each device.
+    `stored` returns the present value of a key, and `like` arrays of its shape and dtype, one for each device.
     `is_asynchronous`: the servers update by each group's gradients alone.
     """
 
@@ -48,7 +48,7 @@ class Updates:
         like: Callable[[str], list[NDArray]],
     ) -> None:
         self.updater: Any = None
-        """`updater(key, sum, stored)` updates what is stored, if it is not None."""
+        """`updater(key, sum, stored)` updates the stored value. None: the store does not update."""
         self._place = job.session.place
         self._context = JobContext.of(job.session)
         self._algorithm = algorithm
@@ -56,23 +56,23 @@ class Updates:
         self._initial = initial
         self._is_asynchronous = is_asynchronous
         self._scale = 1 / job.session.plan.group_sizes[self._place.group] if is_asynchronous else 1.0
-        """Of gradients: a group's sum stands for one worker's gradient in asynchronous SGD."""
+        """A factor of gradients: in asynchronous SGD, a group's sum stands for one worker's gradient."""
         self._keys = keys
         self._stored = stored
         self._like = like
         self._at_servers: dict[str, ServerUpdates] = {}
-        """The keys that servers update, since the last optimizer was set: by kind, see `_servers_of`."""
+        """The keys that servers update, since the last optimizer was set, by kind: see `_servers_of`."""
         self._optimizers = 0
-        """How many were set."""
+        """The number of times that the updates began anew. It is part of the names of tables."""
         self._compression: Quantised | None = None
         self._rule: AnyRule | None = None
-        """By which servers update; None if they do not."""
+        """The rule by which servers update; None if they do not."""
         self._is_mixed = False
         """Whether the optimizer has `multi_precision`."""
 
     def set_updater(self, updater: Any, store_type: str) -> None:
-        """From now on what is stored is updated, at the servers where these know how. Raises HybridPSError if only
-        servers could update, and do not know how, or if the algorithm needs another optimizer.
+        """Update the stored values by `updater` from now on, at the servers if they can. Raises HybridPSError if only
+        servers could update but cannot, or if the algorithm needs another optimizer.
         """
         optimizer = optimizer_of(updater)
         rule: AnyRule | None = table_rule(optimizer)
@@ -87,7 +87,7 @@ class Updates:
         self._begin_anew(updater, rule)
 
     def _begin_anew(self, updater: Any, rule: AnyRule | None) -> None:
-        """Go on from the weights as they are, by this updater, and by this rule at the servers."""
+        """Continue from the present weights with this updater, and with this rule at the servers."""
         optimizer = optimizer_of(updater)
         self._schedule.agree_on(f"the optimizer {type(optimizer or updater).__name__}")
         self.updater = updater
@@ -104,16 +104,16 @@ class Updates:
         self._rule = rule if self._servers_of("float32") is not None or self._algorithm.updates else None
 
     def compress(self, quantised: Quantised) -> None:
-        """Compress the gradients that servers update by. Only before the first of them."""
+        """Compress the gradients that servers update by. Call this before the first of them."""
         self._compression = quantised
         self._close_servers()
         self._optimizers += 1
         self._servers_of("float32")
 
     def at_servers(self, name: str) -> ServerUpdates | None:
-        """Where the servers are to update the key, if they are.
+        """Return the servers' updates that include the key; None if the servers are not to update it.
 
-        Raises HybridPSError if only they could, and cannot.
+        Raises HybridPSError if only the servers could update it, and cannot.
         """
         key = self._keys[name]
         if self._rule is None and not self._algorithm.updates:
@@ -131,7 +131,7 @@ class Updates:
         return self._servers_of(dtype_of(like)) if fits else None
 
     def hand_over(self, weights: Mapping[str, Sequence[NDArray]], servers: ServerUpdates) -> None:
-        """Let the servers hold these keys. `weights` are like them, one for each device. Waits for other workers."""
+        """Let the servers hold these keys. `weights`: arrays like them, one for each device. Waits for all workers."""
         like = weights
         if servers is self._at_servers.get(MIXED):
             like = {name: [mx.nd.empty(array.shape) for array in arrays] for name, arrays in weights.items()}
@@ -141,7 +141,7 @@ class Updates:
         self._put_states(weights)
 
     def take_back(self, name: str) -> None:
-        """The key has a row-sparse gradient: MXNet's own code updates it from now on, as rules update no rows.
+        """Have MXNet's own code update a key from now on, as its gradient is row-sparse and rules update no rows.
 
         Raises HybridPSError if the servers must update it, or have done so.
         """
@@ -160,17 +160,14 @@ class Updates:
         key.stored, key.at_servers = self._stored(name).copy(), None
 
     def update(self, name: str, gradient: NDArray, outs: Sequence[NDArray] = ()) -> NDArray:
-        """Update what is stored for a key, unless the servers did; the array that has it. `outs`: where it is to go."""
+        """Update a key's stored value, unless the servers did. Return its array. `outs`: where it is to be copied."""
         known = self._keys[name]
         if known.at_servers is not None:
             return gradient
         return update_(known, self.updater, gradient, outs, self._scale)
 
     def states(self, dump_optimizer: bool) -> bytes | None:
-        """The optimizer's states, as a file has them; None if servers have some that others can read.
-
-        Those of a group's servers are read by its first worker.
-        """
+        """Return the optimizer's states in the form of a file; None if the leader reads them from the servers."""
         if not self._at_servers:
             return states_to_bytes(self.updater, dump_optimizer)
         if not (self._place.is_leader or self._group_updates):
@@ -191,13 +188,13 @@ class Updates:
 
     @property
     def are_at_servers(self) -> bool:
-        """Whether servers update, alike on all workers."""
+        """Whether servers update, the same on all workers."""
         return bool(self._at_servers)
 
     def set_states(self, states: bytes | None, name: str) -> None:
-        """Go on with states that `states` gave, of the file `name`; those at the servers are the first worker's.
+        """Continue from `states`, the contents of the file `name`. Servers take the states of the first worker.
 
-        Raises HybridPSError, and changes nothing, if they are not those of these keys and, at servers, this optimizer.
+        Raises HybridPSError, and changes nothing, if the states do not fit these keys and, at servers, this optimizer.
         """
         updater = self.updater
         before = updater.optimizer
@@ -217,11 +214,11 @@ class Updates:
 
     @property
     def _group_updates(self) -> bool:
-        """Whether the group's workers themselves update by rules, where anybody does, and all can read the states."""
+        """Whether the group's workers update by rules themselves, if any do. All of them can then read the states."""
         return not self._algorithm.tier.has_servers
 
     def _take_states(self, names: Container[str]) -> None:
-        """Let the updater have the states of these keys that are at the servers."""
+        """Give the updater the states of these keys that are at the servers."""
         updater = self.updater
         for kind, servers in self._at_servers.items():
             for name, kept in servers.pull_states().items():
@@ -231,8 +228,8 @@ class Updates:
                     updater.states_synced[key.index] = True
 
     def _check_states(self) -> None:
-        """Raise HybridPSError if states were loaded that their optimizer does not make of these keys, or with one that
-        the servers' tables are not for. Every worker looks, though only the first one gives the servers states.
+        """Raise HybridPSError if loaded states do not fit these keys, or their optimizer does not fit the servers'
+        tables. Every worker checks this, though only the first one gives the servers states.
         """
         for kind, there in ({} if self._group_updates else self._at_servers).items():
             check_optimizer(self.updater.optimizer, there.rule, kind == HALF, self._is_mixed)
@@ -244,13 +241,13 @@ class Updates:
                 split(self.updater.optimizer, key.index, state, mx.nd.empty(like.shape) if is_mixed else like, is_mixed)
 
     def begin(self, weights: Mapping[str, Sequence[NDArray]], gradients: Mapping[str, Sequence[NDArray]]) -> None:
-        """A step begins. Let backward write these gradients where servers read them, where that is safe."""
+        """Begin a step. Let backward write these gradients where servers read them, if that is safe."""
         for servers in self._at_servers.values():
             servers.begin()
             servers.move_in(weights, gradients)
 
     def settle(self) -> None:
-        """Keys of the step under way that did not come will not."""
+        """End the step under way without the keys that are missing."""
         for servers in self._at_servers.values():
             servers.settle()
 
@@ -267,7 +264,7 @@ class Updates:
     def _put_states(self, names: Iterable[str], adds_up_anew: bool = True) -> None:
         """Give the servers the updater's states of these keys, which they hold. Only those of the first worker count.
 
-        `adds_up_anew`: also the gradients that the optimizer adds up over several updates.
+        `adds_up_anew`: replace also the gradients that the optimizer adds up over several updates.
         """
         optimizer, states = self.updater.optimizer, self.updater.states
         if not states or (self._place.worker != 0 and not self._group_updates):
@@ -285,10 +282,10 @@ class Updates:
             self._at_servers[kind].put_states(of_kind)
 
     def _servers_of(self, dtype: str) -> ServerUpdates | None:
-        """Where servers update keys of a dtype; None where they do not.
+        """Return the servers' updates for keys of a dtype; None if servers do not update them.
 
-        Those of float16 are held and updated in float32, if the optimizer has `multi_precision`: as by MXNet's servers.
-        Else they are as they are, and MXNet's own code updates them.
+        With `multi_precision`, float16 keys are held and updated in float32, as by MXNet's servers. Otherwise they are
+        held in float16, and MXNet's own code updates them there.
         """
         kind = "" if dtype != "float16" else MIXED if self._is_mixed else HALF
         rule = self._rule
@@ -306,7 +303,7 @@ class Updates:
         return self._at_servers.get(kind)
 
     def _make(self, rule: AnyRule, kind: str) -> ServerUpdates | None:
-        """The keys that servers update by this rule; None where there are none."""
+        """Return new updates at the servers by this rule; None if there can be none."""
         cannot = self._context.whole_tables or self._context.settings.racks > 1
         algorithm = None if cannot else self._algorithm.updating(rule)
         if algorithm is None:
