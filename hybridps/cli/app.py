@@ -26,7 +26,7 @@ app.add_typer(oracle_app, name="oracle")
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
-    """Run the command line, and exit. A HybridPSError is one line on standard error, and exit status 2."""
+    """Run the command line, and exit. A HybridPSError becomes one line on standard error, and exit status 2."""
     try:
         app(args=argv, prog_name="hybridps")
     except HybridPSError as error:
@@ -87,7 +87,7 @@ def run_command(given: options.RunOptions) -> None:
 
 
 def _where(given: options.RunOptions) -> str | None:
-    """The option that named the hosts."""
+    """Return the option that named the hosts, for the launcher's output; None if there was none."""
     if given.hosts or given.hostfile:
         return "-H" if given.hosts else "--hostfile"
     return "the allocation" if given.launcher == "slurm" else None
@@ -235,9 +235,9 @@ def trace_command(
 
 
 def read_settings(options: Mapping[str, Any], pairs: Iterable[str] = ()) -> Settings:
-    """Settings from the environment, overridden by options that are named like one and not None, then by `NAME=VALUE`.
+    """Return the settings of the environment, overridden by the options of the same name, then by `NAME=VALUE` pairs.
 
-    Raises ConfigError.
+    Options that are None are ignored. Folders become absolute. Raises ConfigError.
     """
     values = msgspec.structs.asdict(load_settings())
     values |= {field: value for field, value in options.items() if field in values and value is not None}

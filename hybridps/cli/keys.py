@@ -22,7 +22,7 @@ def make_keys(folder: Path, tenants: Sequence[str], memory: str | None, rate: st
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from a number with a unit of powers of 1024. Raises ConfigError.
+    """Return the number of bytes from a number with a unit, a power of 1024. Raises ConfigError.
 
     >>> parse_bytes("1.5G")
     1610612736

@@ -1,4 +1,4 @@
-"""`hybridps oracle traffic`: the traffic of other thresholds than the one that a run had."""
+"""`hybridps oracle traffic`: forecasts the traffic of a run with other thresholds."""
 
 from __future__ import annotations
 

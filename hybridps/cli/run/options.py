@@ -1,4 +1,4 @@
-"""The options of `hybridps run`. Some have a second name, under which MXNet's `tools/launch.py` knows them."""
+"""The options of `hybridps run`. Some have a second name, by which MXNet's `tools/launch.py` knows them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hybridps.errors import ConfigError
 
 
 def _algorithms() -> list[str]:
-    """Their names, for the completion of a shell."""
-    from hybridps.algorithms.choose import KNOWN  # brings the compiler
+    """Return the names of the algorithms, for shell completion."""
+    from hybridps.algorithms.choose import KNOWN  # this loads the compiler
 
     return sorted(KNOWN)
 
@@ -172,7 +172,7 @@ QuietOption = Annotated[bool | None, typer.Option("--quiet", help="Do not print 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options of `hybridps run`, as they were given."""
+    """The options of `hybridps run`, as given on the command line."""
 
     command: CommandArgument = None
     workers: WorkersOption = None
@@ -215,7 +215,7 @@ class RunOptions:
 
 
 def addresses_of(join: str | None, servers: int | None, settings: Settings) -> tuple[str, ...]:
-    """The servers of `--join`. Raises ConfigError for other options that have no meaning with it."""
+    """Return the servers of `--join`. Raises ConfigError for options that have no meaning with it."""
     if join is None:
         return ()
     addresses = make_settings({"servers": join}).servers
@@ -232,7 +232,7 @@ def addresses_of(join: str | None, servers: int | None, settings: Settings) -> t
 
 
 def trigger_of(trigger: str | None, budget: str | None) -> str | None:
-    """The trigger that both options ask for. Raises ConfigError if they contradict each other."""
+    """Return the trigger that the two options ask for. Raises ConfigError if both are given."""
     if budget is None:
         return trigger
     if trigger is not None:

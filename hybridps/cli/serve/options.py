@@ -12,7 +12,7 @@ from hybridps.cli.run import options
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """The options of `hybridps serve`, as they were given."""
+    """The options of `hybridps serve`, as given on the command line."""
 
     bind: Annotated[str, typer.Option(help="Address to listen on; * stands for any free port.")] = "tcp://127.0.0.1:*"
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen on the network without keys.")] = False
