@@ -1,4 +1,4 @@
-"""The options of train.py, and what follows from them alone."""
+"""The options of train.py, and what follows from the options alone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ count, positive, rate = at_least(1), at_least(0), at_least(0.0, float)
 
 
 class _Parser(ArgumentParser):
-    """Reads a file of options, a recipe, with several in a line, and comments."""
+    """Reads files of options (recipes), with several options on a line, and comments."""
 
     def convert_arg_line_to_args(self, line: str) -> list[str]:
         return shlex.split(line, comments=True)
@@ -118,7 +118,7 @@ def _add_run(add: Callable[..., Any]) -> None:
 
 
 def check(args: Namespace) -> None:
-    """Raises UsageError for options that do not go together."""
+    """Raise UsageError for options that contradict each other."""
     for name in ("val_fraction", "label_smoothing", "momentum", "ema"):
         if getattr(args, name) >= 1:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)}: expected a number below 1")
@@ -132,9 +132,9 @@ def weights_dtype(args: Namespace) -> str:
 
 
 def run_folder(args: Namespace, workers: int) -> Path:
-    """Where to write to. All workers must find the same name, so that it has the time only where there is one.
+    """Return the folder to write to. It is named by the time only with one worker, as all workers need the same name.
 
-    Raises UsageError if that leaves nothing to resume from.
+    Raises UsageError if `--resume` has nothing to resume from.
     """
     if args.run or os.environ.get("HYBRIDPS_RUN_FOLDER"):
         return args.run or Path(os.environ["HYBRIDPS_RUN_FOLDER"])
@@ -146,9 +146,9 @@ def run_folder(args: Namespace, workers: int) -> Path:
 
 
 def reached(args: Namespace) -> int:
-    """Whole epochs that the job had done when `hybridps run` started the group of this worker again; else 0.
+    """Return the whole epochs that the job had done when `hybridps run` restarted this worker's group; else 0.
 
-    The last epoch is never among them: a group that trains in it leaves a checkpoint of it.
+    The last epoch never counts: a group that trains in it leaves a checkpoint of it.
     """
     return min(int(float(os.environ.get("HYBRIDPS_RESUME_EPOCH", "0"))), args.epochs - 1)
 
@@ -162,7 +162,7 @@ def make_folder(folder: Path) -> None:
 
 
 def find_devices(text: str, worker: int, dtype: str) -> list[mx.Context]:
-    """Devices from `cpu`, `gpu:0`, `gpu:0,gpu:1`; `auto` is a GPU where there are any."""
+    """Return the devices of `cpu`, `gpu:0` or `gpu:0,gpu:1`; `auto` is a GPU if there are any. Raises UsageError."""
     gpus = mx.context.num_gpus()
     if text == "auto":
         text = f"gpu:{worker % gpus}" if gpus else "cpu"
@@ -180,10 +180,10 @@ def find_devices(text: str, worker: int, dtype: str) -> list[mx.Context]:
 
 
 def make_store(name: str) -> mx.kv.KVStore | None:
-    """The KVStore of that name; None for `none`."""
+    """Return the KVStore of that name; None for `none`. Raises UsageError."""
     if name == "none":
         return None
-    # MXNet makes a store of its own, which waits for servers, of any unknown name with `dist` in it.
+    # For any unknown name with `dist` in it, MXNet makes its own store, which waits for servers.
     if "hybridps" in name and name not in list(mx.kv.KVStoreBase.kv_registry):
         raise UsageError(
             f"MXNet does not know --kvstore {name}: start with `hybridps run ... -- python train.py ...` or "

@@ -50,7 +50,7 @@ class LaunchLive:
 
     @property
     def entry(self) -> str | None:
-        """The file to remove if this process is killed."""
+        """The entry that is to be removed if this process is killed."""
         return None if self._made is None else str(self._made.entry)
 
     def begin(self, servers: LaunchedServers, groups: LaunchedGroups, lives: Lives, log: RunLog) -> None:

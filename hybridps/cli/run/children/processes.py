@@ -59,7 +59,7 @@ class Processes:
         )
 
     def make_folder(self, stack: ExitStack, place: str | None = None) -> str:
-        """Make a new folder in the temporary one or in `place`. It is removed with the stack, or if this process dies."""
+        """Make a new folder in the temporary one or in `place`. It goes with the stack, or when this process dies."""
         folder = stack.enter_context(TemporaryDirectory(prefix="hybridps-", dir=place, ignore_cleanup_errors=True))
         self.remove_if_killed(folder)
         return folder

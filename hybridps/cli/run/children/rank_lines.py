@@ -44,7 +44,7 @@ class RankSplitter:
 
     @property
     def transient(self) -> tuple[int | None, str]:
-        """The current text of a line that rewrites itself, such as a progress bar, of the rank that has written last."""
+        """The current text of a line that rewrites itself, such as a progress bar, of the rank that wrote last."""
         return self._rank, self._of(self._rank).transient
 
     def _tagged(self, data: bytes, tag: re.Pattern[bytes]) -> Iterator[tuple[int | None, str]]:
