@@ -96,7 +96,7 @@ def save(
         _sync(folder)
     except (OSError, mx.MXNetError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        incomplete = "MXNet has not written all of the weights, the disk may be full"
+        incomplete = "MXNet did not write all of the weights; the disk may be full"
         reason = incomplete if isinstance(error, mx.MXNetError) else _reason(error)
         raise WriteError(f"{final} cannot be written: {reason}") from None
     return final
@@ -150,16 +150,16 @@ def check(folder: Path) -> Checkpoint:
         manifest = json.loads((folder / MANIFEST).read_text())
         optimizer = manifest.get("optimizer")
         if set(manifest["sha256"]) - {AVERAGE} != {WEIGHTS} | ({STATES} if optimizer is not None else set()):
-            raise DamagedError(f"{folder / MANIFEST} names other files than a checkpoint has")
+            raise DamagedError(f"{folder / MANIFEST} lists other files than a checkpoint has")
         for name, digest in manifest["sha256"].items():
             if _digest(folder / name) != digest:
                 raise DamagedError(f"{folder / name} differs from what was written")
         position = _position(manifest, folder)
         written_at, updates = float(manifest["written_at"]), manifest.get("updates", 0)
         if not (_is_count(updates) and math.isfinite(written_at)):
-            raise DamagedError(f"{folder / MANIFEST} has a time or a number of updates that is none")
+            raise DamagedError(f"{folder / MANIFEST} has an invalid time or number of updates")
         if not (optimizer is None or (isinstance(optimizer, str) and optimizer.isidentifier())):
-            raise DamagedError(f"{folder / MANIFEST} has no name of an optimizer")
+            raise DamagedError(f"{folder / MANIFEST} has an invalid name of an optimizer")
         return Checkpoint(folder, position, written_at, optimizer, updates)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedError(f"{folder}: {error}") from None
@@ -194,7 +194,7 @@ def load_states(found: Checkpoint, trainer: gluon.Trainer) -> None:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
     except (OSError, ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, MemoryError) as error:
-        raise DamagedError(f"{path} is no file of arrays: {error}") from None
+        raise DamagedError(f"{path} is not a file of arrays: {error}") from None
     trainer_states.restore(trainer, arrays, found.updates)
 
 
@@ -203,7 +203,7 @@ def _position(manifest: dict[str, Any], folder: Path) -> Position:
     epoch, step, order = manifest["epoch"], manifest.get("step", 0), manifest.get("order", "")
     loss_sum = float(manifest.get("loss_sum", 0.0))
     if not (_is_count(epoch) and _is_count(step) and isinstance(order, str) and order.isprintable()):
-        raise DamagedError(f"{folder / MANIFEST} has an epoch, a step or an order of images that is none")
+        raise DamagedError(f"{folder / MANIFEST} has an invalid epoch, step or order of images")
     return Position(epoch, step, loss_sum, order)
 
 

@@ -73,7 +73,7 @@ def start(args: Namespace, found: Checkpoint | None, order: str, worker: int) ->
     if position.step and position.order != order:
         if worker == 0:
             warn(
-                f"epoch {position.epoch + 1} begins again: its order of images was another one when {found.folder} was "
+                f"epoch {position.epoch + 1} starts over: its images had another order when {found.folder} was "
                 f"written: {position.order}; now: {order}"
             )
         return Position(position.epoch)

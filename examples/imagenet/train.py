@@ -149,7 +149,7 @@ class Training:
             average = self.average and self.average.net
             checkpoint.save(folder, position, self.centre or self.net, trainer, plain(self.args), average)
         except checkpoint.WriteError as error:
-            warn(f"{error}. The earlier ones are kept, and training goes on")
+            warn(f"{error}. The earlier ones are kept, and training continues")
         else:
             checkpoint.prune(folder, position, self.args.keep)
 

@@ -88,7 +88,7 @@ def examine() -> Iterator[Finding]:
     yield check_python(sys.version_info[:2])
     yield _check_import("NumPy", "numpy", "numpy.__version__", "`pip install 'numpy>=1.23,<3'`", PROBLEM)
     # the rest of hybridps works without it
-    advice = "`pip install 'hybridps[mxnet]'`; without it there are no KVStore types"
+    advice = "`pip install 'hybridps[mxnet]'`; without it, the KVStore types are not available"
     yield _check_import(
         "MXNet", "mxnet", "mxnet.__version__, 'with NumPy', __import__('numpy').__version__", advice, NOTE
     )
@@ -161,7 +161,8 @@ def check_shared_memory() -> Finding:
         memory = create_shared(4096)
     except OSError as error:
         advice = (
-            "hybridps needs memfd_create, of Linux 3.17; in a container, `docker run --security-opt seccomp=unconfined`"
+            "hybridps needs memfd_create (Linux 3.17 or later); in a container, `docker run --security-opt "
+            "seccomp=unconfined`"
         )
         return Finding(name, PROBLEM, f"memfd_create: {error.strerror}", advice)
     memory[4095] = 7

@@ -25,7 +25,7 @@ def print_summary(folder: str, *, only_if_events: bool = False) -> None:
     except (HybridPSError, ImportError) as error:
         if not only_if_events:
             raise
-        print(f"hybridps: no report of {folder}: {error}", file=sys.stderr)
+        print(f"hybridps: no report for {folder}: {error}", file=sys.stderr)
         return
     findings = summary.pop("findings", [])
     if not sys.stdout.isatty():

@@ -98,7 +98,7 @@ def write(comparison: Comparison, outcomes: Sequence[Outcome], folder: Path) -> 
     for name, picture in pictures.items():
         (folder / f"{name}.png").write_bytes(picture)
     (folder / PAGE).write_text(make_page(comparison, rows, outcomes, accuracy, pictures))
-    _say(f"the page is {folder / PAGE}")
+    _say(f"wrote {folder / PAGE}")
 
 
 def _versions() -> dict[str, str | int]:

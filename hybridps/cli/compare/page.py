@@ -14,11 +14,11 @@ from hybridps.report import size
 
 TITLES = {
     "accuracy-over-time": "Accuracy over time",
-    "accuracy-over-bytes": "Accuracy over what crossed between the groups",
+    "accuracy-over-bytes": "Accuracy over bytes between groups",
     "accuracy-over-epochs": "Accuracy over epochs",
     "loss-over-epochs": "Loss over epochs",
     "distance": "Distance between workers and centre",
-    "traffic": "What was sent, and what was saved",
+    "traffic": "Bytes sent, and bytes saved",
 }
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1180px; margin: 2em auto; padding: 0 1em; }
@@ -114,7 +114,7 @@ def _notes(comparison: Comparison, outcomes: Sequence[Outcome]) -> str:
             "Bytes are the payload that groups sent to servers, received from them, and sent to each other. MXNet's "
             "own stores are not measured without --link."
         )
-    spread = " Means over the seeds; the least and the most in small print." if comparison.seeds > 1 else ""
+    spread = " Means over the seeds, with minimum and maximum in small print." if comparison.seeds > 1 else ""
     return (
         f"<p><small style='white-space: normal'>{what} Seconds count from the start of the workers, or from the "
         "script's report of epoch 0. Saved: steps of a group without an exchange. Accuracy: the mean of the workers; "

@@ -172,7 +172,7 @@ def _traffic(axes: Any, rows: Sequence[Row], has_headers: bool) -> None:
     saved = [row.bytes_saved.mean / _MB if row.bytes_saved else 0.0 for row in known]
     axes.barh(places, sent, color="C0", label="sent")
     if not has_headers:
-        axes.barh(places, saved, left=sent, color="0.85", label="saved: exchanges in every step would have sent it too")
+        axes.barh(places, saved, left=sent, color="0.85", label="saved, compared with an exchange in every step")
     axes.set_yticks(places, [row.contender for row in known])
     axes.invert_yaxis()
     axes.set_xlabel("MB across groups")

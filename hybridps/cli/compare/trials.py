@@ -178,7 +178,7 @@ def _misused(trial: Trial, run: Run) -> str:
             return "the script made no store of hybridps: let it create the KVStore dist_hybridps"
         trained, expected = _trained(run), expected_settings(contender)
         return "" if trained == expected else f"the script trained with {_words(trained)}, not {_words(expected)}"
-    wanted = f"not {contender.kvstore}: let it take the type from COMPARE_KVSTORE, or put {{kvstore}} into its command"
+    wanted = f"not {contender.kvstore}: make it read the type from COMPARE_KVSTORE, or put {{kvstore}} into its command"
     if is_ours:
         return f"the script made a store of hybridps, {wanted}"
     others = stores_made(trial.folder) - {f"the store {contender.kvstore}"}

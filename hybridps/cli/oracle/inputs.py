@@ -87,7 +87,7 @@ def _from_symbol(path: Path, shape: str) -> Network:
     try:
         from hybridps.calibrate.mxnet_networks import from_file
     except (ImportError, HybridPSError) as error:
-        raise OracleError(f"{path} is a symbol of MXNet, which is not usable here: {error}") from None
+        raise OracleError(f"{path} is an MXNet symbol file, but MXNet cannot be used here: {error}") from None
     return from_file(path, shape_of(shape))
 
 

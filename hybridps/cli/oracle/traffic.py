@@ -16,7 +16,8 @@ from hybridps.errors import ConfigError
 def traffic_command(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
     thresholds: Annotated[
-        list[str], typer.Option("--threshold", help="Of the trigger change, e.g. 0.05, or inf; may be repeated.")
+        list[str],
+        typer.Option("--threshold", help="Threshold of the trigger change, e.g. 0.05 or inf; may be repeated."),
     ],
     silence: Annotated[int | None, typer.Option(min=1, help="Steps after which a group exchanges in any case.")] = None,
     form: FormatOption = Format.table,

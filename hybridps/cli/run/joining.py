@@ -14,8 +14,8 @@ from hybridps.ps.client import ask
 
 _TELL_SECONDS = 2.0
 _WAY_OUT = (
-    "groups may join jobs of elastic, eamsgd, local, diloco, async and stale; else end the job, and start it again "
-    "with more groups from a checkpoint"
+    "groups can join jobs of elastic, eamsgd, local, diloco, async and stale; otherwise, end the job, and start it "
+    "again with more groups from a checkpoint"
 )
 
 
@@ -74,5 +74,5 @@ def _ask(settings: Settings, message: wire.AskToJoin) -> wire.ToldToJoin:
     address = settings.servers[0]
     told = ask(address, message, settings, settings.connect_seconds)
     if not isinstance(told, wire.ToldToJoin):
-        raise ServerError(f"{address} answered {type(told).__name__} to AskToJoin: it is no server of this version")
+        raise ServerError(f"{address} answered {type(told).__name__} to AskToJoin: it is not a server of this version")
     return told

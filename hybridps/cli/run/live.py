@@ -43,7 +43,7 @@ class LaunchLive:
         try:
             self._made = LiveFolder(launch.settings.run_folder)
         except OSError as error:
-            screen.message(f"`hybridps top` does not see this run: {error.strerror or error}")
+            screen.message(f"`hybridps top` cannot show this run: {error.strerror or error}")
             return
         settings = msgspec.structs.replace(launch.settings, live_folder=str(self._made.path))
         self.launch = replace(launch, settings=settings)

@@ -65,7 +65,7 @@ def _two_snapshots(url: str) -> tuple[Figures, Figures]:
     deadline_seconds = time.monotonic() + NEWER_SECONDS
     while (now := read(url)).uptime_seconds == before.uptime_seconds:
         if time.monotonic() >= deadline_seconds:
-            raise ServerError(f"the server at {url} made no new snapshot for {NEWER_SECONDS:g} s: it hangs")
+            raise ServerError(f"the server at {url} has made no new snapshot for {NEWER_SECONDS:g} s: it may hang")
         time.sleep(_RETRY_SECONDS)
     return before, now
 
@@ -118,7 +118,7 @@ def read(url: str) -> Figures:
             values.setdefault(sample.name.removeprefix("hybridps_"), {})[labels] = sample.value
     figures = Figures(values)
     if not figures.labels("uptime_seconds"):
-        raise ServerError(f"{url} has no metrics of hybridps: give the address that `hybridps serve` printed")
+        raise ServerError(f"{url} serves no hybridps metrics: give the address that `hybridps serve` printed")
     return figures
 
 

@@ -51,7 +51,7 @@ def _values(given: Iterable[tuple[str, str]], here: Mapping[str, str]) -> dict[s
     for option, text in given:
         name, value = _pair(option, text, here)
         if values.get(name, value) != value:
-            raise ConfigError(f"{option} gives {name} a second value: give it one")
+            raise ConfigError(f"{option} gives {name} two values: give only one")
         values[name] = value
     return values
 

@@ -89,7 +89,7 @@ def _check_ports(file: Path | None) -> None:
     if found:
         raise ConfigError(
             f"{found[0].strip()!r} in {str(file)!r} may be a port of ssh, as for launch.py, or a number of slots: "
-            f"write `{found[1]} slots=N`; ports belong into ~/.ssh/config"
+            f"write `{found[1]} slots=N`; ports belong in ~/.ssh/config"
         )
 
 
