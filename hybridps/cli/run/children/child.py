@@ -42,7 +42,7 @@ class Child:
     first_rank: int | None = None
     """The rank that ended first, if mpirun named one; set together with the status."""
     vanished: bool = False
-    """Whether that rank exited without finalizing MPI, perhaps with status 0."""
+    """Whether that rank exited without calling MPI_Finalize, perhaps with status 0."""
     lost_host: str = ""
     """The host that mpirun could no longer reach; empty if there is none."""
     end: int | None = None

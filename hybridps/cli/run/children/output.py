@@ -70,7 +70,7 @@ class NoiseFilter:
         self.signal: int | None = None
         """The signal that ended a rank, if mpirun reported one."""
         self.vanished = False
-        """Whether a rank exited, perhaps with status 0, without finalizing MPI."""
+        """Whether a rank exited, perhaps with status 0, without calling MPI_Finalize."""
         self.lost_host = ""
         """The host that mpirun can no longer reach; empty if it named none."""
         self._blocks = blocks
