@@ -1,4 +1,4 @@
-"""Gluon: a small convolutional network. For hybridps, only the type of the KVStore is special."""
+"""Gluon: a small convolutional network. Only the type of the KVStore is specific to hybridps."""
 
 import mxnet as mx
 from digits import TRAINED, load

@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights, which often generalises better than the last ones.
+"""An exponential moving average of the weights, which often generalises better than the last weights.
 
 Polyak and Juditsky, 1992; with the decay of "Rethinking the Inception Architecture", Szegedy et al., 2016.
 """
@@ -10,9 +10,10 @@ from mxnet import gluon
 
 
 class MovingAverage:
-    """average = decay * average + (1 - decay) * weight after each step, also of BatchNorm's statistics.
+    """average = decay * average + (1 - decay) * weight after each step, also for BatchNorm's statistics.
 
-    `net` holds it. In the first steps the decay is (1 + step) / (10 + step): the initial weights are soon forgotten.
+    `net` holds the average. In the first steps the decay is (1 + step) / (10 + step), to forget the initial weights
+    soon.
     """
 
     def __init__(self, net: gluon.Block, trained: gluon.Block, decay: float) -> None:
@@ -24,12 +25,12 @@ class MovingAverage:
         ]
 
     def begin(self) -> None:
-        """Begin with the weights as they are."""
+        """Start with the current weights."""
         for average, weight in self._pairs:
             weight.copyto(average)
 
     def update(self, step: int) -> None:
-        """After so many steps of the whole training."""
+        """Update the average after a step; `step` counts the steps of the whole training."""
         rest = 1 - min(self._decay, (1 + step) / (10 + step))
         for average, weight in self._pairs:
             # One operation: with these settings average -= -rest * (weight - average)

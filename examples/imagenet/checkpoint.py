@@ -1,8 +1,8 @@
 """Checkpoints: one directory each, complete or absent, with arrays and JSON.
 
-A directory is written under a temporary name, its manifest with the digests of the files last, and then renamed. A
-directory whose files do not have these digests is passed over. Nothing is unpickled, so that a directory of somebody
-else can be read: at worst it has other weights.
+A directory is written under a temporary name, with the manifest of the files' digests last, and then renamed. A
+directory whose files do not match their digests is skipped. Nothing is unpickled, so a directory from somebody else can
+be read: at worst, it has other weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mxnet import gluon
 
 MANIFEST, WEIGHTS, STATES, AVERAGE = "manifest.json", "model.params", "states.npz", "average.params"
 BEST = "best"
-"""A link to the checkpoint that has the best top-1."""
+"""A link to the checkpoint with the best top-1 accuracy."""
 NAME = re.compile(r"epoch-(\d{4,9})(?:-step-(\d{6,9}))?")
 
 
@@ -37,15 +37,15 @@ class DamagedError(Exception):
 
 
 class WriteError(Exception):
-    """A checkpoint could not be written. The message says why; earlier ones are as they were."""
+    """A checkpoint could not be written. The message says why. Earlier checkpoints are unchanged."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a training is: it has done `epoch` epochs, and `step` steps of the next one.
+    """The position of a training run: it has done `epoch` epochs, and `step` steps of the next one.
 
     `loss_sum` is the sum of the losses of these steps, on the worker that wrote it. `order` says in words what the
-    order of the images depends on: with another one, the steps of the epoch are other steps.
+    order of the images depends on: in another order, the same steps have other images.
     """
 
     epoch: int
@@ -58,7 +58,7 @@ class Position:
 class Checkpoint:
     """A complete checkpoint.
 
-    `optimizer` is the name of that whose states it has, after so many `updates`; None if it has none.
+    `optimizer` is the name of the optimizer whose states it has, after `updates` updates; None if it has no states.
     """
 
     folder: Path
@@ -76,15 +76,15 @@ def save(
     settings: dict[str, Any],
     average: gluon.Block | None = None,
 ) -> Path:
-    """Write a directory in `folder`: the weights of `net`, the optimizer's states, if a trainer has them, an average.
+    """Write a directory in `folder`: the weights of `net`, the states of `trainer` and an `average`, if they are given.
 
-    Its name is epoch-<epoch>, and within an epoch epoch-<epoch>-step-<step>.
-    Raises WriteError, for example if the disk is full; what was there stays, and what was begun is removed.
+    Its name is epoch-<epoch>, and within an epoch epoch-<epoch>-step-<step>. Returns its path. Raises WriteError, for
+    example if the disk is full. Earlier checkpoints stay, and the incomplete one is removed.
     """
     final = folder / (f"epoch-{position.epoch:04d}" + (f"-step-{position.step:06d}" if position.step else ""))
     partial = folder / f".{final.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
-    mx.nd.waitall()  # an error of the training is not one of the disk
+    mx.nd.waitall()  # so that errors of the training are not taken for errors of the disk
     try:
         partial.mkdir(parents=True)
         _save_weights(partial / WEIGHTS, net)
@@ -96,7 +96,7 @@ def save(
         _sync(folder)
     except (OSError, mx.MXNetError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        incomplete = "MXNet has not written all of the weights, the disk may be full"
+        incomplete = "MXNet did not write all of the weights; the disk may be full"
         reason = incomplete if isinstance(error, mx.MXNetError) else _reason(error)
         raise WriteError(f"{final} cannot be written: {reason}") from None
     return final
@@ -124,10 +124,10 @@ def _write(folder: Path, position: Position, trainer: gluon.Trainer | None, sett
 
 
 def prune(folder: Path, position: Position, keep: int) -> None:
-    """Remove checkpoints that are no longer wanted after the one of `position`, but not the one that is the best.
+    """Remove checkpoints that are not needed after that of `position`, except the best one.
 
-    These are the checkpoints more than `keep` epochs before it, and those within epochs that came before it.
-    Later ones, of an earlier run, stay.
+    These are the checkpoints more than `keep` epochs before it, and those within epochs that came before it. Later
+    ones, from an earlier run, stay.
     """
     best = (folder / BEST).resolve().name
     for path in folder.glob("epoch-*"):
@@ -140,7 +140,7 @@ def prune(folder: Path, position: Position, keep: int) -> None:
 
 
 def check(folder: Path) -> Checkpoint:
-    """The checkpoint in a directory. Raises DamagedError, also for a file that checkpoints do not have."""
+    """Return the checkpoint in a directory. Raises DamagedError, also if it has a file that checkpoints do not have."""
     try:
         for path in sorted(folder.iterdir()):
             if path.name not in (MANIFEST, WEIGHTS, STATES, AVERAGE) or not path.is_file():
@@ -150,25 +150,25 @@ def check(folder: Path) -> Checkpoint:
         manifest = json.loads((folder / MANIFEST).read_text())
         optimizer = manifest.get("optimizer")
         if set(manifest["sha256"]) - {AVERAGE} != {WEIGHTS} | ({STATES} if optimizer is not None else set()):
-            raise DamagedError(f"{folder / MANIFEST} names other files than a checkpoint has")
+            raise DamagedError(f"{folder / MANIFEST} lists other files than a checkpoint has")
         for name, digest in manifest["sha256"].items():
             if _digest(folder / name) != digest:
                 raise DamagedError(f"{folder / name} differs from what was written")
         position = _position(manifest, folder)
         written_at, updates = float(manifest["written_at"]), manifest.get("updates", 0)
         if not (_is_count(updates) and math.isfinite(written_at)):
-            raise DamagedError(f"{folder / MANIFEST} has a time or a number of updates that is none")
+            raise DamagedError(f"{folder / MANIFEST} has an invalid time or number of updates")
         if not (optimizer is None or (isinstance(optimizer, str) and optimizer.isidentifier())):
-            raise DamagedError(f"{folder / MANIFEST} has no name of an optimizer")
+            raise DamagedError(f"{folder / MANIFEST} has an invalid name of an optimizer")
         return Checkpoint(folder, position, written_at, optimizer, updates)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedError(f"{folder}: {error}") from None
 
 
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint written last that is complete, and what is wrong with those passed over.
+    """Return the complete checkpoint that was written last, and what is wrong with those that were skipped.
 
-    `folder` is a checkpoint, or a folder of checkpoints, or a run folder.
+    `folder` is a checkpoint, a folder of checkpoints, or a run folder.
     """
     found, problems = [], []
     for path in _candidates(folder):
@@ -180,7 +180,7 @@ def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def load_weights(path: Path, net: gluon.Block, devices: list[mx.Context]) -> None:
-    """Raises DamagedError if the weights in this file are not those of this network."""
+    """Load the weights in a file into `net`. Raises DamagedError if they do not fit this network."""
     try:
         net.load_parameters(str(path), ctx=devices)
     except (AssertionError, AttributeError, KeyError, OSError, TypeError, ValueError, mx.MXNetError) as error:
@@ -188,27 +188,27 @@ def load_weights(path: Path, net: gluon.Block, devices: list[mx.Context]) -> Non
 
 
 def load_states(found: Checkpoint, trainer: gluon.Trainer) -> None:
-    """Raises DamagedError or StatesError if the states are not those of this trainer."""
+    """Load the optimizer's states into `trainer`. Raises DamagedError or StatesError if they do not fit it."""
     path = found.folder / STATES
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
     except (OSError, ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, MemoryError) as error:
-        raise DamagedError(f"{path} is no file of arrays: {error}") from None
+        raise DamagedError(f"{path} is not a file of arrays: {error}") from None
     trainer_states.restore(trainer, arrays, found.updates)
 
 
 def _position(manifest: dict[str, Any], folder: Path) -> Position:
-    """Where the training was. Checkpoints of earlier versions are at the end of an epoch, and say no more."""
+    """Return the position in a manifest. Checkpoints of earlier versions have only the epoch, and are at its end."""
     epoch, step, order = manifest["epoch"], manifest.get("step", 0), manifest.get("order", "")
     loss_sum = float(manifest.get("loss_sum", 0.0))
     if not (_is_count(epoch) and _is_count(step) and isinstance(order, str) and order.isprintable()):
-        raise DamagedError(f"{folder / MANIFEST} has an epoch, a step or an order of images that is none")
+        raise DamagedError(f"{folder / MANIFEST} has an invalid epoch, step or order of images")
     return Position(epoch, step, loss_sum, order)
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, in one line. MXNet's errors have it last, below a traceback."""
+    """Return what went wrong, in one line. In MXNet's errors it is the last line, below a traceback."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     told = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

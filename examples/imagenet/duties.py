@@ -1,4 +1,4 @@
-"""Which worker does what one of them does for all: checkpoints, and the lines and the bar that people look at."""
+"""Which worker does what only one of them does: checkpoints, and the lines and the bar that people read."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import sys
 import mxnet as mx
 
 ALL_WORKERS = 4
-"""Their number among the nodes of a KVStore."""
+"""The number that stands for all workers among the nodes of a KVStore."""
 
 SILENT_SECONDS = 30
-"""After so long without a sign of life a worker counts as dead; at once where it is known that it has ended."""
+"""How long a worker may be silent before it counts as dead. One that is known to have ended is dead at once."""
 
 
 def are_mine(kv: mx.kv.KVStore | None) -> bool:
-    """Whether this worker is the first that lives. Stores that do not know who lives leave it to the first of all."""
+    """Return whether this worker is the first one alive. In a store that does not know who is alive, worker 0 is."""
     if kv is None or kv.rank == 0:
         return True
     if not hasattr(kv, "num_dead_node"):
@@ -26,7 +26,7 @@ def are_mine(kv: mx.kv.KVStore | None) -> bool:
 
 
 def lost(kv: mx.kv.KVStore | None) -> int:
-    """How many workers have died, as far as the store knows."""
+    """Return how many workers have died, as far as the store knows."""
     try:
         return kv.num_dead_node(ALL_WORKERS, SILENT_SECONDS) if hasattr(kv, "num_dead_node") else 0
     except mx.MXNetError:
@@ -34,6 +34,6 @@ def lost(kv: mx.kv.KVStore | None) -> int:
 
 
 def leaving() -> bool:
-    """Whether this worker's group is to leave now. Without hybridps nobody tells it."""
+    """Return whether this worker's group is to leave now. Without hybridps, it never is."""
     found = sys.modules.get("hybridps")
     return found is not None and found.leaving()

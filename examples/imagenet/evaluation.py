@@ -1,4 +1,4 @@
-"""How good networks are on the validation images."""
+"""Evaluates networks on the validation images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def evaluate(
     devices: list[mx.Context],
     skipped: data.Skipped | None,
 ) -> dict[str, float]:
-    """Sums over this worker's validation images for each of the networks that is not None."""
+    """Return sums over this worker's validation images, for each of the networks that is not None."""
     nets = {name: net for name, net in nets.items() if net}
     sums, count = {name: np.zeros(3) for name in nets}, 0
     loader = data.batches(images.val, seen, args.batch_size, 0, args.loader_threads, skipped, each_once=True)
@@ -36,6 +36,6 @@ def evaluate(
 
 
 def on_devices(x: mx.nd.NDArray, y: mx.nd.NDArray, devices: list[mx.Context]) -> Iterator:
-    """Equal parts of a batch, one for each device; fewer devices where the batch is shorter."""
+    """Yield equal parts of a batch, one for each device; for fewer devices if the batch has fewer images."""
     used = devices[: len(x)]
     return zip(*(gluon.utils.split_and_load(part, used, even_split=False) for part in (x, y)), strict=True)

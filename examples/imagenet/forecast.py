@@ -1,4 +1,4 @@
-"""What a training would take: `--dry-run` measures some steps here, and asks hybridps's oracle about other settings."""
+"""Forecasts the cost of a training: `--dry-run` measures some steps here, and asks hybridps's oracle to extrapolate."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from hybridps.oracle.machines import machine_of, with_settings
 from hybridps.oracle.paradl import Prediction, Work, predict
 
 STEPS = 3
-"""That are timed, after one that is not."""
+"""The number of steps that are timed, after one that is not."""
 
 READING_SECONDS = 3.0
 
 PROBE_FLOPS = 1e12
 
 GROUPS, TAU = 2, 8
-"""Of the forecasts for several groups, where the workers can be divided."""
+"""The settings of the forecasts for several groups, which are made if the workers can be divided."""
 
 
 class ForecastError(Exception):
@@ -36,19 +36,19 @@ class ForecastError(Exception):
 
 
 class Measured(NamedTuple):
-    """What was seen here."""
+    """What was measured on this host."""
 
     step_seconds: float
-    """With a batch in memory, without communication."""
+    """The time of a step with a batch in memory, without communication."""
     images_per_second: float
-    """Of the readers alone."""
+    """The speed of the readers alone."""
     parameters: int
     memory_bytes: int
-    """Most that this process had."""
+    """The largest resident memory of this process so far."""
 
 
 def measure(training: Any) -> Measured:
-    """Train for some steps. `training` is a `train.Training` without a store."""
+    """Train for a few steps, and return what was measured. `training` is a `train.Training` without a store."""
     args, part = training.args, training.images.train
     shard = data.train_shard(len(part.indices), 0, 1, args.batch_size, args.seed)
     batches = iter(data.batches(part, shard, args.batch_size, args.seed, args.loader_threads, training.skipped))
@@ -66,7 +66,7 @@ def measure(training: Any) -> Measured:
 
 
 def _reading_rate(batches: Iterator, batch_size: int) -> float:
-    ahead = len(list(islice(batches, 3)))  # were read while the network was trained
+    ahead = len(list(islice(batches, 3)))  # these were read while the network was trained
     began, read = time.perf_counter(), 0
     while ahead and time.perf_counter() - began < READING_SECONDS and next(batches, None) is not None:
         read += 1
@@ -74,7 +74,7 @@ def _reading_rate(batches: Iterator, batch_size: int) -> float:
 
 
 def report(training: Any, workers: int, machine: str) -> Iterator[str]:
-    """Lines about the whole training with so many workers. Raises ForecastError where the oracle cannot answer."""
+    """Yield lines about the whole training with `workers` workers. Raises ForecastError if the oracle cannot answer."""
     args, images, found = training.args, training.images, measure(training)
     count, validated, steps = len(images.train.indices), len(images.val.indices), training.steps(workers)
     yield f"images: {count:,} for training, {validated:,} for validation"
@@ -98,7 +98,7 @@ def report(training: Any, workers: int, machine: str) -> Iterator[str]:
 
 
 def _work(training: Any, found: Measured, machine: str) -> Work:
-    """The network on a machine whose processing elements are as fast as was measured."""
+    """Return the network on a machine whose processing elements are as fast as was measured."""
     images = training.images
     samples = len(images.train.indices)
     try:

@@ -1,4 +1,4 @@
-"""What happened in a training, as lines for people and for programs."""
+"""Records the events of a training, as lines for people and for programs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from pipeline import data
 
 
 class Journal:
-    """What happened, as JSON lines in `<run>/train-<worker>.jsonl`, and for people as a line for each epoch.
+    """The events of a training: JSON lines in `<run>/train-<worker>.jsonl` and, for people, a line for each epoch.
 
-    A line that cannot be written, say because the disk is full, is dropped; the first one is reported.
+    A line that cannot be written, for example because the disk is full, is dropped; the first failure is reported.
     """
 
     def __init__(self, args: Namespace, kv: mx.kv.KVStore | None, images: data.Data, first_epoch: int) -> None:
@@ -47,18 +47,18 @@ class Journal:
         if self._worker == 0:
             with self._dropping():
                 (args.run / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
-        if not os.environ.get("HYBRIDPS_LIFE"):  # else the job has begun before
+        if not os.environ.get("HYBRIDPS_LIFE"):  # in a later life, the job began before
             print(f"hybridps: epoch={first_epoch} worker={self._worker}", flush=True)
 
     def epoch(
         self, epoch: int, loss: float, timing: dict[str, float], lr: float, scores: dict[str, float], prints: bool
     ) -> None:
-        """Note an epoch of this worker. What all have seen is printed by the worker that is the last to note it.
+        """Record an epoch of this worker. The worker that records it last prints the sums of all workers.
 
-        With `prints`, this worker prints what it has seen alone where the workers share no folder.
+        If the workers share no folder, each worker with `prints` prints its own figures instead.
         """
         rate = timing["train_images"] / timing["train_seconds"]
-        with suppress(OSError):  # which the line after it meets too
+        with suppress(OSError):  # if this fails, writing the line fails too
             totals.forget(self._run, epoch)
         line = self._write("epoch", epoch=epoch, loss=loss, **timing, images_per_second=rate, lr=lr, **scores)
         if timing["corrupt_images"]:
@@ -90,14 +90,14 @@ class Journal:
         line = {"event": event} | fields | {"seconds": round(time.perf_counter() - self._began, 3)}
         line = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
         with self._dropping(), self._path.open("a+b") as file:
-            # A worker that was killed while it wrote leaves half a line, which must not spoil this one.
+            # A worker that was killed while writing leaves half a line, which must not spoil this one.
             half = file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
             file.write(b"\n" * bool(half) + json.dumps(line).encode() + b"\n")
         return line
 
     @contextmanager
     def _dropping(self) -> Iterator[None]:
-        """Go on when a file cannot be written."""
+        """Continue if a file cannot be written."""
         try:
             yield
             self._is_failing = False
@@ -108,12 +108,12 @@ class Journal:
 
 
 def warn(message: str) -> None:
-    """Say on standard error what does not end the training."""
+    """Report on standard error a problem that does not end the training."""
     print(f"train.py: {message}", file=sys.stderr, flush=True)
 
 
 def progress_line(worker: int, epoch: int, loss: float, scores: dict[str, float]) -> str:
-    """What `hybridps run` reads and adds up over the workers."""
+    """Return the line that `hybridps run` reads, and from which it computes means over the workers."""
     words = [f"epoch={epoch}", f"loss={loss:.6g}", f"worker={worker}"]
     images = scores.get("val_images")
     if images:
@@ -124,7 +124,7 @@ def progress_line(worker: int, epoch: int, loss: float, scores: dict[str, float]
 
 
 def epoch_line(sums: totals.Line, epochs: int, workers: int) -> str:
-    """What people read of an epoch: the sums over all workers, or over fewer of them, which it says."""
+    """Return the line about an epoch for people: the sums over all workers or, as it then says, over fewer of them."""
     words = [f"epoch {sums['epoch']}/{epochs}"]
     if workers > 1:
         words.append(f"{workers} workers" if sums["workers"] == workers else f"{sums['workers']} of {workers} workers")
@@ -141,5 +141,5 @@ def versions() -> dict[str, str]:
 
 
 def plain(args: Namespace) -> dict[str, Any]:
-    """The options as JSON can hold them."""
+    """Return the options in types that JSON supports."""
     return {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}

@@ -1,4 +1,4 @@
-"""How wrong a network is."""
+"""Measures of how wrong a network is."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 
 
 def loss_of(output: mx.nd.NDArray, labels: mx.nd.NDArray, classes: int, smoothing: float = 0.0) -> mx.nd.NDArray:
-    """Cross-entropy of each image; a part `smoothing` of the label is spread evenly over the classes."""
+    """Return the cross-entropy of each image; a share `smoothing` of the label is spread evenly over the classes."""
     target = mx.nd.one_hot(labels, classes, 1 - smoothing + smoothing / classes, smoothing / classes)
     return -(target * mx.nd.log_softmax(output.astype("float32"))).sum(axis=1)
 
 
 class RunningLoss:
-    """The mean loss of an epoch, of which so many steps with this sum of losses are done.
+    """The mean loss of an epoch, in which `steps` steps with the sum of losses `total` are already done.
 
-    To take in a step waits for the one before, so that Python is at most one step ahead of the computation.
+    Adding a step waits for the step before it, so that Python is at most one step ahead of the computation.
     """
 
     def __init__(self, steps: int = 0, total: float = 0.0) -> None:
@@ -30,7 +30,7 @@ class RunningLoss:
         self._waiting = parts
 
     def sum(self) -> float:
-        """The sum of the losses of all steps."""
+        """Return the sum of the losses of all steps."""
         self._settle()
         return self._total
 
@@ -46,9 +46,9 @@ class RunningLoss:
 
 
 def score(output: mx.nd.NDArray, labels: mx.nd.NDArray, classes: int) -> np.ndarray:
-    """How many labels are the best guess, how many among the best five, and the sum of the losses.
+    """Return how many labels are the best guess, how many are among the best five, and the sum of the losses.
 
-    The label data.NONE adds nothing to any of them.
+    An image with the label data.NONE adds nothing to any of them.
     """
     best = output.astype("float32").topk(k=min(5, classes)).asnumpy()
     hits = best == labels.asnumpy()[:, None]

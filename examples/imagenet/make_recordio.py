@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 
 def pack(images: FolderImages, out: Path, seed: int = 0) -> None:
-    """Write `out`.rec and `out`.idx; they have their names only when they are complete."""
+    """Write `out`.rec and `out`.idx. They get their names only when they are complete."""
     partial = [out.with_suffix(f"{suffix}.partial") for suffix in (".idx", ".rec")]
     records = mx.recordio.MXIndexedRecordIO(*map(str, partial), "w")
     order = np.random.default_rng(seed).permutation(len(images))
@@ -34,7 +34,7 @@ def pack(images: FolderImages, out: Path, seed: int = 0) -> None:
 
 
 def make_recordio(folder: Path, out: Path) -> None:
-    """Pack `folder`/train and, where it exists, `folder`/val into `out`."""
+    """Pack `folder`/train and, if it exists, `folder`/val into `out`. Raises DataError."""
     if not (folder / "train").is_dir():
         raise DataError(f"{folder} has no folder train/")
     train = FolderImages(folder / "train")

@@ -10,11 +10,11 @@ from mxnet.gluon import nn
 
 
 class NetworkError(Exception):
-    """There is no such network. The message has the good names."""
+    """There is no such network. The message lists the valid names."""
 
 
 class InitialWeights(mx.init.Initializer):
-    """Convolutions as He et al. (2015) have it; dense layers small, so that the loss begins near that of guessing."""
+    """Convolutions as in He et al. (2015); small dense layers, so that the loss begins near that of guessing."""
 
     def _init_weight(self, name, array):
         if array.ndim == 2:
@@ -46,7 +46,7 @@ class ResidualUnit(nn.HybridBlock):
 
 
 def cifar_resnet(depth: int, classes: int, width: int) -> nn.HybridSequential:
-    """Three stages of (depth - 2) / 6 units for images of 32x32 (He et al., 2016, section 4.2)."""
+    """Return three stages of (depth - 2) / 6 units for images of 32x32 (He et al., 2016, section 4.2)."""
     if depth < 8 or (depth - 2) % 6:
         raise NetworkError(f"cifar_resnet{depth}: the depth must be 6 n + 2: 8, 14, 20, 32, 44, 56")
     net = nn.HybridSequential(prefix="cifar_resnet_")
@@ -61,7 +61,7 @@ def cifar_resnet(depth: int, classes: int, width: int) -> nn.HybridSequential:
 
 
 def digits_cnn(classes: int, width: int) -> nn.HybridSequential:
-    """Three convolutions and a dense layer for images of 8x8."""
+    """Return three convolutions and a dense layer for images of 8x8."""
     net = nn.HybridSequential(prefix="digits_")
     with net.name_scope():
         for channels, stride in ((width, 1), (2 * width, 2), (4 * width, 2)):
@@ -71,14 +71,14 @@ def digits_cnn(classes: int, width: int) -> nn.HybridSequential:
 
 
 def has_dropout(net: gluon.Block) -> bool:
-    """Whether a forward pass in training draws random numbers."""
+    """Return whether a forward pass in training draws random numbers."""
     return isinstance(net, nn.Dropout) or any(has_dropout(child) for child in net._children.values())
 
 
 def make(name: str, classes: int, width: int = 16) -> gluon.HybridBlock:
-    """The network of that name, not initialised. `width` is for the small ones alone.
+    """Return the network of that name, not initialised. `width` applies only to the small networks.
 
-    Raises NetworkError with the good names.
+    Raises NetworkError with the valid names.
     """
     if name == "digits":
         return digits_cnn(classes, width)

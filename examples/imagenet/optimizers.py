@@ -1,4 +1,4 @@
-"""How weights are updated: the optimizer, its learning rate at each step, and the scale of float16's gradients."""
+"""How weights are updated: the optimizer, its learning rate in each step, and the loss scale for float16."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOMENTUM = ("sgd", "nag", "lars")
 def make_trainer(args: Namespace, net: gluon.HybridBlock, kv: mx.kv.KVStore | None, update_here: bool) -> gluon.Trainer:
     parameters = net.collect_params()
     settings: dict[str, Any] = {"learning_rate": args.lr, "wd": args.wd}
-    settings["param_idx2name"] = dict(enumerate(parameters))  # by which LARS leaves out biases and BatchNorm
+    settings["param_idx2name"] = dict(enumerate(parameters))  # LARS uses the names to leave out biases and BatchNorm
     settings["multi_precision"] = args.dtype == "float16"
     if args.optimizer in MOMENTUM:
         settings["momentum"] = args.momentum
@@ -35,14 +35,14 @@ def make_trainer(args: Namespace, net: gluon.HybridBlock, kv: mx.kv.KVStore | No
 def scale_losses(trainer: gluon.Trainer) -> None:
     """From now on, scale losses so that small gradients do not vanish in float16.
 
-    The Trainer leaves out an update whose gradients overflow. The scale is halved then, and doubled after 2000 updates
+    The Trainer skips an update whose gradients overflow. The scale is then halved, and doubled after 2000 updates
     without overflow (Micikevicius et al., 2018).
     """
     trainer._amp_loss_scaler, trainer._amp_original_scale = amp.loss_scaler.LossScaler(), trainer._scale
 
 
 def backward(losses: list[mx.nd.NDArray], trainer: gluon.Trainer) -> None:
-    """The gradients of these losses, in the scope that records them."""
+    """Compute the gradients of these losses, in the scope that records them."""
     if getattr(trainer, "_amp_loss_scaler", None) is None:
         autograd.backward(losses)
         return
@@ -51,7 +51,7 @@ def backward(losses: list[mx.nd.NDArray], trainer: gluon.Trainer) -> None:
 
 
 def learning_rate(args: Namespace, done: float, one_step: float = 0.0) -> float:
-    """Rises linearly to `--lr`, then decays: with a cosine to zero, or by a factor at given epochs.
+    """Return the learning rate: a linear rise to `--lr`, then a cosine to zero or a factor at given epochs.
 
     `done` and `one_step` are in epochs.
     """
@@ -66,6 +66,6 @@ def learning_rate(args: Namespace, done: float, one_step: float = 0.0) -> float:
 
 
 def remember_rate(trainer: gluon.Trainer, rate: float) -> None:
-    """Of the step before the one that a resumed training begins with: LARS scales its momentum by the ratio."""
+    """Set the rate of the step before the first one of a resumed training: LARS scales its momentum by the ratio."""
     if hasattr(trainer.optimizer, "cur_lr"):
         trainer.optimizer.cur_lr = rate

@@ -1,4 +1,4 @@
-"""The options of train.py, and what follows from them alone."""
+"""The options of train.py, and what follows from the options alone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ count, positive, rate = at_least(1), at_least(0), at_least(0.0, float)
 
 
 class _Parser(ArgumentParser):
-    """Reads a file of options, a recipe, with several in a line, and comments."""
+    """Reads files of options (recipes), with several options on a line, and comments."""
 
     def convert_arg_line_to_args(self, line: str) -> list[str]:
         return shlex.split(line, comments=True)
@@ -70,55 +70,78 @@ def parser() -> ArgumentParser:
 
 def _add_data(add: Callable[..., Any]) -> None:
     add("--data", default="synthetic", help="folder with train/ and val/, or train.rec and val.rec; synthetic; digits")
-    add("--image-size", type=count, help="default: of the data where small, else 224")
-    add("--classes", type=count, help="default: of the data; 1000 for synthetic")
-    add("--val-fraction", type=rate, default=0.0, help="hold out this part of train where there is no val")
-    add("--skip-corrupt", action="store_true", help="leave out images that cannot be read, and count them")
+    add("--image-size", type=count, help="default: as in the data if small, else 224")
+    add("--classes", type=count, help="default: as in the data; 1000 for synthetic")
+    add("--val-fraction", type=rate, default=0.0, help="share of train/ to hold out if there is no val/")
+    add("--skip-corrupt", action="store_true", help="skip images that cannot be read, and count them")
     add("--synthetic-images", type=count, default=1280, help="number of synthetic images")
-    add("--loader-threads", type=positive, help="threads that read images, 0 for none; default: one for each core")
-    add("--colour-jitter", type=rate, default=0.0, help="for large images, such as 0.4")
+    add("--loader-threads", type=positive, help="threads that read images; 0 for none; default: one per core")
+    add("--colour-jitter", type=rate, default=0.0, help="strength of colour changes to large images, such as 0.4")
     add("--rand-augment", type=rand_augment, metavar="N,M", help="N operations of magnitude M, such as 2,9")
-    add("--cutout", type=rate, default=0.0, help="side of a grey square, as a part of the image's, such as 0.25")
+    add("--cutout", type=rate, default=0.0, help="side of a grey square, as a share of the image's, such as 0.25")
 
 
 def _add_training(add: Callable[..., Any]) -> None:
     add("--network", default="resnet50_v1", help="a name of Gluon's model zoo; cifar_resnet20; digits")
     add("--width", type=count, default=16, help="channels of the first layer of cifar_resnet and digits")
-    add("--dtype", choices=["float32", "float16", "amp"], default="float32", help="of the network; amp: mixed")
-    add("--devices", default="auto", help="of each worker, such as cpu or gpu:0,gpu:1")
+    add(
+        "--dtype",
+        choices=["float32", "float16", "amp"],
+        default="float32",
+        help="dtype of the network; amp: mixed precision",
+    )
+    add("--devices", default="auto", help="devices of each worker, such as cpu or gpu:0,gpu:1")
     add("--kvstore", default="dist_hybridps", help="name of an MXNet KVStore; none for one worker without a store")
     add("--epochs", type=count, default=90, help="passes over the training images")
     add("--batch-size", type=count, default=64, help="images of one worker in one step")
     add("--max-batches", type=count, help="steps in an epoch, for trials")
-    add("--label-smoothing", type=rate, default=0.0, help="part of the label spread over all classes, such as 0.1")
-    add("--mixup", type=rate, default=0.0, help="mix images in pairs, by shares of Beta(this, this), such as 0.2")
+    add(
+        "--label-smoothing",
+        type=rate,
+        default=0.0,
+        help="share of the label that is spread over all classes, such as 0.1",
+    )
+    add("--mixup", type=rate, default=0.0, help="mix images in pairs, with shares from Beta(this, this), such as 0.2")
     add("--ema", type=rate, default=0.0, help="decay of a moving average of the weights, such as 0.9999")
-    add("--seed", type=positive, default=0, help="of the weights and of the order of the images")
+    add("--seed", type=positive, default=0, help="seed of the weights and of the order of the images")
 
 
 def _add_optimizer(add: Callable[..., Any]) -> None:
     add("--optimizer", choices=["sgd", "nag", "adam", "lars", "lamb"], default="sgd", help="local optimizer")
     add("--lr", type=rate, default=0.1, help="learning rate after the warm-up, for all workers' batches together")
     add("--lr-warmup-epochs", type=rate, default=5.0, help="epochs in which the rate rises")
-    add("--lr-decay", choices=["cosine", "step", "none"], default="cosine", help="what happens after the warm-up")
+    add(
+        "--lr-decay", choices=["cosine", "step", "none"], default="cosine", help="how the rate decays after the warm-up"
+    )
     add("--lr-steps", type=numbers, default=[30, 60, 80], help="epochs at which --lr-decay step lowers the rate")
-    add("--lr-factor", type=rate, default=0.1, help="by which --lr-decay step multiplies the rate")
-    add("--momentum", type=rate, default=0.9, help="of sgd, nag and lars")
+    add("--lr-factor", type=rate, default=0.1, help="factor by which --lr-decay step multiplies the rate")
+    add("--momentum", type=rate, default=0.9, help="momentum of sgd, nag and lars")
     add("--wd", type=rate, default=1e-4, help="weight decay")
 
 
 def _add_run(add: Callable[..., Any]) -> None:
     add("--run", type=Path, help="folder to write to; default: $HYBRIDPS_RUN_FOLDER, else one in runs/")
     add("--resume", nargs="?", const="auto", help="checkpoint, run folder, or auto for the newest of --run")
-    add("--checkpoint-steps", type=count, help="steps between checkpoints within an epoch; default: at its end alone")
-    add("--keep", type=count, default=3, help="checkpoints of epochs to keep")
+    add("--checkpoint-steps", type=count, help="steps between checkpoints within an epoch; default: only at its end")
+    add("--keep", type=count, default=3, help="number of epochs whose checkpoints are kept")
     add("--val-every", type=count, default=1, help="epochs between validations")
-    add("--dry-run", nargs="?", const=1, type=count, metavar="WORKERS", help="say what a training would take")
-    add("--machine", default="abci", help="of --dry-run: its links, as `hybridps oracle` knows them, or a file")
+    add(
+        "--dry-run",
+        nargs="?",
+        const=1,
+        type=count,
+        metavar="WORKERS",
+        help="print what a training would take, and exit",
+    )
+    add(
+        "--machine",
+        default="abci",
+        help="for --dry-run: a machine with these links, known to `hybridps oracle` or in a file",
+    )
 
 
 def check(args: Namespace) -> None:
-    """Raises UsageError for options that do not go together."""
+    """Raise UsageError for options that contradict each other."""
     for name in ("val_fraction", "label_smoothing", "momentum", "ema"):
         if getattr(args, name) >= 1:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)}: expected a number below 1")
@@ -132,9 +155,9 @@ def weights_dtype(args: Namespace) -> str:
 
 
 def run_folder(args: Namespace, workers: int) -> Path:
-    """Where to write to. All workers must find the same name, so that it has the time only where there is one.
+    """Return the folder to write to. It is named by the time only with one worker, as all workers need the same name.
 
-    Raises UsageError if that leaves nothing to resume from.
+    Raises UsageError if `--resume` has nothing to resume from.
     """
     if args.run or os.environ.get("HYBRIDPS_RUN_FOLDER"):
         return args.run or Path(os.environ["HYBRIDPS_RUN_FOLDER"])
@@ -146,9 +169,9 @@ def run_folder(args: Namespace, workers: int) -> Path:
 
 
 def reached(args: Namespace) -> int:
-    """Whole epochs that the job had done when `hybridps run` started the group of this worker again; else 0.
+    """Return the whole epochs that the job had done when `hybridps run` restarted this worker's group; else 0.
 
-    The last epoch is never among them: a group that trains in it leaves a checkpoint of it.
+    The last epoch never counts: a group that trains in it leaves a checkpoint of it.
     """
     return min(int(float(os.environ.get("HYBRIDPS_RESUME_EPOCH", "0"))), args.epochs - 1)
 
@@ -162,7 +185,7 @@ def make_folder(folder: Path) -> None:
 
 
 def find_devices(text: str, worker: int, dtype: str) -> list[mx.Context]:
-    """Devices from `cpu`, `gpu:0`, `gpu:0,gpu:1`; `auto` is a GPU where there are any."""
+    """Return the devices of `cpu`, `gpu:0` or `gpu:0,gpu:1`; `auto` is a GPU if there are any. Raises UsageError."""
     gpus = mx.context.num_gpus()
     if text == "auto":
         text = f"gpu:{worker % gpus}" if gpus else "cpu"
@@ -180,10 +203,10 @@ def find_devices(text: str, worker: int, dtype: str) -> list[mx.Context]:
 
 
 def make_store(name: str) -> mx.kv.KVStore | None:
-    """The KVStore of that name; None for `none`."""
+    """Return the KVStore of that name; None for `none`. Raises UsageError."""
     if name == "none":
         return None
-    # MXNet makes a store of its own, which waits for servers, of any unknown name with `dist` in it.
+    # For any unknown name with `dist` in it, MXNet makes its own store, which waits for servers.
     if "hybridps" in name and name not in list(mx.kv.KVStoreBase.kv_registry):
         raise UsageError(
             f"MXNet does not know --kvstore {name}: start with `hybridps run ... -- python train.py ...` or "

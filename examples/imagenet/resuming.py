@@ -1,4 +1,4 @@
-"""Going on with a training: which checkpoint, and where in its epoch."""
+"""Continues a training: from which checkpoint, and where in its epoch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer_states import StatesError, optimizer_name
 
 
 def load_weights(args: Namespace, net: gluon.HybridBlock, devices: list[mx.Context], worker: int) -> Checkpoint | None:
-    """Load what `--resume` says into the network; None to start from the beginning."""
+    """Load the weights that `--resume` asks for, and return their checkpoint; None to start from the beginning."""
     if not args.resume:
         return None
     folder = args.run if args.resume == "auto" else Path(args.resume)
@@ -40,7 +40,7 @@ def load_weights(args: Namespace, net: gluon.HybridBlock, devices: list[mx.Conte
 def load_states(
     found: Checkpoint | None, trainer: gluon.Trainer | None, average: MovingAverage | None, devices: list[mx.Context]
 ) -> None:
-    """Load the optimizer's states, whose settings are those of the command line, and the average of the weights."""
+    """Load the optimizer's states, with settings from the command line, and the average of the weights."""
     try:
         if found and trainer:
             _load_optimizer(found, trainer)
@@ -62,9 +62,9 @@ def _load_optimizer(found: Checkpoint, trainer: gluon.Trainer) -> None:
 
 
 def start(args: Namespace, found: Checkpoint | None, order: str, worker: int) -> Position:
-    """Where the training begins: at the checkpoint, or where the job is when the group of this worker is started again.
+    """Return where the training begins: at the checkpoint, or where the job is when this worker's group is restarted.
 
-    Within an epoch only if the images come in the order that the checkpoint was written in.
+    It begins within an epoch only if the images come in the same order as when the checkpoint was written.
     """
     reached = options.reached(args)
     if found is None or found.position.epoch < reached:
@@ -73,7 +73,7 @@ def start(args: Namespace, found: Checkpoint | None, order: str, worker: int) ->
     if position.step and position.order != order:
         if worker == 0:
             warn(
-                f"epoch {position.epoch + 1} begins again: its order of images was another one when {found.folder} was "
+                f"epoch {position.epoch + 1} starts over: its images had another order when {found.folder} was "
                 f"written: {position.order}; now: {order}"
             )
         return Position(position.epoch)

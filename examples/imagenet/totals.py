@@ -1,7 +1,7 @@
-"""What all workers together have seen of an epoch, from the lines that each of them writes to the run folder.
+"""Sums the figures of all workers for an epoch, from the lines that each of them writes to the run folder.
 
-No worker waits for another one: the worker whose line completes an epoch adds up. That holds for every KVStore, also
-for those whose workers are in different epochs at a time. The run folder must be one that all workers share.
+No worker waits for another one: the worker whose line completes an epoch computes the sums. This works with every
+KVStore, even if the workers are in different epochs at the same time. All workers must share the run folder.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ SUMMED = ("train_images", "images_per_second", "corrupt_images", "val_images")
 ENDS = ("_correct", "_loss_sum")
 
 Line = dict[str, Any]
-"""What a worker, or all workers, have seen of an epoch."""
+"""The figures of one worker, or of all workers, for an epoch."""
 
 
 def forget(run: Path, epoch: int) -> None:
-    """Before a worker writes its line of an epoch: an earlier sum of it, of a run that was begun again, is void."""
+    """Remove the sums of an epoch that an earlier run has left, before a worker writes its line of the epoch."""
     _path(run, epoch).unlink(missing_ok=True)
 
 
 def complete(run: Path, epoch: int, workers: int, lost: int) -> Line | None:
-    """The sums over all workers but those `lost`, for the worker whose line completes the epoch; else None.
+    """Return the sums over all workers but those `lost`, to the worker whose line completes the epoch; else None.
 
     Raises OSError.
     """
@@ -41,7 +41,7 @@ def complete(run: Path, epoch: int, workers: int, lost: int) -> Line | None:
 
 
 def add_up(lines: list[Line]) -> Line:
-    """The sums of what counts images, and the mean loss, of an epoch of these workers."""
+    """Return the sums of all counts of images, and the mean loss, of an epoch of these workers."""
     names = [name for name in lines[0] if name in SUMMED or name.endswith(ENDS)]
     images = sum(line["train_images"] for line in lines)
     loss = sum((math.nan if line["loss"] is None else line["loss"]) * line["train_images"] for line in lines)
@@ -50,7 +50,7 @@ def add_up(lines: list[Line]) -> Line:
 
 
 def keep(run: Path, sums: Line) -> bool:
-    """Write the sums to `epochs/`; False if another worker, which found the epoch complete too, did. Raises OSError."""
+    """Write the sums to `epochs/`. Return False if another worker that found the epoch complete has. Raises OSError."""
     path = _path(run, sums["epoch"])
     path.parent.mkdir(exist_ok=True)
     try:
@@ -62,14 +62,14 @@ def keep(run: Path, sums: Line) -> bool:
 
 
 def are_shared(run: Path, workers: int) -> bool:
-    """Whether the lines of all workers come to this folder."""
+    """Return whether the lines of all workers are in this folder."""
     return all((run / f"train-{worker}.jsonl").exists() for worker in range(workers))
 
 
 def mark_best(run: Path, sums: Line) -> None:
-    """Let `checkpoints/best` lead to the checkpoint of this epoch if no earlier one has a better top-1.
+    """Point `checkpoints/best` to the checkpoint of this epoch, unless an earlier one has a better top-1 accuracy.
 
-    That of the centre counts where there is one, since the checkpoint holds it. Raises OSError.
+    The accuracy of the centre counts if there is one, since the checkpoint holds the centre. Raises OSError.
     """
     link = run / "checkpoints" / BEST
     new = link.with_name(f"epoch-{sums['epoch']:04d}")
@@ -94,7 +94,7 @@ def _path(run: Path, epoch: int) -> Path:
 
 
 def _line_of(path: Path, epoch: int) -> Line | None:
-    """The line of an epoch that a worker wrote since it was started last."""
+    """Return the line of an epoch that a worker has written since its last start; None if there is none."""
     found = None
     for line in _lines(path):
         if line.get("event") == "run":

@@ -40,28 +40,28 @@ class Training:
         self.worker, self.workers = (kv.rank, kv.num_workers) if kv else (0, 1)
         self.devices = options.find_devices(args.devices, self.worker, args.dtype)
         if args.dtype == "amp":
-            amp.init()  # from now on fast operations are done in float16
+            amp.init()  # from now on, fast operations use float16
         self.net = build(args, images, self.devices)
         resumed = resuming.load_weights(args, self.net, self.devices, self.worker)
-        # On the workers, so that the learning rate set in each step counts. Asynchronous stores update by themselves.
+        # The workers update, so that the learning rate of each step applies. Asynchronous stores update by themselves.
         self.updates_here = not (kv and "async" in kv.type)
         self.trainer = make_trainer(args, self.net, kv, self.updates_here)
         self.average = MovingAverage(build(args, images, self.devices), self.net, args.ema) if args.ema else None
         resuming.load_states(resumed, self.trainer if self.updates_here else None, self.average, self.devices)
-        # With Elastic SGD the servers have weights of their own, the centre. This network is to hold them.
+        # With Elastic SGD, the servers have weights of their own, the centre. This network holds a copy of them.
         self.centre = build(args, images, self.devices) if kv and "elastic" in kv.type else None
         self.order = data.order(len(images.train.indices), self.workers, args.batch_size, args.seed)
         self.begin = resuming.start(args, resumed, self.order, self.worker)
         self.skipped = data.Skipped() if args.skip_corrupt else None
 
     def steps(self, workers: int) -> int:
-        """Of each of so many workers in an epoch."""
+        """Return the number of steps of each worker in an epoch with this many workers."""
         args = self.args
         steps = len(data.train_shard(len(self.images.train.indices), 0, workers, args.batch_size, 0)) // args.batch_size
         return min(steps, args.max_batches or steps)
 
     def run(self) -> None:
-        """All epochs, or those that a group can do which is told to leave."""
+        """Train all epochs, or as many as a group can do before it is told to leave."""
         journal = Journal(self.args, self.kv, self.images, self.begin.epoch)
         for epoch in range(self.begin.epoch, self.args.epochs):
             losses, timing = self.train_epoch(epoch)
@@ -77,7 +77,7 @@ class Training:
         journal.end()
 
     def train_epoch(self, epoch: int) -> tuple[RunningLoss, dict[str, float]]:
-        """The steps of an epoch, or those that are left of it: their losses, and how long they took."""
+        """Train the steps of an epoch that remain. Return their losses, and how long they took."""
         args, begin, part, seed = self.args, self.begin, self.images.train, self.args.seed + epoch
         shard = data.train_shard(len(part.indices), self.worker, self.workers, args.batch_size, seed)
         steps, done = self.steps(self.workers), begin.step if epoch == begin.epoch else 0
@@ -104,7 +104,7 @@ class Training:
         return losses, {"train_images": trained, "train_seconds": seconds, "loader_seconds": reading.seconds}
 
     def train_step(self, x: mx.nd.NDArray, y: mx.nd.NDArray, number: tuple[int, int]) -> list[mx.nd.NDArray]:
-        """Forward, backward and update; the losses of the images. `number`: epoch and step, for what is random."""
+        """Run forward, backward and update; return the losses of the images. `number`: epoch and step, for the seed."""
         random = np.random.default_rng((self.args.seed, self.worker, *number))
         if models.has_dropout(self.net):
             mx.random.seed(int(random.integers(1 << 31)))
@@ -112,13 +112,13 @@ class Training:
         with autograd.record():
             losses = [self.forward(xs, ys, share) for xs, ys in on_devices(x, y, self.devices)]
             backward(losses, self.trainer)
-        self.trainer.step(self.args.batch_size * self.workers)  # the store adds up the gradients of all workers
+        self.trainer.step(self.args.batch_size * self.workers)  # the store sums the gradients of all workers
         if self.average:
             self.average.update(self.trainer.optimizer.num_update)
         return losses
 
     def forward(self, xs: mx.nd.NDArray, ys: mx.nd.NDArray, share: float) -> mx.nd.NDArray:
-        """The loss of each image, of which only a `share` is itself: the rest is its opposite in the batch (mixup)."""
+        """Return the loss of each image; with mixup, for a `share` of it and the rest of its opposite in the batch."""
         images = self.images.normalise(xs, options.weights_dtype(self.args))
         smoothing = self.args.label_smoothing
         if share == 1.0:
@@ -140,7 +140,7 @@ class Training:
     def save(self, position: Position) -> None:
         """Write a checkpoint if that is this worker's duty, and remove old ones.
 
-        If that fails, say so and keep those that there are.
+        If that fails, print a warning and keep the earlier ones.
         """
         if not duties.are_mine(self.kv):
             return
@@ -149,13 +149,13 @@ class Training:
             average = self.average and self.average.net
             checkpoint.save(folder, position, self.centre or self.net, trainer, plain(self.args), average)
         except checkpoint.WriteError as error:
-            warn(f"{error}. The earlier ones are kept, and training goes on")
+            warn(f"{error}. The earlier ones are kept, and training continues")
         else:
             checkpoint.prune(folder, position, self.args.keep)
 
 
 def build(args: Namespace, images: data.Data, devices: list[mx.Context]) -> gluon.HybridBlock:
-    """The network with initial weights, which depend on the seed alone."""
+    """Return the network with initial weights, which depend on the seed alone."""
     mx.random.seed(args.seed)
     np.random.seed(args.seed)
     net = models.make(args.network, images.classes, args.width)
@@ -163,10 +163,10 @@ def build(args: Namespace, images: data.Data, devices: list[mx.Context]) -> gluo
     net.cast(options.weights_dtype(args))
     net.hybridize(static_alloc=True)
     shape = (1, len(images.mean), images.image_size, images.image_size)
-    for device in devices:  # a first batch gives every weight its shape, before a Trainer sees them
+    for device in devices:  # a first batch gives every weight its shape before a Trainer uses the weights
         net(mx.nd.zeros(shape, device, options.weights_dtype(args)))
     for name, parameter in net.collect_params().items():
-        parameter.wd_mult = 1.0 if name.endswith("weight") else 0.0  # no decay of biases and of BatchNorm
+        parameter.wd_mult = 1.0 if name.endswith("weight") else 0.0  # no weight decay for biases and BatchNorm
     return net
 
 
@@ -192,7 +192,7 @@ class Reading:
 
 
 def bar(args: Namespace, epoch: int, done: int, loader: Reading, losses: RunningLoss, mine: bool) -> Iterator:
-    """The batches that are left. With `mine`, a progress bar is shown unless the output goes to a file."""
+    """Yield the batches that remain. With `mine`, show a progress bar unless the output goes to a file."""
     label = f"epoch {epoch + 1}/{args.epochs}"
     disable = None if mine else True
     total = done + len(loader)
@@ -203,7 +203,7 @@ def bar(args: Namespace, epoch: int, done: int, loader: Reading, losses: Running
 
 
 def print_forecast(args: Namespace, images: data.Data) -> None:
-    """Say what the training would take, and train for a few steps only, without a folder. Raises UsageError."""
+    """Print what the training would take, after a few steps of training without a folder. Raises UsageError."""
     try:
         from forecast import ForecastError, report
     except ImportError as error:
@@ -248,10 +248,10 @@ def main(arguments: list[str] | None = None) -> int:
         options.make_folder(args.run)
         Training(args, kv, images).run()
     except (UsageError, DataError, models.NetworkError) as error:
-        if not (kv and kv.rank):  # these are the same on all workers
+        if not (kv and kv.rank):  # these errors are the same on all workers
             warn(str(error))
         return 2
-    except ImageError as damage:  # which this worker alone has seen
+    except ImageError as damage:  # only this worker has read that image
         warn(str(damage) if args.skip_corrupt else f"{damage}; use --skip-corrupt to leave such images out")
         return 2
     return 0

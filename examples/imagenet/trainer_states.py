@@ -1,7 +1,7 @@
-"""What a Trainer's optimizer keeps of each parameter, as arrays: Trainer.save_states would write a pickle.
+"""The states that a Trainer's optimizer keeps for each parameter, as arrays: Trainer.save_states would write a pickle.
 
-An optimizer keeps nothing, an array or a tuple for a parameter. An array is named by the number of the parameter and
-its place in that tuple, such as `3.0`. Devices keep the same, so the first one's are saved.
+For a parameter, an optimizer keeps nothing, an array or a tuple. An array is named by the number of the parameter and
+its place in that tuple, such as `3.0`. All devices keep the same states, so those of the first one are saved.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from mxnet import gluon, nd
 
 SCALE = "loss_scale"
-"""The scale of losses in float16: now, in the next step, and how many updates it has had without overflow."""
+"""The scale of losses in float16: of this step and of the next, and the number of updates without overflow."""
 
 
 class StatesError(Exception):
-    """The states are not those of this Trainer. The message says what to do."""
+    """The states do not fit this Trainer. The message says what to do."""
 
 
 def optimizer_name(trainer: gluon.Trainer) -> str:
@@ -25,8 +25,8 @@ def optimizer_name(trainer: gluon.Trainer) -> str:
 
 
 def arrays_of(trainer: gluon.Trainer) -> dict[str, np.ndarray]:
-    """All states, in the dtypes that the optimizer has them in."""
-    states = trainer._updaters[0].states  # MXNet has no other way to them but its pickle
+    """Return all states, in the optimizer's dtypes."""
+    states = trainer._updaters[0].states  # MXNet offers no other access to them than its pickle
     arrays = {
         f"{index}.{place}": array.asnumpy() for index in states for place, array in enumerate(_flat(states[index]))
     }
@@ -37,7 +37,10 @@ def arrays_of(trainer: gluon.Trainer) -> dict[str, np.ndarray]:
 
 
 def restore(trainer: gluon.Trainer, arrays: Mapping[str, np.ndarray], updates: int) -> None:
-    """Go on with states that `arrays_of` gave after so many updates. Raises StatesError, and changes nothing."""
+    """Continue with the states that `arrays_of` returned after `updates` updates.
+
+    Raises StatesError, and then changes nothing.
+    """
     optimizer, restored = trainer.optimizer, []
     scale, scaler = arrays.get(SCALE, np.empty(0)), getattr(trainer, "_amp_loss_scaler", None)
     arrays = {name: array for name, array in arrays.items() if name != SCALE}

@@ -1,4 +1,4 @@
-"""`python -m hybridps.cli` is the console script `hybridps`."""
+"""`python -m hybridps.cli` runs the console script `hybridps`."""
 
 from hybridps.cli import main
 

@@ -26,7 +26,7 @@ app.add_typer(oracle_app, name="oracle")
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
-    """Run the command line, and exit. A HybridPSError is one line on standard error, and exit status 2."""
+    """Run the command line, and exit. A HybridPSError becomes one line on standard error, and exit status 2."""
     try:
         app(args=argv, prog_name="hybridps")
     except HybridPSError as error:
@@ -40,7 +40,7 @@ def top(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """MPI and a parameter server together in distributed training."""
+    """Distributed training with MPI and a parameter server."""
     if version:
         print(f"hybridps {__version__}")
     elif context.invoked_subcommand is None:
@@ -54,7 +54,7 @@ def top(
 )
 @takes(options.RunOptions)
 def run_command(given: options.RunOptions) -> None:
-    """Start the servers, and one mpirun for each group. Groups communicate only through the servers."""
+    """Start the servers, and one mpirun for each group. Groups exchange weights through the servers, or by gossip."""
     from hybridps.cli.run.launcher import run
     from hybridps.cli.run.mpirun import find_mpirun
     from hybridps.cli.run.plan import make_launch
@@ -87,7 +87,7 @@ def run_command(given: options.RunOptions) -> None:
 
 
 def _where(given: options.RunOptions) -> str | None:
-    """The option that named the hosts."""
+    """Return the option that named the hosts, for the launcher's output; None if there was none."""
     if given.hosts or given.hostfile:
         return "-H" if given.hosts else "--hostfile"
     return "the allocation" if given.launcher == "slurm" else None
@@ -114,7 +114,7 @@ def compare_command(
     exports: options.ExportsOption = None,
     dry_run: compare_options.DryRunOption = False,
 ) -> None:
-    """Train a script with several algorithms in turn, and make one page of what came out."""
+    """Train a script with several algorithms in turn, and write one page that compares the results."""
     from hybridps.cli.compare.compare import compare
     from hybridps.cli.compare.plan import Comparison
 
@@ -154,7 +154,7 @@ def top_command(
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the figures once, and exit.")] = False,
     tables: Annotated[
-        bool, typer.Option("--tables", help="Of a server's metrics: also list the tables of each job.")
+        bool, typer.Option("--tables", help="With a server's metrics: also list the tables of each job.")
     ] = False,
 ) -> None:
     """Watch a run: its workers, groups and servers; or the jobs of a server that exposes metrics."""
@@ -166,11 +166,11 @@ def top_command(
 @app.command(name="keys")
 def keys_command(
     folder: Annotated[Path, typer.Argument(help="The servers' folder; created if it does not exist.")],
-    tenants: Annotated[list[str], typer.Argument(metavar="TENANT...", help="Names of the tenants that get keys.")],
-    memory: Annotated[str | None, typer.Option(help="Memory that each may use on a server, e.g. 4G.")] = None,
+    tenants: Annotated[list[str], typer.Argument(metavar="TENANT...", help="Names of the tenants to create keys for.")],
+    memory: Annotated[str | None, typer.Option(help="Memory that each tenant may use on a server, e.g. 4G.")] = None,
     rate: Annotated[
         str | None,
-        typer.Option(help="Bytes per second that each may send to a server, and receive from it, e.g. 500M."),
+        typer.Option(help="Bytes per second that each tenant may send to a server, and receive from it, e.g. 500M."),
     ] = None,
 ) -> None:
     """Create keys for the tenants of servers that listen on a network."""
@@ -197,7 +197,9 @@ def tune_command(
     ] = None,
     hosts: options.HostsOption = None,
     hostfile: options.HostfileOption = None,
-    file: Annotated[Path | None, typer.Option(help="File for the table. Default: a file in the cache folder.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="File to write the table to. Default: a file in the cache folder.")
+    ] = None,
 ) -> None:
     """Measure which collective algorithm is fastest on this machine for each size, and use it from now on."""
     from hybridps.cli.run.plan.places import read_hosts
@@ -211,7 +213,9 @@ def report_command(
     folders: Annotated[list[str], typer.Argument(metavar="RUN...", help="The run folders.")],
     page: Annotated[
         Path,
-        typer.Option("--page", help="Where the page of several runs goes. That of a single one goes to its folder."),
+        typer.Option(
+            "--page", help="File for the page about several runs. The page of a single run goes to its folder."
+        ),
     ] = Path("report.html"),
 ) -> None:
     """Write the report of a run folder: summary.json, pictures and report.html; or one page of several runs."""
@@ -226,7 +230,7 @@ def report_command(
 @app.command(name="trace")
 def trace_command(
     folder: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run that was started with --trace.")],
-    out: Annotated[Path | None, typer.Option("--out", help="The file. Default: RUN/trace.json.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write. Default: RUN/trace.json.")] = None,
 ) -> None:
     """Write one Chrome trace of all workers and servers of a run, on one clock: open it at https://ui.perfetto.dev."""
     from hybridps.cli.summary import write_trace
@@ -235,9 +239,9 @@ def trace_command(
 
 
 def read_settings(options: Mapping[str, Any], pairs: Iterable[str] = ()) -> Settings:
-    """Settings from the environment, overridden by options that are named like one and not None, then by `NAME=VALUE`.
+    """Return the settings of the environment, overridden by the options of the same name, then by `NAME=VALUE` pairs.
 
-    Raises ConfigError.
+    Options that are None are ignored. Folders become absolute. Raises ConfigError.
     """
     values = msgspec.structs.asdict(load_settings())
     values |= {field: value for field, value in options.items() if field in values and value is not None}

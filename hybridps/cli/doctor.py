@@ -1,6 +1,6 @@
-"""`hybridps doctor`: checks what works on this machine, and says how to fix what does not: for a problem, what to type.
+"""`hybridps doctor`: checks what works on this machine, and prints for each problem what to type to fix it.
 
-Every check tries the real thing, in a child process with a deadline. MPI and MXNet are not imported here.
+Each check tries the real thing, in a child process with a deadline. This process imports neither MPI nor MXNet.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _REBUILD = "pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4
 
 Done = subprocess.CompletedProcess[str]
 LATE = 124
-"""Exit status of what did not end in time."""
+"""The exit status of a command that did not end in time."""
 
 _SECONDS = 60.0
-"""Longest time that a check may take."""
+"""The longest time that a check may take."""
 
 _SMALL_SHM_BYTES = 256 << 20
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -74,7 +74,7 @@ def _judged(check: str, is_good: bool, found: str, advice: str, otherwise: str =
 
 
 def doctor(as_json: bool = False) -> int:
-    """Run all checks and print them. Returns the exit status: 1 if there is a problem."""
+    """Run all checks and print the findings. Return the exit status: 1 if there is a problem."""
     findings = list(examine())
     if as_json:
         print(json.dumps([finding._asdict() for finding in findings], indent=1))
@@ -84,11 +84,11 @@ def doctor(as_json: bool = False) -> int:
 
 
 def examine() -> Iterator[Finding]:
-    """All findings, ordered so that each part comes after the parts it depends on."""
+    """Yield all findings, ordered so that each part comes after the parts it depends on."""
     yield check_python(sys.version_info[:2])
     yield _check_import("NumPy", "numpy", "numpy.__version__", "`pip install 'numpy>=1.23,<3'`", PROBLEM)
     # the rest of hybridps works without it
-    advice = "`pip install 'hybridps[mxnet]'`; without it there are no KVStore types"
+    advice = "`pip install 'hybridps[mxnet]'`; without it, the KVStore types are not available"
     yield _check_import(
         "MXNet", "mxnet", "mxnet.__version__, 'with NumPy', __import__('numpy').__version__", advice, NOTE
     )
@@ -111,7 +111,7 @@ def examine() -> Iterator[Finding]:
 
 
 def check_python(version: Sequence[int]) -> Finding:
-    """Check whether MXNet 1.9.1 can run on this Python."""
+    """Check whether MXNet 1.9.1 can run on this version of Python."""
     advice = (
         "MXNet 1.9.1 needs NumPy < 1.24, which has wheels for Python 3.10 and 3.11: `python3.11 -m venv .venv`, and "
     )
@@ -161,7 +161,8 @@ def check_shared_memory() -> Finding:
         memory = create_shared(4096)
     except OSError as error:
         advice = (
-            "hybridps needs memfd_create, of Linux 3.17; in a container, `docker run --security-opt seccomp=unconfined`"
+            "hybridps needs memfd_create (Linux 3.17 or later); in a container, `docker run --security-opt "
+            "seccomp=unconfined`"
         )
         return Finding(name, PROBLEM, f"memfd_create: {error.strerror}", advice)
     memory[4095] = 7
@@ -221,7 +222,7 @@ def _run(command: Sequence[str], extra: Mapping[str, str] | None = None) -> Done
 
 
 def _last_error(done: Done) -> str:
-    """One line that describes its error: the last Python error, or else the last line that contains a word."""
+    """Return one line that describes a failure: the last Python error, or else the last line that contains a letter."""
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if any(map(str.isalpha, line))]
     errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
     return (errors or lines or ["it printed nothing"])[-1][:200]

@@ -17,12 +17,14 @@ def make_keys(folder: Path, tenants: Sequence[str], memory: str | None, rate: st
     quotas = Quotas(*(None if text is None else parse_bytes(text) for text in (memory, rate)))
     for name in tenants:
         theirs = make_tenant(folder, name, quotas)
-        print(f"hybridps: {name}: hand over {theirs}, and remove it here; jobs use it with HYBRIDPS_KEYS=FOLDER")
+        print(
+            f"hybridps: {name}: give {theirs} to the tenant, and remove it here; jobs use it with HYBRIDPS_KEYS=FOLDER"
+        )
     print(f"hybridps: servers use these keys with HYBRIDPS_SERVER_KEYS={folder}")
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from a number with a unit of powers of 1024. Raises ConfigError.
+    """Return the number of bytes from a number with a unit, a power of 1024. Raises ConfigError.
 
     >>> parse_bytes("1.5G")
     1610612736

@@ -1,4 +1,4 @@
-"""Commands that take their options as one record."""
+"""Commands whose function takes the options as one record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Options = TypeVar("Options", bound="DataclassInstance")
 
 
 def takes(record: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
-    """Make a function of a record a command for Typer, whose options are the fields of the record (a dataclass)."""
+    """Return a decorator: it makes a Typer command of a function that takes one `record`, a dataclass of options."""
 
     def decorate(command: Callable[[Options], None]) -> Callable[..., None]:
         hints = get_type_hints(record, include_extras=True)

@@ -13,8 +13,8 @@ from hybridps.errors import HybridPSError
 def print_summary(folder: str, *, only_if_events: bool = False) -> None:
     """Write the report of a run folder, and print its summary.
 
-    Raises HybridPSError if there is nothing to report. With `only_if_events`, at the end of a run, it prints nothing if
-    nobody wrote there, and a note if the report cannot be written.
+    Raises HybridPSError if there is nothing to report. With `only_if_events`, as at the end of a run, it prints nothing
+    if no process wrote events, and a note if the report cannot be written.
     """
     if only_if_events and not any(any(Path(folder).glob(f"{kind}-*.jsonl")) for kind in ("train", "hybridps")):
         return
@@ -25,7 +25,7 @@ def print_summary(folder: str, *, only_if_events: bool = False) -> None:
     except (HybridPSError, ImportError) as error:
         if not only_if_events:
             raise
-        print(f"hybridps: no report of {folder}: {error}", file=sys.stderr)
+        print(f"hybridps: no report for {folder}: {error}", file=sys.stderr)
         return
     findings = summary.pop("findings", [])
     if not sys.stdout.isatty():
@@ -47,7 +47,7 @@ def print_summary(folder: str, *, only_if_events: bool = False) -> None:
 
 
 def print_comparison(folders: Sequence[str], page: Path) -> None:
-    """Write the page of several runs, and print their figures side by side. Raises HybridPSError."""
+    """Write the page of several runs, and print their figures, one line per run. Raises HybridPSError."""
     from hybridps.report import compare_reports
 
     summaries = compare_reports([Path(folder) for folder in folders], page)
@@ -59,7 +59,7 @@ def print_comparison(folders: Sequence[str], page: Path) -> None:
 
 
 def write_trace(folder: Path, out: Path | None) -> None:
-    """Write the Chrome trace of a run. Raises HybridPSError if it was not traced, or the file cannot be written."""
+    """Write the Chrome trace of a run. Raises HybridPSError if it was not traced or the file cannot be written."""
     from hybridps.tracing import on_one_clock, read_trace, write_chrome_trace
 
     clock = on_one_clock(read_trace(folder))
@@ -80,7 +80,7 @@ def write_trace(folder: Path, out: Path | None) -> None:
 
 
 def text_of(value: Any) -> str:
-    """A short text for a value: numbers with four digits, lists with commas.
+    """Return a short text for a value: numbers with four digits, lists with commas.
 
     >>> text_of([1, 0.123456]), text_of([])
     ('1, 0.1235', 'none')

@@ -1,4 +1,4 @@
-"""What a launcher and the servers that it has started tell each other, line by line, on pipes that nobody else has."""
+"""The lines that a launcher and the servers it has started send each other, on pipes that no other process has."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ _HAS, _END, _DONE, _RETURNS = "hybridps: groups of", "end", "done", "returns"
 
 
 class Groups(NamedTuple):
-    """The groups of a job, as a server says: those that have joined it; all groups, and their workers."""
+    """The groups of a job as a server reports them: those that joined, and the numbers of all groups and workers."""
 
     joined: frozenset[int] = frozenset()
     groups: int = 0
     workers: int = 0
     awaited: frozenset[int] = frozenset()
-    """Those that are to join it, and have not come yet."""
+    """The groups that are to join, and have not arrived yet."""
 
     @property
     def there(self) -> frozenset[int]:
-        """Those that need the servers, beside the groups of the launch that has started these."""
+        """The groups that need the servers, besides those of the launch that started the servers."""
         return self.joined | self.awaited
 
 
 def end_of(job: str, group: int, life: int, returns: bool) -> str:
-    """The line of a launcher: the processes of a life of a group have ended; it is started again, or not."""
+    """Return the launcher's line for the end of a life of a group. `returns`: whether the group is started again."""
     return f"{_END} {job} {group} {life}{f' {_RETURNS}' if returns else ''}"
 
 
 def done_of(job: str, epoch: float, step: int) -> str:
-    """The line of a launcher: a job has done so much."""
+    """Return the launcher's line for the progress of a job: the epoch and the step that it has reached."""
     return f"{_DONE} {job} {epoch!r} {step}"
 
 
 def groups_in(line: str) -> tuple[str, Groups] | None:
-    """A job and its groups in a line of a server; None if it is another line."""
+    """Return the job and its groups from a line of a server; None if it is another line."""
     if not line.startswith(_HAS):
         return None
     job, joined, awaited, groups, workers = line.removeprefix(_HAS).split()
@@ -51,9 +51,9 @@ def groups_in(line: str) -> tuple[str, Groups] | None:
 
 
 def hear(server: Server) -> None:
-    """Do what the lines of a launcher say, on standard input, until it ends."""
-    # Not by sys.stdin: a thread that waits in it when the interpreter ends aborts the process. And all that waits at
-    # once: the launcher writes whole lines, and a later life of the server must not begin within one.
+    """Carry out the launcher's lines on standard input, until the input ends."""
+    # This does not read sys.stdin: a thread that waits in it when the interpreter ends aborts the process. It reads all
+    # waiting lines at once: the launcher writes whole lines, and a later life of the server must not begin within one.
     while told := os.read(0, 1 << 16):
         for line in told.decode().splitlines():
             kind, job, *rest = line.split()
@@ -71,7 +71,7 @@ def groups_for_launcher(job: str, joined: Sequence[int], awaited: Sequence[int],
 
 
 class Newcomers:
-    """Says, for a server without a launcher, which groups have joined or left a job. `say` prints a line."""
+    """Reports, for a server without a launcher, the groups that have joined or left a job. `say` prints a line."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -87,7 +87,7 @@ class Newcomers:
 
 
 def changes(before: frozenset[int], now: Groups) -> list[str]:
-    """What is to be said where groups have joined a job or left it."""
+    """Return a line for each group that has joined a job or left it."""
     has = f"{now.groups} groups, {now.workers} workers"
     return [f"group {group} has joined: {has}" for group in sorted(now.joined - before)] + [
         f"group {group} has left: {has}" for group in sorted(before - now.joined)

@@ -1,4 +1,4 @@
-"""`hybridps tune`: measures the collectives of this machine, and keeps the table."""
+"""`hybridps tune`: measures the collectives on this machine, and keeps the table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hybridps.config import load_settings
 
 
 def tune(workers: int, ranks_per_node: int | None, hosts: tuple[Host, ...], path: Path | None) -> int:
-    """Start the ranks that measure, as one group. Returns the exit status."""
+    """Start the ranks that measure, as one group. Return the exit status."""
     settings = msgspec.structs.replace(
         load_settings(),
         algorithm="sync",

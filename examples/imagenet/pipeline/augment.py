@@ -1,4 +1,4 @@
-"""Changes of the colours and the shape of training images: RandAugment, and cutout.
+"""Changes to the colours and the shape of training images: RandAugment, and cutout.
 
 RandAugment: Cubuk et al., 2020. Cutout: DeVries and Taylor, 2017.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.transforms import Transform
 
 GREY = (124, 117, 104)
-"""Of places that the image has left: the mean of ImageNet."""
+"""The colour of areas that the image no longer covers: the mean of ImageNet."""
 
 STRONGEST = 10.0
 """The largest magnitude."""
@@ -23,12 +23,12 @@ Operation = Callable[[np.ndarray, float], np.ndarray]
 
 
 def augmentation(rand: tuple[int, float] | None, cut: float) -> list[Transform]:
-    """What is asked for on the command line, in its order."""
+    """Return the transforms that the command line asks for, in the order in which they are applied."""
     return ([rand_augment(*rand)] if rand else []) + ([cutout(cut)] if cut else [])
 
 
 def rand_augment(operations: int, magnitude: float) -> Transform:
-    """So many operations, drawn anew for each image, each with this magnitude of 0 to 10 in either direction."""
+    """Apply `operations` random operations to each image, each with `magnitude` (0 to 10) in a random direction."""
 
     def transform(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
         image = np.ascontiguousarray(image)
@@ -40,7 +40,7 @@ def rand_augment(operations: int, magnitude: float) -> Transform:
 
 
 def cutout(part: float) -> Transform:
-    """A grey square at a random place, which may lie partly outside; its side is this part of the image's."""
+    """Draw a grey square at a random place, perhaps partly outside. `part`: its side, as a share of the image's."""
 
     def transform(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
         height, width, channels = image.shape

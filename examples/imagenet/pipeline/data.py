@@ -1,4 +1,4 @@
-"""Images for training and validation: who sees which of them, and batches of them."""
+"""Images for training and validation: which worker gets which of them, and batches of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.records import DataError, ImageError
 from pipeline.sources import ArrayImages, FolderImages, RecordImages, Source
 from pipeline.transforms import Transform, centre_crop, in_turn, resized_crop, shift_crop, unchanged
 
-SMALL = 64  # images with a shorter side up to this are trained on whole, with small shifts
+SMALL = 64  # images whose shorter side is at most this are used whole in training, with small shifts
 RGB_MEAN, RGB_STD = (123.68, 116.78, 103.94), (58.39, 57.12, 57.38)
 DIGIT_MEAN, DIGIT_STD = (4.88,), (6.02,)
 
@@ -26,9 +26,9 @@ NONE = -1.0
 
 @dataclass(frozen=True)
 class Part:
-    """Some of the images of a source, and what is done to each of them.
+    """Some of the images of a source, with the transform that is applied to each of them.
 
-    `shape`: height, width and channels of an image then.
+    `shape`: height, width and channels of an image after the transform.
     """
 
     source: Source
@@ -39,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Data:
-    """What training needs to know of the data. Mean and standard deviation are per channel, of 0..255."""
+    """The data of a training. Mean and standard deviation are per channel, of values from 0 to 255."""
 
     train: Part
     val: Part
@@ -49,13 +49,13 @@ class Data:
     std: tuple[float, ...]
 
     def normalise(self, images: mx.nd.NDArray, dtype: str) -> mx.nd.NDArray:
-        """uint8 (batch, height, width, channels) to `dtype` (batch, channels, height, width)."""
+        """Return uint8 (batch, height, width, channels) as normalised `dtype` (batch, channels, height, width)."""
         mean, std = (mx.nd.array(values, ctx=images.context) for values in (self.mean, self.std))
         return ((images.astype("float32") - mean) / std).transpose((0, 3, 1, 2)).astype(dtype)
 
 
 class Skipped:
-    """Corrupt images that a worker leaves out. Each is named once, on standard error; threads may add to it."""
+    """The corrupt images that a worker skips. Each is named once, on standard error. Threads may add to it."""
 
     def __init__(self) -> None:
         self._named: set[str] = set()
@@ -71,17 +71,17 @@ class Skipped:
                 print(f"train.py: skipped: {said}", file=sys.stderr, flush=True)
 
     def take(self) -> int:
-        """How many there were since the last call."""
+        """Return how many were added since the last call."""
         count = len(self._new)
         self._new.clear()
         return count
 
 
 def train_shard(count: int, worker: int, workers: int, batch_size: int, seed: int) -> np.ndarray:
-    """The images of this worker, in order: its part of a permutation that depends on the seed alone.
+    """Return the images of this worker, in order: its part of a permutation that depends on the seed alone.
 
-    Every worker gets the same number of full batches, as they wait for each other in every step; what
-    is left over differs with the seed.
+    Every worker gets the same number of full batches, because workers wait for each other in every step. Which images
+    are left over depends on the seed. Raises DataError if there is no full batch for each worker.
     """
     steps = count // workers // batch_size
     if steps == 0:
@@ -94,19 +94,19 @@ def train_shard(count: int, worker: int, workers: int, batch_size: int, seed: in
 
 
 def order(count: int, workers: int, batch_size: int, seed: int) -> str:
-    """What the order of the training images depends on, in words."""
+    """Return, in words, what the order of the training images depends on."""
     return f"{count} images, {workers} workers, batches of {batch_size}, seed {seed}"
 
 
 def val_shard(count: int, worker: int, workers: int) -> np.ndarray:
-    """The images that this worker validates on: all workers together have each image once."""
+    """Return the images that this worker validates on. Together, all workers validate each image once."""
     return np.arange(count)[worker::workers]
 
 
 class _Chosen:
     """Chosen images of a part, as the network gets them, with their labels.
 
-    With `skipped`, the next one that is not corrupt stands in for a corrupt one, so that there are as many as chosen.
+    With `skipped`, the next image that is not corrupt stands in for a corrupt one, so that their number stays the same.
     """
 
     def __init__(self, part: Part, chosen: np.ndarray, seed: int, skipped: Skipped | None, each_once: bool) -> None:
@@ -127,7 +127,7 @@ class _Chosen:
                     raise
                 self._skipped.add(damage)
                 continue
-            # Seeded by the image, so that the result is the same whichever thread reads it.
+            # The image determines the seed, so that the result does not depend on the thread that reads it.
             image = self._part.transform(image, np.random.default_rng((self._seed, index)))
             return image, NONE if ahead and self._each_once else label
         raise ImageError(f"--skip-corrupt leaves no image: all {len(self)} of a worker are corrupt")
@@ -143,10 +143,10 @@ def batches(
     each_once: bool = False,
     first: int = 0,
 ) -> Loader:
-    """Batches of uint8 images (batch, height, width, channels) and float32 labels, from the batch `first` on.
+    """Return batches of uint8 images (batch, height, width, channels) and float32 labels, starting at batch `first`.
 
-    A corrupt image raises ImageError, or goes to `skipped`, and another one stands in for it. With `each_once` that
-    one has the label NONE.
+    A corrupt image raises ImageError; with `skipped`, it is added there, and another one stands in for it. With
+    `each_once`, that one has the label NONE.
     """
     images = _Chosen(part, chosen, seed, skipped, each_once)
     begins = range(first * batch_size, len(chosen), batch_size)
@@ -168,9 +168,9 @@ def open_data(
     skip_corrupt: bool = False,
     augmentation: Sequence[Transform] = (),
 ) -> Data:
-    """Data from its name on the command line: `digits`, `synthetic`, or a folder. Raises DataError.
+    """Return the data by its name on the command line: `digits`, `synthetic`, or a folder. Raises DataError.
 
-    `augmentation` is done to training images when they have their size.
+    `augmentation` is applied to training images once they have their final size.
     """
     if augmentation and name in ("digits", "synthetic"):
         raise DataError(f"--data {name}: --rand-augment and --cutout are for photographs")
@@ -194,7 +194,7 @@ def open_data(
 
 
 def _usual_size(images: Source, skip_corrupt: bool) -> int:
-    """The size of the first image if that is small, else 224. Raises ImageError if that one is corrupt."""
+    """Return the size of the first image if that is small, else 224. Raises ImageError if that image is corrupt."""
     for index in range(len(images)):
         try:
             shorter = min(images[index][0].shape[:2])
@@ -207,7 +207,7 @@ def _usual_size(images: Source, skip_corrupt: bool) -> int:
 
 
 def split(labels: np.ndarray, fraction: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of a training and a held-out part, the latter with `fraction` of each class."""
+    """Return the indices of a training and a held-out part. The held-out part has `fraction` of each class."""
     random = np.random.default_rng(seed)
     held = []
     for label in np.unique(labels):
@@ -253,7 +253,7 @@ def _open_records_of(folder: Path, classes: int | None) -> tuple[Source, Source 
     names = folder / "classes.txt"
     if names.exists():
         return train, val, len(names.read_text().splitlines())
-    # Reading every label of the records takes long: the option saves it.
+    # Reading every label of the records takes long; the option avoids it.
     return train, val, classes or int(train.labels().max()) + 1
 
 

@@ -1,7 +1,7 @@
 """Batches that threads read ahead of the network.
 
 Threads, not processes: a process forked from an MPI rank inherits connections that it must not use. OpenCV reads and
-scales images without Python's lock, so that threads use as many cores as there are.
+scales images without Python's lock, so that threads use all cores.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import mxnet as mx
 import numpy as np
 
 AHEAD = 3
-"""Batches that are read, or being read, while the network has another one."""
+"""The number of batches that are read, or being read, while the network works on another one."""
 
 TOGETHER = 8
-"""Images that a thread reads at a time: enough to make little of handing them over, few enough to share a batch."""
+"""The number of images that a thread reads at once: enough for little overhead, few enough to share a batch."""
 
-cv2.setNumThreads(1)  # each image in the thread that reads it
+cv2.setNumThreads(1)  # OpenCV processes each image in the thread that reads it
 
 Batch = tuple[mx.nd.NDArray, mx.nd.NDArray]
 Room = tuple[np.ndarray, np.ndarray]
-"""Images and labels of a batch, which threads write."""
+"""The images and the labels of a batch, which threads write."""
 
 
 class Images(Protocol):
-    """uint8 images, all of this shape (height, width, channels), with the numbers of their classes."""
+    """uint8 images, all of the same shape (height, width, channels), with the numbers of their classes."""
 
     shape: tuple[int, int, int]
 
@@ -38,9 +38,9 @@ class Images(Protocol):
 
 
 class Loader:
-    """Batches of the images at these positions, read by so many threads; without any, when they are asked for.
+    """Batches of the images at given positions, read by `threads` threads; with 0, read when they are requested.
 
-    What an image raises is raised when its batch is asked for.
+    An error of an image is raised when its batch is requested.
     """
 
     def __init__(self, images: Images, batches: Sequence[Sequence[int]], threads: int) -> None:
@@ -82,7 +82,7 @@ class Loader:
 
 
 def usual_threads() -> int:
-    """One for each core that this process may use, and shares with the other workers of its host under Open MPI."""
+    """Return one thread per core that this process may use; under Open MPI, the workers of a host share the cores."""
     cores = len(os.sched_getaffinity(0))
     return max(1, cores // int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")))
 
@@ -94,5 +94,5 @@ def _wait(room: Room, shares: Sequence[Future[None]]) -> Batch:
 
 
 def _arrays(images: np.ndarray, labels: np.ndarray) -> Batch:
-    # A copy: MXNet would free memory of NumPy's with a call of Python from a thread of its own, also as Python ends.
+    # A copy: otherwise MXNet would free NumPy's memory by calling Python from its own thread, even while Python ends.
     return mx.nd.array(images, dtype=np.uint8), mx.nd.array(labels, dtype=np.float32)

@@ -1,6 +1,6 @@
-"""RecordIO files, read so that what is wrong with one is known: in which file, and in which record.
+"""Reads RecordIO files, and reports exactly what is damaged: in which file, and in which record.
 
-A record is one part, or several where it contains the magic number. A part is the magic number, a word with its length
+A record has one part, or several if it contains the magic number. A part has the magic number, a word with its length
 in the lower 29 bits and its place in the record in the upper 3 (0: whole, 1: first, 2: middle, 3: last), and the
 payload, padded to 4 bytes.
 """
@@ -16,18 +16,18 @@ WHOLE, FIRST, LAST = 0, 1, 3
 
 
 class DataError(Exception):
-    """The data cannot be used as asked. The message says why, and what to do."""
+    """The data cannot be used as requested. The message says why, and what to do."""
 
 
 class ImageError(Exception):
-    """An image is damaged, or is none. The message names it."""
+    """An image is damaged, or is not an image. The message names it."""
 
 
 class RecordFile:
-    """The records of a file. Several threads may read at a time.
+    """The records of a file. Several threads may read at the same time.
 
-    Without the `.idx` file beside it, the positions of the records are looked up once. Raises DataError for a file that
-    is cut short, or is no RecordIO file.
+    Without the `.idx` file beside it, the file is searched once for the positions of the records. Raises DataError for
+    a file that is cut short, or is not a RecordIO file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,7 +39,7 @@ class RecordFile:
             self.offsets = _read_index(index) if index.exists() else self._find_records()
             if not self.offsets:
                 raise DataError(f"{path} has no records")
-            self.read(self.offsets.index(max(self.offsets)))  # the one that is not whole if the file is cut short
+            self.read(self.offsets.index(max(self.offsets)))  # the last one is incomplete if the file is cut short
         except ImageError as damage:
             raise DataError(str(damage)) from None
 
@@ -47,7 +47,7 @@ class RecordFile:
         return len(self.offsets)
 
     def read(self, number: int) -> bytes:
-        """The record at this position in the file or its index. Raises ImageError if it is damaged or cut short."""
+        """Return the record at this position in the file or its index. Raises ImageError if it is damaged."""
         parts: list[bytes] = []
         offset = self.offsets[number]
         while True:
@@ -69,7 +69,7 @@ class RecordFile:
         return offsets
 
     def _part(self, number: int, offset: int) -> tuple[int, int]:
-        """The place and the length of a part of record `number`, which is all there."""
+        """Return the place and the length of a part of record `number`. Raises ImageError if the part is incomplete."""
         header = os.pread(self._file.fileno(), 8, offset)
         if len(header) == 8 and struct.unpack("<I", header[:4])[0] != MAGIC:
             raise ImageError(f"record {number} of {self._path} is damaged at byte {offset}: it has no RecordIO there")

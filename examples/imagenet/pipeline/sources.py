@@ -1,4 +1,4 @@
-"""Where images come from: folders, RecordIO files, memory."""
+"""Sources of images: folders, RecordIO files, memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNKNOWN = -1
 class Source(Protocol):
     """Images as uint8 arrays of shape (height, width, channels), each with the number of its class.
 
-    To read one raises ImageError, which names it, if it is damaged.
+    Reading a damaged image raises ImageError, which names the image.
     """
 
     def __len__(self) -> int: ...
@@ -32,7 +32,7 @@ class Source(Protocol):
 
 
 class FolderImages:
-    """A folder with one folder of images for each class, as ILSVRC has it."""
+    """A folder with one folder of images for each class, as in ILSVRC."""
 
     def __init__(self, folder: Path, names: list[str] | None = None) -> None:
         found = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
@@ -56,7 +56,7 @@ class FolderImages:
         return self._labels
 
     def encoded(self, index: int) -> tuple[bytes, int]:
-        """The file as it is, and the number of its class."""
+        """Return the contents of the file, and the number of its class. Raises ImageError."""
         try:
             return self._paths[index].read_bytes(), int(self._labels[index])
         except OSError as error:
@@ -86,7 +86,7 @@ class RecordImages:
     def _label(self, index: int) -> int:
         try:
             return self._unpacked(index)[1]
-        except ImageError:  # which is raised again when the image is wanted
+        except ImageError:  # reading the image itself will raise this again
             return UNKNOWN
 
     def _unpacked(self, index: int) -> tuple[bytes, int]:
@@ -104,7 +104,7 @@ class RecordImages:
 
 
 class ArrayImages:
-    """Images in memory. With `length`, they repeat."""
+    """Images in memory. With `length`, they repeat up to that number."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, length: int | None = None) -> None:
         self._images, self._labels = images, np.resize(labels, length or len(images))
@@ -120,12 +120,12 @@ class ArrayImages:
 
 
 def decode(encoded: bytes, name: str) -> np.ndarray:
-    """An encoded image as uint8 (height, width, 3) in the order red, green, blue."""
-    if _is_cut_short(encoded):  # of which the decoder makes an image that is grey below
+    """Return an encoded image as uint8 (height, width, 3), in the order red, green, blue. Raises ImageError."""
+    if _is_cut_short(encoded):  # the decoder would fill the missing part with grey
         raise ImageError(f"{name} is cut short")
     try:
         image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
-    except cv2.error:  # of an empty file
+    except cv2.error:  # the file is empty
         image = None
     if image is None:
         raise ImageError(f"{name} cannot be decoded as an image")
@@ -133,7 +133,7 @@ def decode(encoded: bytes, name: str) -> np.ndarray:
 
 
 def _is_cut_short(encoded: bytes) -> bool:
-    """Whether a JPEG or PNG file ends before its end marker."""
+    """Return whether a JPEG or PNG file ends before its end marker."""
     if encoded.startswith(b"\x89PNG"):
         return b"IEND" not in encoded
     if not encoded.startswith(b"\xff\xd8"):

@@ -1,4 +1,4 @@
-"""What is done to an image before the network sees it."""
+"""Changes an image before the network gets it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Transform = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 def shift_crop(pad: int, flip: bool) -> Transform:
-    """Move the image by up to `pad` pixels, and mirror every other one."""
+    """Move the image by up to `pad` pixels and, with `flip`, mirror it with probability 1/2."""
 
     def transform(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
         height, width = image.shape[:2]
@@ -23,7 +23,7 @@ def shift_crop(pad: int, flip: bool) -> Transform:
 
 
 def resized_crop(size: int, jitter: float) -> Transform:
-    """A random part of 8 to 100 % of the area, scaled to `size`; mirrored; colours changed by up to `jitter`."""
+    """Scale a random part, 8 to 100 % of the area, to `size`; mirror it at random; change colours by up to `jitter`."""
 
     def transform(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
         left, top, width, height = _random_box(image.shape[0], image.shape[1], random)
@@ -49,7 +49,7 @@ def centre_crop(size: int, margin: float) -> Transform:
 
 
 def in_turn(*transforms: Transform) -> Transform:
-    """All of them, one after the other."""
+    """Apply the transforms one after the other."""
 
     def transform(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
         for each in transforms:
@@ -64,7 +64,7 @@ def unchanged(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def colour_jitter(image: np.ndarray, amount: float, random: np.random.Generator) -> np.ndarray:
-    """Change brightness, contrast and saturation each by a factor in 1 - amount .. 1 + amount."""
+    """Change brightness, contrast and saturation, each by a factor in 1 - amount .. 1 + amount."""
     brightness, contrast, saturation = random.uniform(1 - amount, 1 + amount, size=3)
     values = image.astype(np.float32) * brightness
     grey = values @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
@@ -86,7 +86,7 @@ def _random_box(height: int, width: int, random: np.random.Generator) -> tuple[i
 
 
 def _resize(image: np.ndarray, width: int, height: int) -> np.ndarray:
-    # Bilinear, as most pipelines have it; areas below half the size, where that would miss pixels.
+    # Bilinear, as in most pipelines; averages of areas below half the size, where bilinear would miss pixels.
     is_small = 2 * width <= image.shape[1] and 2 * height <= image.shape[0]
     return cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if is_small else cv2.INTER_LINEAR)
 

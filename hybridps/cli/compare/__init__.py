@@ -1,4 +1,4 @@
-"""`hybridps compare`: trains a script with several algorithms in turn, and makes one page of what came out.
+"""`hybridps compare`: trains a script with several algorithms in turn, and writes one page with the results.
 
-A caller passes a `Comparison` and a folder to `compare.compare`. The face imports nothing.
+A caller passes a `Comparison` and a folder to `compare.compare`. This file imports nothing.
 """

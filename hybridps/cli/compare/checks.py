@@ -1,4 +1,4 @@
-"""What `hybridps compare` looks at before anything runs."""
+"""What `hybridps compare` checks before it runs anything."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _OURS = {
     "group_sizes": "-n and --groups",
     "workers_per_group": "-n and --groups",
 }
-"""Settings that the comparison makes, and the options for them."""
+"""The settings that the comparison itself makes, and the options for them."""
 
 
 def check(comparison: Comparison, contenders: Sequence[Contender]) -> None:
-    """Raise ConfigError for what cannot be."""
+    """Raise ConfigError for options that are invalid or contradict each other."""
     user_command.check(comparison.command)
     try:
         bits_per_second(comparison.link or "1gbit")
@@ -54,7 +54,7 @@ def check(comparison: Comparison, contenders: Sequence[Contender]) -> None:
 
 
 def check_host(comparison: Comparison) -> None:
-    """Raise HybridPSError for what this host does not have."""
+    """Raise HybridPSError if this host lacks something that the comparison needs."""
     if find_spec("matplotlib") is None:
         raise HybridPSError("the page needs matplotlib: pip install 'hybridps[demo]'")
     if comparison.link and (reason := missing()):
@@ -62,7 +62,7 @@ def check_host(comparison: Comparison) -> None:
 
 
 def context_of(comparison: Comparison) -> dict[str, str]:
-    """What a run depends on besides the comparison: folder, version, variables, and the scripts in the command."""
+    """Return what a run depends on besides the comparison: folder, version, variables, and scripts in the command."""
     context = {"folder": os.getcwd(), "version": __version__}
     names = [name for name in os.environ if name.startswith(PREFIX) and name not in SECRETS]
     names += [export for export in comparison.exports if "=" not in export]

@@ -36,10 +36,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def compare(comparison: Comparison, folder: Path, *, dry_run: bool = False) -> int:
-    """Run all trials that the folder does not have yet, and write the page. Returns the exit status.
+    """Run all trials that the folder does not have yet, and write the page. Return the exit status.
 
-    Raises HybridPSError before anything runs for what cannot be met. A trial that fails does not end the others; the
-    page says so, and the status is 1. Where a signal ends it, the page has the trials before that.
+    Raises HybridPSError, before anything runs, for a comparison that is not possible. A trial that fails does not end
+    the others; the page lists it, and the status is 1. After a signal, the page has the trials that ended before it.
     """
     contenders = parse_contenders(",".join(comparison.contenders))
     comparison = msgspec.structs.replace(comparison, contenders=tuple(contender.name for contender in contenders))
@@ -98,11 +98,11 @@ def write(comparison: Comparison, outcomes: Sequence[Outcome], folder: Path) -> 
     for name, picture in pictures.items():
         (folder / f"{name}.png").write_bytes(picture)
     (folder / PAGE).write_text(make_page(comparison, rows, outcomes, accuracy, pictures))
-    _say(f"the page is {folder / PAGE}")
+    _say(f"wrote {folder / PAGE}")
 
 
 def _versions() -> dict[str, str | int]:
-    """What the figures were measured with."""
+    """Return the versions and the machine that the figures were measured with."""
     versions: dict[str, str | int] = {"hybridps": __version__, "python": platform.python_version()}
     for name in ("mxnet", "numpy"):
         with suppress(metadata.PackageNotFoundError):
@@ -111,7 +111,7 @@ def _versions() -> dict[str, str | int]:
 
 
 def _ending(outcome: Outcome) -> str:
-    """How a trial ended, in a line."""
+    """Return one line that says how a trial ended."""
     what = {FAILED: f"failed: {outcome.reason}", ENDED: "ended by the budget"}.get(outcome.outcome, "finished")
     accuracy = outcome.figures.get("accuracy")
     good = "" if accuracy is None else f", accuracy {accuracy:.4g}"
@@ -126,7 +126,7 @@ def _points(outcome: Outcome) -> list[dict[str, float | None]]:
 
 
 def _print(rows: Sequence[Row], accuracy: float | None) -> None:
-    """The table on standard output: lines of words with tabs between them, unless it is a terminal."""
+    """Print the table: on a terminal with `print_table`, elsewhere as lines with tabs between the cells."""
     lines = lines_of(rows, accuracy)
     if not sys.stdout.isatty():
         for line in lines:
@@ -138,7 +138,7 @@ def _print(rows: Sequence[Row], accuracy: float | None) -> None:
 
 
 def print_table(lines: Sequence[Sequence[str]], console: Console) -> None:
-    """Print a table; if it is too wide, with a row for each figure."""
+    """Print a table; if it is too wide, with rows and columns exchanged."""
     shown = _rich_table(lines)
     if console.measure(shown, options=console.options.update(width=10_000)).maximum > console.width:
         shown = _rich_table(list(zip(*lines, strict=True)))
@@ -146,7 +146,7 @@ def print_table(lines: Sequence[Sequence[str]], console: Console) -> None:
 
 
 def _rich_table(lines: Sequence[Sequence[str]]) -> Table:
-    """A table for a terminal; the first line has the titles. What stands in brackets comes on a line of its own."""
+    """Return a table for a terminal. The first line has the titles. Text in brackets goes on a line of its own."""
     from rich.table import Table
 
     shown = Table(*lines[0])

@@ -1,4 +1,4 @@
-"""The contenders of a comparison, `ALGORITHM[+TRIGGER]`. Pure, but for the names, which other rooms know."""
+"""The contenders of a comparison, `ALGORITHM[+TRIGGER]`. Pure, except that it looks up the names in other rooms."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hybridps.config import make_settings
 from hybridps.errors import ConfigError
 
 NATIVE = "mxnet:"
-"""Begins the names of MXNet's own stores."""
+"""The prefix of the names of MXNet's own stores."""
 
 STORES = ("dist_sync", "dist_device_sync", "dist_async")
 """MXNet's own stores that can take part."""
 
 OURS = "dist_hybridps"
-"""The KVStore type of all other contenders: `hybridps run --algorithm` says what it does."""
+"""The KVStore type of all other contenders. `hybridps run --algorithm` sets the algorithm behind it."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """An algorithm, and the trigger that it is to have; or a store of MXNet's own."""
+    """An algorithm with its trigger, or one of MXNet's own stores."""
 
     name: str
     algorithm: str
@@ -34,17 +34,17 @@ class Contender:
 
     @property
     def makes_groups(self) -> bool:
-        """Whether its name says that each worker is a group of its own."""
+        """Whether its name makes each worker a group of its own."""
         return self.algorithm.lower().startswith("dist-")
 
     @property
     def kvstore(self) -> str:
-        """The type that the script is to give its KVStore."""
+        """The type of KVStore that the script is to create."""
         return self.algorithm.removeprefix(NATIVE) if self.is_native else OURS
 
     @property
     def folder(self) -> str:
-        """A name for files.
+        """Its name, in characters that are safe in file names.
 
         >>> Contender("gossip+change:0.05,silence=100", "gossip", "change:0.05,silence=100").folder
         'gossip+change-0.05-silence-100'
@@ -53,7 +53,7 @@ class Contender:
 
 
 def parse_contenders(text: str) -> tuple[Contender, ...]:
-    """Contenders from a list with commas; `NAME=VALUE` belongs to the trigger before it. Raises ConfigError.
+    """Return the contenders of a list with commas; `NAME=VALUE` belongs to the trigger before it. Raises ConfigError.
 
     >>> [contender.name for contender in parse_contenders("sync,elastic+every:4,silence=9,mxnet:dist_sync")]
     ['sync', 'elastic+every:4,silence=9', 'mxnet:dist_sync']
@@ -73,7 +73,7 @@ def parse_contenders(text: str) -> tuple[Contender, ...]:
 
 
 def check_contender(contender: Contender) -> None:
-    """Raise ConfigError if no such algorithm, trigger or store is known."""
+    """Raise ConfigError if there is no such algorithm, trigger or store."""
     if contender.is_native:
         if contender.kvstore not in STORES or contender.trigger:
             stores = ", ".join(NATIVE + store for store in STORES)
@@ -87,8 +87,8 @@ def check_contender(contender: Contender) -> None:
 
 
 def expected_settings(contender: Contender) -> dict[str, str | None]:
-    """Algorithm, by its short name, and trigger of a contender's ranks. Raises ConfigError for unknown ones."""
-    from hybridps.algorithms import resolve  # it brings the compiler, which takes longer than all else here
+    """Return a contender's algorithm, by its short name, and trigger. Raises ConfigError for unknown ones."""
+    from hybridps.algorithms import resolve  # this loads the compiler, which takes longer than everything else here
 
     given = {"algorithm": contender.algorithm, "trigger": contender.trigger}
     settings = resolve(make_settings({name: value for name, value in given.items() if value is not None}))

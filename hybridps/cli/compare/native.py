@@ -1,7 +1,7 @@
-"""A job on MXNet's own servers, as its `launch.py` starts one: `python -m hybridps.cli.compare.native JOB`.
+"""A job on MXNet's own servers, started as its `launch.py` does: `python -m hybridps.cli.compare.native JOB`.
 
-Scheduler, servers and workers are processes of this one, and end with it. What the workers report goes to the run
-folder as with `hybridps run`.
+The scheduler, the servers and the workers are children of this process, and end with it. The reports of the workers go
+to the run folder, as with `hybridps run`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hybridps.processes import child_environment, without_rank_marks
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _END_SECONDS = 10.0
-"""How long scheduler and servers may take to end by themselves, once their workers have."""
+"""How long the scheduler and the servers may take to end by themselves after the workers."""
 
 
 class Native:
@@ -72,7 +72,8 @@ class Native:
         job, workers = self._job, len(self._job.addresses)
         told = without_rank_marks(os.environ) | scheduler.environment("worker", job.addresses[number])
         told |= rank_environment(told, len(os.sched_getaffinity(0)), workers, workers) | job.environment
-        # With a group, `report_progress` knows that its line is read; a store of hybridps would say so in its events.
+        # With a group, `report_progress` knows that its line is read; a store of hybridps would record it in its
+        # events.
         alone = Settings(run_folder=job.folder, group_index=number, group_sizes=(1,) * workers)
         told = child_environment(told, alone)
         hear = partial(self._hear, job.groups[number])
@@ -89,7 +90,7 @@ class Native:
         return heard.hide
 
     def _ended(self, child: Child) -> None:
-        """A process has ended: the others cannot go on without it if it failed."""
+        """Note the end of a process. If it failed, the others are stopped, because they cannot continue without it."""
         if child.status and not self._failed and not self._signals:
             self._failed = child.status
             self._screen.message(f"{child.name} ended with exit status {child.status}; stopping the others")

@@ -14,14 +14,18 @@ AlgorithmsOption = Annotated[
         help="What to compare, e.g. sync,elastic,elastic+every:4,mxnet:dist_sync.",
     ),
 ]
-SeedsOption = Annotated[int, typer.Option(min=1, help="Train each with the seeds 0, 1, ... of this number.")]
+SeedsOption = Annotated[
+    int, typer.Option(min=1, help="Number of seeds; each contender is trained with seeds 0, 1, ...")
+]
 LinkOption = Annotated[
     str | None, typer.Option(metavar="RATE", help="Put each group behind a link of this rate, e.g. 100mbit (root).")
 ]
-BudgetSecondsOption = Annotated[float | None, typer.Option(min=1, help="End each run after so many seconds.")]
+BudgetSecondsOption = Annotated[float | None, typer.Option(min=1, help="End each run after this many seconds.")]
 AccuracyOption = Annotated[
     float | None,
     typer.Option(help="Accuracy, from 0 to 1, to which time and bytes are counted. Default: the one that all reach."),
 ]
-OutOption = Annotated[Path, typer.Option(help="Folder for the runs and the page. Runs that it has are kept.")]
+OutOption = Annotated[
+    Path, typer.Option(help="Folder for the runs and the page. Runs that are already there are kept.")
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the commands, and run nothing.")]

@@ -1,4 +1,4 @@
-"""What came out of a comparison: the trials as curves and figures, and the table of the contenders."""
+"""The results of a comparison: the trials as curves and figures, and the table of the contenders."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     reason: str
     seconds: float
-    """Of the whole run, its start and end included."""
+    """The duration of the whole run, including its start and end."""
     points: list[Point] = []
     distances: list[list[tuple[float, float]]] = []
-    """Of each group: seconds since training began, and |w - centre| / |w| at its exchanges."""
+    """For each group: seconds since training began, and |w - centre| / |w| at its exchanges."""
     figures: dict[str, Any] = {}
-    """Those of its `summary.json`."""
+    """The figures of its `summary.json`."""
     link_bytes: int | None = None
-    """Bytes that were sent over the links, headers included; None without links."""
+    """The bytes that were sent over the links, headers included; None without links."""
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """A figure over the seeds."""
+    """The mean and the range of a figure over the seeds."""
 
     mean: float
     least: float
@@ -43,31 +43,31 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A contender in the table. None: no seed has it."""
+    """A contender in the table. A figure is None if no seed has it."""
 
     contender: str
     trials: int
     failed: int
     accuracy: Spread | None
-    """The last one."""
+    """The last accuracy that was reported."""
     best: Spread | None
     accuracy_centre: Spread | None
     reached: int
-    """Seeds that reached the stated accuracy."""
+    """The number of seeds that reached the stated accuracy."""
     seconds_to: Spread | None
     bytes_to: Spread | None
     seconds: Spread | None
     nbytes: Spread | None
     exchanges: Spread | None
     saved: Spread | None
-    """Share of the possible exchanges that were saved."""
+    """The share of the possible exchanges that were saved."""
     bytes_saved: Spread | None
     distance: Spread | None
     staleness: Spread | None
 
 
 def outcome_of(trial: Trial, result: Result) -> Outcome:
-    """Read what a trial wrote. With links, the bytes of its points are those that crossed them.
+    """Return a trial, read from its files. With links, the bytes of its points are those that crossed the links.
 
     A trial whose files cannot be read has failed.
     """
@@ -91,36 +91,36 @@ def outcome_of(trial: Trial, result: Result) -> Outcome:
 
 
 def accuracy_of(point: Point) -> float | None:
-    """That of the workers, or of the centre where only that is reported."""
+    """Return the accuracy of the workers, or that of the centre if the workers report none."""
     return point.centre_accuracy if point.accuracy is None else point.accuracy
 
 
 def accuracies(outcome: Outcome) -> list[float]:
-    """Those that a trial reported, in order."""
+    """Return the accuracies that a trial reported, in order."""
     return [value for point in outcome.points if (value := accuracy_of(point)) is not None]
 
 
 def stated_accuracy(outcomes: Sequence[Outcome]) -> float | None:
-    """The accuracy that every run reaches, those aside that failed: the lowest of their best ones; None without any."""
+    """Return the accuracy that all runs reach, except failed ones: the lowest of their best ones; None without any."""
     every = (accuracies(outcome) for outcome in outcomes if outcome.outcome != FAILED)
     return min((max(values) for values in every if values), default=None)
 
 
 def table(outcomes: Sequence[Outcome], accuracy: float | None) -> list[Row]:
-    """A row for each contender, in their order."""
+    """Return a row for each contender, in their order."""
     names = list(dict.fromkeys(outcome.contender for outcome in outcomes))
     return [_row(name, [each for each in outcomes if each.contender == name], accuracy) for name in names]
 
 
 def reached_at(outcome: Outcome, accuracy: float | None) -> Point | None:
-    """The first point at which a trial has reached an accuracy."""
+    """Return the first point at which a trial has reached an accuracy; None if it has not."""
     if accuracy is None:
         return None
     return next((point for point in outcome.points if (accuracy_of(point) or 0.0) >= accuracy), None)
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Mean, least and most of the values that are not None; None if all are."""
+    """Return the mean, minimum and maximum of the values that are not None; None if all are."""
     known = [value for value in values if value is not None]
     return Spread(statistics.fmean(known), min(known), max(known), len(known)) if known else None
 
@@ -153,13 +153,13 @@ def _row(name: str, trials: Sequence[Outcome], accuracy: float | None) -> Row:
 
 
 def trial_bytes(trial: Outcome) -> float | None:
-    """What crossed the links, or the payload by the events; None for a store that writes none."""
+    """Return the bytes that crossed the links, or the payload by the events; None for a store that writes no events."""
     if trial.link_bytes is not None:
         return trial.link_bytes
     return trial.figures.get("bytes_across_groups") if trial.figures.get("steps") else None
 
 
 def _share_saved(trial: Outcome) -> float | None:
-    """None where nothing could be exchanged, or nobody counts it."""
+    """Return the share of exchanges saved; None if no exchange was possible, or none is counted."""
     exchanges, saved = (trial.figures.get(name, 0) for name in ("exchanges", "exchanges_saved"))
     return saved / (exchanges + saved) if exchanges + saved else None

@@ -1,4 +1,4 @@
-"""The page of a comparison: one HTML file with the pictures in it."""
+"""The page of a comparison: one HTML file that contains its pictures."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hybridps.report import size
 
 TITLES = {
     "accuracy-over-time": "Accuracy over time",
-    "accuracy-over-bytes": "Accuracy over what crossed between the groups",
+    "accuracy-over-bytes": "Accuracy over bytes between groups",
     "accuracy-over-epochs": "Accuracy over epochs",
     "loss-over-epochs": "Loss over epochs",
     "distance": "Distance between workers and centre",
-    "traffic": "What was sent, and what was saved",
+    "traffic": "Bytes sent, and bytes saved",
 }
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1180px; margin: 2em auto; padding: 0 1em; }
@@ -40,7 +40,7 @@ def make_page(
     accuracy: float | None,
     pictures: Mapping[str, bytes],
 ) -> str:
-    """The HTML of the page."""
+    """Return the HTML of the page."""
     shown = "".join(_picture(name, pictures[name]) for name in TITLES if name in pictures)
     heading = "" if accuracy is None else f"<h2>To an accuracy of {_percent(accuracy)}</h2>"
     return (
@@ -53,14 +53,14 @@ def make_page(
 
 
 def lines_of(rows: Sequence[Row], accuracy: float | None) -> list[list[str]]:
-    """The table in words: the titles, and a line for each contender; without the columns that nobody has."""
+    """Return the table as text: the titles, and a line for each contender, without columns that are empty for all."""
     lines = [_cells(row, accuracy) for row in rows]
     titles = [title for title in lines[0] if title == "contender" or any(line[title] != "-" for line in lines)]
     return [titles, *([line[title] for title in titles] for line in lines)]
 
 
 def _cells(row: Row, accuracy: float | None) -> dict[str, str]:
-    """The row of a contender, in words, by the titles of the columns."""
+    """Return the row of a contender as text, by the titles of the columns."""
     done = row.trials - row.failed
     reached = f" (of the {row.reached} of {done} that reached it)" if 0 < row.reached < done else ""
     to = f"to {_percent(accuracy)}"
@@ -101,7 +101,7 @@ def _table(rows: Sequence[Row], accuracy: float | None) -> str:
 
 
 def _with_small(text: str) -> str:
-    """What stands in brackets goes below, in small print."""
+    """Return HTML with the text in brackets below the rest, in small print."""
     first, bracket, rest = escape(text).partition(" (")
     return f"{first}<br><small>{rest.rstrip(')').replace(') (', '; ')}</small>" if bracket else first
 
@@ -114,7 +114,7 @@ def _notes(comparison: Comparison, outcomes: Sequence[Outcome]) -> str:
             "Bytes are the payload that groups sent to servers, received from them, and sent to each other. MXNet's "
             "own stores are not measured without --link."
         )
-    spread = " Means over the seeds; the least and the most in small print." if comparison.seeds > 1 else ""
+    spread = " Means over the seeds, with minimum and maximum in small print." if comparison.seeds > 1 else ""
     return (
         f"<p><small style='white-space: normal'>{what} Seconds count from the start of the workers, or from the "
         "script's report of epoch 0. Saved: steps of a group without an exchange. Accuracy: the mean of the workers; "

@@ -20,7 +20,7 @@ _COLOURS, _MARKERS, _STYLES = 10, "o^sDvPXd*<>hp8", ("-", "-.", ":")
 
 
 def draw_all(outcomes: Sequence[Outcome], rows: Sequence[Row], accuracy: float | None) -> dict[str, bytes]:
-    """All pictures that have something to show, by name. Raises HybridPSError without matplotlib."""
+    """Return all pictures that have something to show, by name. Raises HybridPSError without matplotlib."""
     groups = {row.contender: [each for each in outcomes if each.contender == row.contender] for row in rows}
     done = {name: [each for each in trials if each.outcome != FAILED] for name, trials in groups.items()}
     pictures: dict[str, Draw] = {
@@ -36,7 +36,7 @@ def draw_all(outcomes: Sequence[Outcome], rows: Sequence[Row], accuracy: float |
 
 
 def _picture(draw: Draw, trials: Mapping[str, list[Outcome]]) -> bytes | None:
-    """A picture; None if nothing was drawn."""
+    """Return a picture; None if nothing was drawn."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -56,9 +56,9 @@ def _picture(draw: Draw, trials: Mapping[str, list[Outcome]]) -> bytes | None:
 
 
 def _accuracy(axes: Any, trials: Mapping[str, list[Outcome]], field: str, title: str, accuracy: float | None) -> None:
-    """The mean of the seeds in bold at the mean place of each epoch, from the worst to the best seed in a lighter tone.
+    """Draw, for each contender, the mean over the seeds at the mean place of each epoch, and their range as a band.
 
-    Dashed: the centre.
+    The accuracy of the centre is a dashed line.
     """
     scale = _MB if field == "nbytes" else 1.0
     drawn = False
@@ -88,9 +88,9 @@ def _band(
     look: Mapping[str, Any],
     name: str | None,
 ) -> bool:
-    """Whether there was something to draw: the epochs that all seeds have which report anything.
+    """Draw the epochs that all seeds with any value have, and return whether there were any.
 
-    Without a name the line is dashed, and has no band.
+    Without a name, the line is dashed and has no band.
     """
     epochs: dict[float, list[tuple[float, float]]] = {}
     outcomes = [outcome for outcome in outcomes if any(value(point) is not None for point in outcome.points)]
@@ -114,18 +114,18 @@ def _band(
 
 
 def _look(number: int) -> dict[str, Any]:
-    """Colour, marker and line of a contender: no two have all the same."""
+    """Return the colour, marker and line of a contender. No two contenders share all three."""
     style = _STYLES[number // _COLOURS % len(_STYLES)]
     return {"color": f"C{number % _COLOURS}", "marker": _MARKERS[number % len(_MARKERS)], "linestyle": style}
 
 
 def _plain(number: int) -> dict[str, Any]:
-    """The same without markers."""
+    """Return the same without a marker."""
     return _look(number) | {"marker": ""}
 
 
 def _far_apart(trials: Mapping[str, list[Outcome]]) -> bool:
-    """Whether some contenders send many times what others send."""
+    """Return whether some contenders send many times more than others."""
     sent = [outcome.points[-1].nbytes for outcomes in trials.values() for outcome in outcomes if outcome.points]
     sent = [nbytes for nbytes in sent if nbytes]
     return max(sent) > 8 * min(sent)
@@ -146,7 +146,7 @@ def _loss(axes: Any, trials: Mapping[str, list[Outcome]]) -> None:
 
 
 def _distance(axes: Any, trials: Mapping[str, list[Outcome]]) -> None:
-    """A line for each group and seed."""
+    """Draw a line for each group and seed."""
     for number, (name, outcomes) in enumerate(trials.items()):
         curves = [curve for outcome in outcomes for curve in outcome.distances]
         for place, curve in enumerate(curves):
@@ -159,9 +159,10 @@ def _distance(axes: Any, trials: Mapping[str, list[Outcome]]) -> None:
 
 
 def _traffic(axes: Any, rows: Sequence[Row], has_headers: bool) -> None:
-    """Bars of what was sent and, of the payload, what exchanges in every step would have sent on top.
+    """Draw bars of the bytes sent and, on top, of the payload that exchanges in every step would have added.
 
-    `has_headers`: what was sent is not the payload, and nobody knows what the headers of more would have been.
+    `has_headers`: the bytes sent include headers. The headers of further exchanges are not known, so nothing goes on
+    top.
     """
     known = [row for row in rows if row.nbytes is not None]
     if not known:
@@ -171,7 +172,7 @@ def _traffic(axes: Any, rows: Sequence[Row], has_headers: bool) -> None:
     saved = [row.bytes_saved.mean / _MB if row.bytes_saved else 0.0 for row in known]
     axes.barh(places, sent, color="C0", label="sent")
     if not has_headers:
-        axes.barh(places, saved, left=sent, color="0.85", label="saved: exchanges in every step would have sent it too")
+        axes.barh(places, saved, left=sent, color="0.85", label="saved, compared with an exchange in every step")
     axes.set_yticks(places, [row.contender for row in known])
     axes.invert_yaxis()
     axes.set_xlabel("MB across groups")

@@ -1,4 +1,4 @@
-"""What a comparison will run: each contender with each seed, as the command lines that start them. Pure."""
+"""What a comparison will run: the command line for each contender with each seed. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hybridps.cli.run.plan.user_command import wrap
 from hybridps.links import LAUNCHER, Links
 
 SEED = "COMPARE_SEED"
-"""The variable that a script reads its seed from; `{seed}` in its command is replaced by it."""
+"""The variable that a script reads its seed from. `{seed}` in the command is also replaced by the seed."""
 
 KVSTORE = "COMPARE_KVSTORE"
-"""The variable that a script reads the type of its KVStore from; `{kvstore}` in its command is replaced by it."""
+"""The variable that a script reads the type of its KVStore from. `{kvstore}` in the command is also replaced by it."""
 
 
 WITNESS = "hybridps.cli.compare.witness"
-"""Runs the scripts of MXNet's own stores."""
+"""The module that runs the scripts of MXNet's own stores."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,9 +36,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     servers: int | None = None
     link: str | None = None
-    """Rate of the link of each group; None: all groups share this host without a limit."""
+    """The rate of the link of each group. None: all groups share this host, without a limit."""
     budget_seconds: float | None = None
-    """A run is ended after so many seconds; its results up to then count."""
+    """The number of seconds after which a run is ended; its results up to then count."""
     to_accuracy: float | None = None
     settings: tuple[str, ...] = ()
     """`NAME=VALUE`, for all contenders but MXNet's own."""
@@ -47,7 +47,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Workers of each group, as equal as possible."""
+        """The number of workers in each group, as equal as possible."""
         each, more = divmod(self.workers, self.groups)
         return tuple(each + (group < more) for group in range(self.groups))
 
@@ -65,16 +65,16 @@ class Trial(NamedTuple):
 
 
 class NativeJob(msgspec.Struct, frozen=True):
-    """What `native.py` is to start: a scheduler and servers of MXNet, and workers."""
+    """What `native.py` starts: a scheduler and servers of MXNet, and workers."""
 
     store: str
     host: str
-    """Where scheduler and servers listen."""
+    """The address at which the scheduler and the servers listen."""
     servers: int
     addresses: list[str]
-    """Of the workers' nodes."""
+    """The addresses of the workers' nodes."""
     inside: list[list[str]]
-    """The words before the command of each worker, which let it run on its node."""
+    """For each worker, the words before its command that run it on its node."""
     groups: list[int]
     """The group that each worker would be in."""
     folder: str
@@ -83,7 +83,7 @@ class NativeJob(msgspec.Struct, frozen=True):
 
 
 def trials_of(comparison: Comparison, contenders: Sequence[Contender], folder: Path) -> list[Trial]:
-    """All trials, seed by seed, so that a comparison that is ended early has something of every contender."""
+    """Return all trials, seed by seed, so that a comparison that ends early has results of every contender."""
     return [
         Trial(contender, seed, folder / contender.folder / f"seed-{seed}")
         for seed in range(comparison.seeds)
@@ -92,13 +92,13 @@ def trials_of(comparison: Comparison, contenders: Sequence[Contender], folder: P
 
 
 def fingerprint(comparison: Comparison, trial: Trial, context: Mapping[str, str]) -> str:
-    """A short text that is another one where the trial would run otherwise. `context`: what else its run depends on."""
+    """Return a short text that changes if the trial would run differently. `context`: what else its run depends on."""
     same = msgspec.structs.replace(comparison, contenders=(trial.contender.name,), seeds=trial.seed, to_accuracy=None)
     return hashlib.sha256(msgspec.json.encode((same, sorted(context.items())))).hexdigest()[:16]
 
 
 def user_command(comparison: Comparison, trial: Trial) -> list[str]:
-    """The script's command with seed and KVStore type in the places of `{seed}` and `{kvstore}`."""
+    """Return the script's command, with the seed and the KVStore type in place of `{seed}` and `{kvstore}`."""
     places = {"{seed}": str(trial.seed), "{kvstore}": trial.contender.kvstore}
     words = []
     for word in comparison.command:
@@ -109,7 +109,7 @@ def user_command(comparison: Comparison, trial: Trial) -> list[str]:
 
 
 def trial_command(comparison: Comparison, trial: Trial, links: Links | None) -> list[str]:
-    """The command that runs a trial; with links, beside the nodes."""
+    """Return the command that runs a trial. With links, it starts beside the nodes."""
     inside = links.launcher if links else []
     words = _native_words if trial.contender.is_native else _hybridps_words
     return [*inside, sys.executable, *words(comparison, trial, links)]
@@ -132,7 +132,7 @@ def _hybridps_words(comparison: Comparison, trial: Trial, links: Links | None) -
         words += ["-x", export]
     if links:
         hosts = (Host(address, size) for address, size in zip(links.addresses, comparison.sizes, strict=True))
-        words += ["--insecure", "--hosts", ",".join(map(str, hosts))]  # nobody else is on the namespaces' network
+        words += ["--insecure", "--hosts", ",".join(map(str, hosts))]  # the namespaces' network has no other users
     return [*words, "--", *user_command(comparison, trial)]
 
 

@@ -1,4 +1,4 @@
-"""Runs the trials of a comparison in turn; those that a folder has already are kept."""
+"""Runs the trials of a comparison in turn, and keeps those that a folder already has."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FINISHED, ENDED, FAILED = "finished", "ended by the budget", "failed"
 _POLL_SECONDS = 0.5
 _INTERRUPTED = "it was interrupted"
 _TAIL = 3
-"""Lines of the output that say why a trial failed."""
+"""The number of lines of the output that explain why a trial failed."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class Result(msgspec.Struct, frozen=True):
     outcome: str
     """`FINISHED`, `ENDED` or `FAILED`."""
     reason: str
-    """Why it failed; else empty."""
+    """Why it failed; empty if it did not."""
     status: int
     seconds: float
     fingerprint: str
@@ -50,10 +50,10 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def kept_result(trial: Trial, mark: str) -> Result | None:
-    """The result of a trial that was run before. One that failed is none: it is run again.
+    """Return the result of a trial that was run before; None if there is none or it failed, so that it runs again.
 
-    `mark`: the trial's fingerprint. Raises ConfigError if the folder has a trial that ran in another way, or files of
-    something else, which a run would remove.
+    `mark`: the trial's fingerprint. Raises ConfigError if the folder has a trial that was run differently, or other
+    files, which a run would remove.
     """
     path = trial.folder / RESULT
     if not path.exists():
@@ -76,7 +76,7 @@ def kept_result(trial: Trial, mark: str) -> Result | None:
 
 
 def run_trial(comparison: Comparison, trial: Trial, mark: str, interrupted: Callable[[], bool]) -> Result:
-    """Run a trial from its beginning, and write its result. It is ended, and has failed, once `interrupted` is true."""
+    """Run a trial from the beginning, and write its result. Once `interrupted` is true, it is ended, and has failed."""
     shutil.rmtree(trial.folder, ignore_errors=True)
     trial.folder.mkdir(parents=True)
     _write(trial, Result(FAILED, _INTERRUPTED, 0, 0.0, mark))
@@ -107,7 +107,7 @@ def _run_anew(comparison: Comparison, trial: Trial, mark: str, interrupted: Call
 
 
 def _environment(comparison: Comparison) -> dict[str, str]:
-    """The same share of the cores for the workers of all contenders, whatever nodes they are on."""
+    """Return an environment that gives the workers of all contenders the same share of the cores, on any nodes."""
     environ, workers = without_rank_marks(os.environ) | root_environment(), comparison.workers
     cores = len(os.sched_getaffinity(0))
     return environ | rank_environment(environ, cores, workers, workers + (comparison.servers or 1))
@@ -120,7 +120,7 @@ def _run(
     environ: dict[str, str],
     interrupted: Callable[[], bool],
 ) -> tuple[int, bool, list[tuple[float, int]]]:
-    """The exit status, whether it ended by itself, and what crossed the links until when."""
+    """Return the exit status, whether the trial ended by itself, and how many bytes had crossed the links by when."""
     end = time.monotonic() + (comparison.budget_seconds or float("inf"))
     crossed: list[tuple[float, int]] = []
     with (trial.folder / OUTPUT).open("wb") as output:
@@ -148,7 +148,7 @@ def _run(
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End what still runs: the launcher ends its servers and groups, for which it may take as long as they do."""
+    """Stop the launcher if it still runs. It stops its servers and groups, and may take as long as they do."""
     process.terminate()
     try:
         process.wait(3 * STOP_SECONDS)
@@ -158,7 +158,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _why_failed(trial: Trial, status: int) -> str:
-    """Why a trial that ended by itself does not count; empty if it does."""
+    """Return why a trial that ended by itself does not count; empty if it counts."""
     try:
         misused = _misused(trial, read_run(trial.folder))
     except HybridPSError as error:
@@ -171,14 +171,14 @@ def _why_failed(trial: Trial, status: int) -> str:
 
 
 def _misused(trial: Trial, run: Run) -> str:
-    """Whether the script trained with another store or algorithm than it was to; empty if not."""
+    """Return a text if the script trained with another store or algorithm than the contender's; empty if not."""
     contender, is_ours = trial.contender, any(rank.events for rank in run.ranks)
     if not contender.is_native:
         if not is_ours:
             return "the script made no store of hybridps: let it create the KVStore dist_hybridps"
         trained, expected = _trained(run), expected_settings(contender)
         return "" if trained == expected else f"the script trained with {_words(trained)}, not {_words(expected)}"
-    wanted = f"not {contender.kvstore}: let it take the type from COMPARE_KVSTORE, or put {{kvstore}} into its command"
+    wanted = f"not {contender.kvstore}: make it read the type from COMPARE_KVSTORE, or put {{kvstore}} into its command"
     if is_ours:
         return f"the script made a store of hybridps, {wanted}"
     others = stores_made(trial.folder) - {f"the store {contender.kvstore}"}
@@ -186,7 +186,7 @@ def _misused(trial: Trial, run: Run) -> str:
 
 
 def _trained(run: Run) -> dict[str, str | None]:
-    """Algorithm and trigger, as the ranks were configured."""
+    """Return the algorithm and the trigger that the ranks were configured with."""
     settings = next(event.settings for event in run.last(Configured))
     return {name: settings.get(name) for name in ("algorithm", "trigger")}
 

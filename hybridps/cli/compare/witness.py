@@ -1,4 +1,4 @@
-"""Runs a script, and notes which of MXNet's stores it makes: `python -m hybridps.cli.compare.witness train.py ...`."""
+"""Runs a script, and records which MXNet stores it makes: `python -m hybridps.cli.compare.witness train.py ...`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def main(words: Sequence[str]) -> None:
 
 
 def stores_made(folder: Path) -> set[str]:
-    """What the workers of a run have made, in words such as `the store dist_sync`, as far as a witness saw it."""
+    """Return what the workers of a run made, in words such as `the store dist_sync`, as their witnesses recorded it."""
     made = (read_rank(path).last(Configured) for path in folder.glob(f"hybridps-{_FILE}-*.jsonl"))
     return {str(event.settings.get("made")) for event in made if event}
 
 
 def _watch_stores() -> None:
-    """Let `mxnet.kvstore.create` write the type of the distributed store to the run folder."""
+    """Make `mxnet.kvstore.create` write the type of each distributed store to the run folder."""
     settings = load_settings()
     log = EventLog(settings.run_folder, f"{_FILE}-{settings.group_index}")
     log.emit(Configured(time.time(), {"made": "no distributed store"}))

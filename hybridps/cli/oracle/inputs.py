@@ -1,4 +1,4 @@
-"""What the oracle's commands are told, as networks, machines and numbers."""
+"""Turns the options of the oracle's commands into networks, machines and numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OTHER_SETTINGS = ("samples", "segments", "bytes_per_item", *HYBRID_SETTINGS)
 
 
 def network_of(name: str, shape: str) -> Network:
-    """A network by the name of a file, of a built-in one, or of Gluon's model zoo (for samples of `shape`)."""
+    """Return a network by name: of a file, a built-in one, or one of Gluon's model zoo (for samples of `shape`)."""
     path = Path(name)
     if path.is_file():
         return _from_symbol(path, shape) if _is_symbol(path) else read_network(path)
@@ -30,7 +30,7 @@ def network_of(name: str, shape: str) -> Network:
 
 
 def work_of(network: Network, machine: str, mask: Path | None, settings: dict[str, float]) -> Work:
-    """The network on the machine, with the settings that concern either."""
+    """Return the network on the machine, with the settings that concern either."""
     if "samples" in settings:
         network = msgspec.structs.replace(network, samples=int(settings["samples"]))
     known = {name: value for name, value in settings.items() if name in SETTINGS}
@@ -43,7 +43,7 @@ def work_of(network: Network, machine: str, mask: Path | None, settings: dict[st
 
 
 def settings_of(pairs: Sequence[str]) -> dict[str, float]:
-    """The numbers of NAME=NUMBER pairs. Raises OracleError for another form, and for names that are not known."""
+    """Return the numbers of NAME=NUMBER pairs. Raises OracleError for another form, an unknown name or a bad number."""
     settings = {}
     for pair in pairs:
         name, _, value = pair.partition("=")
@@ -60,7 +60,7 @@ def settings_of(pairs: Sequence[str]) -> dict[str, float]:
 
 
 def shape_of(text: str) -> tuple[int, ...]:
-    """The shape of a sample from, for example, 3x224x224."""
+    """Return the shape of a sample from text such as 3x224x224. Raises OracleError."""
     try:
         return tuple(int(size) for size in text.replace(",", "x").split("x"))
     except ValueError:
@@ -87,12 +87,12 @@ def _from_symbol(path: Path, shape: str) -> Network:
     try:
         from hybridps.calibrate.mxnet_networks import from_file
     except (ImportError, HybridPSError) as error:
-        raise OracleError(f"{path} is a symbol of MXNet, which is not usable here: {error}") from None
+        raise OracleError(f"{path} is an MXNet symbol file, but MXNet cannot be used here: {error}") from None
     return from_file(path, shape_of(shape))
 
 
 def layers_of_trace(path: Path) -> list[TracedLayer]:
-    """The layers of a traced run: its folder, a file of `hybridps trace`, or a CSV. Raises OracleError."""
+    """Return the layers of a traced run: its folder, a file of `hybridps trace`, or a CSV file. Raises OracleError."""
     from hybridps.oracle.ssgd.recorded import read_chrome_trace, recorded_layers
     from hybridps.oracle.ssgd.trace import read_trace as read_csv
     from hybridps.tracing import chrome_events, on_one_clock, read_trace

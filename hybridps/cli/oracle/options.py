@@ -1,4 +1,4 @@
-"""The options that several commands of `hybridps oracle` have, and how they print."""
+"""The options that several commands of `hybridps oracle` share, and how they print."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def print_notes(notes: tuple[str, ...]) -> None:
 
 
 def show(form: Format, content: object, table: object) -> None:
-    """Print an answer: its content as JSON, or its table. Off a terminal, the table is as wide as it needs to be."""
+    """Print an answer: its content as JSON, or its table. Outside a terminal, the table is 200 columns wide."""
     if form is Format.json:
         import msgspec
 

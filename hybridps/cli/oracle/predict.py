@@ -22,7 +22,7 @@ def predict_command(
     mask: Annotated[Path | None, typer.Option("--mask", help="File (.lc) with the layers that are split.")] = None,
     settings: options.SettingsOption = None,
     variant: Annotated[
-        str, typer.Option("--variant", help="Equations of the paper, or of the authors' code.")
+        str, typer.Option("--variant", help="Equations to use: paper, or code (those of the authors' program).")
     ] = "paper",
     shape: options.ShapeOption = "3x224x224",
     form: options.FormatOption = Format.table,

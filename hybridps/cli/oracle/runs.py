@@ -20,18 +20,21 @@ def replay_command(
     trace: Annotated[
         Path,
         typer.Argument(
-            help="A run with --trace, a file of `hybridps trace`, or CSV: layer,parameters,backward_us,allreduce_us."
+            help="A run with --trace, a file of `hybridps trace`, or a CSV: layer,parameters,backward_us,allreduce_us."
         ),
     ],
     a_us: Annotated[
-        float | None, typer.Option("--a-us", min=0, help="Start-up of an allreduce. Default: fitted.")
+        float | None,
+        typer.Option("--a-us", min=0, help="Start-up time of an allreduce, in microseconds. Default: fitted."),
     ] = None,
-    b_us_per_byte: Annotated[float | None, typer.Option("--b-us-per-byte", min=0, help="Time per byte.")] = None,
+    b_us_per_byte: Annotated[
+        float | None, typer.Option("--b-us-per-byte", min=0, help="Microseconds per byte. Default: fitted.")
+    ] = None,
     chrome: Annotated[Path | None, typer.Option("--chrome", help="Write the schedules as a Chrome trace.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw the schedules (PNG).")] = None,
     form: FormatOption = Format.json,
 ) -> None:
-    """Replay a measured trace: naive, wait-free, one message, merged gradients."""
+    """Replay a measured trace with other ways to send its gradients: naive, wait-free, one message, merged."""
     import json
 
     from hybridps.oracle.machines import Line
@@ -65,17 +68,18 @@ def calibrate_command(
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path(CALIBRATION_FOLDER),
     layouts: Annotated[
-        str, typer.Option("--layouts", help="Workers x groups whose communication is measured; or none.")
+        str, typer.Option("--layouts", help="Workers x groups to measure the communication of; or none.")
     ] = "2x1,2x2,4x1,4x2",
-    copies: Annotated[str, typer.Option("--copies", help="Copies of the script that run at once.")] = "1,2,4",
-    batch_sizes: Annotated[str, typer.Option("--batch-sizes", help="Images of one worker in one step.")] = "4,12,20",
-    batches: Annotated[int, typer.Option("--batches", min=2, help="Steps in an epoch; five are run.")] = 8,
+    copies: Annotated[str, typer.Option("--copies", help="Numbers of copies of the script to run at once.")] = "1,2,4",
+    batch_sizes: Annotated[str, typer.Option("--batch-sizes", help="Batch sizes of a worker to measure.")] = "4,12,20",
+    batches: Annotated[int, typer.Option("--batches", min=2, help="Steps in an epoch; five epochs are run.")] = 8,
     models: Annotated[
-        Path | None, typer.Option("--models", help="Python file whose make() gives the network. Default: Gluon's zoo.")
+        Path | None,
+        typer.Option("--models", help="Python file whose make() returns the network. Default: Gluon's zoo."),
     ] = None,
-    hosts: Annotated[str, typer.Option("-H", "--hosts", help="Where the layouts are, e.g. h1:2,h2:2.")] = "",
+    hosts: Annotated[str, typer.Option("-H", "--hosts", help="Hosts to run the layouts on, e.g. h1:2,h2:2.")] = "",
     base: Annotated[
-        Path | None, typer.Option("--base", help="A calibration: measure the communication only, take the rest.")
+        Path | None, typer.Option("--base", help="Calibration to reuse: only the communication is measured again.")
     ] = None,
 ) -> None:
     """Measure this machine's links, servers, memory and kernels, the network's layers, and the script's steps.
@@ -117,7 +121,7 @@ def compare_command(
     ),
     form: FormatOption = Format.table,
 ) -> None:
-    """Compare a run's own events with what the oracle predicts for it, phase by phase."""
+    """Compare a run's measured times with the oracle's prediction, phase by phase."""
     from hybridps.calibrate.runs import describe, measure
     from hybridps.oracle.machines.calibration import read_calibration
     from hybridps.oracle.output.tables import comparison_table
@@ -127,7 +131,7 @@ def compare_command(
     what, settings = describe(run)
     if settings.get("network") != known.layers.network.name:
         raise OracleError(
-            f"{run} trained {settings.get('network')}, {calibration} is of {known.layers.network.name}: "
+            f"{run} trained {settings.get('network')}, but {calibration} is for {known.layers.network.name}: "
             "give the --calibration of the network"
         )
     rows = compare(predict(known, what), measure(run, what))

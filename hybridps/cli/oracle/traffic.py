@@ -1,4 +1,4 @@
-"""`hybridps oracle traffic`: the traffic of other thresholds than the one that a run had."""
+"""`hybridps oracle traffic`: forecasts the traffic of a run with other thresholds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from hybridps.errors import ConfigError
 def traffic_command(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
     thresholds: Annotated[
-        list[str], typer.Option("--threshold", help="Of the trigger change, e.g. 0.05, or inf; may be repeated.")
+        list[str],
+        typer.Option("--threshold", help="Threshold of the trigger change, e.g. 0.05 or inf; may be repeated."),
     ],
     silence: Annotated[int | None, typer.Option(min=1, help="Steps after which a group exchanges in any case.")] = None,
     form: FormatOption = Format.table,

@@ -1,5 +1,5 @@
 """`hybridps run`: starts the servers and one mpirun for each group, and watches them until they end.
 
-A caller passes what `plan.make_launch` returns to `launcher.run`. This face imports nothing, since `hybridps doctor`
-and the benchmarks use `mpirun.py` and `hosts.py` alone, where the launcher may not even import.
+A caller passes the result of `plan.make_launch` to `launcher.run`. This file imports nothing: `hybridps doctor` and the
+benchmarks use only `mpirun.py` and `hosts.py`, also where the launcher itself cannot be imported.
 """

@@ -1,4 +1,4 @@
-"""A launch whose groups join a job that runs: what its servers are asked, and told when a group has ended."""
+"""A launch whose groups join a running job: what it asks the job's servers, and tells them when a group ends."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hybridps.ps.client import ask
 
 _TELL_SECONDS = 2.0
 _WAY_OUT = (
-    "groups may join jobs of elastic, eamsgd, local, diloco, async and stale; else end the job, and start it again "
-    "with more groups from a checkpoint"
+    "groups can join jobs of elastic, eamsgd, local, diloco, async and stale; otherwise, end the job, and start it "
+    "again with more groups from a checkpoint"
 )
 
 
 def join(launch: Launch) -> Launch:
-    """The launch with what the job's first server says: numbers for its groups, settings and servers.
+    """Return the launch with the answer of the job's first server: numbers for its groups, settings and servers.
 
-    Raises ConfigError for settings that are not those of the job, or a job that cannot be joined so; ServerError if the
-    server refuses, or does not answer.
+    Raises ConfigError if its settings differ from those of the job or the job cannot be joined; ServerError if the
+    server refuses or does not answer.
     """
     settings = launch.settings
     job = settings.job if settings.job != Settings().job else None
@@ -37,7 +37,7 @@ def join(launch: Launch) -> Launch:
 
 
 def tell_end(launch: Launch, group: int, life: int, returns: bool) -> None:
-    """Tell all servers that a life of a group has ended. Those that do not answer find out by themselves."""
+    """Tell all servers that a life of a group has ended. A server that does not answer finds out by itself."""
     settings, number = launch.settings, launch.groups[group].number
     end = wire.EndOfGroup(wire.VERSION, settings.job, number, life, settings.ticket or 0, returns)
     for address in settings.servers:
@@ -48,7 +48,7 @@ def tell_end(launch: Launch, group: int, life: int, returns: bool) -> None:
 
 
 def _merged(launch: Launch, known: wire.ToldToJoin) -> Settings:
-    """The settings of the launch with those of the job. Raises ConfigError if they do not fit."""
+    """Return the settings of the launch, completed by those of the job. Raises ConfigError if they do not fit."""
     from hybridps.algorithms import resolve
 
     settings, terms = launch.settings, known.terms
@@ -70,9 +70,9 @@ def _merged(launch: Launch, known: wire.ToldToJoin) -> Settings:
 
 
 def _ask(settings: Settings, message: wire.AskToJoin) -> wire.ToldToJoin:
-    """What the first server says. Raises ServerError if it does not answer, or refuses."""
+    """Return the answer of the first server. Raises ServerError if it does not answer, or refuses."""
     address = settings.servers[0]
     told = ask(address, message, settings, settings.connect_seconds)
     if not isinstance(told, wire.ToldToJoin):
-        raise ServerError(f"{address} answered {type(told).__name__} to AskToJoin: it is no server of this version")
+        raise ServerError(f"{address} answered {type(told).__name__} to AskToJoin: it is not a server of this version")
     return told

@@ -1,4 +1,4 @@
-"""Runs a launch: starts servers and one mpirun for each group, watches them, and leaves no process behind."""
+"""Runs a launch: starts the servers and one mpirun for each group, watches them, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from hybridps.tracing.recorder import check_trace
 
 
 def run(launch: Launch, why: Why | None = None) -> int:
-    """Start the job, wait for its end, and return the exit status. Raises HybridPSError before anything is started.
+    """Run a job from start to end, and return the exit status. Raises HybridPSError before anything is started.
 
-    With `why`, the first line says what was chosen, and why.
+    With `why`, the first line that is printed says what was chosen, and why.
     """
     mpirun = find_mpirun()
     check_run_folder(launch.settings.run_folder)
@@ -49,7 +49,7 @@ def run(launch: Launch, why: Why | None = None) -> int:
 
 
 def _screen(launch: Launch, stack: ExitStack) -> Screen:
-    """Where the output of a launch goes. Its files are closed with the stack. Raises ConfigError."""
+    """Return the screen of a launch. Its files are closed with the stack. Raises ConfigError."""
     names = [server.name for server in launch.servers]
     prefixes: dict[str, str] = {}
     for group in launch.groups:
@@ -77,7 +77,7 @@ class Launcher:
         self._servers = LaunchedServers(launch, self._processes, self._screen, self._log, self._signals)
         self._groups = LaunchedGroups(launch, mpirun, self._processes, self._screen, self._hear)
         self._left = False
-        """Whether all groups have left, as they were told."""
+        """Whether all groups have left after a notice."""
         self._failed = 0
         self._ends_all = False
         self._stopping = False
@@ -107,7 +107,7 @@ class Launcher:
         return status
 
     def _start_groups(self, stack: ExitStack) -> None:
-        """Start all groups. Their folders go with the stack."""
+        """Start all groups. The stack removes their folders."""
         launch = self._launch
         self._groups.prepare(stack)
         count = sum(group.size for group in launch.groups)
@@ -121,22 +121,22 @@ class Launcher:
     def _start_group(self, group: int) -> None:
         life = self._lives.of[group]
         resume = Resume(life, self._log.epoch, self._log.step) if life else Resume()
-        if self._launch.settings.ticket is not None:  # it takes the job's weights, as if it were started again
+        if self._launch.settings.ticket is not None:  # it takes the job's weights over, like a restarted group
             epoch, step = self._launch.done
             resume = Resume(life + 1, max(epoch, self._log.epoch), max(step, self._log.step))
         self._groups.start(self._launch, group, self._servers, resume)
 
     def _watch_groups(self) -> None:
-        """Until all groups have ended for good: those that died are started again, if they may be."""
+        """Wait until all groups have ended for good. Groups that died are restarted if they may be."""
         self._processes.until(self._is_over)
         while self._lives.due and not (self._signals or self._ends_all):
             self._start_again()
             self._processes.until(self._is_over)
 
     def _is_over(self) -> bool:
-        """Whether there is nothing to wait for, but perhaps something to do.
+        """Return whether to stop waiting: all groups have ended, or there is something to do.
 
-        A group that has not started in time ends the launch; one that was started again only itself.
+        A group that has not started in time ends the launch; if it was restarted, only the group is stopped.
         """
         if self._signals or self._ends_all or self._lives.due or not self._groups.running:
             return True
@@ -151,7 +151,7 @@ class Launcher:
         return True
 
     def _start_again(self) -> None:
-        """Start the groups that are due, where the job is by now; if no weights are left there, at its beginning."""
+        """Restart the groups that are due where the job is by now, or at its beginning if nothing holds the weights."""
         if self._lives.together:
             self._stop_groups()
         if self._lives.together or not self._has_weights(self._groups.children):
@@ -163,7 +163,7 @@ class Launcher:
             self._start_group(group)
 
     def _stop_groups(self) -> None:
-        """Stop all groups, so that they begin together, in a job that the servers do not know."""
+        """Stop all groups, so that they start together, in a job with a name that is new to the servers."""
         self._stopping = True
         self._processes.stop(self._groups.running, lambda: bool(self._signals))
         self._stopping = False
@@ -172,19 +172,19 @@ class Launcher:
         self._launch = self._launch.as_another_job(max(self._lives.of) + 1)
 
     def _give_notice(self) -> None:
-        """At the first SIGTERM, tell the groups to leave, if they get notice, and wait as long as was said."""
+        """At the first SIGTERM, tell the groups to leave, if notice is configured, and wait for the configured time."""
         seconds, groups, starting = self._launch.settings.notice_seconds, self._groups.running, self._groups.starting
         if seconds is None or self._signals.heard != [signal.SIGTERM] or not groups or starting is None:
             return
         self._screen.message(f"SIGTERM: {len(groups)} groups have {seconds:g} s to leave")
-        for child in groups:  # once: while Python ends, the signal would kill a rank
+        for child in groups:  # only once: while Python ends, the signal would kill a rank
             if starting.has_started(self._groups.children.index(child)):
                 child.process.send_signal(signal.SIGUSR1)
         self._processes.until(lambda: self._signals.are_several or not running(groups), seconds)
         self._left = not any(child.status or child.status is None for child in groups)
 
     def _hear(self, group: int, line: str) -> bool:
-        """A worker has printed a line; whether that is not shown."""
+        """Handle a line that a worker has printed. Return whether to hide it."""
         known = self._log.epoch, self._log.step
         heard = self._log.hear(group, line, self._groups.workers_running)
         if known != (self._log.epoch, self._log.step):
@@ -194,7 +194,7 @@ class Launcher:
         return heard.hide
 
     def _ended(self, child: Child) -> None:
-        """A child has ended: report it if it failed, and tell the servers if it is a group."""
+        """Handle the end of a child: report it if it failed, and tell the servers if it is a group."""
         if self._stopping or self._signals:
             return
         if child not in self._groups.children:
@@ -204,7 +204,7 @@ class Launcher:
             return
         group, restart = self._groups.children.index(child), ""
         others = [other for other in self._groups.children if other is not child]
-        # A group that gossips would find nobody where the others have come to their ends.
+        # A group that gossips would find no partner if the others have finished.
         if child.status and (self._has_weights(others) or all(other.status for other in others)):
             restart = self._lives.failed(group, child.status)
         if child.status:
@@ -212,15 +212,15 @@ class Launcher:
         self._tell_servers(group, returns=bool(restart) and not self._lives.together)
 
     def _has_weights(self, others: list[Child]) -> bool:
-        """Whether somebody has the weights of the job for a group that is started again: servers, or other groups."""
+        """Return whether servers or other groups hold the weights of the job for a restarted group."""
         return bool(self._servers.tiers or self._launch.settings.servers or running(others))
 
     def _what_follows(self, child: Child, restart: str) -> str:
-        """What the launcher says of a group that has failed."""
+        """Return what the launcher says about the consequences of a group's failure, and note them."""
         if restart:
             return f"; {restart}"
         self._failed = self._failed or child.status or 0
-        # at MXNet's servers the others could not go on
+        # with MXNet's servers, the other groups could not continue
         self._ends_all = child.status == MISUSED or self._launch.settings.backend == "mxnet"
         if not any(other is not child for other in self._groups.running):
             return ""

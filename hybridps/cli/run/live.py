@@ -22,13 +22,13 @@ from hybridps.watch.line import JobLine
 from hybridps.watch.slow import SlowGroups
 
 _MOST_REPORTS = 1000
-"""In a status: those of more workers would make it long."""
+"""The limit on the reports in a status, so that it stays short with many workers."""
 
 
 class LaunchLive:
-    """The live folder of a launch. `launch` is the launch that was given, whose processes write there.
+    """The live folder of a launch. `launch` is the launch as given, with the folder that its processes write to.
 
-    If the folder cannot be made, the screen says why, and the launch goes on unseen.
+    If the folder cannot be made, the screen shows why, and the launch runs without it.
     """
 
     def __init__(self, launch: Launch, screen: Screen) -> None:
@@ -43,18 +43,18 @@ class LaunchLive:
         try:
             self._made = LiveFolder(launch.settings.run_folder)
         except OSError as error:
-            screen.message(f"`hybridps top` does not see this run: {error.strerror or error}")
+            screen.message(f"`hybridps top` cannot show this run: {error.strerror or error}")
             return
         settings = msgspec.structs.replace(launch.settings, live_folder=str(self._made.path))
         self.launch = replace(launch, settings=settings)
 
     @property
     def entry(self) -> str | None:
-        """What is to be removed if this process is killed."""
+        """The entry that is to be removed if this process is killed."""
         return None if self._made is None else str(self._made.entry)
 
     def begin(self, servers: LaunchedServers, groups: LaunchedGroups, lives: Lives, log: RunLog) -> None:
-        """Write the status of the launch from now on."""
+        """Start to write the status of the launch, and to watch its groups."""
         if self._made is None:
             return
         self._log = log
@@ -86,7 +86,7 @@ class LaunchLive:
             self._screen.message(said)
 
     def show(self) -> None:
-        """Show how far the job is, and say which groups are slow. On the thread of the screen."""
+        """Show the progress of the job, and report which groups are slow. Called on the thread of the screen."""
         while self._groups.news:
             text, event = self._groups.news.popleft()
             if not self.launch.settings.quiet:
@@ -96,7 +96,7 @@ class LaunchLive:
         self._screen.show_job(self._line.text)
 
     def close(self) -> None:
-        """The launch has ended."""
+        """Close the files at the end of the launch."""
         if self._watcher is not None:
             self._watcher.close()
         if self._file is not None:
@@ -106,7 +106,7 @@ class LaunchLive:
 
 
 def _groups(launch: Launch, groups: LaunchedGroups, lives: Lives) -> list[GroupStatus]:
-    """The groups that were started so far."""
+    """Return the status of each group that was started so far."""
     return [
         GroupStatus(
             number=group.number,

@@ -1,4 +1,4 @@
-"""The launcher of the MPI library: where it is, which library it belongs to, and its command line."""
+"""The MPI library's `mpirun`: where it is, which library it belongs to, and its command lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPEN_MPI = "Open MPI"
 MPICH = "MPICH"
 _MARKS = {"Open MPI": OPEN_MPI, "OpenRTE": OPEN_MPI, "PRRTE": OPEN_MPI, "HYDRA": MPICH, "Intel(R) MPI": MPICH}
 _OLD_OPEN_MPI = re.compile(r"\(Open MPI\) [1-4]\.")
-"""These versions forward incomplete lines, and have no option for it."""
+"""The versions that forward incomplete lines, and have no option for it."""
 _VERSION_SECONDS = 20
 _NUMBER = re.compile(r"(?:\(Open MPI\)|Version:|Version) +(\S+)")
 _BINDS = ("--bind-to", "-bind-to", "--bind-to-core", "--bind-to-socket")
@@ -34,7 +34,7 @@ class Mpirun:
     path: str
     flavour: str
     version: str = ""
-    """Output of `mpirun --version`."""
+    """The output of `mpirun --version`."""
 
     def __str__(self) -> str:
         number = _NUMBER.search(self.version)
@@ -42,7 +42,7 @@ class Mpirun:
 
     @property
     def tag(self) -> re.Pattern[bytes]:
-        """What stands before what a rank has written, if `command` asks for it. Group 1 is the rank."""
+        """A pattern for the tag before what a rank writes, if `command` asks for tags. Its group 1 is the rank."""
         space = b"" if self._is_old else b" "
         return re.compile(rb"\[\d+,(\d+)\]<std(?:out|err)>:" + space)
 
@@ -52,9 +52,9 @@ class Mpirun:
 
     @property
     def death_signal(self) -> int:
-        """The signal that ends mpirun together with all of its ranks, even with those that ignore SIGTERM."""
-        # On SIGTERM, Open MPI's mpirun kills its ranks, and MPICH's waits for them. When MPICH's is killed, its
-        # proxies kill the ranks; when Open MPI's is killed, its ranks go on.
+        """The signal that ends mpirun together with all of its ranks, even those that ignore SIGTERM."""
+        # On SIGTERM, Open MPI's mpirun kills its ranks, but MPICH's waits for them. When MPICH's is killed, its proxies
+        # kill the ranks; when Open MPI's is killed, its ranks keep running.
         return signal.SIGTERM if self.flavour == OPEN_MPI else signal.SIGKILL
 
     def command(
@@ -70,16 +70,16 @@ class Mpirun:
         tagged: bool = False,
         more: Sequence[str] = (),
     ) -> tuple[str, ...]:
-        """The command line that starts the ranks on these hosts (none: this host). Remote ranks get `exported`.
+        """Return the command line that starts the ranks on `hosts` (none: this host). Remote ranks get `exported`.
 
-        `at_once`: forward incomplete lines, so that progress bars are visible. Otherwise mpirun forwards whole lines,
-        if it can. `over_ssh`: reach the hosts over ssh, whatever else there is. `secret`: names in `exported` whose
-        values must not be on a command line. `tagged`: whose a line is stands before it (`tag`), and lines are whole.
-        `more`: options of the user for mpirun.
+        `at_once`: forward incomplete lines, so that progress bars are visible; otherwise mpirun forwards whole lines if
+        it can. `over_ssh`: reach the hosts over ssh, even if there is another way. `secret`: names in `exported` whose
+        values must not be on a command line. `tagged`: forward whole lines, each after the tag of its rank (`tag`).
+        `more`: the user's own options for mpirun.
         """
         is_open_mpi, options = self.flavour == OPEN_MPI, []
         if is_open_mpi:
-            # Several mpiruns on one host would each bind their first rank to core 0.
+            # Otherwise, several mpiruns on one host would each bind their first rank to core 0.
             options += ["--oversubscribe", *([] if set(_BINDS) & set(more) else ["--bind-to", "none"])]
             if at_once and not tagged and not self._is_old:
                 options += ["--stream-buffering", "0"]
@@ -93,7 +93,7 @@ class Mpirun:
             if is_open_mpi:
                 options += ["-x", name]
             elif name not in secret:
-                # All ranks get the whole environment anyway, and everyone on the host can read a command line.
+                # All ranks get the whole environment anyway, and anyone on the host can read a command line.
                 options += ["-genv", name, value]
         return (self.path, *options, *more, "-n", str(workers), *command)
 
@@ -109,7 +109,7 @@ class Mpirun:
 
 
 def find_mpirun() -> Mpirun:
-    """The mpirun beside this Python, or else the first one on PATH. Raises ConfigError if there is no known one."""
+    """Return the mpirun beside this Python, or else the first on PATH. Raises ConfigError if there is no known one."""
     beside = Path(sys.executable).parent
     found = shutil.which("mpirun", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
     if found is None:
@@ -133,7 +133,7 @@ def find_mpirun() -> Mpirun:
 
 
 def flavour_of(version: str, path: str) -> str:
-    """The MPI library, recognised by the output of `mpirun --version`. Raises ConfigError for an unknown one."""
+    """Return the MPI library that the output of `mpirun --version` names. Raises ConfigError for an unknown one."""
     for mark, flavour in _MARKS.items():
         if mark in version:
             return flavour
@@ -142,19 +142,19 @@ def flavour_of(version: str, path: str) -> str:
 
 
 def rank_environment(environ: Mapping[str, str], cores: int, workers: int, processes: int) -> dict[str, str]:
-    """Variables that let `workers` ranks share the cores of a host with the other processes of the job.
+    """Return variables that let `workers` ranks share the cores of a host with the other processes of the job.
 
-    `processes` counts all of them, ranks included. Variables that the user has set are left alone.
+    `processes` counts all of them, ranks included. Variables that the user has set are left out.
     """
     wanted = {"OMP_NUM_THREADS": str(max(1, cores // max(1, workers)))}
     if processes > cores:
-        # A waiting rank would keep its core busy, which other ranks need.
+        # Otherwise, a waiting rank would keep a core busy that other ranks need.
         wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
 def root_environment() -> dict[str, str]:
-    """Variables that allow Open MPI to run as root; empty for other users."""
+    """Return variables that allow Open MPI to run as root; none for other users."""
     if os.geteuid() != 0:
         return {}
     names = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
@@ -162,11 +162,11 @@ def root_environment() -> dict[str, str]:
 
 
 def session_environment(environ: Mapping[str, str], folder: str, memory: str | None) -> dict[str, str]:
-    """Variables that make Open MPI 5 keep its files in folders that the launcher removes, unless the user chose others.
+    """Return variables that move Open MPI 5's files to folders that the launcher removes, unless the user chose others.
 
-    `folder`: of mpirun's session files. By default they are named after its process id in the system's temporary
-    folder. A killed mpirun leaves them there, and a later one with the same process id then fails with "listener thread
-    failed to start". `memory`: of the ranks' shared memory, which a killed rank leaves behind.
+    `folder` is for mpirun's session files. By default they are in the system's temporary folder, and named after its
+    process id. A killed mpirun leaves them there, and a later one with the same process id fails with "listener thread
+    failed to start". `memory` is for the ranks' shared memory, which a killed rank leaves behind.
     """
     wanted = {}
     if not any(name.startswith("PRTE_MCA_prte") and "tmpdir_base" in name for name in environ):

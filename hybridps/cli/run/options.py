@@ -1,4 +1,4 @@
-"""The options of `hybridps run`. Some have a second name, under which MXNet's `tools/launch.py` knows them."""
+"""The options of `hybridps run`. Some have a second name, by which MXNet's `tools/launch.py` knows them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hybridps.errors import ConfigError
 
 
 def _algorithms() -> list[str]:
-    """Their names, for the completion of a shell."""
-    from hybridps.algorithms.choose import KNOWN  # brings the compiler
+    """Return the names of the algorithms, for shell completion."""
+    from hybridps.algorithms.choose import KNOWN  # this loads the compiler
 
     return sorted(KNOWN)
 
@@ -43,19 +43,19 @@ JoinOption = Annotated[
     typer.Option(metavar="ADDRESS,...", help="Join the job that runs at these servers; the first one is enough."),
 ]
 RestartsOption = Annotated[
-    int, typer.Option(metavar="N", help="Start a group that dies again, at most N times in all. Default: 0.")
+    int, typer.Option(metavar="N", help="Restart groups that die, at most N times in total. Default: 0.")
 ]
 ServerRestartsOption = Annotated[
     int | None,
     typer.Option(
         "--server-restarts",
         min=0,
-        help="Start a server that dies again with its tables, up to so many times. Default: 3.",
+        help="Restart a server that dies, with its tables, at most this many times. Default: 3.",
     ),
 ]
 SnapshotsOption = Annotated[
     str | None,
-    typer.Option(metavar="FOLDER", help="Folder for snapshots of the servers' tables, from which a job starts again."),
+    typer.Option(metavar="FOLDER", help="Folder for snapshots of the servers' tables, from which a job can restart."),
 ]
 SnapshotSecondsOption = Annotated[float | None, typer.Option(help="Seconds between two snapshots. Default: 60.")]
 BackendOption = Annotated[
@@ -81,59 +81,67 @@ TriggerOption = Annotated[
     typer.Option(
         metavar="TRIGGER",
         help="When weights are averaged: always, every:TAU, change:THETA, eventgrad[:HORIZON], dynamic:DELTA, "
-        "budget:RATE or adapt:THETA; a bound on silence follows, as in change:0.05,silence=100. Default: every:10.",
+        "budget:RATE or adapt:THETA; a limit on silence may follow, as in change:0.05,silence=100. Default: every:10.",
     ),
 ]
 BudgetOption = Annotated[
     str | None,
-    typer.Option(metavar="RATE", help="Bytes that each group may send, e.g. 10MB/s: short for --trigger budget:RATE."),
+    typer.Option(
+        metavar="RATE", help="Rate at which each group may send, e.g. 10MB/s: short for --trigger budget:RATE."
+    ),
 ]
 LauncherOption = Annotated[
     str | None,
     typer.Option(
         metavar="WORD",
-        help="How ranks are started: local, ssh, mpi (as mpirun does it by itself), or slurm (in an allocation).",
+        help="How ranks are started: local, ssh, mpi (as mpirun does by default), or slurm (in an allocation).",
         autocompletion=lambda: list(LAUNCHERS),
     ),
 ]
 HostsOption = Annotated[
     str | None,
-    typer.Option("-H", "--hosts", help="Hosts and their slots, e.g. h1:4,h2:4, or a file with them."),
+    typer.Option("-H", "--hosts", help="Hosts and their slots, e.g. h1:4,h2:4, or a file that lists them."),
 ]
 HostfileOption = Annotated[Path | None, typer.Option(help="File with lines such as: h1 slots=4")]
 ExportsOption = Annotated[
     list[str] | None,
     typer.Option(
-        "-x", metavar="NAME[=VALUE]", help="Environment variable for all workers and servers, as here or with a value."
+        "-x",
+        metavar="NAME[=VALUE]",
+        help="Environment variable for all workers and servers, with its value here or a new one.",
     ),
 ]
 EnvOption = Annotated[
     list[str] | None,
-    typer.Option("--env", metavar="NAME[:VALUE],...", help="The same for several variables, as launch.py has it."),
+    typer.Option("--env", metavar="NAME[:VALUE],...", help="Like -x for several variables, in launch.py's form."),
 ]
 WorkerEnvOption = Annotated[
-    list[str] | None, typer.Option("--env-worker", metavar="NAME:VALUE,...", help="The same, for workers alone.")
+    list[str] | None, typer.Option("--env-worker", metavar="NAME:VALUE,...", help="Like --env, for workers only.")
 ]
 ServerEnvOption = Annotated[
-    list[str] | None, typer.Option("--env-server", metavar="NAME:VALUE,...", help="The same, for servers alone.")
+    list[str] | None, typer.Option("--env-server", metavar="NAME:VALUE,...", help="Like --env, for servers only.")
 ]
 PrefixOption = Annotated[
     str,
     typer.Option(
         metavar="WORD",
-        help="What stands before each line of a worker: group, worker (its group and its number), or none.",
+        help="Prefix of each line of a worker: group, worker (its group and its number), or none.",
         autocompletion=lambda: list(PREFIXES),
     ),
 ]
 LogOption = Annotated[
     Path | None,
-    typer.Option("--log-dir", "--output-filename", help="Folder that gets a file with the output of each worker."),
+    typer.Option(
+        "--log-dir",
+        "--output-filename",
+        help="Folder for the output, with a file for each worker, each server and the launcher.",
+    ),
 ]
 BindOption = Annotated[
     str | None,
     typer.Option(
         metavar="WORD,...",
-        help="What each worker has for itself on its host: cores, gpus, or cores,gpus. Default: nothing.",
+        help="What each worker gets for itself on its host: cores, gpus, or cores,gpus. Default: nothing.",
         autocompletion=lambda: [*BINDINGS, ",".join(BINDINGS)],
     ),
 ]
@@ -145,7 +153,7 @@ SyncOption = Annotated[str | None, typer.Option("--sync-dst-dir", hidden=True)]
 NoticeOption = Annotated[
     float | None,
     typer.Option(
-        help="At SIGTERM the groups have so many seconds to leave the job in good order. Default: they are stopped."
+        help="Seconds that groups get to leave the job after a SIGTERM. Default: they are stopped without notice."
     ),
 ]
 RunOption = Annotated[str | None, typer.Option("--run", help="Run folder, for events and the report.")]
@@ -154,25 +162,25 @@ TraceOption = Annotated[
     typer.Option("--trace", help="Trace each step of all workers and servers into the run folder. See hybridps trace."),
 ]
 TensorBoardOption = Annotated[
-    str | None, typer.Option("--tensorboard", metavar="FOLDER", help="Folder for scalars that TensorBoard shows.")
+    str | None, typer.Option("--tensorboard", metavar="FOLDER", help="Folder for scalars to show in TensorBoard.")
 ]
 WorkerMetricsOption = Annotated[
     int | None, typer.Option(help="Expose Prometheus metrics of all workers on this port; 0 is any free port.")
 ]
 AlphaOption = Annotated[float | None, typer.Option(help="Moving rate of Elastic SGD.")]
-TauOption = Annotated[int | None, typer.Option(help="Steps between two averagings of weights.")]
+TauOption = Annotated[int | None, typer.Option(help="Steps between two averages of weights.")]
 SettingsOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting, e.g. chunk_bytes=65536.")
 ]
 InsecureOption = Annotated[
     bool, typer.Option("--insecure", help="Let anyone on the network use the servers, without keys.")
 ]
-QuietOption = Annotated[bool | None, typer.Option("--quiet", help="Do not print settings, notes and the summary.")]
+QuietOption = Annotated[bool | None, typer.Option("--quiet", help="Do not print settings, notes or the summary.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options of `hybridps run`, as they were given."""
+    """The options of `hybridps run`, as given on the command line."""
 
     command: CommandArgument = None
     workers: WorkersOption = None
@@ -215,7 +223,7 @@ class RunOptions:
 
 
 def addresses_of(join: str | None, servers: int | None, settings: Settings) -> tuple[str, ...]:
-    """The servers of `--join`. Raises ConfigError for other options that have no meaning with it."""
+    """Return the servers of `--join`. Raises ConfigError for options that have no meaning with it."""
     if join is None:
         return ()
     addresses = make_settings({"servers": join}).servers
@@ -232,7 +240,7 @@ def addresses_of(join: str | None, servers: int | None, settings: Settings) -> t
 
 
 def trigger_of(trigger: str | None, budget: str | None) -> str | None:
-    """The trigger that both options ask for. Raises ConfigError if they contradict each other."""
+    """Return the trigger that the two options ask for. Raises ConfigError if both are given."""
     if budget is None:
         return trigger
     if trigger is not None:

@@ -1,4 +1,4 @@
-"""What a launch itself writes to its run folder: when it started the workers, and what their scripts report."""
+"""What a launch writes to its run folder: when it started the workers, and what their scripts report."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class Heard(NamedTuple):
-    """What a line of a worker means to the launcher."""
+    """What the launcher makes of a line of a worker."""
 
     hide: bool = False
-    """Whether the line is not shown: it is the part of one worker, and the mean of all is shown."""
+    """Whether to hide the line: it is the report of one worker, and the launcher shows the mean of all."""
     message: str = ""
-    """What the launcher has to say now."""
+    """What the launcher prints now; empty for nothing."""
 
 
 class RunLog:
-    """The events of a launch, in `hybridps-launcher.jsonl`; nothing is written without a run folder."""
+    """The events of a launch, in `hybridps-launcher.jsonl`. Without a run folder, nothing is written."""
 
     def __init__(self, settings: Settings) -> None:
         self._folder, self._launch = settings.run_folder, settings.launch
@@ -37,36 +37,36 @@ class RunLog:
         self._events.emit(Configured(self._began, msgspec.to_builtins(without_secrets(settings))))
         self._following: Following | None = None
         self._parts: dict[float, list[Evaluated]] = {}
-        """What single workers have reported, by epoch."""
+        """The reports of single workers, by epoch."""
         self.latest: dict[tuple[int, int | None], Evaluated] = {}
-        """The last report of each worker, by group and number; None: of a group that does not number them."""
+        """The last report of each worker, by group and number; the number is None if the group does not number them."""
         self._reporters: set[tuple[int, int]] = set()
-        """Group and number of each worker that has reported."""
+        """The group and number of each worker that has reported."""
         self.epoch, self.step = 0.0, 0
-        """How many epochs and steps are done, by the furthest worker that has reported."""
+        """The epochs and steps done, as reported by the worker that is furthest ahead."""
 
     def launched(self, workers: int, groups: int, servers: int, command: Sequence[str]) -> None:
         self._events.emit(Launched(workers, groups, servers, list(command)))
 
     def restarted(self, group: int, life: int, status: int) -> None:
-        """A group is started again, after its earlier life has ended with this status."""
+        """Record that a group is restarted, after its earlier life ended with `status`."""
         self._events.emit(Restarted(group, life, status))
 
     def joined(self, joined: Sequence[int], groups: int, workers: int) -> None:
-        """These groups have joined the job, which has so many groups and workers in all."""
+        """Record that groups have joined the job, and how many groups and workers it now has in all."""
         self._events.emit(Joined(list(joined), groups, workers))
 
     def note(self, event: Event) -> None:
-        """Something else has happened."""
+        """Record another event."""
         self._events.emit(event)
 
     def begin_anew(self) -> None:
-        """What was reported is lost: all groups begin anew."""
+        """Forget the progress that was reported: all groups start from the beginning."""
         self._parts.clear()
         self.epoch, self.step = 0.0, 0
 
     def hear(self, group: int, line: str, running: int) -> Heard:
-        """Note what a line of a group reports, if it reports anything. `running`: workers that still run."""
+        """Record the progress that a line of a group reports, if any. `running`: how many workers still run."""
         try:
             event = parse_progress(line)
         except ConfigError as error:
@@ -86,13 +86,13 @@ class RunLog:
         return Heard(hide=True, message=self._say(event.epoch) if len(parts) >= running else said)
 
     def ended(self, status: int) -> str:
-        """Note the end. Returns what is still to be said."""
+        """Record the end. Return what remains to be printed."""
         self._events.emit(Ended(status))
         self._events.close()
         return self._say_of_one(None)
 
     def _say_of_one(self, epoch: float | None) -> str:
-        """Where only one worker reports, what it reported before this epoch: nobody else completes it."""
+        """Return what a worker that reports alone reported before `epoch`, as no other completes it; else nothing."""
         if len(self._reporters) > 1:
             return ""
         return "; ".join(filter(None, [self._say(before) for before in sorted(self._parts) if before != epoch]))
@@ -105,7 +105,7 @@ class RunLog:
         return f"epoch {epoch:g}: " + ", ".join(filter(None, [*said, self._traffic()])) if said else ""
 
     def _traffic(self) -> str:
-        """What the groups have sent so far; empty without events."""
+        """Return what the groups have sent so far; empty without events."""
         if self._folder is None:
             return ""
         from hybridps.report import Following, in_words

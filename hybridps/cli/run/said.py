@@ -1,4 +1,4 @@
-"""What a launch says of itself before it starts: its first line, and the commands of `--dry-run`."""
+"""What a launch prints about itself before it starts: its first line, and the commands of `--dry-run`."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from hybridps.cli.run.servers import command_of_server
 from hybridps.config import PREFIX, SECRETS
 
 _MADE = "MADE-FOR-THIS-LAUNCH"
-"""Stands for keys."""
+"""The placeholder for keys."""
 
 _FOLDER = "A-NEW-FOLDER"
-"""Stands for the folders of a launch. Without them mpirun takes others."""
+"""The placeholder for folders of the launch. Without them, mpirun uses its own."""
 
 _ALWAYS = ("OMP_NUM_THREADS",)
 
 
 class Why(NamedTuple):
-    """What the command line said itself; the rest was chosen."""
+    """What the command line itself specified; the rest was chosen."""
 
     workers: int | None = None
     servers: int | None = None
     hosts: str | None = None
-    """The option that gave hosts."""
+    """The option that named the hosts."""
 
 
 def describe(launch: Launch, mpirun: Mpirun, why: Why) -> str:
-    """What was chosen, and why, in one line."""
+    """Return one line that says what was chosen, and why."""
     sizes = [group.size for group in launch.groups]
     settings = launch.settings
     workers = f"{_count(sum(sizes), 'worker')} ({_why_workers(launch, why)})"
@@ -80,9 +80,9 @@ def _count(number: int, what: str) -> str:
 
 
 def commands(launch: Launch, mpirun: Mpirun) -> Iterator[str]:
-    """The commands that the launch would execute, for a shell, with a comment before each.
+    """Yield the commands that the launch would execute, for a shell, with a comment before each.
 
-    Addresses and keys that are not there yet are words in capitals. Variables for folders of the launch are left out.
+    Addresses and keys that do not exist yet are words in capitals. Variables for folders of the launch are left out.
     """
     here = dict(os.environ)
     keys, credentials = (_MADE, _MADE) if launch.makes_keys else (None, None)
@@ -102,7 +102,7 @@ def commands(launch: Launch, mpirun: Mpirun) -> Iterator[str]:
 
 
 def _shown(command: Command, here: dict[str, str]) -> str:
-    """A command with the variables that are not those of this process."""
+    """Return a command as text, with the variables that differ from those of this process."""
     variables = {
         name: _MADE if name in SECRETS else value
         for name, value in command.environ.items()

@@ -1,4 +1,4 @@
-"""The servers of a launch: they are started, say where they serve and who joins, and are told how the groups end."""
+"""The servers of a launch: starts them, reads their addresses and who joins, and tells them how the groups end."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from hybridps.ps.keys import Credentials, make_tenant
 
 
 class LaunchedServers:
-    """The servers of a launch; they may be none. Nothing is waited for after a signal."""
+    """The servers of a launch; there may be none. After a signal, nothing is waited for."""
 
     def __init__(self, launch: Launch, processes: Processes, screen: Screen, log: RunLog, signals: Signals) -> None:
         self.tiers: list[list[Child]] = []
-        """The parents, if there are racks, and last the servers that the groups meet at."""
+        """The servers by tier: the parents, if there are racks, and last the servers that the groups use."""
         self.credentials: str | None = None
-        """Those of the groups, if keys are made for this launch."""
+        """The credentials of the groups, if keys are made for this launch."""
         self._launch = launch
         self._processes = processes
         self._screen = screen
@@ -39,14 +39,14 @@ class LaunchedServers:
         self._signals = signals
         self._keys: str | None = None
         self._addresses: dict[str, str] = {}
-        """Of the servers that have said theirs, by their names."""
+        """The addresses of the servers that have printed theirs, by their names."""
         self._told = Told()
         self._others = Groups()
-        """The groups of the job, as its first server has said last."""
+        """The groups of the job, as last reported by its first server."""
 
     @property
     def addresses(self) -> list[str]:
-        """Where the groups meet."""
+        """The addresses of the servers that the groups use."""
         return [self._addresses[server.name] for server in self.tiers[-1]] if self.tiers else []
 
     @property
@@ -56,7 +56,7 @@ class LaunchedServers:
     def start(self) -> None:
         """Start the servers; those of racks last, as they need the addresses of their parents.
 
-        Raises ServerError if one does not say its address.
+        Raises ServerError if one does not print its address.
         """
         with ExitStack() as stack:
             if self._launch.makes_keys:
@@ -66,12 +66,12 @@ class LaunchedServers:
                 self.tiers.append([])
                 for server in servers:
                     self.tiers[-1].append(self._start_server(server, parents))
-                self._await_addresses()  # then they have read their keys
+                self._await_addresses()  # once they have printed these, they have read their keys
                 if self._signals:
                     return
 
     def _make_keys(self, folder: Path) -> None:
-        """Make keys for this launch: servers read theirs from the folder, groups get theirs in the environment."""
+        """Make keys for this launch. Servers read theirs from the folder, groups get theirs in the environment."""
         theirs = make_tenant(folder, "run")
         self._keys, self.credentials = str(folder), Credentials.load(theirs).text()
 
@@ -87,7 +87,7 @@ class LaunchedServers:
         )
 
     def _hear(self, name: str, line: str) -> bool:
-        """A server has printed a line; whether that is not shown."""
+        """Handle a line that a server has printed. Return whether to hide it."""
         if line.startswith(SAYS):
             self._addresses[name] = line.removeprefix(SAYS)
         if line == AGAIN:
@@ -98,7 +98,7 @@ class LaunchedServers:
         return told is not None or line == AGAIN
 
     def _note_groups(self, now: Groups) -> None:
-        """The first server says which groups have joined the job."""
+        """Note which groups have joined the job, as its first server reports."""
         for line in changes(self._others.joined, now):
             self._screen.message(line)
         if now.joined != self._others.joined:
@@ -106,7 +106,7 @@ class LaunchedServers:
         self._others = now
 
     def _await_addresses(self) -> None:
-        """Wait until all servers that were started have printed their addresses. Raises ServerError."""
+        """Wait until all servers started so far have printed their addresses. Raises ServerError."""
         started = self.children
 
         def silent() -> list[Child]:
@@ -122,7 +122,7 @@ class LaunchedServers:
         raise ServerError(f"{first.name} {what}, so no group was started; see its output above")
 
     def tell_end(self, launch: Launch, group: int, life: int, returns: bool) -> None:
-        """Tell the servers that the processes of a life of a group have ended; whether it `returns`."""
+        """Tell the servers that the processes of a life of a group have ended, and whether the group `returns`."""
         self._told.end(launch, self.tiers, self.credentials, group, life, returns)
 
     def tell_progress(self, launch: Launch) -> None:
@@ -130,7 +130,7 @@ class LaunchedServers:
         self._told.done(launch, self.tiers, self.credentials, self._log)
 
     def await_others(self) -> None:
-        """Wait until the groups that have joined the job have left: they need the servers."""
+        """Wait until the groups that have joined the job have left, because they need the servers."""
         servers = running(self.tiers[-1]) if self.tiers else []
         if not servers or not self._others.there or self._signals:
             return
@@ -142,8 +142,10 @@ class LaunchedServers:
 def command_of_server(
     launch: Launch, server: ServerLaunch, parents: Sequence[str], keys: str | None, credentials: str | None
 ) -> Command:
-    """How a server is started. `parents`: addresses. `keys`: the folder, and `credentials`, if they are made for this
-    launch.
+    """Return the command that starts a server.
+
+    `parents` are addresses. If keys are made for this launch, `keys` is their folder; `credentials` are for the
+    parents.
     """
     words = [sys.executable, "-m", "hybridps", "serve", "--bind", launch.bind]
     words += ["--insecure"] if launch.insecure else []
@@ -154,5 +156,5 @@ def command_of_server(
 
 
 def _listens(launch: Launch) -> bool:
-    """Whether the servers hear what the launcher tells them."""
+    """Return whether the servers read what the launcher writes to them."""
     return launch.settings.backend == "hybridps"

@@ -9,11 +9,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Signals:
-    """Collects the signals that ask the launcher to end, while it is entered. True once there is one."""
+    """Collects the signals that ask the launcher to end, inside its `with` block. True once there is one."""
 
     def __init__(self) -> None:
         self.heard: list[int] = []
-        """Their numbers, in order of arrival."""
+        """The numbers of the signals, in order of arrival."""
         self._before: dict[int, object] = {}
 
     def __bool__(self) -> bool:
@@ -21,11 +21,11 @@ class Signals:
 
     @property
     def are_several(self) -> bool:
-        """Whether the user insists."""
+        """Whether the user has asked more than once."""
         return len(self.heard) > 1
 
     def __enter__(self) -> Signals:
-        by_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # it told the job to survive the terminal
+        by_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # nohup asked the job to survive the terminal
         for number in _SIGNALS:
             if not (by_nohup and number == signal.SIGHUP):
                 self._before[number] = signal.signal(number, self._hear)

@@ -1,4 +1,4 @@
-"""A parameter server of `hybridps serve` that is no rank of an MPI world, and its lives if it is started again."""
+"""The server of `hybridps serve` outside an MPI world, and its later lives if it is restarted."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from hybridps.ps.server.live import show_live
 from hybridps.ps.server.metrics import serve_metrics
 
 _IN_USE_SECONDS, _LOOK_SECONDS = 2.0, 0.02
-"""So long a later life tries to get its addresses, which something else may have taken; and between two attempts."""
+"""How long a later life tries to get its addresses, which may be in use by then, and the time between two attempts."""
 
 _ADDRESS, _METRICS_PORT, _SAID = "serve/address", "serve/metrics-port", "serve/said"
-"""Records of the kept memory: where the first life served, and that it was said."""
+"""Records of the kept memory: where the first life served, and that it was printed."""
 
 _T = TypeVar("_T")
 
@@ -48,18 +48,18 @@ class _Asked:
 
 
 def serve_alone(given: ServeOptions, settings: Settings) -> int:
-    """Serve in this process, or with `restarts` in a child of it; returns the exit status. Raises HybridPSError."""
+    """Serve in this process or, with `restarts`, in a child of it; return the exit status. Raises HybridPSError."""
     keep_freed_memory()
     asked = _Asked(given, settings, AllowList.of(settings))
     if given.restarts:
-        # The first rule that a process loads takes a third of a second, the others some milliseconds each.
+        # The first rule that a process loads takes a third of a second, the others a few milliseconds each.
         warm_up(Sum(), "float32")
         return supervise(lambda kept: _serve_life(asked, kept), given.restarts, _say)
     return _serve_life(asked, None)
 
 
 def _serve_life(asked: _Asked, kept: KeptMemory | None) -> int:
-    """Serve until the end, in a later life where the first one did; returns the exit status. Raises HybridPSError."""
+    """Serve until the end, a later life at the addresses of the first; return the exit status. Raises HybridPSError."""
     server, metrics = _open(asked, kept)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: server.stop())
@@ -73,7 +73,7 @@ def _serve_life(asked: _Asked, kept: KeptMemory | None) -> int:
         if kept is not None:
             kept.mark_serving()
         shown = show_live(server, asked.settings, 0 if kept is None else kept.life)
-        gc.freeze()  # what is there now stays until the end, and collections would stop the loop to look at it
+        gc.freeze()  # these objects stay until the end, and collections that visit them would stop the loop
         server.run()
         if shown is not None:
             shown.close()
@@ -81,7 +81,7 @@ def _serve_life(asked: _Asked, kept: KeptMemory | None) -> int:
 
 
 def _open(asked: _Asked, kept: KeptMemory | None) -> tuple[Server, list[str]]:
-    """The server, and the lines about its metrics, at the addresses of the first life if there was one."""
+    """Return the server and the lines about its metrics. A later life listens at the addresses of the first one."""
     bind, settings, seconds = asked.given.bind, asked.settings, 0.0
     if kept is not None and kept.life > 0:
         seconds = _IN_USE_SECONDS
@@ -108,7 +108,7 @@ def _open(asked: _Asked, kept: KeptMemory | None) -> tuple[Server, list[str]]:
 
 
 def _once_free(open_it: Callable[[], _T], seconds: float) -> _T:
-    """What is opened, as soon as its address is free. Raises ServerError if that takes longer than `seconds`."""
+    """Return the result of `open_it` as soon as its address is free. Raises ServerError after `seconds`."""
     end = time.monotonic() + seconds
     while True:
         try:
@@ -120,7 +120,7 @@ def _once_free(open_it: Callable[[], _T], seconds: float) -> _T:
 
 
 def _say_where(address: str, metrics: list[str], kept: KeptMemory | None) -> None:
-    """Print where the server is, unless an earlier life is known to have; a later one is said to be back."""
+    """Print where the server is, unless an earlier life is known to have. A later life reports that it is back."""
     if kept is not None and kept.life > 0:
         _say(f"the server is back at {address}")
     if kept is not None and kept.get(_SAID) is not None:
@@ -135,6 +135,6 @@ def _say_where(address: str, metrics: list[str], kept: KeptMemory | None) -> Non
 
 
 def _say(text: str) -> None:
-    """Print a line on standard error, if anybody reads it."""
+    """Print a line on standard error, and ignore it if that is closed."""
     with contextlib.suppress(OSError):
         print(f"hybridps: {text}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`hybridps serve` with the backend mxnet: MXNet's scheduler and its servers, as processes of this one."""
+"""`hybridps serve` with the backend mxnet: MXNet's scheduler and its servers, as children of this process."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _PROBE_SECONDS = 1.0
 
 @contextmanager
 def reserved_port(host: str) -> Iterator[int]:
-    """A port of this host that no connection and no other listener gets by chance, for ps-lite wants to be told one.
+    """Reserve a port of this host, so that no connection and no other listener gets it by chance, and yield its number.
 
-    ps-lite can listen on it, as it reuses addresses. Raises OSError for a host that is not this one.
+    ps-lite must be told a port; it can listen on this one, as it reuses addresses. Raises OSError for another host.
     """
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -36,7 +36,7 @@ def reserved_port(host: str) -> Iterator[int]:
 
 
 def serve_mxnet(bind: str, settings: Settings, *, groups: int | None, servers: int, insecure: bool) -> None:
-    """Serve one job with this many groups until SIGTERM or SIGINT. Raises HybridPSError, also when a process ends.
+    """Serve one job with `groups` groups until SIGTERM or SIGINT. Raises HybridPSError, also when a process ends.
 
     The processes end with this one, however it ends.
     """
@@ -74,7 +74,7 @@ def _serve(scheduler: Scheduler, bind: str) -> None:
 
 
 def _place(bind: str, groups: int, servers: int, insecure: bool, stack: ExitStack) -> Scheduler:
-    """Where the scheduler will listen; the stack keeps a chosen port reserved. Raises ConfigError for a bad address."""
+    """Return where the scheduler will listen; `stack` keeps a chosen port reserved. Raises ConfigError."""
     host, _, port = urlsplit(bind).netloc.rpartition(":")
     try:
         address = ip_address(host)
@@ -91,7 +91,7 @@ def _place(bind: str, groups: int, servers: int, insecure: bool, stack: ExitStac
 def _start(processes: Processes, name: str, scheduler: Scheduler) -> None:
     role = "scheduler" if name == "scheduler" else "server"
     told = scheduler.environment(role, scheduler.host)
-    del told["DMLC_ROLE"]  # the process takes it up itself, once it has imported MXNet
+    del told["DMLC_ROLE"]  # the process sets it itself, once it has imported MXNet
     command = [sys.executable, "-m", "hybridps.kvstore.ps_lite.server", role]
     environ = {name: text for name, text in os.environ.items() if name != "DMLC_ROLE"} | told
     processes.start(name, command, environ, death_signal=signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Serves in the way that the options and the place of this process ask for."""
+"""Chooses how to serve, by the options, the settings and the MPI world of this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP
 
 
 def serve(given: ServeOptions, settings: Settings) -> int:
-    """Serve until SIGTERM, SIGINT, or the end of the last group; returns the exit status. Raises HybridPSError."""
+    """Serve until SIGTERM, SIGINT, or the end of the last group; return the exit status. Raises HybridPSError."""
     in_world = world_size(os.environ) > 1
     _check(given, settings, in_world)
     if in_world:
@@ -51,7 +51,7 @@ def _check(given: ServeOptions, settings: Settings, in_world: bool) -> None:
 
 
 def _check_can_restart(restarts: int, settings: Settings, in_world: bool) -> None:
-    """Raise ConfigError for a server that could not go on where it died."""
+    """Raise ConfigError for a server that could not continue after its death."""
     problem = None
     if in_world:
         problem = "a server that is a rank of an MPI world ends with it"
@@ -64,7 +64,7 @@ def _check_can_restart(restarts: int, settings: Settings, in_world: bool) -> Non
 
 
 def check_can_snapshot(settings: Settings) -> None:
-    """Raise ConfigError for settings of servers that have no tables of their own to take snapshots of."""
+    """Raise ConfigError for servers that have no tables of their own to take snapshots of."""
     problem = None
     if settings.backend == "mxnet":
         problem = "MXNet's servers take no snapshots"
@@ -75,7 +75,7 @@ def check_can_snapshot(settings: Settings) -> None:
 
 
 def world_size(environ: Mapping[str, str]) -> int:
-    """Ranks of the MPI world that this process was started in; 1 if it was not started by MPI."""
+    """Return the number of ranks of this process's MPI world; 1 if it was not started by MPI."""
     if not started_by_mpi(environ):
         return 1
     return max((int(environ[name]) for name in _SIZES if environ.get(name, "").isdecimal()), default=1)

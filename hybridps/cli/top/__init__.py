@@ -1,1 +1,1 @@
-"""`hybridps top`: shows a run while it goes on (`run`), or the jobs of a server that exposes metrics (`servers`)."""
+"""`hybridps top`: shows a run in progress (`run`), or the jobs of a server that exposes metrics (`servers`)."""

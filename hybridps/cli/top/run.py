@@ -1,4 +1,4 @@
-"""Shows a run while it goes on: its workers, groups and servers, from the status files in its live folder."""
+"""Shows a run in progress: its workers, groups and servers, read from the status files in its live folder."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _SERVERS = ("SERVER", "HOST", "CPU", "GROUPS", "ROUNDS", "ROUNDS/S", "LAG", "IN/
 
 
 def watch(folder: Path, *, once: bool) -> None:
-    """Show the run in a live folder until it is over or Ctrl-C, or `once`."""
+    """Show the run in a live folder until it ends or the user presses Ctrl-C. With `once`, print it once and return."""
     on_terminal = sys.stdout.isatty()
     console = Console(width=None if on_terminal else PLAIN_WIDTH)
     with contextlib.suppress(KeyboardInterrupt):
         before = read_live(folder)
         if not before.is_over:
-            time.sleep(REFRESH_SECONDS)  # rates need two looks
+            time.sleep(REFRESH_SECONDS)  # rates need two readings
         now = read_live(folder)
         if once:
             console.print(page(before, now))
@@ -48,12 +48,12 @@ def watch(folder: Path, *, once: bool) -> None:
                 time.sleep(REFRESH_SECONDS)
                 before, now = now, read_live(folder)
                 screen.update(page(before, now), refresh=True)
-        if on_terminal:  # the screen that was shown is gone
+        if on_terminal:  # leaving the alternate screen erased what it showed
             console.print(page(before, now))
 
 
 def page(before: Live, now: Live) -> Group:
-    """What is known of the run, with rates since an earlier look."""
+    """Return what is known of the run `now`, with rates since the earlier reading `before`."""
     tables: list[Table | Text] = [
         make_table(_WORKERS, worker_rows(before, now), left=3),
         Text(),
@@ -68,7 +68,7 @@ def page(before: Live, now: Live) -> Group:
 
 
 def headlines(before: Live, now: Live) -> list[str]:
-    """What the run is, and how far it is."""
+    """Return the lines above the tables: the algorithm, the number of processes, the progress, and the command."""
     workers = [seen.status for seen in now.workers.values()]
     expected = max((status.workers for status in workers), default=0)
     first = f"{len(workers)} of {expected} workers" if len(workers) < expected else f"{len(workers)} workers"
@@ -88,7 +88,7 @@ def headlines(before: Live, now: Live) -> list[str]:
 
 
 def worker_rows(before: Live, now: Live) -> list[Row]:
-    """One row per worker."""
+    """Return one row per worker."""
     return [_worker_row(before, now, seen) for _, seen in sorted(now.workers.items())]
 
 
@@ -115,7 +115,7 @@ def _worker_row(before: Live, now: Live, seen: Seen[WorkerStatus]) -> Row:
 
 
 def shares(status: WorkerStatus) -> Row:
-    """Of a step: the program before it begins the step, computing, waiting for other workers, communication."""
+    """Return the shares of a step: the program before the step, computing, waiting for workers, and communication."""
     step, own, program = status.step_seconds, status.own_seconds, status.program_seconds
     if not step or own is None:
         return ("-",) * 4
@@ -125,7 +125,7 @@ def shares(status: WorkerStatus) -> Row:
 
 
 def group_rows(before: Live, now: Live) -> list[Row]:
-    """One row per group: what its leader says."""
+    """Return one row per group, with the figures of its leader."""
     rows: list[Row] = []
     for group, workers in now.groups.items():
         leader = workers[0]
@@ -151,7 +151,7 @@ def group_rows(before: Live, now: Live) -> list[Row]:
 
 
 def server_rows(before: Live, now: Live) -> list[Row]:
-    """One row per server."""
+    """Return one row per server."""
     return [_server_row(before, seen) for _, seen in sorted(now.servers.items())]
 
 
@@ -177,7 +177,7 @@ def _server_row(before: Live, seen: Seen[ServerStatus]) -> Row:
 
 
 def state_of(seen: Seen[WorkerStatus] | Seen[ServerStatus], processes: int, now: Live | None) -> str:
-    """How a process is, in words."""
+    """Return the state of a process in words."""
     status = seen.status
     if status.ended:
         return "ended"
@@ -191,7 +191,7 @@ def state_of(seen: Seen[WorkerStatus] | Seen[ServerStatus], processes: int, now:
 
 
 def is_gone(status: WorkerStatus | ServerStatus) -> bool:
-    """Whether a process of this host is there no more, although it has not said that it ends."""
+    """Return whether a process of this host no longer exists, although it did not report its end."""
     if status.host != socket.gethostname():
         return False
     try:
@@ -204,7 +204,7 @@ def is_gone(status: WorkerStatus | ServerStatus) -> bool:
 
 
 def group_state(now: Live, group: int, workers: list[WorkerStatus]) -> str:
-    """How a group is, as its launcher knows, or else as its workers are."""
+    """Return the state of a group in words: as its launcher reports it, or else as its workers show it."""
     known = now.launch.status.groups if now.launch is not None else []
     for each in known:
         if each.number == group:

@@ -23,10 +23,10 @@ from hybridps.cli.top.table import PLAIN_WIDTH, Row, make_table, nbytes, number,
 from hybridps.errors import ServerError
 
 ANSWER_SECONDS = 5.0
-"""Longest time that a server may take to answer."""
+"""The longest time that a server may take to answer."""
 
 NEWER_SECONDS = 5.0
-"""Longest time that a server may take to make a new snapshot."""
+"""The longest time that a server may take to make a new snapshot."""
 
 REFRESH_SECONDS = 1.0
 _RETRY_SECONDS = 0.2
@@ -39,7 +39,7 @@ Labels = tuple[str, ...]
 
 
 def watch(address: str, *, once: bool, tables: bool) -> None:
-    """Show the figures of a server until Ctrl-C, or `once`. Raises ServerError if they cannot be read."""
+    """Show the figures of a server until Ctrl-C, or only `once`. Raises ServerError if they cannot be read."""
     url = address if address.startswith(("http://", "https://")) else f"http://{address}/metrics"
     on_terminal = sys.stdout.isatty()
     console = Console(width=None if on_terminal else PLAIN_WIDTH)
@@ -56,16 +56,16 @@ def watch(address: str, *, once: bool, tables: bool) -> None:
                     last, shown = shown, figures
                     live.update(page(last, shown, tables), refresh=True)
                 elif figures.uptime_seconds < shown.uptime_seconds:
-                    last, shown = figures, figures  # another server
+                    last, shown = figures, figures  # another server has taken its place
 
 
 def _two_snapshots(url: str) -> tuple[Figures, Figures]:
-    """Two snapshots in a row. Raises ServerError if the second one does not come within `NEWER_SECONDS`."""
+    """Return two successive snapshots. Raises ServerError if there is no second one within `NEWER_SECONDS`."""
     before = read(url)
     deadline_seconds = time.monotonic() + NEWER_SECONDS
     while (now := read(url)).uptime_seconds == before.uptime_seconds:
         if time.monotonic() >= deadline_seconds:
-            raise ServerError(f"the server at {url} made no new snapshot for {NEWER_SECONDS:g} s: it hangs")
+            raise ServerError(f"the server at {url} has made no new snapshot for {NEWER_SECONDS:g} s: it may hang")
         time.sleep(_RETRY_SECONDS)
     return before, now
 
@@ -77,20 +77,20 @@ class Figures:
     values: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
 
     def of(self, name: str, *labels: str) -> float | None:
-        """One value; None if the server does not report it."""
+        """Return one value; None if the server does not report it."""
         return self.values.get(name, {}).get(labels)
 
     def labels(self, name: str) -> list[Labels]:
-        """The labels for which the server reports a metric, sorted."""
+        """Return the labels for which the server reports a metric, sorted."""
         return sorted(self.values.get(name, {}))
 
     @property
     def uptime_seconds(self) -> float:
-        """Age of the server when the snapshot was taken."""
+        """The age of the server when the snapshot was taken."""
         return self.of("uptime_seconds") or 0.0
 
     def rate(self, before: Figures, name: str, *labels: str) -> float | None:
-        """Increase per second of a counter since an earlier snapshot; None if it is not known."""
+        """Return the increase per second of a counter since an earlier snapshot; None if it is not known."""
         seconds = self.uptime_seconds - before.uptime_seconds
         value = self.of(name, *labels)
         if seconds <= 0 or value is None:
@@ -99,8 +99,8 @@ class Figures:
 
 
 def read(url: str) -> Figures:
-    """The server's current figures. Raises ServerError."""
-    # The servers are on the user's own network: no proxy is used for them.
+    """Return the server's current figures. Raises ServerError."""
+    # The servers are on the user's own network, so no proxy is used.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=ANSWER_SECONDS) as answer:
@@ -118,12 +118,12 @@ def read(url: str) -> Figures:
             values.setdefault(sample.name.removeprefix("hybridps_"), {})[labels] = sample.value
     figures = Figures(values)
     if not figures.labels("uptime_seconds"):
-        raise ServerError(f"{url} has no metrics of hybridps: give the address that `hybridps serve` printed")
+        raise ServerError(f"{url} serves no hybridps metrics: give the address that `hybridps serve` printed")
     return figures
 
 
 def page(before: Figures, now: Figures, tables: bool = False) -> Group:
-    """The figures `now`: a line about the process, one per job, on request one per table; rates since `before`."""
+    """Return the figures `now`: a line for the process, a row per job and, on request, table. `before`: for rates."""
     shown: list[Text | Table] = [Text(_process_line(now)), Text(), make_table(_JOB_COLUMNS, job_rows(before, now))]
     if tables:
         shown += [Text(), make_table(_TABLE_COLUMNS, table_rows(before, now))]
@@ -131,10 +131,10 @@ def page(before: Figures, now: Figures, tables: bool = False) -> Group:
 
 
 def job_rows(before: Figures, now: Figures) -> list[Row]:
-    """One row per job.
+    """Return one row per job.
 
-    The server accounts for traffic and memory by tenant. Without a list of tenants each job is a tenant of its own.
-    A tenant that has several jobs gets a row of its own, above those of its jobs.
+    The server accounts for traffic and memory by tenant. Without a list of tenants, each job is its own tenant. A
+    tenant with several jobs gets a row of its own, above those of its jobs.
     """
     jobs = sorted({*now.labels("job_groups"), *(labels[:2] for labels in now.labels("table_rounds_total"))})
     rows: list[Row] = []
@@ -153,7 +153,7 @@ def job_rows(before: Figures, now: Figures) -> list[Row]:
 
 
 def table_rows(before: Figures, now: Figures) -> list[Row]:
-    """One row per table."""
+    """Return one row per table."""
     return [
         (
             printable("/".join(labels[1:] if labels[0] == labels[1] else labels)),
@@ -167,7 +167,7 @@ def table_rows(before: Figures, now: Figures) -> list[Row]:
 
 
 def _job_progress(before: Figures, now: Figures, job: Labels) -> Iterator[str]:
-    """Groups, rounds per second, lag, slowest group. The fastest table counts, and the one that lags most."""
+    """Yield the groups, the rounds/s of the fastest table, and the lag and slowest group of the one furthest behind."""
     tables = [labels for labels in now.labels("table_rounds_total") if labels[:2] == job]
     rates = [rate for labels in tables if (rate := now.rate(before, "table_rounds_total", *labels)) is not None]
     yield number(now.of("job_groups", *job) or 0)
@@ -177,13 +177,13 @@ def _job_progress(before: Figures, now: Figures, job: Labels) -> Iterator[str]:
 
 
 def _lag(now: Figures, table: Labels) -> Row:
-    """Lag of a table's slowest group in rounds, and which group that is; none is slowest if there is no lag."""
+    """Return the lag of a table's slowest group in rounds, and the number of that group, or "-" if there is no lag."""
     lag = now.of("table_staleness_values", *table)
     return number(lag), number(now.of("table_slowest_group", *table) if lag else None)
 
 
 def _tenant_usage(before: Figures, now: Figures, tenant: str) -> Row:
-    """Bytes per second in and out, memory and its limit, refused requests."""
+    """Return bytes per second in and out, memory with its limit, and the number of refused requests."""
     memory, limit = now.of("tenant_memory_bytes", tenant), now.of("tenant_memory_limit_bytes", tenant)
     return (
         nbytes(now.rate(before, "tenant_received_bytes_total", tenant)),

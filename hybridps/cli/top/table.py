@@ -1,4 +1,4 @@
-"""How `hybridps top` writes tables, numbers and names."""
+"""Formats the tables, numbers and names of `hybridps top`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 PLAIN_WIDTH = 250
-"""Columns of output that is no terminal."""
+"""The columns of output that does not go to a terminal."""
 
 _LONGEST_NAME = 48
 
@@ -16,7 +16,7 @@ Row = tuple[str, ...]
 
 
 def make_table(columns: Row, rows: Sequence[Row | Sequence[Text]], left: int = 1) -> Table:
-    """A table without lines; the first `left` columns and the last one with that name are words, the others numbers."""
+    """Return a table without lines. The first `left` columns and a column STATE hold words, the others numbers."""
     table = Table(box=None, pad_edge=False)
     for number, word in enumerate(columns):
         is_word = number < left or word == "STATE"
@@ -27,7 +27,7 @@ def make_table(columns: Row, rows: Sequence[Row | Sequence[Text]], left: int = 1
 
 
 def printable(text: str) -> str:
-    """A name that somebody else chose, made safe for a terminal and cut to a bearable length.
+    """Return a name that somebody else chose, made safe for a terminal and cut to a reasonable length.
 
     >>> printable("w" + chr(27) + "[2J")
     'w?[2J'
@@ -37,7 +37,7 @@ def printable(text: str) -> str:
 
 
 def number(value: float | None) -> str:
-    """Whole, or with one digit after the point; "-" if it is not known.
+    """Return a number as text: whole, or with one decimal; "-" if it is not known.
 
     >>> number(3.0), number(3.14), number(None)
     ('3', '3.1', '-')
@@ -46,7 +46,7 @@ def number(value: float | None) -> str:
 
 
 def nbytes(value: float | None) -> str:
-    """Bytes in words; "-" if they are not known.
+    """Return a number of bytes with a unit; "-" if it is not known.
 
     >>> nbytes(999), nbytes(1.5e6), nbytes(None)
     ('999 B', '1.5 MB', '-')

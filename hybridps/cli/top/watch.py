@@ -1,4 +1,4 @@
-"""`hybridps top`: finds out what is to be watched."""
+"""`hybridps top`: finds out what to watch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hybridps.live.folder import find_live
 
 
 def watch(run: str | None, *, once: bool, tables: bool) -> None:
-    """Show a run folder, the newest run (None), or the server whose metrics are at that address.
+    """Show a run folder, the newest run (None), or the server whose metrics are at an address.
 
     Raises HybridPSError if there is nothing to show.
     """

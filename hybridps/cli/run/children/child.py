@@ -31,36 +31,36 @@ class Child:
     name: str
     process: subprocess.Popen[bytes]
     on_line: Callable[[str], bool]
-    """Called with each line of standard output; if it returns true, the line is not shown."""
+    """Called with each line of standard output; if it returns True, the line is hidden."""
     names: Mapping[int, str]
-    """The names of its ranks, whose lines are shown under them."""
+    """The names under which the lines of its ranks are shown."""
     mark: str
     """A variable in its environment, which its descendants inherit."""
     streams: list[Stream] = field(default_factory=list)
     status: int | None = None
-    """Exit status as a shell counts it, 128 + n for signal n; None while the process runs."""
+    """The exit status as a shell counts it, 128 + n for signal n; None while the process runs."""
     first_rank: int | None = None
-    """The rank that ended first, if mpirun named one; known once there is a status."""
+    """The rank that ended first, if mpirun named one; set together with the status."""
     vanished: bool = False
-    """Whether that rank exited without ending its part in MPI, perhaps with 0."""
+    """Whether that rank exited without calling MPI_Finalize, perhaps with status 0."""
     lost_host: str = ""
-    """The host that mpirun could no longer reach."""
+    """The host that mpirun could no longer reach; empty if there is none."""
     end: int | None = None
-    """A descriptor that can be read when the process ends, where the kernel has such."""
+    """A file descriptor that becomes readable when the process ends, if the kernel provides one."""
 
     def name_of(self, rank: int | None) -> str:
-        """Under which name a line of this rank is shown; None: of no single one."""
+        """Return the name under which a line of this rank is shown. None: a line of no single rank."""
         return self.name if rank is None else self.names.get(rank, self.name)
 
     def tell(self, line: str) -> None:
-        """Write a line to the standard input of a child that listens, unless it has ended or reads nothing."""
+        """Write a line to the standard input of a child that listens. Does nothing if it has ended or reads nothing."""
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):
                 os.write(self.process.stdin.fileno(), f"{line}\n".encode())
 
 
 def running(children: Sequence[Child]) -> list[Child]:
-    """Those of the children that have not ended."""
+    """Return the children that have not ended."""
     return [child for child in children if child.status is None]
 
 

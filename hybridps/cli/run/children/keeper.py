@@ -1,7 +1,7 @@
-"""Ends what a killed launcher would leave behind: processes and folders.
+"""Cleans up after a killed launcher: ends its processes and removes its folders.
 
-A program of its own, run as a file so that it loads nothing else: it waits on a pipe from the launcher. Its end without
-the word `DONE` means that the launcher was killed.
+A program of its own, run as a file so that it loads nothing else. It waits on a pipe from the launcher. If the pipe
+ends without the word `DONE`, the launcher was killed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 
 DONE = "done"
 FOLDER = "folder "
-"""What stands before the path of a folder that is to be removed."""
+"""The word before the path of a folder to remove."""
 
 GRACE_SECONDS = 5.0
-"""How long processes may take to end by themselves: the kernel has told the launcher's children of its death."""
+"""How long processes may take to end by themselves: when the launcher died, the kernel sent its children a signal."""
 
 
 def main(mark: str) -> None:
@@ -42,7 +42,7 @@ def main(mark: str) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """The other processes with a variable in their environment that begins with `mark`."""
+    """Return the ids of the other processes with a `NAME=VALUE` in their environment that begins with `mark`."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -14,10 +14,10 @@ LAUNCHER = "launcher"
 
 
 class LogFiles:
-    """Files in a folder, each with the lines of one name. Those of an earlier launch are continued."""
+    """Files in a folder, each with the lines of one name. Lines are appended to the files of an earlier launch."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ConfigError if the folder cannot be written to."""
+        """Raise ConfigError if the folder cannot be written to."""
         self._folder = folder
         self._files: dict[str, TextIO] = {}
         self._began = datetime.now().isoformat(" ", "seconds")
@@ -46,7 +46,7 @@ class LogFiles:
 
 
 class LoggedScreen(Screen):
-    """A screen of which each line is in the files too. If they cannot be written, it says so once and goes on."""
+    """A screen that also writes each line to the files. If that fails, it prints one message and continues without."""
 
     def __init__(
         self, out: TextIO, err: TextIO, names: Sequence[str], prefixes: Mapping[str, str] | None, files: LogFiles

@@ -14,16 +14,16 @@ OUT = "out"
 ERR = "err"
 
 LONGEST_LINE = 1 << 20
-"""Length at which a line is shown although it has not ended."""
+"""The length at which a line is shown although it has not ended."""
 
 _STYLES = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 _WIPE = "\r\x1b[2K"
 
 
 class LineSplitter:
-    """Bytes of a stream to lines.
+    """Splits the bytes of a stream into lines.
 
-    A progress bar rewrites its line: what stands before a carriage return is overwritten, and only
+    A progress bar rewrites its line: text before a carriage return is overwritten, and only
     `transient` shows it. NUL bytes, which an MPI library may leave behind, are dropped.
     """
 
@@ -31,7 +31,7 @@ class LineSplitter:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[str]:
-        """The lines that these bytes complete, without line ends."""
+        """Yield the lines that these bytes complete, without line ends."""
         *lines, rest = (self._rest + data.replace(b"\0", b"")).split(b"\n")
         overwritten = rest.rstrip(b"\r").rfind(b"\r")
         self._rest = rest[max(overwritten, 0) :]
@@ -40,7 +40,7 @@ class LineSplitter:
             yield from self.end()
 
     def end(self) -> Iterator[str]:
-        """The last line, if it did not end."""
+        """Yield the last line, if it did not end."""
         rest, self._rest = self._rest, b""
         text = _text(rest)
         if text.strip():
@@ -55,10 +55,10 @@ class LineSplitter:
 class NoiseFilter:
     """Drops mpirun's messages about ranks that ended, which the launcher reports itself, once.
 
-    Open MPI writes blocks of lines between two lines of dashes, MPICH one between two of equals signs, on standard
-    output, and some lines. A block is held back until it is complete, or for `HOLD_SECONDS`, or for `HELD_LINES`
-    lines; one of another kind comes out unchanged. Blocks in dashes only with `blocks`; of those in equals signs the
-    first line says whether they are MPICH's.
+    Open MPI writes blocks of lines between two lines of dashes. On standard output, MPICH writes one block between two
+    lines of equals signs, and some single lines. A block is held back until it is complete, or for `HOLD_SECONDS` or
+    `HELD_LINES` lines; a block of another kind is then passed on unchanged. Blocks in dashes are examined only with
+    `blocks`, and blocks in equals signs only if their first line is MPICH's.
     """
 
     HELD_LINES = 40
@@ -70,16 +70,16 @@ class NoiseFilter:
         self.signal: int | None = None
         """The signal that ended a rank, if mpirun reported one."""
         self.vanished = False
-        """Whether a rank exited, perhaps with 0, without ending its part in MPI."""
+        """Whether a rank exited, perhaps with status 0, without calling MPI_Finalize."""
         self.lost_host = ""
-        """The host that mpirun can no longer reach, if it said so."""
+        """The host that mpirun can no longer reach; empty if it named none."""
         self._blocks = blocks
         self._held: list[str] = []
         self._since = 0.0
         self._after_noise = False
 
     def feed(self, line: str) -> list[str]:
-        """The lines that may be shown after this line."""
+        """Return the lines to show after this line."""
         if not self._held:
             return self._outside(line)
         end = _DASHES
@@ -93,11 +93,11 @@ class NoiseFilter:
         return self.end() if len(self._held) > self.HELD_LINES else []
 
     def tick(self) -> list[str]:
-        """The lines that were held for too long."""
+        """Return the lines that were held for too long."""
         return self.end() if time.monotonic() - self._since > self.HOLD_SECONDS else []
 
     def end(self) -> list[str]:
-        """The lines that are still held."""
+        """Return the lines that are still held."""
         held, self._held = self._held, []
         return held
 
@@ -131,8 +131,8 @@ class NoiseFilter:
 class Screen:
     """Standard output and standard error of the launcher, on a terminal or not.
 
-    `names` are those of the children. `prefixes`: what stands in brackets before the lines of a child in place of its
-    name; an empty text is no prefix.
+    `names` are those of the children. `prefixes`: for some of them, the text in brackets before their lines in place of
+    the name; empty for no prefix.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Screen:
     ) -> None:
         for sink in (out, err):
             if isinstance(sink, io.TextIOWrapper):
-                sink.reconfigure(errors="backslashreplace")  # what a child writes may be in no alphabet of the terminal
+                sink.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack what a child writes
         self._sinks = {OUT: out, ERR: err}
         self._terminal = {kind: sink.isatty() for kind, sink in self._sinks.items()}
         shown = {name: (prefixes or {}).get(name, name) for name in names}
@@ -149,7 +149,7 @@ class Screen:
         self._transient = ""
         self._transient_of = ("", "")
         self._bar = ""
-        """The part of a child in the transient line; the job's own part stands before it."""
+        """The child's part of the transient line; the job's part stands before it."""
         self._job = ""
         self.said = ""
         """The last message of the launcher."""
@@ -160,7 +160,7 @@ class Screen:
         return self._terminal[ERR]
 
     def line(self, name: str, text: str, kind: str = OUT) -> None:
-        """Print a line of a child on standard output or (`ERR`) standard error."""
+        """Print a line of a child on standard output or, with `ERR`, standard error."""
         wipe = _WIPE if self._transient and self._terminal[kind] else ""
         prefix = self._prefixes[kind][name] if name else ""
         self._emit(kind, f"{wipe}{prefix}{text}\n")
@@ -168,9 +168,9 @@ class Screen:
             self._emit(ERR, _WIPE + self._transient)
 
     def transient(self, name: str, text: str, kind: str = OUT) -> None:
-        """Show a line that the child will rewrite, or remove it; on a terminal only.
+        """Show a line that the child will rewrite, or remove it if `text` is blank; on a terminal only.
 
-        There is one bar for the job: other children's are not shown until the first one has removed its own.
+        There is one bar for the job: those of other children are not shown until the first child has removed its own.
         """
         if not self.shows_bars or (self._bar and self._transient_of != (name, kind)):
             return
@@ -182,7 +182,7 @@ class Screen:
             self._rewrite()
 
     def show_job(self, text: str) -> None:
-        """Show how far the job is, in the transient line; on a terminal only."""
+        """Show the progress of the job in the transient line; on a terminal only."""
         if self.shows_bars and text != self._job:
             self._job = text
             self._rewrite()
@@ -202,14 +202,14 @@ class Screen:
         try:
             sink.write(text)
             sink.flush()
-        except OSError as error:  # `hybridps run ... | head`, or a full disk: the job goes on, unseen
+        except OSError as error:  # `hybridps run ... | head`, or a full disk: the job continues without output
             self._sinks[kind] = open("/dev/null", "w")  # noqa: SIM115
             self._terminal[kind] = False
             if kind == OUT and not isinstance(error, BrokenPipeError):
                 self.message(f"what the job prints can no longer be written: {error.strerror}")
 
     def clear(self) -> None:
-        """Remove the transient line, for now."""
+        """Remove the transient line until there is a new one."""
         if self._transient:
             self._transient = self._bar = self._job = ""
             self._transient_of = ("", "")
@@ -217,7 +217,7 @@ class Screen:
 
 
 def _coloured(sink: TextIO, plain: Mapping[str, str]) -> Mapping[str, str]:
-    """The prefixes of the children's lines, coloured if the terminal has colours."""
+    """Return the prefixes of the children's lines, coloured if the terminal has colours."""
     if not sink.isatty():
         return plain
     from rich.color import ColorSystem
@@ -235,7 +235,7 @@ def _coloured(sink: TextIO, plain: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _text(line: bytes) -> str:
-    """What a terminal would show of a line with carriage returns."""
+    """Return what a terminal would show of a line with carriage returns."""
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")
 
 

@@ -35,7 +35,7 @@ _DRAIN_SECONDS = 2.0
 class Processes:
     """Starts processes and shows their output, all in one thread, which must outlive the processes.
 
-    `on_end` is called once for each process, after its last line. Processes that it left running are killed. If this
+    `on_end` is called once for each process, after its last line. Processes that it left behind are killed. If this
     process is killed, a keeper (`keeper.py`) ends what does not end by itself.
     """
 
@@ -50,7 +50,7 @@ class Processes:
         self._mark = f"{_MARK}={os.getpid()}-{secrets.token_hex(4)}-"
         self._keeper = subprocess.Popen(
             [sys.executable, "-I", "-S", keeper.__file__, self._mark],
-            # Without the mark of a launcher that this one runs in.
+            # This leaves out the mark of an outer launcher.
             env={name: value for name, value in os.environ.items() if name != _MARK},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -59,7 +59,7 @@ class Processes:
         )
 
     def make_folder(self, stack: ExitStack, place: str | None = None) -> str:
-        """A new folder, in the temporary one or in `place`. It goes with the stack, or when this process dies."""
+        """Make a new folder in the temporary one or in `place`. It goes with the stack, or when this process dies."""
         folder = stack.enter_context(TemporaryDirectory(prefix="hybridps-", dir=place, ignore_cleanup_errors=True))
         self.remove_if_killed(folder)
         return folder
@@ -80,9 +80,9 @@ class Processes:
         tag: re.Pattern[bytes] | None = None,
         names: Mapping[int, str] = MappingProxyType({}),
     ) -> Child:
-        """Start a process that gets `death_signal` when this one ends. `on_line` and `names` as in `Child`.
+        """Start a process that gets `death_signal` when this one ends. `on_line` and `names` are as in `Child`.
 
-        `listens`: it reads what `Child.tell` says on its standard input. `tag` as in `RankSplitter`.
+        `listens`: the process reads what `Child.tell` writes to its standard input. `tag` is as in `RankSplitter`.
 
         Raises ConfigError if it cannot be started.
         """
@@ -103,7 +103,7 @@ class Processes:
             os.set_blocking(process.stdin.fileno(), False)
         child = Child(name, process, on_line, names, mark)
         self._children.append(child)
-        with contextlib.suppress(AttributeError, OSError):  # Linux before 5.3, or a Python that was built for it
+        with contextlib.suppress(AttributeError, OSError):  # Linux before 5.3, or a Python built for it
             child.end = os.pidfd_open(process.pid)
             self._selector.register(child.end, selectors.EVENT_READ)
         for kind, pipe in ((OUT, process.stdout), (ERR, process.stderr)):
@@ -117,7 +117,7 @@ class Processes:
         return [child for child in self._children if child.status is None]
 
     def until(self, condition: Callable[[], bool], seconds: float = math.inf) -> bool:
-        """Show output until the condition holds; false if `seconds` passed before that."""
+        """Show output until the condition holds. Return False if `seconds` passed before that."""
         end = time.monotonic() + seconds
         while not condition():
             left = end - time.monotonic()
@@ -127,9 +127,9 @@ class Processes:
         return True
 
     def stop(self, children: Sequence[Child], hurry: Callable[[], bool]) -> None:
-        """Send SIGTERM, and SIGKILL after `STOP_SECONDS` or as soon as `hurry` returns true.
+        """Send SIGTERM, then SIGKILL after `STOP_SECONDS` or as soon as `hurry` returns True; wait for the end.
 
-        SIGKILL goes to the child's process group: mpirun starts helpers, such as ssh, which would go on.
+        SIGKILL goes to the child's process group, because mpirun starts helpers, such as ssh, that would keep running.
         """
 
         def have_ended() -> bool:
@@ -158,7 +158,7 @@ class Processes:
             if key.data is not None:
                 self._read(key.data)
             else:
-                self._selector.unregister(key.fileobj)  # a process has ended, which `_step` sees
+                self._selector.unregister(key.fileobj)  # a process has ended, which `_step` will notice
 
     def _read(self, stream: Stream) -> None:
         data = os.read(stream.pipe.fileno(), 1 << 16)
@@ -185,9 +185,10 @@ class Processes:
         stream.pipe.close()
 
     def _finish(self, child: Child) -> None:
-        """The process has ended: kill its descendants, show its last output, and report its status.
+        """Kill the descendants of a process that has ended, show its last output, and report its status.
 
-        It is read to the end, but a process that the child left behind may hold the pipes open, so there is a deadline.
+        Its pipes are read to their end, but only until a deadline, because a process that it left behind may hold them
+        open.
         """
         self._forget_end(child)
         self._end_orphans(child.mark)
@@ -212,7 +213,7 @@ class Processes:
             child.end = None
 
     def _end_orphans(self, mark: str = "") -> None:
-        """Kill what dead children left behind, and its descendants: the processes that are children of this one.
+        """Kill what dead children left behind, and its descendants, which have become children of this process.
 
         `mark`: kill only those that were started with this `NAME=VALUE` in their environment.
         """
@@ -223,7 +224,7 @@ class Processes:
                 os.waitpid(pid, 0)
 
     def close(self) -> None:
-        """Release the descriptors, and kill remaining descendants. The processes must have ended."""
+        """Release the file descriptors, and kill remaining descendants. The processes must have ended."""
         self._end_orphans()
         for child in self._children:
             self._forget_end(child)
@@ -238,7 +239,7 @@ class Processes:
             self._keeper.communicate()
 
     def _tell_keeper(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # it was killed
+        with contextlib.suppress(OSError):  # the keeper was killed
             os.write(self._keeper.stdin.fileno(), f"{line}\n".encode())  # type: ignore[union-attr]
 
 
@@ -250,7 +251,7 @@ def _has(pid: int, mark: str) -> bool:
 
 
 def _children() -> Iterator[int]:
-    """Process ids of the children of this process, including ended ones that nobody waited for."""
+    """Yield the ids of this process's children, including those that have ended and were not waited for."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             # "pid (name) state parent ...", and the name may have spaces and parentheses
@@ -260,7 +261,7 @@ def _children() -> Iterator[int]:
 
 
 def _status(code: int, said: int | None) -> int:
-    """The exit status as a shell counts it. MPICH's mpirun ends with the number of the signal that it named."""
+    """Return the exit status as a shell counts it. MPICH's mpirun exits with the number of the signal that it named."""
     if code < 0:
         return 128 - code
     return 128 + code if code == said else code

@@ -1,4 +1,4 @@
-"""Lines of single ranks, taken out of the one stream in which mpirun passes on what all of them write."""
+"""Separates the lines of single ranks in the one stream through which mpirun passes the output of all of them."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from collections.abc import Iterator
 from hybridps.cli.run.children.output import LineSplitter
 
 _PART = re.compile(rb"\[[\d,]*(\](<(\w+>?:?)?)?)?$")
-"""The beginning of a tag, at the end of what has been read."""
+"""An incomplete tag at the end of what has been read."""
 
 
 class RankSplitter:
-    """Bytes of a stream of mpirun to lines, each with the number of the rank that has written it.
+    """Splits the bytes of a stream of mpirun into lines, each with the number of the rank that has written it.
 
-    `tag` matches what mpirun puts before the bytes of a rank, with the rank as its group 1: these bytes go on until the
-    next tag, or the end of their line. None stands for no rank: the lines of mpirun itself, all lines without a tag.
+    `tag` matches what mpirun writes before the bytes of a rank, with the rank as its group 1. These bytes extend to the
+    next tag or the end of their line. The number is None for lines without a tag: the lines of mpirun itself, or all
+    lines if `tag` is None.
     """
 
     def __init__(self, tag: re.Pattern[bytes] | None = None) -> None:
         self._tag = tag
         self._rest = b""
         self._rank: int | None = None
-        """Whose bytes come next."""
+        """The rank of the bytes that follow."""
         self._splitters: dict[int | None, LineSplitter] = {}
 
     def feed(self, data: bytes) -> Iterator[tuple[int | None, str]]:
-        """The lines that these bytes complete."""
+        """Yield the lines that these bytes complete."""
         if self._tag is None:
             yield from ((None, line) for line in self._of(None).feed(data))
             return
@@ -36,14 +37,14 @@ class RankSplitter:
         yield from self._tagged(data, self._tag)
 
     def end(self) -> Iterator[tuple[int | None, str]]:
-        """The last lines, of those whose lines did not end."""
+        """Yield the last line of each rank, if it did not end."""
         yield from self._given(self._rest)
         for rank, splitter in self._splitters.items():
             yield from ((rank, line) for line in splitter.end())
 
     @property
     def transient(self) -> tuple[int | None, str]:
-        """A line that rewrites itself, such as a progress bar, and whose it is: of the rank that has written last."""
+        """The current text of a line that rewrites itself, such as a progress bar, of the rank that wrote last."""
         return self._rank, self._of(self._rank).transient
 
     def _tagged(self, data: bytes, tag: re.Pattern[bytes]) -> Iterator[tuple[int | None, str]]:

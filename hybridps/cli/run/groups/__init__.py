@@ -1,4 +1,4 @@
-"""The groups of a launch: how they start, how they end, and which of them are started again.
+"""The groups of a launch: how they start, how they end, and which of them are restarted.
 
 The launcher uses each file by itself.
 """

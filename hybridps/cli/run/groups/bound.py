@@ -1,11 +1,11 @@
-"""Becomes the program of a rank, which then has cores and GPUs of its own.
+"""Binds a rank to cores and GPUs of its own, then becomes the rank's program.
 
 A program of its own, run as a file so that it loads nothing else:
 
     bound.py WHAT PLACES ANNOUNCEMENT COMMAND...
 
-`WHAT` has the words `cores` and `gpus`. `PLACES` has `INDEX/COUNT` for each rank: the how-manieth worker of its host it
-is, and how many there are. `ANNOUNCEMENT` is printed first. Ends with 2 if there are not enough GPUs.
+`WHAT` has the words `cores` and `gpus`. `PLACES` has `INDEX/COUNT` for each rank: its index among the workers of its
+host, and their number. `ANNOUNCEMENT` is printed first. Exits with status 2 if there are not enough GPUs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 
 
 def part(items: Sequence[Item], index: int, count: int) -> Sequence[Item]:
-    """The part of worker `index` of `count`: neighbours, and each item is in one part if there are enough.
+    """Return the part of worker `index` of `count`: neighbours. If there are enough items, each is in exactly one part.
 
     >>> part("abcde", 0, 2), part("abcde", 1, 2), part("ab", 2, 3)
     ('ab', 'cde', 'a')
@@ -37,14 +37,14 @@ def part(items: Sequence[Item], index: int, count: int) -> Sequence[Item]:
 
 
 def cores() -> list[int]:
-    """The processors that this process may use; those of a core, and the cores of a socket, are neighbours."""
+    """Return the processors that this process may use, sorted by socket and core."""
     return sorted(
         os.sched_getaffinity(0), key=lambda cpu: (_number(cpu, "physical_package_id"), _number(cpu, "core_id"), cpu)
     )
 
 
 def gpus() -> list[str]:
-    """The GPUs that this process may use, as CUDA names them."""
+    """Return the GPUs that this process may use, by their names for CUDA."""
     if _VISIBLE in os.environ:
         return [name for name in os.environ[_VISIBLE].split(",") if name]
     return [str(number) for number, _ in enumerate(Path("/proc/driver/nvidia/gpus").glob("*"))]

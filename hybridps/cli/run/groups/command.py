@@ -1,4 +1,4 @@
-"""The command line of the mpirun of a group, and its environment."""
+"""The command line and the environment of a group's mpirun."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from hybridps.processes import child_environment
 
 
 class Command(NamedTuple):
-    """What is executed, with which environment."""
+    """A command line, and the environment to execute it with."""
 
     words: tuple[str, ...]
     environ: dict[str, str]
 
 
 def announces(launch: Launch) -> bool:
-    """Whether each rank of the launch says that it runs, before its program begins."""
+    """Return whether each rank of the launch announces that it runs, before its program begins."""
     return bool(launch.ranks.bound or announced(launch.command))
 
 
 def command_of_group(
     launch: Launch, group: GroupLaunch, mpirun: Mpirun, settings: Settings, shared: Mapping[str, str], at_once: bool
 ) -> Command:
-    """How a group is started. `settings`: of its ranks. `shared`: the environment of all groups. `at_once`: progress
-    bars are shown.
+    """Return the command that starts a group.
+
+    `settings` are those of its ranks, `shared` is the environment of all groups. `at_once`: progress bars are shown.
     """
     environ = child_environment(shared, settings)
     given = launch.environment.workers
@@ -56,11 +57,11 @@ def command_of_group(
 
 
 def _of_rank(launch: Launch, group: GroupLaunch) -> tuple[str, ...]:
-    """What each rank of a group runs."""
+    """Return the command of each rank of a group."""
     if not launch.ranks.bound:
         return announced(launch.command) or launch.command
     places = places_on_hosts([(each.size, each.hosts) for each in launch.groups])[group.index]
     of_ranks = ",".join(f"{index}/{count}" for index, count in places)
-    # By the Python of hybridps, whatever the program is: it must be on all hosts anyway.
+    # This is hybridps's Python, whatever the program is: it must be on all hosts anyway.
     program = (sys.executable, "-I", "-S", bound.__file__, ",".join(launch.ranks.bound), of_ranks, RUNS)
     return (*program, *launch.command)

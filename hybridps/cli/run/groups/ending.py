@@ -1,4 +1,4 @@
-"""What is said when a group has ended: to the user, and to the servers."""
+"""What the launcher reports when a group has ended: to the user, and to the servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hybridps.racks import place_in_rack
 
 
 def how_ended(child: Child) -> str:
-    """The exit status in words, with the rank that ended first, or the host that is gone, if mpirun named it."""
+    """Return the exit status in words, with the rank that ended first or the host that was lost, if mpirun named it."""
     status = child.status or 0
     text = f"exit status {status}"
     if child.lost_host:
@@ -29,11 +29,11 @@ def how_ended(child: Child) -> str:
 
 
 class Told:
-    """What the servers of a launch were told: a later life of one may not know it, and is told again."""
+    """What the servers of a launch were told. A later life of a server may not know it, and is told again."""
 
     def __init__(self) -> None:
         self._lines: dict[str, dict[int, str]] = {}
-        """By server: of each group that has ended the last line, and under -1 how much of the job is done."""
+        """For each server: the last line about each group that has ended and, under -1, about the job's progress."""
 
     def end(
         self,
@@ -44,10 +44,10 @@ class Told:
         life: int,
         returns: bool,
     ) -> None:
-        """Tell the servers that a life of a group has ended: if it has not left, they need not wait for a sign of life.
+        """Tell the servers that a life of a group has ended, so that they do not wait for signs of life.
 
-        `started`: the servers of the launch; the last ones are those that groups meet at. `credentials`: as the groups
-        have them, if they were made for this launch. `returns`: the group is started again.
+        `started`: the servers of the launch; the last ones are those that the groups use. `credentials`: those of the
+        groups, if they were made for this launch. `returns`: whether the group is restarted.
         """
         servers = [server for server in launch.servers if launch.settings.racks == 1 or server.rack is not None]
         job = job_at_servers(launch, credentials) if servers else None
@@ -59,7 +59,7 @@ class Told:
                 self._tell(child, place.group, end_of(job, place.group, life, returns))
 
     def done(self, launch: Launch, started: Sequence[Sequence[Child]], credentials: str | None, log: RunLog) -> None:
-        """Tell the servers that groups meet at how much of the job is done: those that join it go on there."""
+        """Tell the servers that the groups use how much of the job is done. Groups that join the job continue there."""
         job = job_at_servers(launch, credentials) if launch.servers else None
         if job is None or not started:
             return
@@ -67,7 +67,7 @@ class Told:
             self._tell(child, -1, done_of(job, log.epoch, log.step))
 
     def again(self, child: Child) -> None:
-        """Tell a server all that it was told."""
+        """Tell a server everything again."""
         for line in self._lines.get(child.name, {}).values():
             child.tell(line)
 
@@ -79,7 +79,7 @@ class Told:
 
 
 def job_at_servers(launch: Launch, credentials: str | None) -> str | None:
-    """What the servers of a launch call its job; None if the folder of the keys is gone."""
+    """Return the name of a launch's job at its servers; None if the folder of the keys is gone."""
     try:
         known = Credentials.of(launch.group_settings(launch.groups[0], (), credentials))
     except HybridPSError:

@@ -13,22 +13,22 @@ from hybridps.processes import without_rank_marks
 
 _SHARED_MEMORY = "/dev/shm"
 _ALLOCATIONS = {"SLURM_JOB_ID", "PBS_NODEFILE", "PBS_JOBID", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "JOB_ID"}
-"""Variables of a batch system that mpirun asks for its hosts."""
+"""Variables of batch systems from which mpirun learns its hosts."""
 
 
 def environment_of_groups(launch: Launch, folder: str, make_folder: Callable[[str], str]) -> dict[str, str]:
-    """The variables of all mpiruns, without settings. `folder`: where mpirun keeps its files.
+    """Return the variables of all mpiruns, without settings. `folder`: where mpirun keeps its files.
 
-    `make_folder` makes a new folder in another one, for the shared memory of the ranks.
+    `make_folder` makes a new folder in a given one, for the shared memory of the ranks.
     """
     hosts = [host for group in launch.groups for host in group.hosts]
-    # Other hosts would not have this folder, also those that mpirun finds by itself.
+    # Other hosts do not have this folder; mpirun may find such hosts by itself.
     here = all(is_here(host.name) for host in hosts) if hosts else _ALLOCATIONS.isdisjoint(os.environ)
     shares = here and os.access(_SHARED_MEMORY, os.W_OK)
     shared = {**without_rank_marks(os.environ), **launch.environment.workers}
     shared.pop("DMLC_ROLE", None)  # with a role of MXNet's own servers, `import mxnet` would never return
     if launch.launcher == SLURM:
-        shared.setdefault("SLURM_OVERLAP", "1")  # each mpirun starts a step, several of them on a shared node
+        shared.setdefault("SLURM_OVERLAP", "1")  # each mpirun starts a step, and several of them may share a node
     workers = launch.workers_on_a_host
     cores = len(os.sched_getaffinity(0))
     shared |= rank_environment(shared, cores, workers, workers + len(launch.servers)) | root_environment()

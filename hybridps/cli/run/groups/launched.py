@@ -19,17 +19,18 @@ from hybridps.resuming import Resume
 
 
 class LaunchedGroups:
-    """The groups of a launch. `hear` is called with the index of a group and a line that one of its workers has
-    printed; if it returns true, the line is not shown.
+    """The groups of a launch.
+
+    `hear` is called with the index of a group and a line of one of its workers. If it returns True, the line is hidden.
     """
 
     def __init__(
         self, launch: Launch, mpirun: Mpirun, processes: Processes, screen: Screen, hear: Callable[[int, str], bool]
     ) -> None:
         self.children: list[Child] = []
-        """The latest life of each."""
+        """The latest life of each group."""
         self.starting: Starting | None = None
-        """From the start of the groups on, if their ranks can tell that they run."""
+        """Counts the ranks that run, from the start of the groups, if the ranks can announce that they run."""
         self._launch = launch
         self._mpirun = mpirun
         self._processes = processes
@@ -38,7 +39,7 @@ class LaunchedGroups:
         self._shared: dict[str, str] = {}
         """The environment of all groups."""
         self._meeting_folder = ""
-        """Where groups of this host that gossip find each other."""
+        """Where gossiping groups of this host find each other."""
         self._was_late = False
         """Whether a group was found not to have started in time."""
 
@@ -48,13 +49,12 @@ class LaunchedGroups:
 
     @property
     def workers_running(self) -> int:
-        """Workers of the groups that have not ended."""
+        """The number of workers in the groups that have not ended."""
         sizes = zip(self.children, self._launch.groups, strict=False)
         return sum(group.size for child, group in sizes if child.status is None)
 
     def prepare(self, stack: ExitStack) -> None:
-        """Make what all groups share. Folders in which mpirun keeps its files, and gossiping groups meet, go with the
-        stack."""
+        """Make what all groups share. The stack removes the folders for mpirun's files and for gossiping groups."""
         self._meeting_folder = self._processes.make_folder(stack)
         self._shared = environment_of_groups(
             self._launch, self._meeting_folder, lambda place: self._processes.make_folder(stack, place)
@@ -63,7 +63,7 @@ class LaunchedGroups:
             self.starting = Starting(self._launch.groups, self._launch.settings.start_seconds)
 
     def start(self, launch: Launch, index: int, servers: LaunchedServers, resume: Resume) -> None:
-        """Start a life of a group. `launch`: its job may be another one than at first."""
+        """Start a life of a group. The job of `launch` may differ from that of earlier lives."""
         group = launch.groups[index]
         settings = launch.group_settings(group, servers.addresses, servers.credentials, self._meeting_folder, resume)
         command = command_of_group(launch, group, self._mpirun, settings, self._shared, self._screen.shows_bars)
@@ -91,10 +91,10 @@ class LaunchedGroups:
         return self._hear_line(group, line)
 
     def late(self) -> int | None:
-        """A group whose ranks do not all run although its time is up.
+        """Return a group that has not started all ranks in time.
 
-        None when that is found for the first time: what the ranks have printed is read first, as this process may have
-        been stopped.
+        The first time, return None: this process may have been stopped, so it first reads what the ranks have printed
+        since.
         """
         late = self.starting.late() if self.starting is not None else []
         missing = [group for group in late if self.children[group].status is None]
@@ -104,18 +104,18 @@ class LaunchedGroups:
         return None
 
     def stop_late(self, group: int, hurry: Callable[[], bool]) -> None:
-        """Stop a group that was late, which may be started again."""
+        """Stop a late group, which may then be restarted."""
         self._was_late = False
         self._processes.stop([self.children[group]], hurry)
 
 
 def group_name(group: GroupLaunch) -> str:
-    """The name of a group on the screen."""
+    """Return the name of a group on the screen."""
     return f"group {group.number}"
 
 
 def worker_names(launch: Launch, group: GroupLaunch) -> dict[int, str]:
-    """The names of the ranks of a group on the screen, with their numbers as workers of the job."""
+    """Return the names of the ranks of a group on the screen, with their numbers as workers of the job."""
     sizes = launch.sizes or [each.size for each in launch.groups]
     first = sum(sizes[: group.number])
     return {rank: f"{group_name(group)} worker {first + rank}" for rank in range(group.size)}

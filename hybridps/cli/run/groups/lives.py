@@ -1,4 +1,4 @@
-"""The lives of groups: which of those that died are started again, and how often. Pure."""
+"""The lives of groups: which of those that died are restarted, and how often. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hybridps.errors import LATE, MISUSED, ConfigError
 
 
 def check_restarts(restarts: int, groups: int, settings: Settings) -> int:
-    """How often groups may be started again, as asked for. Raises ConfigError where that has no meaning."""
+    """Return how often groups may be restarted, as asked for. Raises ConfigError if that has no meaning."""
     if restarts < 0:
         raise ConfigError(f"--restarts {restarts} cannot be used: it must be 0 or more")
     if restarts and groups > 1 and settings.backend == "mxnet":
@@ -19,25 +19,25 @@ def check_restarts(restarts: int, groups: int, settings: Settings) -> int:
 
 
 class Lives:
-    """The lives of the groups, and which groups are to be started again, at most so many times in all (`restarts`).
+    """The lives of the groups, and which groups are to be restarted, at most `restarts` times in total.
 
-    `together`: a group cannot join the others again, so all are started again when one dies. Else that is found out
-    when one comes back and ends with `LATE`.
+    `together`: a group cannot rejoin the others, so all are restarted when one dies. Otherwise this becomes known when
+    a restarted group ends with `LATE`.
     """
 
     def __init__(self, groups: int, restarts: int, together: bool = False) -> None:
         self.of = [0] * groups
-        """The life of each group: how often it was started again."""
+        """The life of each group: how often it was restarted."""
         self.together = together
         self.due: list[int] = []
-        """Groups that are to be started again."""
+        """The groups that are to be restarted."""
         self._restarts = restarts
         self._used = 0
         self._alone: set[int] = set()
-        """Groups that were started again since all were."""
+        """The groups that were restarted alone, since all were restarted together."""
 
     def failed(self, group: int, status: int) -> str:
-        """A group has ended with a status other than 0. What is to be said of its restart; empty if there is none."""
+        """Note that a group has failed. Return what the launcher says of its restart; empty if it is not restarted."""
         if group in self.due:
             return "all groups are started again"
         counted = status == LATE and group in self._alone
@@ -50,7 +50,7 @@ class Lives:
         return f"{what}, {self._used} of {self._restarts}"
 
     def begin(self) -> list[int]:
-        """The groups that are due, each for its next life. They are due no more."""
+        """Begin the next life of each group that is due, and return these groups. They are no longer due."""
         due, self.due = self.due, []
         self._alone = set() if self.together else self._alone | {*due}
         for group in due:

@@ -23,7 +23,7 @@ _SHELLS = ("sh", "bash", "dash")
 
 
 def announced(command: Sequence[str]) -> tuple[str, ...]:
-    """The command, after which each rank first prints `RUNS`; empty for a program that cannot be made to do so.
+    """Return the command, changed so that each rank first prints `RUNS`; empty for a program that cannot be changed so.
 
     The interpreter that the program needs anyway prints the line, and then becomes the program. Others may be missing
     on another host, or change the environment: `sh` loses the functions that `bash` has exported.
@@ -48,28 +48,28 @@ class Starting:
         self._ends = [time.monotonic() + seconds for _ in groups]
 
     def begin(self, group: int) -> None:
-        """A group is started again."""
+        """Note that a group is restarted."""
         self._running[group], self._ends[group] = 0, time.monotonic() + self._seconds
 
     def hear(self, group: int, line: str) -> str | None:
-        """Note the line of a rank that runs. Returns what stands before it, by another rank; None for other lines."""
+        """Note the line of a rank that runs. Return the text of another rank before it; None for any other line."""
         if not line.endswith(RUNS):
             return None
         self._running[group] += 1
         return line.removesuffix(RUNS)
 
     def has_started(self, group: int) -> bool:
-        """Whether all ranks of a group run."""
+        """Return whether all ranks of a group run."""
         return self._running[group] >= self._groups[group].size
 
     def late(self) -> list[int]:
-        """The groups that should have started by now, and have not."""
+        """Return the groups that should have started by now, and have not."""
         now = time.monotonic()
         late = [group for group in self._groups if now >= self._ends[group.index]]
         return [group.index for group in late if self._running[group.index] < group.size]
 
     def describe(self, group: int) -> str:
-        """What is wrong with a group that is late, and what to try."""
+        """Return what is wrong with a late group, and what to try."""
         launch = self._groups[group]
         where = ", ".join(host.name for host in launch.hosts)
         check = f"see whether `ssh {launch.hosts[-1].name} true` works without a password, " if where else ""

@@ -1,7 +1,7 @@
 """The plan of a launch: what `hybridps run` will start, decided and checked before anything starts.
 
-`make_launch` makes a `Launch`, with a `GroupLaunch` for each group and a `ServerLaunch` for each server. The files on
-hosts, places, environment and the user's command read single options.
+`make_launch` returns a `Launch`, with a `GroupLaunch` for each group and a `ServerLaunch` for each server. The files
+for hosts, places, environment and the user's command read single options.
 """
 
 from __future__ import annotations

@@ -28,12 +28,12 @@ def read_environment(
     env_worker: Iterable[str] | None = None,
     env_server: Iterable[str] | None = None,
 ) -> Environment:
-    """The variables that the options give. `here`: the environment of the launcher, for names without a value.
+    """Return the variables that the options give. `here`: the environment of the launcher, for names without a value.
 
-    `exports` are words `NAME` or `NAME=VALUE` (`-x`). The others are lists with commas, as `launch.py` of MXNet takes
-    them, of `NAME`, `NAME:VALUE` or `NAME=VALUE`. What is for workers or servers alone takes precedence over what is
-    for both. Raises ConfigError for what is none of these, a name without a value that is not set, two values of one
-    name, and variables that have no effect.
+    `exports` are words `NAME` or `NAME=VALUE` (`-x`). The others are comma-separated lists, as MXNet's `launch.py`
+    takes them, of `NAME`, `NAME:VALUE` or `NAME=VALUE`. Variables for only workers or only servers override those for
+    both. Raises ConfigError for any other form, a name without a value that is not set, two values of one name, and
+    variables that have no effect.
     """
     for_all = [("-x", word) for word in exports or ()] + _parts("--env", env)
     both = _values(for_all, here)
@@ -51,7 +51,7 @@ def _values(given: Iterable[tuple[str, str]], here: Mapping[str, str]) -> dict[s
     for option, text in given:
         name, value = _pair(option, text, here)
         if values.get(name, value) != value:
-            raise ConfigError(f"{option} gives {name} a second value: give it one")
+            raise ConfigError(f"{option} gives {name} two values: give only one")
         values[name] = value
     return values
 

@@ -1,4 +1,4 @@
-"""Hosts and their slots, and how workers share them. Only `is_here` and `address_seen_by` look at this host."""
+"""Hosts and their slots, and how workers share them. Only `is_here` and `address_seen_by` depend on this host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True)
 class Host:
-    """A host, and the number of workers that it takes. `is_counted`: whether the number was given."""
+    """A host, and the number of workers that it takes. `is_counted`: whether that number was given."""
 
     name: str
     slots: int
@@ -28,12 +28,12 @@ class Host:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Hosts from `h1:4,h2:4`; a host without a number has one slot. Raises ConfigError."""
+    """Return the hosts of `h1:4,h2:4`; a host without a number has one slot. Raises ConfigError."""
     return tuple(_host(part.strip()) for part in text.split(",") if part.strip())
 
 
 def parse_hostfile(text: str) -> tuple[Host, ...]:
-    """Hosts from lines `h1 slots=4` or `h1:4`, with `#` comments. Raises ConfigError."""
+    """Return the hosts of lines `h1 slots=4` or `h1:4`, with `#` comments. Raises ConfigError."""
     hosts = []
     for line in text.splitlines():
         words = line.partition("#")[0].split()
@@ -45,7 +45,7 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
 
 
 def spread_workers(hosts: Sequence[Host], workers: int) -> tuple[Host, ...]:
-    """The hosts with slots for the workers, as evenly as possible, where no host has a number of its own.
+    """Return the hosts with slots for the workers, spread as evenly as possible, unless a host has a number of its own.
 
     >>> spread_workers(parse_hosts("a,b"), 3)
     (Host(name='a', slots=2), Host(name='b', slots=1))
@@ -75,13 +75,13 @@ def split_hosts(hosts: Sequence[Host], sizes: Sequence[int]) -> tuple[tuple[Host
 
 
 def is_here(name: str) -> bool:
-    """Whether this name refers to this host."""
+    """Return whether this name refers to this host."""
     own = socket.gethostname()
     return name in ("localhost", LOOPBACK, own, own.partition(".")[0], socket.getfqdn())
 
 
 def address_seen_by(name: str) -> str:
-    """The address with which this host reaches another host. Raises ConfigError if it cannot reach it."""
+    """Return the address from which this host reaches another one. Raises ConfigError if it cannot reach it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((name, 9))  # a datagram socket: this sends nothing

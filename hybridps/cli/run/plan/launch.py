@@ -1,4 +1,4 @@
-"""The plan of a launch: pure values, which say all that it starts."""
+"""The plan of a launch: pure values that describe everything it starts."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _OF_SOME = (
     *("groups", "workers_per_group", "group_sizes", "group_index", "servers", "racks", "rack_index", "parents"),
     *("peers", "keys", "credentials", "server_keys", "life", "resume_epoch", "resume_step"),
 )
-"""Settings that differ between the processes of a launch."""
+"""The settings that differ between the processes of a launch."""
 
 
 @dataclass(frozen=True)
 class GroupLaunch:
-    """One mpirun. Without hosts it runs on this host."""
+    """One mpirun. Without hosts, it runs on this host."""
 
     index: int
-    """Among the groups of this launch."""
+    """The number of the group among those of this launch."""
     size: int
     hosts: tuple[Host, ...]
     number: int = -1
-    """In the job."""
+    """The number of the group in the job."""
 
 
 @dataclass(frozen=True)
 class ServerLaunch:
-    """A server process. `rack` is the rack that it serves; servers without a rack are the parents of those with one."""
+    """A server process. `rack` is the rack that it serves. Servers without a rack are the parents of those with one."""
 
     name: str
     rack: int | None = None
@@ -53,37 +53,37 @@ class Launch:
     command: tuple[str, ...]
     settings: Settings
     makes_keys: bool = False
-    """Whether the servers listen on the network and get keys that are made for this launch only."""
+    """Whether the servers listen on the network with keys that are made for this launch only."""
     environment: Environment = Environment()
-    """Variables that the command line gives to the processes."""
+    """The variables that the command line gives to the processes."""
     launcher: str | None = None
-    """How mpirun reaches the hosts, a word of `places.LAUNCHERS`. None: as it does by itself."""
+    """How mpirun reaches the hosts, a word of `places.LAUNCHERS`. None: by mpirun's default."""
     ranks: RankOptions = RankOptions()
-    """How ranks are started and shown."""
+    """How ranks are started and their output is shown."""
     may_gossip: bool = False
-    """Whether the groups are told each other's addresses."""
+    """Whether the groups get each other's addresses."""
     peers: tuple[str, ...] = ()
-    """These addresses, if they are given, or groups are on other hosts."""
+    """Those addresses, if they are configured or groups are on other hosts."""
     restarts: int = 0
-    """How often groups that die may be started again, in all."""
+    """The limit on restarts of groups that die, in total."""
     begins_together: bool = False
-    """Whether a group that was started again could not join the others."""
+    """Whether a restarted group could not join the others, so that all start together."""
     sizes: tuple[int, ...] = ()
-    """Workers of all groups of a job that these groups join, by their numbers; empty for a job of this launch."""
+    """The sizes of all groups of the job that these groups join, by number; empty if the launch starts its own job."""
     done: tuple[float, int] = (0.0, 0)
-    """Epochs and steps that the job had done then."""
+    """The epochs and steps that the job had done when these groups joined it."""
 
     @property
     def workers_on_a_host(self) -> int:
-        """Number of workers on the host that has the most workers."""
+        """The number of workers on the host that has the most workers."""
         slots: Counter[str] = Counter()
         for group in self.groups:
-            for host in group.hosts:  # one may stand twice in a group
+            for host in group.hosts:  # a host may occur twice in a group
                 slots[host.name] += host.slots
         return max(slots.values(), default=sum(group.size for group in self.groups))
 
     def as_another_job(self, number: int) -> Launch:
-        """The same, with a job that the servers do not know yet, the `number`-th of this launch."""
+        """Return the same launch with another job, one that the servers do not know: the `number`-th of this launch."""
         job = f"{self.settings.job[:56]}.{number}"
         return replace(self, settings=msgspec.structs.replace(self.settings, job=job))
 
@@ -95,10 +95,11 @@ class Launch:
         folder: str = "",
         resume: Resume = Resume(),  # noqa: B008 (a NamedTuple)
     ) -> Settings:
-        """Settings of the ranks of a group, given the addresses and the credentials of the servers.
+        """Return the settings of the ranks of a group, given the addresses and the credentials of the servers.
 
-        Servers of this launch use the keys that were made for it, the keys of their folder, or none. `folder`: of this
-        user alone, in which groups of this host that gossip find each other. `resume`: where its scripts go on.
+        Servers of this launch use the keys that were made for it, the keys of their folder, or none. `folder`: a
+        private folder of this user, in which gossiping groups of this host find each other. `resume`: where the scripts
+        continue.
         """
         here = tuple(f"ipc://{folder}/group-{other.index}" for other in self.groups if folder)
         unsecured = bool(self.servers) and not self.makes_keys and self.settings.server_keys is None
@@ -124,7 +125,7 @@ class Launch:
         keys: str | None = None,
         credentials: str | None = None,
     ) -> Settings:
-        """Settings of a server: the folder of its keys and, in a rack, its parents and the credentials for them."""
+        """Return a server's settings: its folder of keys and, in a rack, its parents and its credentials for them."""
         alone = msgspec.structs.replace(self._common_settings(), server_keys=keys or self.settings.server_keys)
         if server.rack is None:
             return alone
@@ -139,5 +140,5 @@ class Launch:
         )
 
     def _common_settings(self) -> Settings:
-        """What all processes are told alike: neither their part, nor whom they meet, nor keys."""
+        """Return the settings that all processes share: without their roles, the addresses of others, or keys."""
         return msgspec.structs.replace(self.settings, **{field: getattr(Settings(), field) for field in _OF_SOME})

@@ -1,4 +1,4 @@
-"""Makes the plan of a launch from what the command line asks for, before anything starts."""
+"""Makes the plan of a launch from the options of the command line, before anything starts."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ def make_launch(
     join: Sequence[str] = (),
     ranks: RankOptions = RankOptions(),  # noqa: B008 (frozen)
 ) -> Launch:
-    """Plan what the command line of `hybridps run` asks for; None means not given. `join`: the servers of a job that
-    the groups join.
+    """Plan what a command line of `hybridps run` asks for; None means not given. `join`: the servers of a job to join.
 
-    Raises HybridPSError for what cannot be met.
+    Raises HybridPSError for a launch that is not possible.
     """
     user_command.check(command)
     settings = _of_one_launch(settings, join)
@@ -73,8 +72,10 @@ def make_launch(
 
 
 def _listening(elsewhere: Sequence[str], settings: Settings, insecure: bool) -> str:
-    """Where servers listen, so that groups on hosts `elsewhere` reach them. Raises ConfigError for MXNet's without
-    consent."""
+    """Return the address at which servers listen, so that groups on hosts `elsewhere` reach them.
+
+    Raises ConfigError for MXNet's servers on the network without the user's consent.
+    """
     if not elsewhere:
         return LOOPBACK
     bind = address_seen_by(elsewhere[0])
@@ -84,13 +85,13 @@ def _listening(elsewhere: Sequence[str], settings: Settings, insecure: bool) -> 
 
 
 def _joined(launch: Launch) -> Launch:
-    from hybridps.cli.run import joining  # brings the compiler too
+    from hybridps.cli.run import joining  # this loads the compiler too
 
     return joining.join(launch)
 
 
 def _of_one_launch(settings: Settings, join: Sequence[str]) -> Settings:
-    """The settings with the identity of a new launch, and of its job or of the one that it joins."""
+    """Return the settings with the identity of a new launch, and of its job or the job that it joins."""
     settings = msgspec.structs.replace(settings, group_index=None, launch=uuid.uuid4().hex)
     if join:
         return msgspec.structs.replace(settings, servers=tuple(join))
@@ -100,7 +101,7 @@ def _of_one_launch(settings: Settings, join: Sequence[str]) -> Settings:
 
 
 def _groups(workers: int, hosts: Sequence[Host], seen: Settings) -> tuple[GroupLaunch, ...]:
-    """The groups, each on its part of the hosts. `seen`: the settings as the ranks see them."""
+    """Return the groups, each on its part of the hosts. `seen`: the settings as the ranks see them."""
     sizes = make_plan([WORKER] * workers, [""] * workers, seen).group_sizes
     parts: Sequence[tuple[Host, ...]] = split_hosts(hosts, sizes) if hosts else [()] * len(sizes)
     pairs = enumerate(zip(sizes, parts, strict=True))
@@ -108,9 +109,9 @@ def _groups(workers: int, hosts: Sequence[Host], seen: Settings) -> tuple[GroupL
 
 
 def _job(settings: Settings) -> str:
-    """The name of a job that was given none: of the one that has snapshots in the folder, else a new one."""
+    """Return a name for a job without one: that of the job with snapshots in the folder, or else a new one."""
     if settings.snapshots is not None:
-        from hybridps.ps.server.snapshots import only_job  # brings the compiler too
+        from hybridps.ps.server.snapshots import only_job  # this loads the compiler too
 
         if name := only_job(settings.snapshots):
             return name
@@ -118,7 +119,7 @@ def _job(settings: Settings) -> str:
 
 
 def _workers(workers: int | None, hosts: Sequence[Host], settings: Settings) -> int:
-    """Workers in all: as said, else as many as the groups need, else a worker for each slot, else one."""
+    """Return the number of workers: as given, else that of the group sizes, the slots or the groups, else one."""
     if workers is None:
         return sum(settings.group_sizes or ()) or sum(host.slots for host in hosts) or settings.groups or 1
     if workers < 1:
@@ -127,9 +128,9 @@ def _workers(workers: int | None, hosts: Sequence[Host], settings: Settings) -> 
 
 
 def _as_ranks_see(settings: Settings) -> Settings:
-    """The settings with what the algorithm's name implies. Raises ConfigError for an unknown one, or such a trigger."""
+    """Return the settings with what the algorithm's name implies. Raises ConfigError for unknown names or triggers."""
     if settings.algorithm is None and settings.trigger is None:
         return settings
-    from hybridps.algorithms import resolve  # it brings the compiler, which takes longer than all else here
+    from hybridps.algorithms import resolve  # this loads the compiler, which takes longer than everything else here
 
     return resolve(settings)

@@ -1,4 +1,4 @@
-"""Where groups that exchange weights without servers meet."""
+"""Where groups that exchange weights without servers listen to each other."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hybridps.config import PREFIX, Settings
 from hybridps.errors import ConfigError
 
 _FIRST_PORT, _PORTS = 12000, 16000
-"""Where groups on several hosts listen to each other: ports that systems do not give away by themselves."""
+"""The ports at which groups on several hosts listen to each other: systems do not assign these by themselves."""
 
 
 def do_gossip(settings: Settings) -> bool:
-    """Whether the groups exchange weights without servers. `settings`: as the ranks see them."""
+    """Return whether the groups exchange weights without servers. `settings`: as the ranks see them."""
     if settings.algorithm is None:
         return False
     from hybridps.algorithms import definition
@@ -24,16 +24,18 @@ def do_gossip(settings: Settings) -> bool:
 
 
 def might_gossip(settings: Settings, elsewhere: Sequence[str]) -> bool:
-    """Whether the script may name an algorithm that gossips, which on one host costs nothing to prepare. `elsewhere`:
-    the other hosts.
+    """Return whether the script may choose an algorithm that gossips. Only on one host, where preparing for it is free.
+
+    `elsewhere`: the other hosts.
     """
     return settings.algorithm is None and not elsewhere
 
 
 def find_peers(groups: Sequence[GroupLaunch], settings: Settings, here: str) -> tuple[str, ...]:
-    """Where the groups listen to each other: as given, or on their hosts. Empty if they are all on this host.
+    """Return where the groups listen to each other: as configured, or on their hosts. Empty if all are on this host.
 
-    `here`: how other hosts reach this one. Raises ConfigError for another number than that of the groups.
+    `here`: the address at which other hosts reach this one. Raises ConfigError unless there is an address for each
+    group.
     """
     if settings.peers and len(settings.peers) != len(groups):
         raise ConfigError(

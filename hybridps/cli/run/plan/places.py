@@ -1,4 +1,4 @@
-"""Where the ranks of a launch run: what `--launcher`, `-H` and `--hostfile` say, made hosts and slots."""
+"""Where the ranks of a launch run: turns `--launcher`, `-H` and `--hostfile` into hosts and slots."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _OTHERS = {
 }
 _PORT = re.compile(r"^\s*([^\s:#]+):[0-9]+", re.MULTILINE)
 _RUN = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
-"""Nodes with the same number of tasks, as SLURM writes them: `4(x2)`."""
+"""The number of tasks of a node, and of how many nodes, as SLURM writes them: `4(x2)`."""
 _SECONDS = 60
 
 
 def read_hosts(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...]:
-    """The hosts that were named: a list or the path of a file in `hosts`, or `hostfile`; empty if none were.
+    """Return the hosts that were named: in a list or the path of a file (`hosts`), or in `hostfile`; else none.
 
-    Raises ConfigError for what cannot be read, and if both are given.
+    Raises ConfigError for input that cannot be read, and if both are given.
     """
     if hosts is not None and hostfile is not None:
         raise ConfigError("--hosts and --hostfile both name the hosts: give only one of them")
@@ -46,9 +46,9 @@ def read_hosts(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...]:
 def find_hosts(
     launcher: str | None, hosts: str | None, hostfile: Path | None, environ: Mapping[str, str] = os.environ
 ) -> tuple[Host, ...]:
-    """The hosts of a launch; empty leaves them to mpirun, which takes this one. `launcher`: a word of `LAUNCHERS`.
+    """Return the hosts of a launch; none leaves them to mpirun, which takes this one. `launcher` is in `LAUNCHERS`.
 
-    Raises ConfigError if the word is another one, or contradicts the hosts or the environment.
+    Raises ConfigError for another word, or if it contradicts the hosts or the environment.
     """
     _check_launcher(launcher)
     named = read_hosts(hosts, hostfile)
@@ -66,7 +66,7 @@ def find_hosts(
 
 
 def check_sync(folder: str | None) -> None:
-    """Raise ConfigError for `--sync-dst-dir`, which launch.py copies the working folder with."""
+    """Raise ConfigError for `--sync-dst-dir`, with which launch.py copies the working folder."""
     if folder is not None:
         raise ConfigError(
             f"--sync-dst-dir {folder}: hybridps run copies no files. Script and Python must have the same path on all "
@@ -84,17 +84,17 @@ def _check_launcher(launcher: str | None) -> None:
 
 
 def _check_ports(file: Path | None) -> None:
-    """Raise ConfigError for `h1:22` in a hostfile: slots here, but a port of ssh to launch.py."""
+    """Raise ConfigError for `h1:22` in a hostfile: to launch.py the number is an ssh port, here it would be slots."""
     found = _PORT.search(_text(file)) if file else None
     if found:
         raise ConfigError(
             f"{found[0].strip()!r} in {str(file)!r} may be a port of ssh, as for launch.py, or a number of slots: "
-            f"write `{found[1]} slots=N`; ports belong into ~/.ssh/config"
+            f"write `{found[1]} slots=N`; ports belong in ~/.ssh/config"
         )
 
 
 def _as_file(hosts: str) -> Path | None:
-    """The file that was named in the place of hosts. Raises ConfigError for a path that leads to none."""
+    """Return the file that was named in place of hosts, if it is one. Raises ConfigError for a path without a file."""
     if os.path.isfile(hosts):  # false for a list that is too long for a path
         return Path(hosts)
     if "/" in hosts:
@@ -111,7 +111,7 @@ def _text(file: Path) -> str:
 
 
 def _allocated(environ: Mapping[str, str], named: tuple[Host, ...]) -> tuple[Host, ...]:
-    """The hosts that were named in the SLURM allocation that this process runs in, or all of it. Raises ConfigError."""
+    """Return the hosts that were named, or else those of the SLURM allocation of this process. Raises ConfigError."""
     nodes, tasks = environ.get("SLURM_JOB_NODELIST"), environ.get("SLURM_TASKS_PER_NODE", "")
     if not nodes:
         raise ConfigError(

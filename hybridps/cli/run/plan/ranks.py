@@ -1,4 +1,4 @@
-"""What the command line says of single ranks: how their lines are shown, and what each has for itself. Pure."""
+"""Options for the ranks: how their lines are shown, and which cores and GPUs each has for itself. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hybridps.cli.run.plan.hosts import Host
 from hybridps.errors import ConfigError
 
 GROUP, WORKER, NONE = PREFIXES = ("group", "worker", "none")
-"""What stands before each line of a worker."""
+"""What the prefix of each line of a worker names."""
 
 CORES, GPUS = BINDINGS = ("cores", "gpus")
 """What each worker may have for itself."""
@@ -23,20 +23,20 @@ _OURS = {
     **dict.fromkeys(("-H", "-host", "--host", "-hosts", "--hostfile", "-f", "-machinefile"), "name the hosts with -H"),
     **dict.fromkeys(("--output", "--tag-output", "-prepend-rank", "-l"), "use --prefix worker, or --log-dir"),
 }
-"""Options of mpirun that are made here, and what to do in their place."""
+"""The options of mpirun that hybridps gives itself, and what the user can do instead."""
 
 _MAPS = ("map-by", "rank-by", "bind-to", "rankfile", "cpu-set", "cpu-list")
 
 
 @dataclass(frozen=True)
 class RankOptions:
-    """How ranks are started and shown."""
+    """How ranks are started and their output is shown."""
 
     prefix: str = GROUP
     log_folder: Path | None = None
-    """Where each worker and server has a file with its output."""
+    """The folder in which each worker and server has a file with its output."""
     mpi_arguments: tuple[str, ...] = ()
-    """More options for mpirun."""
+    """The user's own options for mpirun."""
     bound: tuple[str, ...] = ()
     """What each worker has for itself: words of `BINDINGS`."""
 
@@ -49,7 +49,7 @@ class RankOptions:
 def read_rank_options(
     prefix: str = GROUP, log_folder: Path | None = None, mpi_arguments: str | None = None, bind: str | None = None
 ) -> RankOptions:
-    """What the options ask for. Raises ConfigError for unknown words, and for what contradicts other options."""
+    """Return what the options ask for. Raises ConfigError for unknown words and for contradictory options."""
     _check("--prefix", prefix, PREFIXES)
     bound = tuple(word for word in (bind or "").split(",") if word)
     for word in bound:
@@ -67,7 +67,7 @@ def read_rank_options(
 
 
 def places_on_hosts(groups: Sequence[tuple[int, Sequence[Host]]]) -> list[list[tuple[int, int]]]:
-    """For each rank of each group: the how-manieth worker of its host it is, and how many there are.
+    """Return, for each rank of each group, its index among the workers of its host, and their number.
 
     A group is its size and its hosts, whose slots its ranks take in order; without hosts all are on one.
 

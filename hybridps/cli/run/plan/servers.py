@@ -24,14 +24,14 @@ def check_unsecured(host: str, insecure: bool) -> None:
 
 
 def makes_keys(settings: Settings, bind: str, insecure: bool, peers: Sequence[str]) -> bool:
-    """Whether servers at `bind`, or groups that gossip at `peers`, are on the network and have no keys yet."""
+    """Return whether servers at `bind`, or groups that gossip at `peers`, are on the network and have no keys yet."""
     if settings.keys is None and not all(map(is_local, peers)):
         return True
     return bind != LOOPBACK and settings.backend != "mxnet" and not insecure and settings.server_keys is None
 
 
 def count_servers(servers: int | None, needs_one: bool, settings: Settings) -> int:
-    """Number of servers to start: as given, or else one if the groups need one."""
+    """Return the number of servers to start: as given, or else one if the groups need one."""
     if servers is None:
         return int(needs_one)
     if servers < 0:
@@ -45,7 +45,7 @@ def count_servers(servers: int | None, needs_one: bool, settings: Settings) -> i
 
 
 def _server_restarts(asked: int | None, servers: int, settings: Settings) -> int:
-    """How often a server that dies is started again. Raises ConfigError if it is `asked` for where that cannot be."""
+    """Return how often a server that dies is restarted. Raises ConfigError if it is `asked` for but not possible."""
     problem = None
     if not servers:
         problem = "this launch starts no servers"
@@ -71,10 +71,10 @@ def _check_snapshots(servers: int, settings: Settings) -> None:
 
 
 def plan_servers(count: int, groups: int, restarts: int | None, settings: Settings) -> tuple[ServerLaunch, ...]:
-    """The servers to start: `count`, or with racks `count` for each rack and one parent, unless parents are given.
+    """Return the servers to start: `count`, or `count` for each rack and one parent, unless parents are configured.
 
-    Raises PlanError. MXNet's servers are started by one process, and have no racks (ConfigError). `restarts`: how often
-    one that dies is started again, as given.
+    Raises PlanError, and ConfigError for racks of MXNet's servers; one process starts all of these. `restarts`: the
+    limit on restarts of a server that dies; None: not given.
     """
     racks = settings.racks
     check_racks(groups, racks)

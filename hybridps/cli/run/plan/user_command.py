@@ -19,7 +19,7 @@ _OWN = ("hybridps", "mpi4py")
 
 
 def wrap(command: Sequence[str], python: str = sys.executable, runner: str = "hybridps") -> tuple[str, ...]:
-    """The command with a runner before the script: by default the one from which it knows the KVStore types.
+    """Return the command with a runner before the script: by default hybridps, which registers the KVStore types.
 
     >>> wrap(["python", "-u", "train.py", "--epochs", "3"], python="/venv/bin/python")
     ('/venv/bin/python', '-u', '-m', 'hybridps', 'train.py', '--epochs', '3')
@@ -28,8 +28,8 @@ def wrap(command: Sequence[str], python: str = sys.executable, runner: str = "hy
     >>> wrap(["python3.11", "-m", "package.train"], python="/venv/bin/python")
     ('python3.11', '-m', 'hybridps', '-m', 'package.train')
 
-    `python` and `python3` mean the Python that hybridps is installed in; any other interpreter is taken
-    as it is. Commands that already run `-m hybridps` or `-m mpi4py`, Python code given with `-c`, scripts
+    `python` and `python3` mean the Python that hybridps is installed in; any other interpreter is used
+    as given. Commands that already run `-m hybridps` or `-m mpi4py`, Python code given with `-c`, scripts
     whose names do not end in `.py`, and programs other than Python are left alone.
     """
     first, rest = command[0], command[1:]
@@ -61,7 +61,7 @@ def check(command: Sequence[str]) -> None:
 
 
 def _hint(command: Sequence[str]) -> str:
-    """What to write instead of a word that only a shell would understand, as `launch.py` of MXNet has one."""
+    """Return advice for a command that only a shell would understand, such as MXNet's `launch.py` uses."""
     first = command[0]
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=.*", first, re.DOTALL):
         return f": give variables with -x {first} before the command"
@@ -71,12 +71,12 @@ def _hint(command: Sequence[str]) -> str:
 
 
 def is_python(program: str) -> bool:
-    """Whether a program is a Python interpreter, by its name."""
+    """Return whether a program is a Python interpreter, by its name."""
     return _INTERPRETER.fullmatch(os.path.basename(program)) is not None
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """An interpreter's own options; then script or `-m`, module, and what follows (nothing for `-c` and `-`).
+    """Return an interpreter's own options; then the script or `-m` and module, with arguments (nothing for `-c`, `-`).
 
     >>> _split(["-um", "package.train", "x"]), _split(["-W", "ignore", "a.py"])
     ((['-u'], ['-m', 'package.train', 'x']), (['-W', 'ignore'], ['a.py']))
