@@ -180,7 +180,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     file.touch()
     done = compare(tmp_path / "out", "sync")
     assert done.returncode == 2
-    assert "has files, and they are not those of a run" in done.stderr
+    assert "has files that are not from a run" in done.stderr
     assert file.exists()
 
 

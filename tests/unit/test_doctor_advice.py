@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hybridps.cli import doctor
-from hybridps.cli.doctor import LATE, PROBLEM, Done, Finding, check_python, judge_hello
+from hybridps.cli.doctor import LATE, NOTE, OK, PROBLEM, Done, Finding, check_python, judge_hello
 
 ROOT = Path(__file__).parents[2]
 RANK = {"size": 2, "sum": 3, "sharing": 2, "level": "MULTIPLE", "library": "Open MPI v5"}
@@ -25,7 +25,6 @@ def of_ranks(**changed: object) -> Finding:
 
 
 PROBLEMS = {
-    "another Python": check_python((3, 12)),
     "mpirun hangs": judge_hello(Done("", LATE, "", "late")),
     "no MPI library": judge_hello(Done("", 1, "", "ImportError: libmpi.so")),
     "two MPI libraries": of_ranks(size=1, sum=1, sharing=1),
@@ -34,9 +33,21 @@ PROBLEMS = {
 }
 
 
+NOTES = {"a Python without MXNet": check_python((3, 12))}
+
+
+def test_only_mxnet_needs_an_older_python():
+    assert NOTES["a Python without MXNet"].state == NOTE
+    assert check_python((3, 11)) == Finding("Python", OK, "3.11")
+
+
 @pytest.mark.parametrize("finding", PROBLEMS.values(), ids=PROBLEMS)
-def test_a_problem_has_something_to_type(finding):
+def test_a_problem_is_a_problem(finding):
     assert finding.state == PROBLEM
+
+
+@pytest.mark.parametrize("finding", (PROBLEMS | NOTES).values(), ids=PROBLEMS | NOTES)
+def test_what_is_found_has_something_to_type(finding):
     typed = re.findall(r"`([^`]+)`", finding.advice)
     assert typed
     settings = ConfigParser()

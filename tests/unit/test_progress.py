@@ -127,3 +127,10 @@ def test_the_lines_of_a_worker_that_reports_alone_are_shown(tmp_path: Path) -> N
     assert log.hear(0, "hybridps: epoch=1 loss=2 worker=0", 4) == (True, "")
     assert log.hear(0, "hybridps: epoch=2 loss=1 worker=0", 4) == (True, "epoch 1: loss 2")
     assert log.ended(0) == "epoch 2: loss 1"
+
+
+def test_a_worker_that_reports_alone_goes_on_when_the_others_have_ended() -> None:
+    log = RunLog(Settings())
+    assert log.hear(0, "hybridps: epoch=1 loss=2 worker=0", 2) == (True, "")
+    assert log.hear(0, "hybridps: epoch=2 loss=1 worker=0", 1) == (True, "epoch 1: loss 2; epoch 2: loss 1")
+    assert log.ended(0) == ""
