@@ -6,8 +6,6 @@ command line.
 
 from __future__ import annotations
 
-import gc
-import importlib.util
 import runpy
 import sys
 from pathlib import Path
@@ -15,6 +13,7 @@ from types import TracebackType
 
 from hybridps.config import started_by_mpi
 from hybridps.errors import ConfigError
+from hybridps.mxnet_import import register_types_with_mxnet
 from hybridps.processes import die_with_parent
 
 
@@ -38,7 +37,7 @@ def run_script(arguments: list[str], as_module: bool) -> None:
         die_with_parent()
     if not as_module and not Path(arguments[0]).is_file():
         end_group(ConfigError(f"there is no script {arguments[0]} in {Path.cwd()}").on_all_ranks())
-    _make_types_known()
+    register_types_with_mxnet()
     sys.argv = arguments
     try:
         if as_module:
@@ -52,26 +51,6 @@ def run_script(arguments: list[str], as_module: bool) -> None:
     except BaseException as error:
         end_group(error.with_traceback(_of_the_script(error.__traceback__)))
     _end()
-
-
-def _make_types_known() -> None:
-    """Register the KVStore types, if MXNet is installed.
-
-    The modules stay until the process ends, so the garbage collector ignores them: a process that imports MXNet then
-    takes a quarter less time to start and end.
-    """
-    if importlib.util.find_spec("mxnet") is None:
-        return
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        import hybridps.kvstore  # noqa: F401
-    except ConfigError as error:
-        print(f"hybridps: the KVStore types are not available: {error}", file=sys.stderr)
-    finally:
-        gc.freeze()
-        if collects:
-            gc.enable()
 
 
 def _end() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hybridps.cli.run.mpirun import find_mpirun, root_environment
+from hybridps.cli.run.mpirun import WITHOUT_OFI, find_mpirun, root_environment
 from hybridps.errors import HybridPSError
 from hybridps.processes import without_rank_marks
 from hybridps.shared_memory import create_shared, shared_name
@@ -129,7 +129,7 @@ def check_mpi() -> Iterator[Finding]:
         return
     yield Finding("mpirun", OK, f"{mpirun.path} ({mpirun.flavour})")
     command = mpirun.command(2, (), {}, (sys.executable, "-c", _HELLO))
-    yield judge_hello(_run(command, root_environment() | {"OMPI_MCA_mpi_yield_when_idle": "1"}))
+    yield judge_hello(_run(command, root_environment() | WITHOUT_OFI | {"OMPI_MCA_mpi_yield_when_idle": "1"}))
 
 
 def judge_hello(done: Done) -> Finding:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
+from hybridps.mxnet_import import check_numpy
 
-from hybridps.errors import ConfigError
-
-if tuple(int(part) for part in np.__version__.split(".")[:2]) >= (1, 24):
-    # MXNet reads numpy.bool when it is imported. NumPy 1.24 removed that name, and NumPy 2 gave it another meaning.
-    raise ConfigError(
-        f"MXNet 1.9.1 cannot run with NumPy {np.__version__}: pip install 'hybridps[mxnet]' brings NumPy 1.23"
-    )
+check_numpy()
 
 from hybridps.kvstore.process import release  # noqa: E402
 from hybridps.kvstore.store import HybridKVStore  # noqa: E402

@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hybridps.cli.run.mpirun import WITHOUT_OFI
+
 _SESSIONS = tempfile.mkdtemp(prefix="hybridps-tests-")
 """Holds mpirun's own files, a folder for each start: a killed one leaves its files to the next with its process id."""
 atexit.register(shutil.rmtree, _SESSIONS, ignore_errors=True)
@@ -44,6 +46,7 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
         name: text for name, text in os.environ.items() if not name.startswith(("HYBRIDPS_", "OMPI_", "PMIX_", "PRTE_"))
     }
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    root |= WITHOUT_OFI  # each world starts a second sooner
     session = {"PRTE_MCA_prte_local_tmpdir_base": tempfile.mkdtemp(dir=_SESSIONS)}
     return kept | root | session | {"OMP_NUM_THREADS": "1"} | dict(extra or {})
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hybridps.cli.app import read_settings
-from hybridps.cli.run.mpirun import MPICH, OPEN_MPI, Mpirun, flavour_of, rank_environment
+from hybridps.cli.run.mpirun import MPICH, OPEN_MPI, WITHOUT_OFI, Mpirun, flavour_of, rank_environment
 from hybridps.cli.run.options import trigger_of
 from hybridps.cli.run.plan import ServerLaunch, make_launch, user_command
 from hybridps.cli.run.plan.hosts import Host, parse_hostfile, parse_hosts, split_hosts
@@ -355,11 +355,13 @@ def test_the_mpi_library_is_known_by_its_version() -> None:
 
 
 def test_ranks_share_the_cores() -> None:
-    assert rank_environment({}, cores=8, workers=3, processes=4) == {"OMP_NUM_THREADS": "2"}
-    assert rank_environment({"OMP_NUM_THREADS": "5"}, cores=8, workers=8, processes=8) == {}
+    assert rank_environment({}, cores=8, workers=3, processes=4) == {"OMP_NUM_THREADS": "2"} | WITHOUT_OFI
+    chosen = {"OMP_NUM_THREADS": "5", "OMPI_MCA_btl": "self,tcp"}
+    assert rank_environment(chosen, cores=8, workers=8, processes=8) == {}
     assert rank_environment({}, cores=2, workers=4, processes=5) == {
         "OMP_NUM_THREADS": "1",
         "OMPI_MCA_mpi_yield_when_idle": "1",
+        **WITHOUT_OFI,
     }
 
 

@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "step": CORE | {"algorithms", "compiled"},
     "job": CORE | {"watch", "ps", "tiers", "gossip", "algorithms"},
     "tune": BASE | {"tensor_collectives", "job"},
-    "kvstore": CORE | {"ps", "algorithms", "job", "step"},
+    "kvstore": CORE | {"mxnet_import", "ps", "algorithms", "job", "step"},
     "report": BASE,
     "oracle": BASE,
     "oracle.networks": BASE,
@@ -60,7 +60,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oracle.output": BASE | {"oracle"},
     "calibrate": BASE | {"tensor_collectives", "algorithms", "job", "kvstore", "report", "oracle"},
     "cli": CORE | {"watch", "ps", "algorithms", "job", "kvstore", "report", "oracle", "calibrate"},
-    "__main__": BASE | {"mpi_groups", "cli", "kvstore", "job"},
+    "mxnet_import": {"errors", "kvstore"},
+    "__main__": BASE | {"mxnet_import", "mpi_groups", "cli"},
 }
 """For each room, or file beside the rooms, the names that it may import besides its own."""
 

@@ -24,6 +24,10 @@ _OLD_OPEN_MPI = re.compile(r"\(Open MPI\) [1-4]\.")
 _VERSION_SECONDS = 20
 _NUMBER = re.compile(r"(?:\(Open MPI\)|Version:|Version) +(\S+)")
 _BINDS = ("--bind-to", "-bind-to", "--bind-to-core", "--bind-to-socket")
+WITHOUT_OFI = {"OMPI_MCA_btl": "^ofi"}
+"""Leaves out Open MPI's one-sided transport over OFI, which sleeps for a second in `MPI_Init` where it finds no fabric.
+Messages over fabrics of OFI use another component (`mtl/ofi`)."""
+
 _MEMORY = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_btl_vader_backing_directory")
 
 
@@ -142,11 +146,11 @@ def flavour_of(version: str, path: str) -> str:
 
 
 def rank_environment(environ: Mapping[str, str], cores: int, workers: int, processes: int) -> dict[str, str]:
-    """Return variables that let `workers` ranks share the cores of a host with the other processes of the job.
+    """Return variables that let `workers` ranks start soon and share the cores of a host with the rest of the job.
 
-    `processes` counts all of them, ranks included. Variables that the user has set are left out.
+    `processes` counts all processes of the job, ranks included. Variables that the user has set are left out.
     """
-    wanted = {"OMP_NUM_THREADS": str(max(1, cores // max(1, workers)))}
+    wanted = {"OMP_NUM_THREADS": str(max(1, cores // max(1, workers))), **WITHOUT_OFI}
     if processes > cores:
         # Otherwise, a waiting rank would keep a core busy that other ranks need.
         wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
