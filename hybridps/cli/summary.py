@@ -74,8 +74,8 @@ def write_trace(folder: Path, out: Path | None) -> None:
         raise HybridPSError(f"the trace cannot be written to {str(path)!r}: {error.strerror}") from None
     workers, servers = len(clock.trace.workers), len(clock.trace.servers)
     print(
-        f"hybridps: wrote {path}: {count} events of {workers} workers and {servers} servers, whose clocks are known to "
-        f"{1e3 * clock.uncertainty:.2g} ms. Open it at https://ui.perfetto.dev"
+        f"hybridps: wrote {path}: {count} events of {workers} workers and {servers} servers; their clocks are "
+        f"aligned to within {1e3 * clock.uncertainty:.2g} ms. Open it at https://ui.perfetto.dev"
     )
 
 

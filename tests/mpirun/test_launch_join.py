@@ -79,7 +79,7 @@ def test_a_group_joins_and_is_known_to_a_later_life_of_the_server(tmp_path: Path
             until(lambda: first.says("the server is back"))
             (tmp_path / "end-0").touch()
             (tmp_path / "end-1").touch()
-            until(lambda: first.says("the servers stay for groups that have joined the job: 2"))
+            until(lambda: first.says("waiting for groups that have joined the job: 2"))
             assert first.poll() is None
             (tmp_path / "end").touch()
             assert second.wait(SECONDS) == 0, second.err.read_text()

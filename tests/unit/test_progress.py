@@ -103,7 +103,7 @@ def test_a_launch_writes_what_it_hears(tmp_path: Path) -> None:
     assert log.hear(1, second, 2) == (True, "epoch 2: accuracy 0.875")
     hide, message = log.hear(1, "hybridps: epoch=2 accuracy=50", 2)
     assert not hide
-    assert "a line of group 1 does not count as progress" in message
+    assert "a progress line of group 1 is ignored" in message
     log.ended(3)
     events = read_rank(tmp_path / "hybridps-launcher.jsonl").events[1:]
     assert events[0] == Launched(2, 2, 1, ["python", "train.py"])

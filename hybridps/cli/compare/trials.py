@@ -179,14 +179,14 @@ def _misused(trial: Trial, run: Run) -> str:
     contender, is_ours = trial.contender, any(rank.events for rank in run.ranks)
     if not contender.is_native:
         if not is_ours:
-            return "the script made no store of hybridps: let it create the KVStore dist_hybridps"
+            return "the script created no hybridps store: make it create the KVStore dist_hybridps"
         trained, expected = _trained(run), expected_settings(contender)
         return "" if trained == expected else f"the script trained with {_words(trained)}, not {_words(expected)}"
     wanted = f"not {contender.kvstore}: make it read the type from COMPARE_KVSTORE, or put {{kvstore}} into its command"
     if is_ours:
-        return f"the script made a store of hybridps, {wanted}"
+        return f"the script created a hybridps store, {wanted}"
     others = stores_made(trial.folder) - {f"the store {contender.kvstore}"}
-    return f"the script made {' and '.join(sorted(others))}, {wanted}" if others else ""
+    return f"the script created {' and '.join(sorted(others))}, {wanted}" if others else ""
 
 
 def _trained(run: Run) -> dict[str, str | None]:

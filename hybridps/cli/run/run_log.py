@@ -73,7 +73,7 @@ class RunLog:
         try:
             event = parse_progress(line)
         except ConfigError as error:
-            return Heard(message=f"a line of group {group} does not count as progress: {error}")
+            return Heard(message=f"a progress line of group {group} is ignored: {error}")
         if event is None:
             return Heard()
         event = msgspec.structs.replace(event, group=group)
