@@ -130,7 +130,7 @@ def train(addresses, group, most=1 << 30):
     return joining, steps, centre
 
 
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_servers_that_are_killed_at_any_moment_lose_little(servers, tmp_path):
     """Each gradient of ones moves each element by 1/128: an element says in how many rounds it was."""
     settings = Settings(snapshots=str(tmp_path), snapshot_seconds=EVERY_SECONDS)

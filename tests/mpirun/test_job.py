@@ -103,7 +103,7 @@ with open_job() as job:
 """
 
 
-@pytest.mark.parametrize("groups", ["1", "2"])
+@pytest.mark.parametrize("groups", [pytest.param("1", marks=pytest.mark.nightly), "2"])
 def test_algorithms_that_are_closed_leave_no_descriptors(groups: str) -> None:
     done = mpirun(2, ["-m", "mpi4py", "-c", DESCRIPTORS], {"HYBRIDPS_GROUPS": groups}, timeout=SECONDS)
     assert (done.returncode, done.stdout) == (0, "True\nTrue\n"), done.stderr

@@ -59,7 +59,13 @@ def checkpoints(folder: Path) -> list[int]:
 ELASTIC = ("--algorithm", "elastic", "--alpha", "0.4")
 
 
-@pytest.mark.parametrize("options", [("--algorithm", "local", "--tau", "5"), ("--algorithm", "gossip", "--tau", "5")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--algorithm", "local", "--tau", "5"), marks=pytest.mark.nightly),
+        ("--algorithm", "gossip", "--tau", "5"),
+    ],
+)
 def test_a_group_comes_back_where_groups_average_together_or_with_each_other(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
@@ -69,7 +75,7 @@ def test_a_group_comes_back_where_groups_average_together_or_with_each_other(
     assert summary(tmp_path)["accuracy"] > 0.93
 
 
-@pytest.mark.parametrize("what", ["back", "alone"])
+@pytest.mark.parametrize("what", [pytest.param("back", marks=pytest.mark.nightly), "alone"])
 def test_a_group_comes_back_to_the_centre(tmp_path: Path, what: str) -> None:
     """Also where the others have come to their end meanwhile: the centre is kept for it."""
     done = train(tmp_path, what, *ELASTIC, "--restarts", "1")
@@ -90,6 +96,7 @@ def test_a_group_comes_back_to_the_centre(tmp_path: Path, what: str) -> None:
     assert found["accuracy"] > 0.93
 
 
+@pytest.mark.nightly
 def test_it_is_as_accurate_without_a_death(tmp_path: Path) -> None:
     done = train(tmp_path, "never", *ELASTIC, "--restarts", "1")
     assert done.returncode == 0, done.stderr
@@ -105,7 +112,7 @@ def test_the_duties_of_the_first_worker_move_to_a_group_that_lives(tmp_path: Pat
     assert checkpoints(tmp_path) == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("named", [pytest.param(True, marks=pytest.mark.nightly), False])
 def test_synchronous_groups_begin_anew_together(tmp_path: Path, named: bool) -> None:
     """At once where the launcher knows the algorithm; else when the group that comes back finds that it is too late."""
     done = train(tmp_path, "anew", *(("--algorithm", "sync") if named else ()), "--restarts", "1")
@@ -139,7 +146,7 @@ def test_the_last_restart_is_used_up(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("what", ["", "stubborn"])
+@pytest.mark.parametrize("what", ["", pytest.param("stubborn", marks=pytest.mark.nightly)])
 def test_a_signal_while_groups_are_started_again_leaves_nothing(tmp_path: Path, what: str) -> None:
     (tmp_path / "script.py").write_text(CRASHES)
     words = command("--restarts", "1000", "--", "python", str(tmp_path / "script.py"), what)

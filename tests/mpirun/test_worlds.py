@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
     ("ranks", "files"),
     # the operations on device tensors have no more to do with the number of ranks than their groups
     [
-        (1, ["ranks_group.py", "ranks_device_tensor.py"]),
+        pytest.param(1, ["ranks_group.py", "ranks_device_tensor.py"], marks=pytest.mark.nightly),
         (2, ["ranks_group.py", "ranks_device_tensor.py"]),
         pytest.param(3, ["ranks_group.py", "ranks_device_tensor.py"], marks=pytest.mark.nightly),
         (4, ["ranks_group.py"]),

@@ -49,7 +49,7 @@ def test_half_precision_on_the_way_to_servers(wire: str) -> None:
     assert done.stdout.count("is right") == 2
 
 
-@pytest.mark.parametrize("groups", ["1", "2"])
+@pytest.mark.parametrize("groups", [pytest.param("1", marks=pytest.mark.nightly), "2"])
 def test_workers_that_compress_differently_are_an_error_on_all(groups: str) -> None:
     given = SMALL | {"HYBRIDPS_GROUPS": groups}
     done = mpirun(2, ["-m", "hybridps", PROGRAM, "different_thresholds"], given, timeout=60)
@@ -58,7 +58,7 @@ def test_workers_that_compress_differently_are_an_error_on_all(groups: str) -> N
     assert "threshold=1.5" in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_the_numbers_are_those_of_mxnets_own_servers(workers: int) -> None:
     with mxnet_serving("dist_sync", "", workers, workers) as servers:
         told = environment({**servers.environment, "STORE": "dist_sync"})

@@ -40,7 +40,7 @@ mx.nd.waitall()
     ("kind", "optimizer", "most"),
     [
         ("dist_hybridps_sync", "lamb", 3),
-        ("dist_hybridps_sync", "nag", 3),
+        pytest.param("dist_hybridps_sync", "nag", 3, marks=pytest.mark.nightly),
         ("dist_hybridps_sync", "adam", 4),  # the servers keep two states of each parameter
         ("dist_hybridps_elastic", "adam", 3),
     ],

@@ -60,7 +60,7 @@ def test_equals_local(ranks: int, groups: int, servers: int, tmp_path: Path) -> 
     check_as_local(ranks, tmp_path)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.nightly), 3])
 def test_a_group_that_updates_does_all_that_the_local_store_does(ranks: int, tmp_path: Path) -> None:
     done = ours(ranks, ["all_that_workers_may"], tmp_path, groups="1")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -18,7 +18,7 @@ RIGHT = ["handles", "commands", "profile", "profile_by_commands", "profile_wrong
 RIGHT += ["profile_amid_steps", "profile_without_dump"]
 
 
-@pytest.mark.parametrize("groups", ["1", "2"])
+@pytest.mark.parametrize("groups", [pytest.param("1", marks=pytest.mark.nightly), "2"])
 def test_commands_and_profiles(groups: str, tmp_path: Path) -> None:
     settings = {"HYBRIDPS_GROUPS": groups, "HYBRIDPS_DEADLINE_SECONDS": "60", "FOLDER": str(tmp_path)}
     done = mpirun(2, ["-m", "hybridps", PROGRAM, *RIGHT], settings, timeout=120)

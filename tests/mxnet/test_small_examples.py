@@ -44,7 +44,10 @@ def test_two_groups_under_the_launcher(name):
     assert float(mean) > 0.8
 
 
-@pytest.mark.parametrize("name", ["gluon_digits", "module_digits", "numpy_digits"])
+@pytest.mark.parametrize(
+    "name",
+    ["gluon_digits", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("module_digits", "numpy_digits"))],
+)
 def test_an_odd_number_of_workers_under_mpirun(name):
     """The images are not a multiple of three batches: all workers must take the same number of steps."""
     if name != "numpy_digits":

@@ -49,7 +49,7 @@ def run(uses: list[str], folder: Path, ranks: int = 2, **settings: str):
     return mpirun(ranks, ["-m", "hybridps", USES, *uses], extra | {"FOLDER": str(folder)}, timeout=120)
 
 
-@pytest.mark.parametrize("groups", ["1", "2"])
+@pytest.mark.parametrize("groups", [pytest.param("1", marks=pytest.mark.nightly), "2"])
 def test_uses_in_one_process(groups: str, tmp_path: Path) -> None:
     done = run(RIGHT, tmp_path, groups=groups, bucket_bytes="2048", chunk_bytes="1024", deadline_seconds="60")
     assert done.returncode == 0, done.stdout + done.stderr
