@@ -145,7 +145,7 @@ def check(folder: Path) -> Checkpoint:
         for path in sorted(folder.iterdir()):
             if path.name not in (MANIFEST, WEIGHTS, STATES, AVERAGE) or not path.is_file():
                 raise DamagedError(
-                    f"{path} is no file of a checkpoint, which has arrays and JSON alone: it is not read"
+                    f"{path} is not a file of a checkpoint, which has only arrays and JSON: it is not read"
                 )
         manifest = json.loads((folder / MANIFEST).read_text())
         optimizer = manifest.get("optimizer")

@@ -181,7 +181,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--run {folder} cannot be made: {error.strerror}") from None
+        raise UsageError(f"--run {folder} cannot be created: {error.strerror}") from None
 
 
 def find_devices(text: str, worker: int, dtype: str) -> list[mx.Context]:

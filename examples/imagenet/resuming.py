@@ -23,7 +23,7 @@ def load_weights(args: Namespace, net: gluon.HybridBlock, devices: list[mx.Conte
     folder = args.run if args.resume == "auto" else Path(args.resume)
     found, problems = checkpoint.newest(folder)
     for problem in problems if worker == 0 else ():
-        print(f"checkpoint passed over: {problem}", flush=True)
+        print(f"checkpoint skipped: {problem}", flush=True)
     if found is None:
         if args.resume != "auto":
             raise UsageError(f"--resume {args.resume}: there is no complete checkpoint")
@@ -55,7 +55,7 @@ def load_states(
 
 def _load_optimizer(found: Checkpoint, trainer: gluon.Trainer) -> None:
     if found.optimizer is None:
-        raise UsageError(f"{found.folder} has no states of an optimizer: go on with a store that updates, as it began")
+        raise UsageError(f"{found.folder} has no optimizer states: resume with a store that updates, as before")
     if found.optimizer != optimizer_name(trainer):
         raise UsageError(f"{found.folder} has the states of another optimizer: use --optimizer {found.optimizer}")
     checkpoint.load_states(found, trainer)

@@ -252,7 +252,7 @@ def main(arguments: list[str] | None = None) -> int:
             warn(str(error))
         return 2
     except ImageError as damage:  # only this worker has read that image
-        warn(str(damage) if args.skip_corrupt else f"{damage}; use --skip-corrupt to leave such images out")
+        warn(str(damage) if args.skip_corrupt else f"{damage}; use --skip-corrupt to skip such images")
         return 2
     return 0
 

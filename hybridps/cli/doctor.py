@@ -111,13 +111,13 @@ def examine() -> Iterator[Finding]:
 
 
 def check_python(version: Sequence[int]) -> Finding:
-    """Check whether MXNet 1.9.1 can run on this version of Python."""
+    """Check whether MXNet 1.9.1 can run on this version of Python. The rest of hybridps also runs on later ones."""
     advice = (
-        "MXNet 1.9.1 needs NumPy < 1.24, which has wheels for Python 3.10 and 3.11: `python3.11 -m venv .venv`, and "
+        "MXNet cannot be used: MXNet 1.9.1 needs NumPy < 1.24, which has wheels for Python 3.10 and 3.11. To use it, "
+        "`python3.11 -m venv .venv`, and `.venv/bin/pip install 'hybridps[mpi,mxnet]'`"
     )
-    advice += "`.venv/bin/pip install 'hybridps[mpi,mxnet]'`"
     fits = tuple(version) in ((3, 10), (3, 11))
-    return _judged("Python", fits, ".".join(map(str, version)), advice, PROBLEM)
+    return _judged("Python", fits, ".".join(map(str, version)), advice)
 
 
 def check_mpi() -> Iterator[Finding]:

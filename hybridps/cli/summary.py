@@ -75,8 +75,8 @@ def write_trace(folder: Path, out: Path | None) -> None:
         raise HybridPSError(f"the trace cannot be written to {str(path)!r}: {error.strerror}") from None
     workers, servers = len(clock.trace.workers), len(clock.trace.servers)
     print(
-        f"hybridps: wrote {path}: {count} events of {workers} workers and {servers} servers, whose clocks are known to "
-        f"{duration(clock.uncertainty, 2)}. Open it at https://ui.perfetto.dev"
+        f"hybridps: wrote {path}: {count} events of {workers} workers and {servers} servers; their clocks are "
+        f"aligned to within {duration(clock.uncertainty, 2)}. Open it at https://ui.perfetto.dev"
     )
 
 

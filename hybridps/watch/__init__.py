@@ -4,7 +4,7 @@ A `Watcher` looks at the live folder once a second. The launcher has one, or wit
 (`start_watcher`).
 """
 
-from hybridps.watch.start import start_watcher
+from hybridps.watch.start import make_readers, start_watcher
 from hybridps.watch.watcher import Reader, Watcher
 
-__all__ = ["Reader", "Watcher", "start_watcher"]
+__all__ = ["Reader", "Watcher", "make_readers", "start_watcher"]

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from hybridps.config import Settings
 from hybridps.watch.watcher import Reader, Watcher
 
 
-def start_watcher(
-    folder: Path | None, settings: Settings, readers: Sequence[Reader] = ()
-) -> tuple[Watcher | None, str]:
+def start_watcher(folder: Path | None, settings: Settings) -> tuple[Watcher | None, str]:
     """Return the watcher of a run, None if it would have no readers; and a message for the user, or an empty one.
 
-    `folder`: the live folder. `readers`: other readers than those that the settings name. Raises ConfigError if a
-    library is missing or a folder cannot be written, and ServerError if a port cannot be used.
+    `folder`: the live folder. Raises the errors of `make_readers`.
     """
-    asked, said = list(readers), ""
     if folder is None:
-        return None, said
+        return None, ""
+    readers, said = make_readers(settings)
+    return (Watcher(folder, readers) if readers else None), said
+
+
+def make_readers(settings: Settings) -> tuple[list[Reader], str]:
+    """Return the readers that the settings ask for, and a message for the user, or an empty one.
+
+    Raises ConfigError if a library is missing or a folder cannot be written, and ServerError if a port cannot be used.
+    """
+    asked: list[Reader] = []
+    said = ""
     if settings.tensorboard is not None:
         from hybridps.watch.tensorboard import TensorBoard
 
@@ -30,4 +36,4 @@ def start_watcher(
         metrics = RunMetrics(settings.metrics_bind, settings.worker_metrics_port)
         asked.append(metrics)
         said = f"metrics of the workers at {metrics.url}"
-    return (Watcher(folder, asked) if asked else None), said
+    return asked, said

@@ -78,7 +78,7 @@ def test_a_host_that_ends_is_named_and_the_other_group_goes_on(cluster: Cluster,
     job = start_training(cluster, tmp_path, "--set", "lost_seconds=3")
     cluster.hosts[1].close()
     wait_for(
-        lambda: job.has("group 1 ended with exit status 1 (the host hostb is gone); the other groups go on"), about=job
+        lambda: job.has("group 1 ended with exit status 1 (lost the host hostb); the other groups go on"), about=job
     )
     wait_for(lambda: job.has("group 1 of job"))
     job.send("TERM")

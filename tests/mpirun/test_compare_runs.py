@@ -127,7 +127,7 @@ def test_a_script_that_makes_no_store_is_no_contender(tmp_path: Path) -> None:
     script.write_text("print('hybridps: epoch=1 accuracy=1')\n")
     done = compare(tmp_path / "out", "sync", script=str(script))
     assert done.returncode == 1
-    assert "failed: the script made no store of hybridps" in done.stderr
+    assert "failed: the script created no hybridps store" in done.stderr
 
 
 @pytest.mark.nightly
@@ -142,7 +142,7 @@ def test_a_budget_does_not_excuse_a_script_that_makes_no_store(tmp_path: Path) -
     script.write_text("import time\nprint('hybridps: epoch=1 accuracy=1', flush=True)\ntime.sleep(1000)\n")
     done = compare(tmp_path / "out", "sync", "--budget-seconds", "3", script=str(script))
     assert done.returncode == 1, done.stderr
-    assert "sync, seed 0: failed: the script made no store of hybridps" in done.stderr
+    assert "sync, seed 0: failed: the script created no hybridps store" in done.stderr
 
 
 def test_a_script_that_trains_something_else_is_no_contender(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_an_interrupted_comparison_has_a_page_and_goes_on(tmp_path: Path, number
         interrupted.send_signal(number)
         said = interrupted.communicate()[1]
     assert interrupted.returncode == 128 + number
-    assert "interrupted; the same command goes on from here" in said
+    assert "interrupted; run the same command again to continue" in said
     assert [row["contender"] for row in json.loads((folder / "compare.json").read_text())["table"]] == ["sync"]
     assert "sync, seed 0: finished" in said
     again = compare(folder, "sync,elastic")
@@ -180,7 +180,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     file.touch()
     done = compare(tmp_path / "out", "sync")
     assert done.returncode == 2
-    assert "has files, and they are not those of a run" in done.stderr
+    assert "has files that are not from a run" in done.stderr
     assert file.exists()
 
 
@@ -203,8 +203,8 @@ def test_a_dry_run_prints_the_commands(tmp_path: Path) -> None:
         ("+always", (), "is not a valid contender"),
         ("mxnet:local", (), "is not a store of MXNet's own: use one of mxnet:dist_sync"),
         ("sync", ("--to-accuracy", "90"), "--to-accuracy 90 must be between 0 and 1"),
-        ("elastic", ("--set", "algorithm=sync"), "--set algorithm belongs to the comparison: use --algorithms"),
-        ("elastic", ("--set", "HYBRIDPS_RUN_FOLDER=x"), "--set run_folder belongs to the comparison: use --out"),
+        ("elastic", ("--set", "algorithm=sync"), "--set algorithm cannot be used, as the comparison"),
+        ("elastic", ("--set", "HYBRIDPS_RUN_FOLDER=x"), "--set run_folder cannot be used, as the comparison"),
         ("elastic", ("--set", "tua=4"), "did you mean HYBRIDPS_TAU"),
         ("elastic+every:4", ("--set", "tau=8"), "--set tau=8 has no meaning with the trigger of 'elastic+every:4'"),
         ("elastic+evry:4", (), "did you mean"),
@@ -228,7 +228,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(tmp_path: Path, algorith
 def test_a_store_of_mxnet_that_the_script_does_not_take_is_noticed(tmp_path: Path) -> None:
     done = compare(tmp_path / "out", "mxnet:dist_sync")
     assert done.returncode == 1
-    assert "the script made a store of hybridps, not dist_sync" in done.stderr
+    assert "the script created a hybridps store, not dist_sync" in done.stderr
 
 
 @pytest.mark.skipif(find_spec("mxnet") is None, reason="MXNet is not installed")
@@ -241,7 +241,7 @@ def test_another_store_of_mxnet_is_noticed(tmp_path: Path) -> None:
     )
     done = compare(tmp_path / "out", "mxnet:dist_sync,mxnet:dist_async", script=str(script))
     assert done.returncode == 1
-    assert "mxnet:dist_sync, seed 0: failed: the script made the store dist_async, not dist_sync" in done.stderr
+    assert "mxnet:dist_sync, seed 0: failed: the script created the store dist_async, not dist_sync" in done.stderr
     assert "mxnet:dist_async, seed 0: finished, accuracy 0.5" in done.stderr
 
 

@@ -68,7 +68,7 @@ def running(folder: Path, *words: str) -> Iterator[Launch]:
 
 def test_a_group_joins_and_is_known_to_a_later_life_of_the_server(tmp_path: Path) -> None:
     with running(tmp_path, "--run", str(tmp_path / "run"), "--server-restarts", "1") as first:
-        with Launch(tmp_path, "second", "--join", first.address) as second:
+        with Launch(tmp_path, "second", "--join", first.address, "--run", str(tmp_path / "joined")) as second:
             until(lambda: first.says("group 2 has joined: 3 groups, 3 workers"))
             until(lambda: 2 in told(tmp_path))
             life, epoch, step, begins = told(tmp_path)[2]
@@ -79,15 +79,41 @@ def test_a_group_joins_and_is_known_to_a_later_life_of_the_server(tmp_path: Path
             until(lambda: first.says("the server is back"))
             (tmp_path / "end-0").touch()
             (tmp_path / "end-1").touch()
-            until(lambda: first.says("the servers stay for groups that have joined the job: 2"))
+            until(lambda: first.says("waiting for groups that have joined the job: 2"))
             assert first.poll() is None
             (tmp_path / "end").touch()
             assert second.wait(SECONDS) == 0, second.err.read_text()
         assert first.wait(SECONDS) == 0, first.err.read_text()
         assert first.says("group 2 has left: 2 groups, 2 workers"), "those that have finished"
     assert float((tmp_path / "done-2").read_text()) > begins
-    events = [json.loads(line) for line in (tmp_path / "run" / "hybridps-launcher.jsonl").read_text().splitlines()]
-    assert [(event["joined"], event["groups"]) for event in events if event["event"] == "Joined"] == [([2], 3), ([], 2)]
+    joined = events_of(tmp_path / "run", "Joined")
+    assert [(event["joined"], event["groups"]) for event in joined] == [([2], 3), ([], 2)]
+    assert [(event["group"], event["worker"]) for event in events_of(tmp_path / "joined", "Evaluated")] == [(2, 2)]
+
+
+@pytest.mark.nightly
+def test_a_group_that_has_joined_is_restarted_under_its_number(tmp_path: Path) -> None:
+    with running(tmp_path, "--set", "lost_seconds=600") as first:
+        options = ("--join", first.address, "--restarts", "1", "--run", str(tmp_path / "joined"))
+        with Launch(tmp_path, "second", *options, "--set", "lost_seconds=600") as second:
+            until(lambda: 2 in told(tmp_path))
+            rank_of(second).send_signal(signal.SIGKILL)
+            until(lambda: 2 in told(tmp_path) and told(tmp_path)[2][0] == 2)
+            (tmp_path / "end").touch()
+            assert second.wait(SECONDS) == 0, second.err.read_text()
+        assert first.wait(SECONDS) == 0, first.err.read_text()
+    assert [event["group"] for event in events_of(tmp_path / "joined", "Restarted")] == [2]
+
+
+def rank_of(launch: Launch) -> psutil.Process:
+    found = [each for each in psutil.Process(launch.pid).children(recursive=True) if str(SCRIPT) in each.cmdline()]
+    return found[-1]
+
+
+def events_of(folder: Path, kind: str) -> list[dict[str, object]]:
+    """The events of one kind that a launcher has written."""
+    lines = (folder / "hybridps-launcher.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
 @pytest.mark.nightly
@@ -99,10 +125,7 @@ def test_two_launches_join_at_once_and_one_that_is_killed_is_left_out(tmp_path: 
         ):
             until(lambda: first.says(": 4 groups, 4 workers"))
             until(lambda: {2, 3} <= told(tmp_path).keys())
-            ranks = [
-                each for each in psutil.Process(second.pid).children(recursive=True) if str(SCRIPT) in each.cmdline()
-            ]
-            ranks[-1].send_signal(signal.SIGKILL)
+            rank_of(second).send_signal(signal.SIGKILL)
             assert second.wait(SECONDS) == 137
             until(lambda: first.says("has left: 3 groups, 3 workers"))
             (tmp_path / "end").touch()

@@ -31,7 +31,7 @@ def test_the_job_goes_on_when_what_it_prints_cannot_be_written(tmp_path: Path, f
         done = subprocess.run(command, env=environment(), stdout=out, stderr=err, text=True, timeout=100, check=False)
     assert done.returncode == 0
     assert (tmp_path / "result").read_text() == "trained"
-    said = "hybridps: what the job prints can no longer be written: No space left on device"
+    said = "hybridps: the job's output can no longer be written: No space left on device"
     if full == "stdout":
         assert done.stderr.splitlines().count(said) == 1
     if full == "stderr":

@@ -82,17 +82,17 @@ def test_top_shows_workers_groups_and_servers_and_who_is_lost(tmp_path: Path) ->
             assert [row[:2] for row in workers] == [["0", "0"], ["1", "0"], ["2", "1"]]
             for row in workers:
                 assert int(row[3]) >= 20
-                assert row[-5:] == ["1", "0.25", "50.0", "%", "runs"]
+                assert row[-5:] == ["1", "0.25", "50.0", "%", "running"]
             assert [[row[0], row[1], row[-1]] for row in table(shown, "GROUP ")] == [
-                ["0", "2", "runs"],
-                ["1", "1", "runs"],
+                ["0", "2", "running"],
+                ["1", "1", "running"],
             ]
-            assert [[row[0], row[-1]] for row in table(shown, "SERVER")] == [[*seen.servers, "runs"]]
+            assert [[row[0], row[-1]] for row in table(shown, "SERVER")] == [[*seen.servers, "running"]]
 
             os.kill(seen.workers[2].status.pid, signal.SIGKILL)
             lost = until(live, lambda found: any(not group.running for group in found.launch.status.groups))
-            assert [row[-1] for row in worker_rows(seen, lost)] == ["runs", "runs", "gone"]
-            assert [row[-1] for row in group_rows(seen, lost)] == ["runs", "lost: exit status 137"]
+            assert [row[-1] for row in worker_rows(seen, lost)] == ["running", "running", "gone"]
+            assert [row[-1] for row in group_rows(seen, lost)] == ["running", "lost: exit status 137"]
         finally:
             (tmp_path / "enough").touch()
             said, _ = launch.communicate(timeout=SECONDS)
@@ -100,7 +100,7 @@ def test_top_shows_workers_groups_and_servers_and_who_is_lost(tmp_path: Path) ->
     over = read_live(live)
     assert over.is_over
     assert [row[-1] for row in worker_rows(lost, over)] == ["ended", "ended", "gone"]
-    assert headlines(over, over)[0].endswith(", over")
+    assert headlines(over, over)[0].endswith(", finished")
 
 
 def test_a_world_without_a_launcher_is_found_and_leaves_nothing(tmp_path: Path) -> None:

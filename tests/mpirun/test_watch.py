@@ -108,8 +108,7 @@ def test_a_folder_that_cannot_be_written_is_one_line_before_anything_starts(tmp_
     asked = [sys.executable, "-m", "hybridps", "run", "--tensorboard", str(tmp_path / "file" / "x"), "--", "true"]
     done = subprocess.run(asked, env=environment(), capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    chosen, error = done.stderr.splitlines()
-    assert chosen.startswith("hybridps: 1 worker ")
+    (error,) = done.stderr.splitlines()
     assert error.startswith("hybridps: error: HYBRIDPS_TENSORBOARD=")
 
 

@@ -136,7 +136,7 @@ def test_damaged_checkpoint_is_passed_over(example, tmp_path, harm, capsys):
         target.write_bytes(bytes(content if harm == "flip" else content[: len(content) // 2]))
     assert digits(example, tmp_path, "--max-batches", "2", "--resume", "auto", epochs=3) == 0
     out = capsys.readouterr().out
-    assert "checkpoint passed over" in out
+    assert "checkpoint skipped" in out
     assert "epoch-0001" in out.partition("resumed from")[2].splitlines()[0]
     assert [epoch["epoch"] for epoch in lines(tmp_path, "epoch")] == [1, 2, 2, 3]
 

@@ -187,7 +187,7 @@ def test_a_corrupt_image_of_one_worker_ends_all(folder, tmp_path):
     spoil(path, "half")
     done = train_with_two(folder, tmp_path / "run")
     assert done.returncode != 0
-    assert done.stderr.count(f"train.py: {path} is cut short; use --skip-corrupt to leave such images out") == 1
+    assert done.stderr.count(f"train.py: {path} is cut short; use --skip-corrupt to skip such images") == 1
 
 
 def test_damaged_record_file(example, tmp_path):

@@ -56,6 +56,7 @@ def test_a_launch_has_the_numbers_and_settings_that_the_server_gives_and_says_wh
         ({"algorithm": "elastic"}, {"job": "other"}, "no job 'other' is here"),
         ({"algorithm": "elastic"}, {"algorithm": "local"}, "HYBRIDPS_ALGORITHM is elastic in job 'mine', and local"),
         ({"algorithm": "easgd"}, {}, "it has the algorithm easgd, whose groups are in step"),
+        ({"algorithm": "elastic", "backend": "mxnet"}, {}, "cannot be joined: it has the backend mxnet: groups can"),
         ({"algorithm": "elastic", "racks": 2}, {}, "cannot be joined: it has racks"),
     ],
 )

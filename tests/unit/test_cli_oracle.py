@@ -11,6 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from hybridps.cli.oracle.inputs import settings_of
+from hybridps.errors import OracleError
 from hybridps.oracle.machines import ABCI
 from hybridps.oracle.networks import built_in, write_network
 
@@ -84,6 +86,12 @@ def test_the_plan() -> None:
     assert all(choice["tau"] <= 4 for choice in found["choices"])
     assert found["best"] in found["choices"]
     assert "what stops the next doubling" in oracle("plan", *QUESTION, "--pes", "16").stdout
+
+
+@pytest.mark.parametrize("pair", ["samples=nan", "segments=inf", "bytes_per_item=inf", "latency_plx_us=-inf"])
+def test_a_setting_is_a_finite_number(pair: str) -> None:
+    with pytest.raises(OracleError, match=f"{pair!r} must be a finite number"):
+        settings_of(["tau=4", pair])
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_hosts_and_hostfiles_say_the_same() -> None:
     assert parse_hostfile("# cluster\na slots=4 max_slots=8\n\nb:2  # two\nc\n") == hosts
 
 
-@pytest.mark.parametrize("text", ["a:0", "a:x", "a:-1", ":4", "a:", "-x:1"])
+@pytest.mark.parametrize("text", ["a:0", "a:00", "a:x", "a:-1", ":4", "a:", "-x:1"])
 def test_a_host_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a host"):
         parse_hosts(text)

@@ -157,7 +157,7 @@ def test_a_full_disk_is_one_message(tmp_path: Path) -> None:
         ({"groups": "2"}, {"servers": 2}, Why(servers=2), "; 2 servers (-s) at 127.0.0.1 with no keys; "),
         ({"group_sizes": "1,1"}, {"servers": 0}, Why(servers=0), "; no server (-s); the algorithm of the script"),
         ({"groups": "2", "algorithm": "gossip"}, {}, Why(), "; no server (the groups exchange weights themselves); "),
-        ({"servers": "tcp://x:1"}, {"workers": 1}, Why(workers=1), "; servers that run at tcp://x:1; "),
+        ({"servers": "tcp://x:1"}, {"workers": 1}, Why(workers=1), "; using the servers at tcp://x:1; "),
         (
             {"groups": "2"},
             {"hosts": parse_hosts("127.0.0.1:1,localhost:1"), "launcher": "ssh"},

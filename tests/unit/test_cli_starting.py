@@ -13,7 +13,7 @@ from hybridps.cli.run.groups.starting import RUNS, Starting, announced
 from hybridps.cli.run.plan import GroupLaunch
 from hybridps.cli.run.plan.hosts import parse_hosts
 
-GROUPS = (GroupLaunch(0, 2, ()), GroupLaunch(1, 1, parse_hosts("node1:1")))
+GROUPS = (GroupLaunch(0, 2, (), 3), GroupLaunch(1, 1, parse_hosts("node1:1"), 4))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_nobody_is_late_before_the_deadline() -> None:
 def test_a_group_that_is_late_is_described() -> None:
     starting = Starting(GROUPS, 60.0)
     starting.hear(0, RUNS)
-    assert "group 0 has not started: mpirun runs 1 of its 2 ranks after 60 s" in starting.describe(0)
+    assert "group 3 has not started: mpirun runs 1 of its 2 ranks after 60 s" in starting.describe(0)
     said = starting.describe(1)
     assert "0 of its 1 ranks on node1 after 60 s" in said
     assert "`ssh node1 true`" in said

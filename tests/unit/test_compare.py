@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from hybridps.cli.compare.contenders import Contender, parse_contenders
 from hybridps.cli.compare.outcomes import Outcome, outcome_of, reached_at, spread, stated_accuracy, table
 from hybridps.cli.compare.page import lines_of
 from hybridps.cli.compare.plan import Comparison, NativeJob, Trial, fingerprint, trial_command, trials_of
-from hybridps.cli.compare.trials import Result
+from hybridps.cli.compare.trials import Result, kept_result
 from hybridps.errors import ConfigError
 from hybridps.links import LAUNCHER, Links
 from hybridps.report import Point
@@ -108,6 +109,27 @@ def test_a_kept_run_must_be_the_same(change: dict, same: bool) -> None:
     trial = trials_of(GIVEN, parse_contenders("sync"), Path("/out"))[1]
     assert (fingerprint(msgspec.structs.replace(GIVEN, **change), trial, {}) == fingerprint(GIVEN, trial, {})) is same
     assert fingerprint(GIVEN, trial, {"version": "1"}) != fingerprint(GIVEN, trial, {"version": "2"})
+
+
+@pytest.mark.parametrize(
+    ("files", "is_ours"),
+    [
+        ({}, True),
+        ({"result.json": ""}, True),
+        ({"result.json": "", "output.log": "x"}, True),
+        ({"result.json": "{}", "hybridps-launcher.jsonl": ""}, True),
+        ({"result.json": '{"accuracy": 1}'}, False),
+        ({"result.json": "", "thesis.tex": "x"}, False),
+        ({"thesis.tex": "x"}, False),
+    ],
+)
+def test_files_of_others_are_never_removed(files: dict[str, str], is_ours: bool, tmp_path: Path) -> None:
+    trial = trials_of(GIVEN, parse_contenders("sync"), tmp_path)[0]
+    trial.folder.mkdir(parents=True)
+    for name, text in files.items():
+        (trial.folder / name).write_text(text)
+    with nullcontext() if is_ours else pytest.raises(ConfigError, match="has files that are not from a run"):
+        assert kept_result(trial, "") is None
 
 
 def test_a_run_depends_on_folder_variables_and_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +257,7 @@ def test_the_page_and_the_json(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert content["table"][0]["seconds_to"] == {"mean": 4.0, "least": 2.0, "most": 6.0, "count": 2}
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert lines[0][:2] == ["contender", "accuracy"]
-    assert lines[2][lines[0].index("seconds to 90.0 %")] == "4.0 s (of the 1 of 2 that reached it)"
+    assert lines[2][lines[0].index("seconds to 90.0 %")] == "4.0 s (1 of 2 reached it)"
 
 
 def test_nobody_reported_anything(tmp_path: Path) -> None:

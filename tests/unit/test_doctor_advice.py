@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hybridps.cli import doctor
-from hybridps.cli.doctor import LATE, PROBLEM, Done, Finding, check_python, judge_hello
+from hybridps.cli.doctor import LATE, NOTE, PROBLEM, Done, Finding, check_python, judge_hello
 
 ROOT = Path(__file__).parents[2]
 RANK = {"size": 2, "sum": 3, "sharing": 2, "level": "MULTIPLE", "library": "Open MPI v5"}
@@ -25,7 +25,6 @@ def of_ranks(**changed: object) -> Finding:
 
 
 PROBLEMS = {
-    "another Python": check_python((3, 12)),
     "mpirun hangs": judge_hello(Done("", LATE, "", "late")),
     "no MPI library": judge_hello(Done("", 1, "", "ImportError: libmpi.so")),
     "two MPI libraries": of_ranks(size=1, sum=1, sharing=1),
@@ -34,9 +33,12 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.parametrize("finding", PROBLEMS.values(), ids=PROBLEMS)
-def test_a_problem_has_something_to_type(finding):
-    assert finding.state == PROBLEM
+NOTES = {"a Python without MXNet": check_python((3, 12))}
+
+
+@pytest.mark.parametrize("finding", (PROBLEMS | NOTES).values(), ids=PROBLEMS | NOTES)
+def test_a_problem_and_a_note_have_something_to_type(finding):
+    assert finding.state == (PROBLEM if finding in PROBLEMS.values() else NOTE)
     typed = re.findall(r"`([^`]+)`", finding.advice)
     assert typed
     settings = ConfigParser()

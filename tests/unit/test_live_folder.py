@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from hybridps.cli.run.children import keeper
 from hybridps.errors import ConfigError
 from hybridps.live import Live, StatusFile, WorkerStatus, read_live
 from hybridps.live.folder import LiveFolder, find_live, runs_folder
@@ -62,6 +65,15 @@ def test_what_a_killed_run_has_left_is_removed_and_that_of_other_hosts_is_not(tm
     LiveFolder(None).close()
     assert not left.exists()
     assert elsewhere.exists()
+
+
+@pytest.mark.parametrize("run", [None, "run"])
+def test_the_keeper_of_a_killed_launcher_removes_its_entry(run: str | None, tmp_path: Path) -> None:
+    made = LiveFolder(run and str(tmp_path / run))
+    told = f"{keeper.FOLDER}{made.entry}\n"
+    subprocess.run([sys.executable, keeper.__file__, "_NOT_IN_ANY="], input=told, text=True, check=True, timeout=20)
+    assert not os.path.lexists(made.entry)
+    assert made.path.exists() == (run is not None), "what lies in a run folder stays"
 
 
 def _host() -> str:

@@ -103,7 +103,7 @@ def test_a_launch_writes_what_it_hears(tmp_path: Path) -> None:
     assert log.hear(1, second, 2) == (True, "epoch 2: accuracy 0.875")
     hide, message = log.hear(1, "hybridps: epoch=2 accuracy=50", 2)
     assert not hide
-    assert "a line of group 1 does not count as progress" in message
+    assert "a progress line of group 1 is ignored" in message
     log.ended(3)
     events = read_rank(tmp_path / "hybridps-launcher.jsonl").events[1:]
     assert events[0] == Launched(2, 2, 1, ["python", "train.py"])
@@ -127,3 +127,10 @@ def test_the_lines_of_a_worker_that_reports_alone_are_shown(tmp_path: Path) -> N
     assert log.hear(0, "hybridps: epoch=1 loss=2 worker=0", 4) == (True, "")
     assert log.hear(0, "hybridps: epoch=2 loss=1 worker=0", 4) == (True, "epoch 1: loss 2")
     assert log.ended(0) == "epoch 2: loss 1"
+
+
+def test_a_worker_that_reports_alone_goes_on_when_the_others_have_ended() -> None:
+    log = RunLog(Settings())
+    assert log.hear(0, "hybridps: epoch=1 loss=2 worker=0", 2) == (True, "")
+    assert log.hear(0, "hybridps: epoch=2 loss=1 worker=0", 1) == (True, "epoch 1: loss 2; epoch 2: loss 1")
+    assert log.ended(0) == ""

@@ -187,7 +187,7 @@ def open_data(
     try:
         size = image_size or _usual_size(train, skip_corrupt)
     except ImageError as damage:
-        raise DataError(f"{damage}; use --skip-corrupt to leave such images out") from None
+        raise DataError(f"{damage}; use --skip-corrupt to skip such images") from None
     small = size <= SMALL
     changed = in_turn(_small_training(size) if small else resized_crop(size, jitter), *augmentation)
     return _photographs(train, val, classes or found, size, val_fraction, changed)

@@ -75,10 +75,11 @@ def _check_owned(comparison: Comparison) -> None:
     for pair in comparison.settings:
         name = pair.partition("=")[0].strip().removeprefix(PREFIX).lower()
         if name in _OURS:
-            raise ConfigError(f"--set {name} belongs to the comparison: use {_OURS[name]}")
+            raise ConfigError(f"--set {name} cannot be used, as the comparison sets it: use {_OURS[name]}")
     for name, option in _OURS.items():
         if os.environ.get(PREFIX + name.upper()):
-            raise ConfigError(f"{PREFIX}{name.upper()} belongs to the comparison: unset it, and use {option}")
+            variable = PREFIX + name.upper()
+            raise ConfigError(f"{variable} cannot be used, as the comparison sets it: unset it, and use {option}")
 
 
 def _check_launch(comparison: Comparison, contender: Contender) -> None:

@@ -71,7 +71,7 @@ def compare(comparison: Comparison, folder: Path, *, dry_run: bool = False) -> i
         for number, handler in before.items():
             signal.signal(number, handler)
     if signals:
-        _say("interrupted; the same command goes on from here")
+        _say("interrupted; run the same command again to continue")
     if outcomes:
         write(comparison, outcomes, folder)
     if signals:

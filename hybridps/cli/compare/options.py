@@ -23,7 +23,9 @@ LinkOption = Annotated[
 BudgetSecondsOption = Annotated[float | None, typer.Option(min=1, help="End each run after this many seconds.")]
 AccuracyOption = Annotated[
     float | None,
-    typer.Option(help="Accuracy, from 0 to 1, to which time and bytes are counted. Default: the one that all reach."),
+    typer.Option(
+        help="Accuracy, from 0 to 1, up to which time and bytes are counted. Default: the highest that all runs reach."
+    ),
 ]
 OutOption = Annotated[
     Path, typer.Option(help="Folder for the runs and the page. Runs that are already there are kept.")

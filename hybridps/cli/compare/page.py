@@ -62,7 +62,7 @@ def lines_of(rows: Sequence[Row], accuracy: float | None) -> list[list[str]]:
 def _cells(row: Row, accuracy: float | None) -> dict[str, str]:
     """Return the row of a contender as text, by the titles of the columns."""
     done = row.trials - row.failed
-    reached = f" (of the {row.reached} of {done} that reached it)" if 0 < row.reached < done else ""
+    reached = f" ({row.reached} of {done} reached it)" if 0 < row.reached < done else ""
     to = f"to {_percent(accuracy)}"
     to_accuracy = {
         f"seconds {to}": _spread(row.seconds_to, lambda value: f"{value:.1f} s") + reached,

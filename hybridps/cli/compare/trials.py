@@ -55,15 +55,10 @@ def kept_result(trial: Trial, mark: str) -> Result | None:
     `mark`: the trial's fingerprint. Raises ConfigError if the folder has a trial that was run differently, or other
     files, which a run would remove.
     """
-    path = trial.folder / RESULT
-    if not path.exists():
-        is_empty = not (trial.folder.exists() and any(trial.folder.iterdir()))
-        if not is_empty and not (trial.folder / LAUNCHER_EVENTS).exists():
-            raise ConfigError(f"{trial.folder} has files, and they are not those of a run: choose another --out")
-        return None
     try:
-        result = msgspec.json.decode(path.read_bytes(), type=Result)
-    except msgspec.DecodeError:
+        result = msgspec.json.decode((trial.folder / RESULT).read_bytes(), type=Result)
+    except (FileNotFoundError, msgspec.DecodeError):
+        _check_removable(trial.folder)
         return None
     if result.outcome == FAILED:
         return None
@@ -73,6 +68,15 @@ def kept_result(trial: Trial, mark: str) -> Result | None:
             "--out, or remove it"
         )
     return result
+
+
+def _check_removable(folder: Path) -> None:
+    """Raise ConfigError if a folder without a result has files that are not from a run."""
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    # A result is empty if its writer was killed, or if the disk was full.
+    is_cut_off = RESULT in names and names <= {RESULT, OUTPUT} and not (folder / RESULT).stat().st_size
+    if names and LAUNCHER_EVENTS not in names and not is_cut_off:
+        raise ConfigError(f"{folder} has files that are not from a run: choose another --out")
 
 
 def run_trial(comparison: Comparison, trial: Trial, mark: str, interrupted: Callable[[], bool]) -> Result:
@@ -175,14 +179,14 @@ def _misused(trial: Trial, run: Run) -> str:
     contender, is_ours = trial.contender, any(rank.events for rank in run.ranks)
     if not contender.is_native:
         if not is_ours:
-            return "the script made no store of hybridps: let it create the KVStore dist_hybridps"
+            return "the script created no hybridps store: make it create the KVStore dist_hybridps"
         trained, expected = _trained(run), expected_settings(contender)
         return "" if trained == expected else f"the script trained with {_words(trained)}, not {_words(expected)}"
     wanted = f"not {contender.kvstore}: make it read the type from COMPARE_KVSTORE, or put {{kvstore}} into its command"
     if is_ours:
-        return f"the script made a store of hybridps, {wanted}"
+        return f"the script created a hybridps store, {wanted}"
     others = stores_made(trial.folder) - {f"the store {contender.kvstore}"}
-    return f"the script made {' and '.join(sorted(others))}, {wanted}" if others else ""
+    return f"the script created {' and '.join(sorted(others))}, {wanted}" if others else ""
 
 
 def _trained(run: Run) -> dict[str, str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,6 +54,8 @@ def settings_of(pairs: Sequence[str]) -> dict[str, float]:
             settings[name] = float(value)
         except ValueError:
             raise OracleError(f"the setting {pair!r} must be NAME=NUMBER") from None
+        if not math.isfinite(settings[name]):
+            raise OracleError(f"the setting {pair!r} must be a finite number")
     for name in ("samples", "segments", "bytes_per_item", "groups", "tau"):
         if settings.get(name, 1) < 1:
             raise OracleError(f"the setting {name}={settings[name]:g} must be 1 or more")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import msgspec
@@ -53,10 +54,8 @@ def _merged(launch: Launch, known: wire.ToldToJoin) -> Settings:
 
     settings, terms = launch.settings, known.terms
     agreed = wire.agreed_settings(resolve(settings), known.job, terms)
-    algorithm = agreed.get("algorithm", "sync")
-    if algorithm in ("sync", "easgd") or agreed.get("racks") or agreed.get("backend"):
-        what = "has racks" if agreed.get("racks") else f"has the algorithm {algorithm}, whose groups are in step"
-        raise ConfigError(f"job {known.job!r} cannot be joined: it {what}: {_WAY_OUT}")
+    if reason := _why_closed(agreed):
+        raise ConfigError(f"job {known.job!r} cannot be joined: it has {reason}: {_WAY_OUT}")
     servers = settings.servers
     if len(servers) == 1 and terms.servers:
         servers = terms.servers
@@ -67,6 +66,20 @@ def _merged(launch: Launch, known: wire.ToldToJoin) -> Settings:
         )
     values = {name.removeprefix(PREFIX).lower(): text for name, text in to_environment(settings).items()}
     return make_settings({**values, **agreed, "job": known.job, "servers": servers})
+
+
+def _why_closed(agreed: Mapping[str, str]) -> str:
+    """Return what a job with these settings has, so that no group can join it; empty if groups can.
+
+    >>> _why_closed({"algorithm": "elastic"}), _why_closed({"algorithm": "elastic", "racks": "2"})
+    ('', 'racks')
+    """
+    if agreed.get("racks"):
+        return "racks"
+    if backend := agreed.get("backend"):
+        return f"the backend {backend}"
+    algorithm = agreed.get("algorithm", "sync")
+    return f"the algorithm {algorithm}, whose groups are in step" if algorithm in ("sync", "easgd") else ""
 
 
 def _ask(settings: Settings, message: wire.AskToJoin) -> wire.ToldToJoin:

@@ -159,7 +159,8 @@ class Launcher:
         for group in self._lives.begin():
             if self._signals:
                 return
-            self._log.restarted(group, self._lives.of[group], self._groups.children[group].status or 0)
+            number, status = self._launch.groups[group].number, self._groups.children[group].status
+            self._log.restarted(number, self._lives.of[group], status or 0)
             self._start_group(group)
 
     def _stop_groups(self) -> None:
@@ -184,7 +185,7 @@ class Launcher:
         self._left = not any(child.status or child.status is None for child in groups)
 
     def _hear(self, group: int, line: str) -> bool:
-        """Handle a line that a worker has printed. Return whether to hide it."""
+        """Handle a line that a worker of a group has printed; `group`: its number. Return whether to hide it."""
         known = self._log.epoch, self._log.step
         heard = self._log.hear(group, line, self._groups.workers_running)
         if known != (self._log.epoch, self._log.step):

@@ -17,7 +17,7 @@ from hybridps.cli.run.run_log import RunLog
 from hybridps.cli.run.servers import LaunchedServers
 from hybridps.live import GroupStatus, LaunchStatus, Report, StatusFile
 from hybridps.live.folder import LiveFolder
-from hybridps.watch import Reader, Watcher, start_watcher
+from hybridps.watch import Reader, Watcher, make_readers
 from hybridps.watch.line import JobLine
 from hybridps.watch.slow import SlowGroups
 
@@ -28,7 +28,8 @@ _MOST_REPORTS = 1000
 class LaunchLive:
     """The live folder of a launch. `launch` is the launch as given, with the folder that its processes write to.
 
-    If the folder cannot be made, the screen shows why, and the launch runs without it.
+    If the folder cannot be made, the screen shows why, and the launch runs without it. Raises the errors of
+    `make_readers`, before anything is made or shown.
     """
 
     def __init__(self, launch: Launch, screen: Screen) -> None:
@@ -40,10 +41,13 @@ class LaunchLive:
         self._groups = SlowGroups(launch.settings.slow_factor)
         self._log: RunLog | None = None
         self._watcher: Watcher | None = None
+        self._readers, self._said = make_readers(launch.settings)
         try:
             self._made = LiveFolder(launch.settings.run_folder)
         except OSError as error:
             screen.message(f"`hybridps top` cannot show this run: {error.strerror or error}")
+            for reader in self._readers:
+                reader.close()
             return
         settings = msgspec.structs.replace(launch.settings, live_folder=str(self._made.path))
         self.launch = replace(launch, settings=settings)
@@ -81,9 +85,10 @@ class LaunchLive:
         readers: list[Reader] = [self._line] if self._screen.shows_bars else []
         if len(self.launch.groups) > 1:
             readers.append(self._groups)
-        self._watcher, said = start_watcher(self._made.path, settings, readers)
-        if said:
-            self._screen.message(said)
+        if readers or self._readers:
+            self._watcher = Watcher(self._made.path, [*readers, *self._readers])
+        if self._said:
+            self._screen.message(self._said)
 
     def show(self) -> None:
         """Show the progress of the job, and report which groups are slow. Called on the thread of the screen."""

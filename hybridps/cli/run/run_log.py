@@ -66,11 +66,14 @@ class RunLog:
         self.epoch, self.step = 0.0, 0
 
     def hear(self, group: int, line: str, running: int) -> Heard:
-        """Record the progress that a line of a group reports, if any. `running`: how many workers still run."""
+        """Record the progress that a line of a group reports, if any.
+
+        `group`: its number in the job. `running`: how many workers still run.
+        """
         try:
             event = parse_progress(line)
         except ConfigError as error:
-            return Heard(message=f"a line of group {group} does not count as progress: {error}")
+            return Heard(message=f"a progress line of group {group} is ignored: {error}")
         if event is None:
             return Heard()
         event = msgspec.structs.replace(event, group=group)
@@ -80,10 +83,12 @@ class RunLog:
         if event.worker is None:
             return Heard()
         self._reporters.add((group, event.worker))
-        said = self._say_of_one(event.epoch)
+        said = [self._say_of_one(event.epoch)]
         parts = self._parts.setdefault(event.epoch, [])
         parts.append(event)
-        return Heard(hide=True, message=self._say(event.epoch) if len(parts) >= running else said)
+        if len(parts) >= running:
+            said.append(self._say(event.epoch))
+        return Heard(hide=True, message="; ".join(filter(None, said)))
 
     def ended(self, status: int) -> str:
         """Record the end. Return what remains to be printed."""

@@ -64,7 +64,7 @@ def _why_workers(launch: Launch, why: Why) -> str:
 def _servers(launch: Launch, why: Why) -> str:
     settings = launch.settings
     if settings.servers and not launch.servers:
-        return f"servers that run at {', '.join(settings.servers)}"
+        return f"using the servers at {', '.join(settings.servers)}"
     if not launch.servers:
         reason = "the groups exchange weights themselves" if len(launch.groups) > 1 else "there is one group"
         return f"no server ({'-s' if why.servers is not None else reason})"

@@ -135,7 +135,7 @@ class LaunchedServers:
         if not servers or not self._others.there or self._signals:
             return
         names = ", ".join(map(str, sorted(self._others.there)))
-        self._screen.message(f"the servers stay for groups that have joined the job: {names}")
+        self._screen.message(f"waiting for groups that have joined the job: {names}")
         self._processes.until(lambda: bool(self._signals) or not self._others.there or running(servers) != servers)
 
 

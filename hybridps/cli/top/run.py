@@ -26,7 +26,7 @@ _WORKERS = (
     *("CPU", "EPOCH", "LOSS", "ACCURACY", "STATE"),
 )
 _GROUPS = (
-    *("GROUP", "WORKERS", "STEP", "BEHIND", "EXCHANGES", "TOOK", "DISTANCE", "LEFT OUT", "SENT/S", "RECEIVED/S"),
+    *("GROUP", "WORKERS", "STEP", "BEHIND", "EXCHANGES", "EXCHANGE", "DISTANCE", "SKIPPED", "SENT/S", "RECEIVED/S"),
     "STATE",
 )
 _SERVERS = ("SERVER", "HOST", "CPU", "GROUPS", "ROUNDS", "ROUNDS/S", "LAG", "IN/S", "OUT/S", "MEMORY", "STATE")
@@ -81,7 +81,7 @@ def headlines(before: Live, now: Live) -> list[str]:
         words.append(f"up {clock(began.seconds)}")
     words += [f"step {now.steps}", f"{number(steps_per_second(before, now))} steps/s"]
     if now.is_over:
-        words.append("over")
+        words.append("finished")
     lines = [", ".join([*sorted(algorithms), *words])]
     if launch is not None:
         lines.append(printable(" ".join(launch.command)))
@@ -173,7 +173,7 @@ def _server_row(before: Live, seen: Seen[ServerStatus]) -> Row:
         nbytes(rate(then, status, "received_bytes")),
         nbytes(rate(then, status, "sent_bytes")),
         nbytes(status.memory_bytes),
-        f"{state}, started again {status.life} times" if status.life else state,
+        f"{state}, restarted {status.life} times" if status.life else state,
     )
 
 
@@ -187,8 +187,8 @@ def state_of(seen: Seen[WorkerStatus] | Seen[ServerStatus], processes: int, now:
     if silent := silent_seconds(seen, processes):
         return f"silent for {silent:.0f} s"
     if isinstance(status, WorkerStatus) and status.slow is not None:
-        return f"slow: {status.factor:.1f} times as long ({printable(status.slow)})"
-    return "runs"
+        return f"slow: takes {status.factor:.1f} times as long ({printable(status.slow)})"
+    return "running"
 
 
 def is_gone(status: WorkerStatus | ServerStatus) -> bool:
@@ -209,12 +209,12 @@ def group_state(now: Live, group: int, workers: list[WorkerStatus]) -> str:
     known = now.launch.status.groups if now.launch is not None else []
     for each in known:
         if each.number == group:
-            again = f", started again {each.restarts} times" if each.restarts else ""
+            again = f", restarted {each.restarts} times" if each.restarts else ""
             if each.running:
                 slow = now.launch.status.slow.get(group) if now.launch is not None else None
-                return f"slow ({printable(slow)}){again}" if slow else f"runs{again}"
+                return f"slow ({printable(slow)}){again}" if slow else f"running{again}"
             return f"ended{again}" if not each.status else f"lost: exit status {each.status}{again}"
     if all(status.ended for status in workers):
         return "ended"
     gone = [status.worker for status in workers if not status.ended and is_gone(status)]
-    return f"lost: worker {', '.join(map(str, gone))}" if gone else "runs"
+    return f"lost: worker {', '.join(map(str, gone))}" if gone else "running"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 DONE = "done"
 FOLDER = "folder "
-"""The word before the path of a folder to remove."""
+"""The word before the path of a folder to remove, or of a link to one."""
 
 GRACE_SECONDS = 5.0
 """How long processes may take to end by themselves: when the launcher died, the kernel sent its children a signal."""
@@ -38,7 +38,16 @@ def main(mark: str) -> None:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
+
+
+def remove(folder: str) -> None:
+    """Remove a folder, or a link to one, but not what it leads to."""
+    with contextlib.suppress(OSError):
+        if os.path.islink(folder):
+            os.unlink(folder)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def marked(mark: str) -> list[int]:

@@ -206,7 +206,7 @@ class Screen:
             self._sinks[kind] = open("/dev/null", "w")  # noqa: SIM115
             self._terminal[kind] = False
             if kind == OUT and not isinstance(error, BrokenPipeError):
-                self.message(f"what the job prints can no longer be written: {error.strerror}")
+                self.message(f"the job's output can no longer be written: {error.strerror}")
 
     def clear(self) -> None:
         """Remove the transient line until there is a new one."""

@@ -65,7 +65,7 @@ class Processes:
         return folder
 
     def remove_if_killed(self, folder: str) -> None:
-        """Have the keeper remove a folder if this process is killed."""
+        """Have the keeper remove a folder, or a link to one, if this process is killed."""
         self._tell_keeper(f"{keeper.FOLDER}{folder}")
 
     def start(

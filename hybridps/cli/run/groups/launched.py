@@ -21,7 +21,8 @@ from hybridps.resuming import Resume
 class LaunchedGroups:
     """The groups of a launch.
 
-    `hear` is called with the index of a group and a line of one of its workers. If it returns True, the line is hidden.
+    `hear` is called with the number of a group in the job and a line of one of its workers. If it returns True, the
+    line is hidden.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class LaunchedGroups:
             command.words,
             command.environ,
             death_signal=self._mpirun.death_signal,
-            on_line=partial(self._hear, index),
+            on_line=partial(self._hear, group),
             tag=self._mpirun.tag if launch.ranks.are_told_apart else None,
             names=worker_names(launch, group),
         )
@@ -83,12 +84,12 @@ class LaunchedGroups:
         else:
             self.children.append(child)
 
-    def _hear(self, group: int, line: str) -> bool:
-        if self.starting is not None and (before := self.starting.hear(group, line)) is not None:
+    def _hear(self, group: GroupLaunch, line: str) -> bool:
+        if self.starting is not None and (before := self.starting.hear(group.index, line)) is not None:
             if before.strip():
-                self._screen.line(group_name(self._launch.groups[group]), before)
+                self._screen.line(group_name(group), before)
             return True
-        return self._hear_line(group, line)
+        return self._hear_line(group.number, line)
 
     def late(self) -> int | None:
         """Return a group that has not started all ranks in time.

@@ -74,7 +74,7 @@ class Starting:
         where = ", ".join(host.name for host in launch.hosts)
         check = f"see whether `ssh {launch.hosts[-1].name} true` works without a password, " if where else ""
         return (
-            f"group {group} has not started: mpirun runs {self._running[group]} of its {launch.size} ranks"
+            f"group {launch.number} has not started: mpirun runs {self._running[group]} of its {launch.size} ranks"
             f"{f' on {where}' if where else ''} after {self._seconds:g} s. Start the job again, as mpirun may hang on "
             f"a busy host; if that does not help, {check}or allow more time with --set start_seconds="
             f"{2 * self._seconds:g}"

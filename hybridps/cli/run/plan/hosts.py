@@ -92,6 +92,6 @@ def address_seen_by(name: str) -> str:
 
 def _host(text: str) -> Host:
     name, colon, slots = text.partition(":")
-    if not _NAME.fullmatch(name) or (colon and not slots.isdecimal()) or slots == "0":
+    if not _NAME.fullmatch(name) or (colon and not (slots.isdecimal() and int(slots))):
         raise ConfigError(f"{text!r} is not a host: write NAME or NAME:SLOTS, with at least one slot")
     return Host(name, int(slots or 1), is_counted=bool(slots))

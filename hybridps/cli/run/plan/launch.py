@@ -26,10 +26,10 @@ class GroupLaunch:
     """One mpirun. Without hosts, it runs on this host."""
 
     index: int
-    """The number of the group among those of this launch."""
+    """The place of the group among those of this launch."""
     size: int
     hosts: tuple[Host, ...]
-    number: int = -1
+    number: int
     """The number of the group in the job."""
 
 
