@@ -205,6 +205,11 @@ class Slowed(Event, frozen=True):
     others_seconds: float
     reason: str
 
+    @property
+    def factor(self) -> float:
+        """How many times as long as the others it takes. Finite: times below a microsecond count as one."""
+        return self.own_seconds / max(self.others_seconds, 1e-6)
+
 
 class Recovered(Event, frozen=True):
     """A worker that was reported as slow keeps up with the others again."""

@@ -21,6 +21,7 @@ import numpy as np
 from hybridps.config import tuning_file
 from hybridps.errors import ConfigError, LayoutError
 from hybridps.job import open_job
+from hybridps.quantities import rounded
 from hybridps.tensor_collectives import Chooser, Entry, Levels, Tensor, Tuning, allreduce_
 from hybridps.tensor_collectives.choice import ANY_SIZE, VERSION, Algorithm
 
@@ -59,7 +60,9 @@ def measure(levels: Levels, sizes: Sequence[int] = SIZES, say: bool = False) -> 
             timed.append(Entry(ranks, nodes, nbytes, algorithm, chunk_bytes, round(_microseconds(tensor, levels), 1)))
         best.append(min(timed, key=lambda entry: entry.microseconds or 0.0))
         if say:
-            others = ", ".join(f"{e.algorithm} ({e.chunk_bytes >> 10} KB) {e.microseconds:g}" for e in timed)
+            others = ", ".join(
+                f"{e.algorithm} ({e.chunk_bytes >> 10} KB) {rounded(e.microseconds or 0.0, 6)}" for e in timed
+            )
             print(f"{nbytes} bytes: {best[-1].algorithm}; microseconds: {others}", file=sys.stderr, flush=True)
     levels.choose_by(before)
     return best

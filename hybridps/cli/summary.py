@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridps.errors import HybridPSError
+from hybridps.quantities import duration, rounded
 
 
 def print_summary(folder: str, *, only_if_events: bool = False) -> None:
@@ -75,7 +76,7 @@ def write_trace(folder: Path, out: Path | None) -> None:
     workers, servers = len(clock.trace.workers), len(clock.trace.servers)
     print(
         f"hybridps: wrote {path}: {count} events of {workers} workers and {servers} servers; their clocks are "
-        f"aligned to within {1e3 * clock.uncertainty:.2g} ms. Open it at https://ui.perfetto.dev"
+        f"aligned to within {duration(clock.uncertainty, 2)}. Open it at https://ui.perfetto.dev"
     )
 
 
@@ -86,7 +87,7 @@ def text_of(value: Any) -> str:
     ('1, 0.1235', 'none')
     """
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return rounded(value, 4)
     if isinstance(value, (list, tuple)):
         return ", ".join(text_of(part) for part in value) or "none"
     if isinstance(value, Mapping):

@@ -56,10 +56,6 @@ class Slow(NamedTuple):
     """The median of the others."""
     reason: Reason
 
-    @property
-    def factor(self) -> float:
-        return self.own_seconds / self.others_seconds
-
 
 class Changes(NamedTuple):
     """The result of a look: workers that are slow now, and those that keep up again, by their places."""

@@ -70,7 +70,7 @@ class LiveWorker:
             case Counted():
                 status.groups, status.workers = event.groups, event.workers
             case Slowed() if event.worker == status.worker:
-                status.factor, status.slow = event.own_seconds / event.others_seconds, event.reason
+                status.factor, status.slow = event.factor, event.reason
             case Recovered() if event.worker == status.worker:
                 status.factor, status.slow = 1.0, None
 

@@ -11,29 +11,45 @@ from hybridps.report.reading import Rank, Run
 MOST = 50
 """The largest number of lines that are shown."""
 
+Fault = tuple[float, str]
+"""Seconds since the start of the workers, and what happened."""
 
-def faults_of(run: Run) -> list[tuple[float, str]]:
-    """Return what happened, with the seconds since the start of the workers; in order of time, each text once."""
+
+def faults_of(run: Run) -> list[Fault]:
+    """Return what happened, in order of time. A text that several ranks have is there once, at its earliest time.
+
+    Of more than `MOST` lines, the first and the last ones are returned, with a line between them that says how many are
+    left out.
+    """
     begin = started(run)
     found: dict[str, float] = {}
     for rank in [*([run.launch] if run.launch else []), *run.ranks]:
         for when, said in _lines(rank):
-            found.setdefault(said, when - begin)
-    return sorted((max(0.0, when), said) for said, when in found.items())[:MOST]
+            seconds = max(0.0, when - begin)
+            found[said] = min(seconds, found.get(said, seconds))
+    faults = sorted((when, said) for said, when in found.items())
+    if len(faults) <= MOST:
+        return faults
+    first, last = faults[: MOST // 2], faults[MOST // 2 + 1 - MOST :]
+    left_out = len(faults) - len(first) - len(last)
+    return [*first, (first[-1][0], f"{left_out} more lines, which are in the files of the run folder"), *last]
 
 
-def _lines(rank: Rank) -> Iterator[tuple[float, str]]:
+def _lines(rank: Rank) -> Iterator[Fault]:
     plan = rank.last(Planned)
     group = f"group {plan.group}" if plan else "a group"
     skipped = [when for event, when in zip(rank.events, rank.times, strict=True) if isinstance(event, Skipped)]
     if skipped and plan and plan.group_rank == 0:
         yield skipped[0], f"{group} leaves exchanges out because a server is away: {len(skipped)} in total"
+    joined: set[int] = set()
     for event, when in zip(rank.events, rank.times, strict=True):
         match event:
             case Restarted(group=number, life=life, status=status):
                 yield when, f"group {number} ended with status {status} and is restarted (life {life})"
-            case Joined(joined=joined, groups=groups, workers=workers):
-                yield when, f"groups {joined} have joined: {groups} groups, {workers} workers"
+            case Joined():
+                for said in _changes(joined, event):
+                    yield when, said
+                joined = set(event.joined)
             case Ended(status=status) if status:
                 yield when, f"the job ended with status {status}"
             case NotFinite(key=key, step=step, worker=worker):
@@ -42,3 +58,11 @@ def _lines(rank: Rank) -> Iterator[tuple[float, str]]:
                 yield when, message
             case Launched(command=command):
                 yield when, f"started: {' '.join(command)}"
+
+
+def _changes(before: set[int], now: Joined) -> list[str]:
+    """Return a line for each group that has joined the job or left it."""
+    has, joined = f"{now.groups} groups, {now.workers} workers", set(now.joined)
+    return [f"group {group} has joined: {has}" for group in sorted(joined - before)] + [
+        f"group {group} has left: {has}" for group in sorted(before - joined)
+    ]

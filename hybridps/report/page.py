@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from hybridps.quantities import rounded
 from hybridps.report.run_report import RunReport
 from hybridps.report.traffic import size
 
@@ -108,7 +109,7 @@ def _text(field: str, value: Any) -> str:
     if field.startswith("bytes"):
         return size(value)
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return rounded(value, 4)
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hybridps.events import Communicated, Configured, Planned
+from hybridps.quantities import duration
 from hybridps.report.reading import Rank, Run
 from hybridps.tracing import WORDS, Diagnosis, OneClock, diagnose, on_one_clock, read_trace
 
@@ -45,9 +46,7 @@ def step_time(run: Run, folder: Path) -> StepTime | None:
         return None
     parts = {name: sum(each[name] for each in by_worker.values()) / len(by_worker) for name in (REST, EXPOSED)}
     whole = sum(parts.values())
-    said = [
-        f"a step takes {1e3 * whole:.3g} ms, of which {100 * parts[EXPOSED] / whole:.0f} % are {PART_WORDS[EXPOSED]}"
-    ]
+    said = [f"a step takes {duration(whole)}, of which {100 * parts[EXPOSED] / whole:.0f} % are {PART_WORDS[EXPOSED]}"]
     said += ["start the run with `--trace` to see who waits for whom"]
     return StepTime(parts, dict(sorted(by_worker.items())), said)
 
@@ -73,13 +72,15 @@ def _parts(rank: Rank) -> dict[str, float]:
     if len(known) < 2 or known[-1][0].steps <= known[0][0].steps:
         return {}
     (first, began), (last, ended) = known[0], known[-1]
+    if ended <= began:  # lines without their times
+        return {}
     steps = last.steps - first.steps
     whole, exposed = (ended - began) / steps, (last.exposed_seconds - first.exposed_seconds) / steps
     return {REST: max(0.0, whole - exposed), EXPOSED: min(whole, max(0.0, exposed))}
 
 
 def _of_clocks(clock: OneClock) -> str:
-    said = f"times of different processes are known to {1e3 * clock.uncertainty:.2g} ms"
+    said = f"times of different processes are known to {duration(clock.uncertainty, 2)}"
     by_wall = f"; {', '.join(clock.by_wall_clock)} by their hosts' clocks" if clock.by_wall_clock else ""
     return said + by_wall
 

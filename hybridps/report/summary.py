@@ -62,7 +62,7 @@ def _slow(run: Run) -> list[dict[str, Any]]:
         {
             "worker": event.worker,
             "step": event.steps,
-            "factor": round(event.own_seconds / event.others_seconds, 2),
+            "factor": round(event.factor, 2),
             "reason": event.reason,
         }
         for event in events[:_MOST_SLOW]

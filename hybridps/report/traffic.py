@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hybridps.events import Closed, Communicated, Configured, Event, Exchanged, Planned, Skipped
+from hybridps.quantities import rounded
 
 Curve = list[tuple[float, float]]
 """Pairs of a time, in seconds since 1970, and a value."""
@@ -168,7 +169,7 @@ def size(nbytes: float) -> str:
     """
     units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
     name, unit = next(((name, unit) for name, unit in units if nbytes >= unit), ("B", 1.0))
-    return f"{nbytes / unit:.3g} {name}"
+    return f"{rounded(nbytes / unit)} {name}"
 
 
 def _last(curve: Curve) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 
 from hybridps.events import Paced, Recovered, Slowed
 from hybridps.live.slow import REASONS, Measured, SlowWorkers
+from hybridps.quantities import duration
 from hybridps.step.job_context import JobContext
 from hybridps.tensor_collectives import Levels
 
@@ -123,8 +124,8 @@ class Pace:
                 self._context.events.emit(Slowed(worker, self._done, *times, found.reason))
             if says:
                 _say(
-                    f"worker {worker} is slow: its part of a step takes {1e3 * found.own_seconds:.3g} ms, and that of "
-                    f"the others {1e3 * found.others_seconds:.3g} ms; {REASONS[found.reason]}"
+                    f"worker {worker} is slow: its part of a step takes {duration(found.own_seconds)}, and that of "
+                    f"the others {duration(found.others_seconds)}; {REASONS[found.reason]}"
                 )
         for place in recovered:
             if rank in (0, place):

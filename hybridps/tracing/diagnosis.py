@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from hybridps.quantities import duration
 from hybridps.tracing.clocks import OneClock
 from hybridps.tracing.parts import WORDS, Parts, hidden_seconds, mean_parts, parts_of
 from hybridps.tracing.reading import Trace, TracedStep
@@ -120,13 +121,13 @@ def path(trace: Trace, table: Table, step: StepId) -> str:
     last = max(parts, key=lambda worker: parts[worker].own)
     mine, others = parts[last], _others(parts, last)
     said = [_last_in_words(last, mine, others if len(row) > 1 else None)]
-    for kind, what in (("allreduce", "of its allreduce are not hidden"), ("exchange", "it waits for the servers")):
-        seconds = getattr(mine, kind)
-        if seconds > max(LEAST_SECONDS, 0.01 * mine.whole):
-            said.append(f"{_ms(seconds)} {what}" if kind == "allreduce" else f"{what} for {_ms(seconds)}")
-    rounds = _rounds_within(trace, row[last])
-    if rounds > LEAST_SECONDS and mine.exchange > LEAST_SECONDS:
-        said[-1] += f", which compute for {_ms(rounds)} of them"
+    least = max(LEAST_SECONDS, 0.01 * mine.whole)
+    if mine.allreduce > least:
+        said.append(f"{_ms(mine.allreduce)} of its allreduce are not hidden")
+    if mine.exchange > least:
+        rounds = _rounds_within(trace, row[last])
+        computing = f", which compute for {_ms(rounds)} of them" if rounds > LEAST_SECONDS else ""
+        said.append(f"it waits for the servers for {_ms(mine.exchange)}{computing}")
     if mine.averaging > LEAST_SECONDS:
         said.append(f"averaging weights takes {_ms(mine.averaging)}")
     return "; ".join(said)
@@ -203,5 +204,4 @@ def _rounds_within(trace: Trace, step: TracedStep) -> float:
 
 
 def _ms(seconds: float) -> str:
-    milliseconds = 1e3 * seconds
-    return f"{milliseconds:.0f} ms" if milliseconds >= 100 else f"{milliseconds:.2g} ms"
+    return duration(seconds, 3 if seconds >= 0.1 else 2)

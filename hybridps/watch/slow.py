@@ -11,6 +11,7 @@ from hybridps.events import Recovered, Slowed
 from hybridps.live import Live, WorkerStatus
 from hybridps.live.reading import rate
 from hybridps.live.slow import REASONS, Measured, Reason, Slow, SlowWorkers
+from hybridps.quantities import duration
 
 News = tuple[str, Slowed | Recovered]
 """A message, and the event with the same content."""
@@ -57,8 +58,8 @@ class SlowGroups:
             slow = found if reason is None else found._replace(reason=reason)
             self.named[number] = slow
             text = (
-                f"group {number} ({_names(workers)}) is slow: its {what} takes {1e3 * slow.own_seconds:.3g} ms, and "
-                f"that of the other groups {1e3 * slow.others_seconds:.3g} ms; {REASONS[slow.reason]}"
+                f"group {number} ({_names(workers)}) is slow: its {what} takes {duration(slow.own_seconds)}, and "
+                f"that of the other groups {duration(slow.others_seconds)}; {REASONS[slow.reason]}"
             )
             leader = workers[0]
             times = slow.own_seconds, slow.others_seconds

@@ -14,7 +14,7 @@ import hybridps
 
 PACKAGE = Path(hybridps.__file__).parent
 BASE = {"errors", "addresses", "config", "memory", "shared_memory", "codecs", "events", "processes", "racks"}
-BASE |= {"progress", "resuming", "links", "live", "tracing"}
+BASE |= {"progress", "quantities", "resuming", "links", "live", "tracing"}
 PURE_PS = {"ps.store", "ps.model", "ps.clocks", "ps.chunk_map", "ps.rules"}
 """The parameter service without sockets and threads."""
 
@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "codecs": BASE | {"compiled"},
     "events": BASE,
     "processes": BASE,
+    "quantities": set(),
     "racks": BASE,
     "progress": BASE,
     "resuming": BASE,

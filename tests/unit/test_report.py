@@ -15,6 +15,7 @@ from hybridps.config import Settings
 from hybridps.errors import HybridPSError
 from hybridps.events import Closed, Communicated, Configured, EventLog, Exchanged, Noted, Planned
 from hybridps.report import Following, make_report, points_of, read_run
+from hybridps.report.faults import MOST, faults_of
 from hybridps.report.traffic import GroupTraffic, lags
 
 
@@ -396,3 +397,55 @@ def test_the_id_of_the_launch_says_whose_events_count_and_not_the_clock(tmp_path
     log.ended(0)
     summary = make_report(tmp_path)
     assert (summary["status"], summary["exchanges"], summary["finished"]) == (0, 2, [0, 1])
+
+
+def noted(message: str) -> dict:
+    return {"event": "Noted", "message": message}
+
+
+def joined(*groups: int) -> dict:
+    return {"event": "Joined", "joined": groups, "groups": 2 + len(groups), "workers": 2 + len(groups)}
+
+
+def test_what_happened_is_in_order_of_time_and_each_text_once(tmp_path):
+    lines_of(tmp_path, "hybridps-0", [(0, planned(0, [])), (9, noted("both")), (3, noted("one"))])
+    lines_of(tmp_path, "hybridps-1", [(0, planned(1, [])), (4, noted("both")), (2, noted("other"))])
+    assert faults_of(read_run(tmp_path)) == [(2, "other"), (3, "one"), (4, "both")]
+
+
+def test_a_group_that_leaves_does_not_join(tmp_path):
+    changes = [(1, joined(2)), (2, joined(2, 3)), (3, joined(3)), (4, joined())]
+    lines_of(tmp_path, "hybridps-launcher", [(0, LAUNCHED), *changes])
+    assert [said for _, said in faults_of(read_run(tmp_path))][1:] == [
+        "group 2 has joined: 3 groups, 3 workers",
+        "group 3 has joined: 4 groups, 4 workers",
+        "group 2 has left: 3 groups, 3 workers",
+        "group 3 has left: 2 groups, 2 workers",
+    ]
+
+
+def test_many_notes_leave_the_first_and_the_last_lines(tmp_path):
+    notes = [(1 + number, noted(f"note {number}")) for number in range(3 * MOST)]
+    lines_of(tmp_path, "hybridps-launcher", [(0, LAUNCHED), *notes, (999, {"event": "Ended", "status": 3})])
+    found = [said for _, said in faults_of(read_run(tmp_path))]
+    assert len(found) == MOST
+    assert (found[0], found[1], found[-2], found[-1]) == (
+        "started: ",
+        "note 0",
+        f"note {3 * MOST - 1}",
+        "the job ended with status 3",
+    )
+    assert f"{3 * MOST + 2 - (MOST - 1)} more lines, which are in the files of the run folder" in found
+
+
+def test_steps_without_times_are_no_steps(tmp_path):
+    lines_of(tmp_path, "hybridps-0", [(0, planned(0, [])), (0, communicated(1, 1)), (0, communicated(9, 1))])
+    lines_of(tmp_path, "hybridps-1", [(0, planned(1, [])), (2, communicated(1, 1)), (1, communicated(9, 1))])
+    assert "step_ms" not in make_report(tmp_path)
+
+
+def test_a_slow_worker_whose_others_take_no_time(tmp_path):
+    slow = {"event": "Slowed", "worker": 0, "steps": 5, "own_seconds": 0.5, "others_seconds": 0.0, "reason": "compute"}
+    lines_of(tmp_path, "hybridps-0", [(0, planned(0, [])), (1, slow)])
+    (found,) = make_report(tmp_path)["slow"]
+    assert found == {"worker": 0, "step": 5, "factor": 500_000.0, "reason": "compute"}

@@ -34,8 +34,17 @@ from hybridps.tracing import (
     write_chrome_trace,
 )
 from hybridps.tracing.clocks import Bound, difference
+from hybridps.tracing.diagnosis import path
 from hybridps.tracing.parts import parts_of
-from hybridps.tracing.reading import Communication, Interval, TracedStep
+from hybridps.tracing.reading import (
+    Communication,
+    Interval,
+    ServerWork,
+    Trace,
+    TracedServer,
+    TracedStep,
+    TracedWorker,
+)
 from hybridps.tracing.recorder import MOST_ARRIVALS, check_trace
 
 STEPS = 20
@@ -249,6 +258,22 @@ def test_an_even_run_names_nobody(tmp_path: Path) -> None:
     assert found is not None
     assert found.slow == []
     assert "all workers take about as long" in " ".join(found.sentences)
+
+
+@pytest.mark.parametrize(
+    ("whole_ms", "said"),
+    [
+        (1000, "worker 0 computes for 1.01 s"),  # the wait is too short to be mentioned, and so is what servers do
+        (10, "worker 0 computes for 20 ms; it waits for the servers for 0.5 ms, which compute for 0.3 ms of them"),
+    ],
+)
+def test_the_work_of_servers_is_told_with_the_wait_for_them(whole_ms: int, said: str) -> None:
+    last = 0.01 + whole_ms / 1000
+    exchange = Communication("exchange", Interval(last, last + 0.0005), 0, 0)
+    step = TracedStep(0, 0, Interval(0.01, last + 0.0005), 0.0, ((0, last),), (exchange,), ())
+    work = ServerWork("round", "t", 0, -1, 1, -1, Interval(last + 0.0001, last + 0.0004))
+    trace = Trace({0: TracedWorker(Process(0, 0, 0, 0.0, 0.0), steps=[step])}, {0: TracedServer(0, "a", [work])})
+    assert path(trace, {(0, 0): {0: step}}, (0, 0)) == said
 
 
 def test_no_trace_says_nothing(tmp_path: Path) -> None:

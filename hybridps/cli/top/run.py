@@ -17,6 +17,7 @@ from rich.text import Text
 from hybridps.cli.top.table import PLAIN_WIDTH, Row, make_table, nbytes, number, printable
 from hybridps.live import Live, ServerStatus, WorkerStatus, read_live
 from hybridps.live.reading import Seen, clock, rate, report_of, silent_seconds, steps_per_second
+from hybridps.quantities import duration
 
 REFRESH_SECONDS = 1.0
 
@@ -104,7 +105,7 @@ def _worker_row(before: Live, now: Live, seen: Seen[WorkerStatus]) -> Row:
         printable(status.host),
         str(status.steps),
         number(rate(then, status, "steps")),
-        "-" if status.step_seconds is None else f"{1e3 * status.step_seconds:.3g} ms",
+        "-" if status.step_seconds is None else duration(status.step_seconds),
         *shares(status),
         "-" if cpu is None else f"{100 * cpu:.0f} %",
         "-" if report is None else f"{report.epoch:g}",
@@ -139,7 +140,7 @@ def group_rows(before: Live, now: Live) -> list[Row]:
                 str(leader.steps),
                 str(now.steps - leader.steps),
                 str(leader.exchanges) if leader.exchanges else "-",
-                "-" if took is None else f"{1e3 * took:.3g} ms",
+                "-" if took is None else duration(took),
                 "-" if leader.distance is None else f"{leader.distance:.3g}",
                 str(leader.skipped),
                 nbytes(rate(then, leader, "bytes_to_servers")),

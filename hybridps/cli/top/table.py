@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from hybridps.quantities import rounded
+
 PLAIN_WIDTH = 250
 """The columns of output that does not go to a terminal."""
 
@@ -55,6 +57,6 @@ def nbytes(value: float | None) -> str:
         return "-"
     for unit in ("B", "KB", "MB"):
         if value < 1000:
-            return f"{value:.3g} {unit}"
+            return f"{rounded(value)} {unit}"
         value /= 1000
-    return f"{value:.4g} GB"
+    return f"{rounded(value, 4)} GB"
