@@ -47,7 +47,7 @@ def stop_half_of_the_time(seconds: float) -> None:
 def main() -> None:
     steps, seconds, way = int(sys.argv[1]), float(sys.argv[2]) / 1000, sys.argv[3]
     folder = Path(sys.argv[4]) if len(sys.argv) > 4 else None
-    with open_job() as job, ArrayModel(job.algorithm(), job.session, {"w": np.zeros(1000, "float32")}) as model:
+    with open_job() as job, ArrayModel(job.algorithm(), job.session, {"w": np.ones(1000, "float32")}) as model:
         is_last = job.worker == job.workers - 1
         step, goes_on = 0, True
         while step < steps or (folder is not None and goes_on):
