@@ -162,7 +162,7 @@ def refused():
         (lambda: kv.row_sparse_pull("r", out=out, row_ids=nd.array([2, 6])), "row 6 is asked for of an array of 6"),
         (lambda: kv.row_sparse_pull("r", out=out, row_ids=nd.array([-1, 2])), "row -1"),
         (lambda: kv.row_sparse_pull("r", out=nd.zeros(shape), row_ids=nd.array([1])), "row-sparse arrays only"),
-        (lambda: kv.push("r", gradients((7, 2), 3)[0]), "'r' has the shape (7, 2), and the key has (6, 2)"),
+        (lambda: kv.push("r", gradients((7, 2), 3)[0]), "'r' has the shape (7, 2), but the key has (6, 2)"),
         (lambda: kv.push("r", nd.ones(shape).tostype("csr")), "'r' is of storage type csr"),
     ):
         with pytest.raises(mx.MXNetError, match=re.escape(said)):

@@ -97,7 +97,7 @@ def test_another_order_of_images_begins_the_epoch_again(example, tmp_path, monke
     shutil.rmtree(tmp_path / "checkpoints" / "epoch-0001")
     assert digits(example, tmp_path, "--resume", "--seed", "1", "--max-batches", "3", epochs=1) == 0
     (said,) = capsys.readouterr().err.splitlines()
-    assert "epoch 1 begins again" in said
+    assert "epoch 1 starts over" in said
     assert "seed 0; now: 1438 images, 1 workers, batches of 32, seed 1" in said
     assert lines(tmp_path, "epoch")[-1]["train_images"] == 96
 
@@ -249,7 +249,7 @@ def test_a_pipe_in_a_checkpoint_is_not_waited_for(example, tmp_path):
     folder = tmp_path / "checkpoints" / "epoch-0001"
     (folder / "states.npz").unlink()
     os.mkfifo(folder / "states.npz")
-    with pytest.raises(example.checkpoint.DamagedError, match="states.npz is no file of a checkpoint"):
+    with pytest.raises(example.checkpoint.DamagedError, match="states.npz is not a file of a checkpoint"):
         example.checkpoint.check(folder)
 
 
