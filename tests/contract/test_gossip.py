@@ -182,6 +182,7 @@ def test_a_group_that_ends_gives_back_what_it_was_sent() -> None:
         groups.end(1)
         settle(exchanges[:1], weights[:1])
         assert exchanges[0].shares.own == 1 / 2  # type: ignore[attr-defined]
+        assert groups.there[0].until(lambda: not groups.there[0].peers.is_there(1), SECONDS)
         exchanges[0].begin(weights[0], WHOLE)
         assert exchanges[0].is_quiet
         np.testing.assert_array_equal(weights[0], before)
