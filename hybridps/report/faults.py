@@ -30,7 +30,7 @@ def faults_of(run: Run) -> list[Fault]:
     faults = sorted((when, said) for said, when in found.items())
     if len(faults) <= MOST:
         return faults
-    first, last = faults[: MOST // 2], faults[MOST // 2 + 1 - MOST :]
+    first, last = faults[: MOST // 2], faults[-(MOST // 2 - 1) :]
     left_out = len(faults) - len(first) - len(last)
     return [*first, (first[-1][0], f"{left_out} more lines, which are in the files of the run folder"), *last]
 

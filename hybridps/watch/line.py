@@ -6,6 +6,7 @@ from hybridps.events import Evaluated
 from hybridps.live import Live
 from hybridps.live.reading import clock, report_of, steps_per_second
 from hybridps.progress import mean_of
+from hybridps.quantities import rounded
 
 
 class JobLine:
@@ -28,7 +29,7 @@ def line_of(before: Live, now: Live) -> str:
     began = now.launch.status.seconds if now.launch is not None else 0.0
     words = [f"step {now.steps}"]
     if (pace := steps_per_second(before, now)) is not None:
-        words.append(f"{pace:.3g} steps/s")
+        words.append(f"{rounded(pace)} steps/s")
     reports = [found for number in now.workers if (found := report_of(now, number)) is not None]
     if reports:
         epoch = min(report.epoch for report in reports)
