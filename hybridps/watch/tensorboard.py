@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from hybridps.errors import ConfigError
-from hybridps.events import Evaluated
 from hybridps.live import Live, Report, WorkerStatus
-from hybridps.live.reading import rate, report_of, steps_per_second
-from hybridps.progress import mean_of
+from hybridps.live.reading import rate, steps_per_second
+from hybridps.watch.epochs import Epochs
 
 MOST_CURVES = 64
 """The largest number of workers, or of servers, that have curves of their own."""
@@ -36,8 +35,9 @@ class TensorBoard:
         self._writers: dict[str, Any] = {}
         self._reported: dict[int, float] = {}
         """The epoch that each worker has reported last."""
-        self._epoch = -1.0
-        """The last epoch that all workers have reported."""
+        self._epochs = Epochs()
+        self._written = 0.0
+        """The last epoch whose means are written."""
         try:
             self._writer("job")
         except OSError as error:
@@ -61,19 +61,17 @@ class TensorBoard:
             writer.close()
 
     def _write_reports(self, now: Live) -> None:
-        reports = {number: report for number in now.workers if (report := report_of(now, number)) is not None}
+        reports = self._epochs.look(now)
         for number, report in reports.items():
             if report.epoch > self._reported.get(number, 0.0):
                 self._reported[number] = report.epoch
                 if number < MOST_CURVES:
                     values = {f"model/{name}": getattr(report, name) for name in _MODEL}
                     self._write(f"worker-{number}", values, _step(now, number, report))
-        if not reports:
-            return
-        epoch = min(report.epoch for report in reports.values())
-        if epoch > self._epoch and epoch > 0:
-            self._epoch = epoch
-            means = {f"model/{name}": mean_of(map(_evaluated, reports.values()), name) for name in _MODEL}
+        epoch = self._epochs.epoch
+        if epoch is not None and epoch > self._written:
+            self._written = epoch
+            means = {f"model/{name}": self._epochs.mean(name) for name in _MODEL}
             self._write("job", {**means, "model/epoch": epoch}, max(_step(now, *each) for each in reports.items()))
 
     def _write_job(self, before: Live, now: Live) -> None:
@@ -119,7 +117,3 @@ def _of_worker(then: WorkerStatus | None, now: WorkerStatus) -> dict[str, float 
 
 def _step(now: Live, worker: int, report: Report) -> int:
     return report.step or now.workers[worker].status.steps
-
-
-def _evaluated(report: Report) -> Evaluated:
-    return Evaluated(report.epoch, report.accuracy, report.loss, report.centre_accuracy, report.images)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -29,8 +30,8 @@ class Reader(Protocol):
 
 
 class Watcher:
-    """A thread that reads the live folder of a run, and passes each look to its readers. A reader that raises OSError
-    is dropped, and never ends the run.
+    """A thread that reads the live folder of a run, and passes each look to its readers. A reader that fails is
+    dropped; the others and the run go on.
     """
 
     def __init__(self, folder: Path, readers: Sequence[Reader]) -> None:
@@ -48,8 +49,8 @@ class Watcher:
         self._ended.set()
         self._thread.join()
         self._look()
-        for reader in self._readers:
-            reader.close()
+        for reader in list(self._readers):
+            self._or_drop(reader, reader.close)
 
     def _run(self) -> None:
         while not self._ended.wait(max(LOOK_SECONDS, len(self._before.workers) / _PROCESSES_PER_SECOND)):
@@ -58,10 +59,14 @@ class Watcher:
     def _look(self) -> None:
         before, self._before = self._before, read_live(self._folder)
         for reader in list(self._readers):
-            try:
-                reader.look(before, self._before)
-            except OSError as error:
-                self._readers.remove(reader)
-                with suppress(OSError, ValueError):
-                    what = f"hybridps: {type(reader).__name__} stops: {error.strerror or error}"
-                    print(what, file=sys.stderr, flush=True)
+            self._or_drop(reader, partial(reader.look, before, self._before))
+
+    def _or_drop(self, reader: Reader, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # of any library that a reader uses
+            self._readers.remove(reader)
+            reason = error.strerror if isinstance(error, OSError) else None
+            with suppress(OSError, ValueError):
+                what = f"hybridps: {type(reader).__name__} stops: {reason or str(error) or type(error).__name__}"
+                print(what, file=sys.stderr, flush=True)

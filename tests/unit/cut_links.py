@@ -1,4 +1,4 @@
-"""A server behind links that can be cut: in a network namespace, with one link to this one for each group."""
+"""Servers behind links that can be cut: in a network namespace, with one link to this one for each group."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class CutLinks:
     name: str
     net: str
 
-    def address(self, link):
-        """Of the server, as it is seen over a link."""
-        return f"tcp://{self.net}.{4 * link + 2}:{PORT}"
+    def address(self, link, port=PORT):
+        """Of the server at this port, as it is seen over a link."""
+        return f"tcp://{self.net}.{4 * link + 2}:{port}"
 
     def cut(self, *links):
         """From now on nothing comes through, and nobody is told."""
@@ -81,10 +81,10 @@ def cut_links():
 
 
 @contextlib.contextmanager
-def serving(links, **settings):
+def serving(links, port=PORT, **settings):
     """`hybridps serve` behind these links."""
     command = ["ip", "netns", "exec", links.name, sys.executable, "-m", "hybridps", "serve"]
-    command += ["--bind", f"tcp://0.0.0.0:{PORT}", "--insecure"]
+    command += ["--bind", f"tcp://0.0.0.0:{port}", "--insecure"]
     told = {f"HYBRIDPS_{name.upper()}": str(value) for name, value in settings.items()}
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | told)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import cut_links
 import msgspec
@@ -37,10 +38,21 @@ def links():
         yield made
 
 
+def for_seconds(*short):
+    """Cuts of these durations; and in the nightly tests of a minute, and of ten."""
+    minute = pytest.param(60.0, marks=[pytest.mark.nightly, pytest.mark.timeout(200)])
+    ten_minutes = pytest.param(600.0, marks=[pytest.mark.nightly, pytest.mark.timeout(1500)])
+    return pytest.mark.parametrize("seconds", [*short, minute, ten_minutes])
+
+
 def client(links, group=0, groups=1, link=None, waits=WAITS):
-    settings = msgspec.structs.replace(SETTINGS, **waits)
     address = links.address(group if link is None else link)
-    return Client([address], job="job", group=group, groups=groups, settings=settings)
+    return client_of([address], group, groups, waits)
+
+
+def client_of(addresses, group, groups, waits):
+    settings = msgspec.structs.replace(SETTINGS, **waits)
+    return Client(addresses, job="job", group=group, groups=groups, settings=settings)
 
 
 def join(store, rule, initial=None, clock=None):
@@ -51,6 +63,7 @@ def step(store, values):
     """An exchange of these values; the answer."""
     answer = np.zeros(LENGTH, np.float32)
     store.exchange("w", np.full(LENGTH, values, np.float32), answer, 0, LENGTH).wait()
+    assert (answer == answer[0]).all()
     return float(answer[0])
 
 
@@ -69,7 +82,7 @@ def cut_for(links, seconds, *which):
     links.heal(*which)
 
 
-@pytest.mark.parametrize("seconds", [3.0, pytest.param(60.0, marks=[pytest.mark.nightly, pytest.mark.timeout(150)])])
+@for_seconds(3.0)
 def test_synchronous_groups_wait_and_lose_nothing(links, seconds, capfd):
     """All groups are cut off, for longer than a silent group is lost: nobody has gone on without them."""
     waits = WAITS | {"deadline_seconds": 40.0 + 2 * seconds}
@@ -96,10 +109,10 @@ def test_synchronous_groups_wait_and_lose_nothing(links, seconds, capfd):
 def pulled(store):
     out = np.zeros(LENGTH, np.float32)
     store.pull("w", out).wait()
-    return float(out[0])
+    return out
 
 
-@pytest.mark.parametrize("seconds", [3.0, pytest.param(60.0, marks=[pytest.mark.nightly, pytest.mark.timeout(150)])])
+@for_seconds(3.0)
 def test_an_asynchronous_group_comes_back_and_its_gradient_counts_once(links, seconds):
     """Another group goes on meanwhile, without the one that is cut off and taken as lost."""
     waits = WAITS | {"deadline_seconds": 40.0 + 2 * seconds}
@@ -118,7 +131,7 @@ def test_an_asynchronous_group_comes_back_and_its_gradient_counts_once(links, se
         links.heal(1)
         late.result(40)
         step(stores[1], 100.0)
-        assert pulled(stores[0]) == -(count + 110)
+        assert (pulled(stores[0]) == -(count + 110)).all()
         both(pool, *((store.close,) for store in stores))
         server.terminate()
         assert "group 1 of job 'job' gave no sign of life for 1 s: lost" in server.communicate()[1]
@@ -162,7 +175,7 @@ class Averaging:
         return time.monotonic() - began
 
 
-@pytest.mark.parametrize("seconds", [4.0, pytest.param(60.0, marks=[pytest.mark.nightly, pytest.mark.timeout(150)])])
+@for_seconds(4.0)
 def test_an_elastic_group_trains_alone_and_comes_back(links, seconds):
     """What it exchanged when the link was cut counts once or not at all: the weights add up to what was trained."""
     warm_up(Elastic(0.5), "float32")
@@ -184,9 +197,62 @@ def test_an_elastic_group_trains_alone_and_comes_back(links, seconds):
             wait_for_return(stores[1])
             second.step()
         second.step()
-        total = float(first.weights[0] + second.weights[0]) + pulled(stores[0])
-        assert total == pytest.approx(first.trained + second.trained, rel=1e-5)
+        total = first.weights + second.weights + pulled(stores[0])
+        np.testing.assert_allclose(total, first.trained + second.trained, rtol=1e-5)
         both(pool, *((store.close,) for store in stores))
+
+
+@contextmanager
+def two_servers(links, groups, waits):
+    """The servers, each of them behind a link of its own, and a client of both for each group."""
+    ports = cut_links.PORT, cut_links.PORT + 1
+    addresses = [links.address(link, port) for link, port in enumerate(ports)]
+    with (
+        cut_links.serving(links, ports[0], **waits),
+        cut_links.serving(links, ports[1], **waits),
+        ThreadPoolExecutor(groups) as pool,
+    ):
+        stores = both(pool, *((client_of, addresses, group, groups, waits) for group in range(groups)))
+        yield stores, pool
+        both(pool, *((store.close,) for store in stores))
+
+
+@for_seconds()
+def test_synchronous_groups_wait_for_one_of_their_servers(links, seconds):
+    waits = WAITS | {"deadline_seconds": 40.0 + 2 * seconds}
+    with two_servers(links, 2, waits) as (stores, pool):
+        both(pool, *((join, store, Sum(), np.zeros(LENGTH, np.float32)) for store in stores))
+        for number in range(8):
+            first = pool.submit(step, stores[0], 1.0 + number)
+            if number == 3:
+                cut_for(links, seconds, 1)
+            assert step(stores[1], 2.0) == 3 + number
+            assert first.result(40) == 3 + number
+        wait_for_return(*stores)
+
+
+@for_seconds(4.0)
+def test_elastic_groups_train_alone_while_one_of_their_servers_is_cut_off(links, seconds):
+    """A part of the weights may have been averaged when the link was cut: each element adds up to what was trained."""
+    warm_up(Elastic(0.5), "float32")
+    waits = WAITS | {"deadline_seconds": 40.0 + 2 * seconds}
+    with two_servers(links, 2, waits) as (stores, pool):
+        groups = both(pool, *((Averaging, store, 0.0) for store in stores))
+        both(pool, *((group.step,) for group in groups))
+        links.cut(1)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            both(pool, *((group.step,) for group in groups))
+            time.sleep(0.05)
+        assert all(group.skipped > 5 for group in groups)
+        links.heal(1)
+        wait_for_return(*stores)
+        averaged = [group.averaged for group in groups]
+        for _ in range(3):
+            both(pool, *((group.step,) for group in groups))
+        assert [group.averaged - before for group, before in zip(groups, averaged, strict=True)] == [3, 3]
+        total = sum(group.weights for group in groups) + pulled(stores[0])
+        np.testing.assert_allclose(total, sum(group.trained for group in groups), rtol=1e-5)
 
 
 def test_a_group_ends_when_the_server_is_away_for_too_long(links):

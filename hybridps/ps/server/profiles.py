@@ -48,11 +48,11 @@ class Profile:
     ) -> None:
         """Record a message or round that has just ended."""
         ended_ns = time.monotonic_ns()
+        record = kind, table.encode(), chunk, group, thread, request, began_ns, ended_ns - began_ns
         with self._lock:
-            number, self._count = self._count, self._count + 1
-        if number < MOST_RECORDS:
-            took_ns = ended_ns - began_ns
-            self._records[number] = kind, table.encode(), chunk, group, thread, request, began_ns, took_ns
+            if self._count < MOST_RECORDS:
+                self._records[self._count] = record
+            self._count += 1  # when it is written: a page may be read at any moment
 
     def page(self, number: int) -> np.ndarray:
         """Return a copy of one page, after a record that has the number of all records."""
