@@ -5,8 +5,8 @@ FITTING = import sys; sys.exit(sys.version_info[:2] not in ((3, 10), (3, 11)))
 PYTHON ?= $(shell for name in python3.11 python3.10 python3; do \
 	$$name -c '$(FITTING)' 2>/dev/null && command -v $$name && exit; done; echo python3)
 
-# Two test files at a time: most tests wait for processes, and leave cores idle.
-PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile
+# Three test files at a time: many tests wait for processes, and leave two cores idle.
+PYTEST = $(BIN)/python -m pytest -n 3 --dist loadfile
 
 DEMO_ARGS = --data digits --network digits --epochs 15 --batch-size 16
 DEMO_FOLDER = runs/demo

@@ -72,7 +72,7 @@ class TestCudaOnHost:
     def test_threads(self, check, cuda_on_host: Kind, size: int) -> None:
         ThreadGroup.run(size, lambda group: check(group, cuda_on_host, "auto"))
 
-    @each_check("check_reduce_scatter_and_allgather")
+    @each_check("check_reduce_scatter_and_allgather", "check_large")
     def test_in_many_pieces(self, check, cuda_on_host: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(device_tensor, "PIECE_BYTES", 4096)
         ThreadGroup.run(2, lambda group: check(group, cuda_on_host, "staged"))

@@ -15,7 +15,16 @@ class TestContract:
     def test_solo(self, check) -> None:
         check(SoloGroup())
 
-    @pytest.mark.parametrize("size", [1, 2, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 5, 7))])
+    @pytest.mark.parametrize(
+        "size",
+        [
+            1,
+            2,
+            3,
+            *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 5)),
+            pytest.param(7, marks=pytest.mark.nightly),
+        ],
+    )
     def test_threads(self, check, size: int) -> None:
         ThreadGroup.run(size, check)
 

@@ -25,6 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.chaos.servers import RestartedServer  # noqa: E402
 
+AT_NIGHT = [True, pytest.param(False, marks=pytest.mark.nightly)]
+"""In shared memory; and over the network in the nightly tests."""
+
 pytestmark = pytest.mark.timeout(120)
 
 LAYOUT = Layout.of("float32", {"w": (1000, 1000), "b": (77,)})
@@ -110,12 +113,16 @@ def check(kills, rule, shared, in_place=False, codec="exact", seed=0):
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "network"])
-@pytest.mark.parametrize("rule", [Momentum(rate=0.01), ElasticTogether(0.3)], ids=["momentum", "together"])
+@pytest.mark.parametrize(
+    "rule",
+    [Momentum(rate=0.01), pytest.param(ElasticTogether(0.3), marks=pytest.mark.nightly)],
+    ids=["momentum", "together"],
+)
 def test_synchronous_groups_lose_nothing(rule, shared):
     check(6, rule, shared)
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "network"])
+@pytest.mark.parametrize("shared", AT_NIGHT, ids=["shared memory", "network"])
 def test_sums_in_the_place_of_the_values_are_right(shared):
     check(6, Sum(), shared, in_place=True)
 
@@ -153,7 +160,7 @@ def alone(rule, clock, shared, work):
     return first, second, centre
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "network"])
+@pytest.mark.parametrize("shared", AT_NIGHT, ids=["shared memory", "network"])
 def test_elastic_averaging_conserves_the_sum(shared):
     """w of both groups and the centre add up to what they were, and what was added."""
 
@@ -170,7 +177,9 @@ def test_elastic_averaging_conserves_the_sum(shared):
     np.testing.assert_allclose(first + second + centre, added + more, rtol=1e-5)
 
 
-@pytest.mark.parametrize("clock", [FreeRunning(), BoundedStale(10**6)], ids=["free", "stale"])
+@pytest.mark.parametrize(
+    "clock", [FreeRunning(), pytest.param(BoundedStale(10**6), marks=pytest.mark.nightly)], ids=["free", "stale"]
+)
 @pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "network"])
 def test_each_gradient_of_asynchronous_groups_counts_once(shared, clock):
     """Integers, and a rate that is a power of two: sums in any order have the same bits."""

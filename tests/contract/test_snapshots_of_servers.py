@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from in_thread import in_thread
@@ -53,9 +54,9 @@ def serving(path, servers, paths=None, seconds=EVERY_SECONDS):
 
 
 @contextmanager
-def joined(addresses, group=0, groups=1, rule=None, table="w", initial=0.5):
+def joined(addresses, group=0, groups=1, rule=None, table="w", initial=0.5, settings=SETTINGS):
     """A client of a group that is lost in the end, what it found, and its weights."""
-    store = Client(addresses, job="job", group=group, groups=groups, settings=SETTINGS)
+    store = Client(addresses, job="job", group=group, groups=groups, settings=settings)
     try:
         weights = np.full(LAYOUT.length, initial, np.float32)
         joining = store.register(
@@ -118,7 +119,8 @@ def test_a_job_that_goes_on_has_the_bits_of_one_that_was_not_disturbed(rule, ser
 def train(addresses, group, most=1 << 30):
     """Bring ones until `most` steps are done, or the servers are gone. How it joined, its steps, the first centre."""
     steps = 0
-    with joined(addresses, group, 2, initial=0.0) as (store, joining):
+    settings = msgspec.structs.replace(SETTINGS, awaits_refusing=False)
+    with joined(addresses, group, 2, initial=0.0, settings=settings) as (store, joining):
         values, answer = np.ones(LAYOUT.length, np.float32), np.empty(LAYOUT.length, np.float32)
         (centre,) = arrays(store, SGD(rate=1.0))
         try:

@@ -57,6 +57,7 @@ def test_json(tmp_path: Path) -> None:
         assert result["versions"]["numpy"]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_gradients_of_resnet50_on_nodes_of_different_sizes(tmp_path: Path) -> None:
     reason = links.missing()

@@ -56,6 +56,7 @@ def test_json(tmp_path: Path, rule: str, ways: tuple[str, ...]) -> None:
         assert result["ratios"] == {}
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_racks_send_as_much_as_one_group(tmp_path: Path) -> None:
     reason = links.missing()
@@ -77,6 +78,7 @@ def test_groups_of_several_workers(tmp_path: Path) -> None:
     assert set(result["seconds"]) == {"hybridps_shm", "hybridps_tcp"}
 
 
+@pytest.mark.nightly
 @pytest.mark.mxnet
 @pytest.mark.skipif(util.find_spec("mxnet") is None, reason="MXNet is not installed")
 def test_a_dead_scheduler_ends_it() -> None:

@@ -47,11 +47,15 @@ def run(folder: Path, *options: str) -> dict[tuple[str, str], dict[str, Any]]:
 @needs_mxnet
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "contenders", [("compute", "dist_sync", "hybridps_servers"), pytest.param(CONTENDERS, marks=pytest.mark.nightly)]
+    ("contenders", "updates"),
+    [
+        (("compute", "dist_sync", "hybridps_servers"), ["server"]),
+        pytest.param(CONTENDERS, ["server", "worker"], marks=pytest.mark.nightly),
+    ],
 )
-def test_who_updates(tmp_path: Path, contenders: tuple[str, ...]) -> None:
-    found = run(tmp_path, "--rounds", "1", "--contenders", ",".join(contenders))
-    with_store = {(name, by) for name in contenders[1:] for by in ("server", "worker")}
+def test_who_updates(tmp_path: Path, contenders: tuple[str, ...], updates: list[str]) -> None:
+    found = run(tmp_path, "--rounds", "1", "--contenders", ",".join(contenders), "--update", ",".join(updates))
+    with_store = {(name, by) for name in contenders[1:] for by in updates}
     assert set(found) == {("compute", "worker")} | with_store
     alone = found["compute", "worker"]["milliseconds"]
     for (name, by), result in found.items():

@@ -33,8 +33,8 @@ def chaos(folder: Path, *options: str, seconds: float) -> dict[str, Any]:
 
 @pytest.mark.timeout(100)
 def test_light_groups_survive(tmp_path: Path) -> None:
-    found = chaos(tmp_path, "--light", "8", "--minutes", "0.2", "--faults-per-hour", "9000", seconds=90)
-    assert found["injected"] == 30
+    found = chaos(tmp_path, "--light", "8", "--minutes", "0.1", "--faults-per-hour", "9000", seconds=90)
+    assert found["injected"] == 15
     assert set(found["kinds"]) == {"kill-server", "vanish", "pause"}
     assert set(found["checks"]) == {"sum", "momentum", "elastic", "async"}
 

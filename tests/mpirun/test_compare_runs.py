@@ -145,6 +145,7 @@ def test_a_budget_does_not_excuse_a_script_that_makes_no_store(tmp_path: Path) -
     assert "sync, seed 0: failed: the script created no hybridps store" in done.stderr
 
 
+@pytest.mark.nightly
 def test_a_script_that_trains_something_else_is_no_contender(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -157,7 +158,8 @@ def test_a_script_that_trains_something_else_is_no_contender(tmp_path: Path) -> 
     assert "the script trained with the algorithm sync, not the algorithm elastic" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_comparison_has_a_page_and_goes_on(tmp_path: Path, number: int) -> None:
     folder = tmp_path / "out"
     words = command(folder, "sync,elastic")
@@ -231,6 +233,7 @@ def test_a_store_of_mxnet_that_the_script_does_not_take_is_noticed(tmp_path: Pat
     assert "the script created a hybridps store, not dist_sync" in done.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(find_spec("mxnet") is None, reason="MXNet is not installed")
 def test_another_store_of_mxnet_is_noticed(tmp_path: Path) -> None:
     """The script takes dist_async whatever it is told, so it is right for one of the two contenders."""
@@ -245,6 +248,7 @@ def test_another_store_of_mxnet_is_noticed(tmp_path: Path) -> None:
     assert "mxnet:dist_async, seed 0: finished, accuracy 0.5" in done.stderr
 
 
+@pytest.mark.nightly
 def test_groups_behind_links(tmp_path: Path) -> None:
     """What crosses the links is more than the payload, and nothing of them is left when the comparison is killed."""
     if reason := missing():

@@ -91,6 +91,7 @@ def test_its_group_comes_back(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.glob("done-*")} == {"done-0-0", "done-1-0", "done-2-1", "done-3-1"}
 
 
+@pytest.mark.nightly
 def test_partners_that_gossip_go_on_and_its_group_too_when_it_is_continued(tmp_path: Path) -> None:
     with started(launch(tmp_path, "gossip", 2, "stop", sizes="1,2"), {}, tmp_path) as process:
         wait_for(process, tmp_path, "done-0-0")

@@ -59,12 +59,13 @@ def check_average(leaders: list[dict]) -> None:
 @pytest.mark.parametrize(
     ("name", "sizes", "more"),
     [
-        ("gossip", (1, 1), {}),
+        pytest.param("gossip", (1, 1), {}, marks=pytest.mark.nightly),
         ("gossip", (2, 2), {"HYBRIDPS_TOPOLOGY": "ring"}),
-        ("gossip", (1, 1, 1), {"HYBRIDPS_PARTNERS": "fast"}),
+        pytest.param("gossip", (1, 1, 1), {"HYBRIDPS_PARTNERS": "fast"}, marks=pytest.mark.nightly),
         ("gosgd", (2, 1, 1), {}),
+        ("sgp", (2, 1, 1), {"HYBRIDPS_TOPOLOGY": "complete"}),
         pytest.param("sgp", (1, 1, 1, 1), {}, marks=pytest.mark.nightly),
-        ("sgp", (2, 2, 2), {"HYBRIDPS_TOPOLOGY": "complete"}),
+        pytest.param("sgp", (2, 2, 2), {"HYBRIDPS_TOPOLOGY": "complete"}, marks=pytest.mark.nightly),
     ],
 )
 def test_groups_of_one_world(tmp_path: Path, name: str, sizes: tuple[int, ...], more: Mapping[str, str]) -> None:

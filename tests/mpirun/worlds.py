@@ -17,6 +17,7 @@ from hybridps.cli.run.mpirun import WITHOUT_OFI
 _SESSIONS = tempfile.mkdtemp(prefix="hybridps-tests-")
 """Holds mpirun's own files, a folder for each start: a killed one leaves its files to the next with its process id."""
 atexit.register(shutil.rmtree, _SESSIONS, ignore_errors=True)
+_QUICK_START = Path(__file__).with_name("quick_start")
 
 
 SUM = """
@@ -46,8 +47,9 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
         name: text for name, text in os.environ.items() if not name.startswith(("HYBRIDPS_", "OMPI_", "PMIX_", "PRTE_"))
     }
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
-    root |= WITHOUT_OFI  # each world starts a second sooner
+    root |= WITHOUT_OFI | {"SETUPTOOLS_USE_DISTUTILS": "stdlib"}  # a world starts a second sooner, and MXNet a tenth
     session = {"PRTE_MCA_prte_local_tmpdir_base": tempfile.mkdtemp(dir=_SESSIONS)}
+    session["PYTHONPATH"] = os.pathsep.join([str(_QUICK_START), *filter(None, [kept.get("PYTHONPATH")])])
     return kept | root | session | {"OMP_NUM_THREADS": "1"} | dict(extra or {})
 
 

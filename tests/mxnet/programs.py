@@ -194,7 +194,7 @@ def infinite_gradients_scale_the_loss_down():
 def many_trainers():
     """A store that is not used any more leaves nothing behind."""
     figures = []
-    for number in range(70):
+    for number in range(50):
         net = gluon.nn.Dense(64, in_units=1024)
         net.initialize()
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=TYPE)
@@ -205,7 +205,7 @@ def many_trainers():
             trainer.step(2)
         nd.waitall()
         del trainer, net, loss
-        if number in (29, 69):  # by the first, MXNet's memory pools are full
+        if number in (19, 49):  # by the first, MXNet's memory pools are full
             gc.collect()
             mx.kv.create(TYPE).barrier()
             rss = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

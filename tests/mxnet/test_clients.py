@@ -113,7 +113,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["one group", "two groups"])
+@pytest.fixture(scope="module", params=[pytest.param("one group", marks=pytest.mark.nightly), "two groups"])
 def ours(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of our store on two workers."""
     folder = tmp_path_factory.mktemp("ours")

@@ -26,7 +26,7 @@ WORLDS = {
     "nodes": (4, {"HYBRIDPS_RANKS_PER_NODE": "2", "HYBRIDPS_COLLECTIVE": "ring"}),
 }
 
-NIGHTLY = {"two groups of one", "groups of one", "nodes"}
+NIGHTLY = {"two groups of one", "groups of one", "a group of two", "nodes"}
 """The others go the same ways; between nodes the sums are those of tests/contract/test_levels.py."""
 
 

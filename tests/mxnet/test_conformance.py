@@ -44,7 +44,9 @@ def test_ours_conform_alone(store: str) -> None:
     assert run([*CHECKS, store], SMALL) == "no difference\n"
 
 
-@pytest.mark.parametrize("world", ["two", "groups", pytest.param("groups of two", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "world", ["groups", *(pytest.param(world, marks=pytest.mark.nightly) for world in ("two", "groups of two"))]
+)
 def test_ours_conform(world: str) -> None:
     ranks, given = WORLDS[world]
     done = mpirun(ranks, ["-m", "hybridps", *CHECKS, "dist_hybridps_sync"], SMALL | given, timeout=150)

@@ -17,6 +17,11 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("README.md"))]
 MADE = {f"docs/reference/{name}.md" for name in ("commands", "settings", "algorithms", "metrics", "events")}
 """Pages that `make docs` makes from the code."""
+NIGHTLY = {
+    ("bash", "docs/compare.md"): "hybridps compare of the example; the tutorial compares a smaller one",
+    ("bash", "docs/migrating.md"): "launches as those of the README",
+}
+"""Blocks that the nightly tests run, and why they are not run each time."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -24,7 +29,11 @@ def blocks(language: str) -> list:
     found = [(page, text) for page in PAGES for name, text in BLOCK.findall(page.read_text()) if name == language]
     counts: dict[Path, int] = {}
     return [
-        pytest.param(text, id=f"{page.relative_to(ROOT)}-{counts.setdefault(page, 0)}-{number}")
+        pytest.param(
+            text,
+            id=f"{page.relative_to(ROOT)}-{counts.setdefault(page, 0)}-{number}",
+            marks=pytest.mark.nightly if (language, str(page.relative_to(ROOT))) in NIGHTLY else (),
+        )
         for number, (page, text) in enumerate(found)
     ]
 

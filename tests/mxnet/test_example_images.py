@@ -156,6 +156,7 @@ def train_with_two(folder: Path, run: Path, *more: str) -> subprocess.CompletedP
 
 
 @pytest.mark.timeout(170)
+@pytest.mark.nightly
 def test_workers_with_corrupt_images_take_the_same_steps(folder, tmp_path):
     """Two workers in one group wait for each other in every step."""
     for path in sorted((folder / "train" / "n02 a bird").iterdir())[:7]:

@@ -121,6 +121,7 @@ def test_a_killed_rank_ends_a_single_world(start, tmp_path) -> None:
     wait_for(lambda: not any(process.is_running() for process in everyone), 10)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("fails_on", [pytest.param(0, marks=pytest.mark.nightly), 3])
 def test_an_exception_ends_its_group_with_one_traceback(tmp_path, fails_on: int) -> None:
     arguments = launcher("-n", "4", "--groups", "2", "--algorithm", "elastic", "--set", "tau=2", "--", "python")
@@ -149,6 +150,7 @@ def test_an_exception_ends_a_single_world() -> None:
     assert "is done" not in done.stdout
 
 
+@pytest.mark.nightly
 def test_mpi4py_as_the_runner_does_as_well(tmp_path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import hybridps.kvstore\n" + (HERE / "raises.py").read_text())

@@ -50,7 +50,8 @@ def check(found: list[dict[str, np.ndarray]], sizes: list[int]) -> None:
 @pytest.mark.parametrize(
     ("name", "each"),
     [
-        ("gossip", 2),
+        ("gossip", 1),
+        pytest.param("gossip", 2, marks=pytest.mark.nightly),
         pytest.param("gosgd", 1, marks=pytest.mark.nightly),
         pytest.param("sgp", 1, marks=pytest.mark.nightly),
     ],

@@ -53,6 +53,7 @@ MODES = {
 NIGHTLY = {
     "one group, the store updates",
     "groups of one worker, the servers update",
+    "groups of one worker, the Trainer updates",
     "Elastic in a step that averages, the store updates",
     "static_shapes",
 }

@@ -39,7 +39,7 @@ mx.nd.waitall()
 @pytest.mark.parametrize(
     ("kind", "optimizer", "most"),
     [
-        ("dist_hybridps_sync", "lamb", 3),
+        pytest.param("dist_hybridps_sync", "lamb", 3, marks=pytest.mark.nightly),
         pytest.param("dist_hybridps_sync", "nag", 3, marks=pytest.mark.nightly),
         ("dist_hybridps_sync", "adam", 4),  # the servers keep two states of each parameter
         ("dist_hybridps_elastic", "adam", 3),

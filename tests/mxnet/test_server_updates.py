@@ -45,7 +45,7 @@ def of_local(workers: int, folder: Path, programs: list[str]) -> None:
         pytest.param(1, 1, 1, marks=pytest.mark.nightly),
         pytest.param(3, 3, 0, marks=pytest.mark.nightly),
         pytest.param(4, 2, 2, marks=pytest.mark.nightly),
-        (2, 1, 0),
+        pytest.param(2, 1, 0, marks=pytest.mark.nightly),
     ],
 )
 def test_equals_local(ranks: int, groups: int, servers: int, tmp_path: Path) -> None:
@@ -190,6 +190,7 @@ def test_racks_leave_the_update_to_the_workers(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.nightly
 def test_asynchronous_with_groups_of_two(tmp_path: Path) -> None:
     """A group's mean gradient counts as one: that of equal gradients is each of them."""
     done = ours(4, ["refused", "equal_gradients"], tmp_path, groups="2", algorithm="async")

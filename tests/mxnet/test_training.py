@@ -57,7 +57,7 @@ def assert_equal_one_process(trained: list[list[np.ndarray]], alone: list[np.nda
     [
         (1, 1),
         pytest.param(2, 1, marks=pytest.mark.nightly),
-        (3, 1),
+        pytest.param(3, 1, marks=pytest.mark.nightly),
         (4, 1),
         (2, 2),
         (3, 2),
