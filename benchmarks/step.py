@@ -20,7 +20,7 @@ import typer
 from benchmarks.cases import one_of
 from benchmarks.disturbance import Disturbance
 from benchmarks.results import Result, describe_hardware, installed_versions
-from benchmarks.step_contenders import CONTENDERS, Contender, measure
+from benchmarks.step_contenders import CONTENDERS, USUAL, Contender, measure
 from benchmarks.step_overlap import overlap
 from benchmarks.step_task import Round, Timed, Told
 from benchmarks.world import end_by_signal
@@ -53,7 +53,7 @@ def step(
     steps: Annotated[int, typer.Option(min=1, help="Steps that are timed together.")] = 10,
     untimed: Annotated[int, typer.Option(min=1, help="Untimed steps before these.")] = 5,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the result is their median.")] = 5,
-    contenders: Annotated[str, typer.Option(help="Contenders to measure.")] = ",".join(CONTENDERS),
+    contenders: Annotated[str, typer.Option(help=f"Contenders to measure: {', '.join(CONTENDERS)}.")] = ",".join(USUAL),
     update: Annotated[str, typer.Option(help="Who updates: the store, the Trainer.")] = ",".join(UPDATES),
     link: Annotated[str, typer.Option(help="Put each worker on a node behind a link of this rate, e.g. 1gbit.")] = "",
     json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
@@ -124,7 +124,7 @@ def make_overlap(name: str, rounds: Sequence[Round], workers: int, rate: float) 
     """Return the overlap in all steps of all workers; None if they were not traced."""
     traced = [step for one in rounds for each in one.timed for step in each.traced]
     # In a group each node sends 2 (p - 1) / p of the bytes. The server's link carries those of all workers.
-    times = workers if name == "hybridps_servers" else 2 * (workers - 1) / workers
+    times = workers if name.startswith("hybridps_servers") else 2 * (workers - 1) / workers
     return overlap(traced, lambda nbytes: times * nbytes * 8 / rate) if traced else None
 
 

@@ -131,17 +131,26 @@ def _of_mxnet(cluster: Cluster, command: Sequence[str], stack: ExitStack) -> Pro
     return processes
 
 
-def _in_a_group(cluster: Cluster, command: Sequence[str], stack: ExitStack) -> Processes:
-    return [_launch([], cluster, command, stack)]
+def _in_a_group(cluster: Cluster, command: Sequence[str], stack: ExitStack, more: Sequence[str] = ()) -> Processes:
+    return [_launch(more, cluster, command, stack)]
 
 
-def _with_a_server(cluster: Cluster, command: Sequence[str], stack: ExitStack) -> Processes:
-    options = ["--groups", str(cluster.workers)]
+def _with_a_server(cluster: Cluster, command: Sequence[str], stack: ExitStack, more: Sequence[str] = ()) -> Processes:
+    options = ["--groups", str(cluster.workers), *more]
     if not cluster.links:
         return [_launch([*options, "--servers", "1"], cluster, command, stack)]
     address = cluster.links.addresses[-1]
     server = stack.enter_context(serving_at(cluster.links, address, Settings(), cluster.workers))
     return [_launch([*options, "--set", f"servers={server.address}"], cluster, command, stack)]
+
+
+def _traced(start: Callable[..., Processes]) -> Callable[[Cluster, Sequence[str], ExitStack], Processes]:
+    """Return a way to start the same with a run folder and a trace."""
+
+    def start_traced(cluster: Cluster, command: Sequence[str], stack: ExitStack) -> Processes:
+        return start(cluster, command, stack, ["--trace", "--run", str(Path(cluster.folder) / "run")])
+
+    return start_traced
 
 
 def _launch(
@@ -190,5 +199,10 @@ CONTENDERS = {
         Contender("dist_device_sync", "dist_device_sync", _of_mxnet),
         Contender("hybridps_group", OURS, _in_a_group),
         Contender("hybridps_servers", OURS, _with_a_server),
+        Contender("hybridps_group_traced", OURS, _traced(_in_a_group)),
+        Contender("hybridps_servers_traced", OURS, _traced(_with_a_server)),
     )
 }
+
+USUAL = tuple(name for name in CONTENDERS if not name.endswith("_traced"))
+"""The contenders that are measured unless others are asked for."""
