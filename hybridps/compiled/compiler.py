@@ -12,14 +12,16 @@ import numpy as np
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
+from hybridps.compiled.cache import SharedCache
+
 
 def compiled(function: Callable[..., Any]) -> Any:
     """Compile `function`, without Python's lock and without fast arithmetic: the bits are those of the source.
 
     A division by zero gives Inf or NaN, as in NumPy, and raises nothing, so that loops with divisions are vectorised.
 
-    If neither the package nor the user's cache folder is writable, each process compiles anew; `NUMBA_CACHE_DIR` names
-    another folder.
+    One process of a host compiles, and the others wait for it. If neither the package nor the user's cache folder is
+    writable, each process compiles anew; `NUMBA_CACHE_DIR` names another folder.
     """
     return _compiled(function)
 
@@ -31,9 +33,11 @@ def compiled_sums(function: Callable[..., Any]) -> Any:
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     try:
-        return njit(nogil=True, cache=True, error_model="numpy", **options)(function)
+        dispatcher = njit(nogil=True, cache=True, error_model="numpy", **options)(function)
     except RuntimeError:
         return njit(nogil=True, error_model="numpy", **options)(function)
+    dispatcher._cache = SharedCache(dispatcher._cache)
+    return dispatcher
 
 
 def addresses(arrays: Sequence[np.ndarray]) -> np.ndarray:
