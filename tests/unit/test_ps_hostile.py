@@ -51,6 +51,9 @@ BESIDE_BYTES = 96 << 20
 SOCKETS = 8
 BURST = 32
 MESSAGES_OF_A_SOCKET = 2000
+STUCK_MILLISECONDS = 2000
+"""After this the socket that reads no answers is given up if it takes no message. ZeroMQ finds out by reading that a server has been killed: a
+socket that holds as many answers as it may does not, and never connects again."""
 LAST = 1 << 61
 """Number of a request after which a socket sends nothing."""
 
@@ -209,7 +212,7 @@ class Flood:
         self._mutations = Mutations([self._as_tenant(frames) for frames in recorded], seed)
         self._hellos = 0
         self._context = zmq.Context()
-        self._sockets = [self._open() for _ in range(SOCKETS)]
+        self._sockets = [self._open(place) for place in range(SOCKETS)]
         self._left = [MESSAGES_OF_A_SOCKET] * SOCKETS
         self.answers = Counter()
         self.reasons = Counter()
@@ -228,9 +231,10 @@ class Flood:
         named = {"tenant": self._credentials.tenant, "token": self._credentials.token}
         return [wire.encode(msgspec.structs.replace(message, **named))]
 
-    def _open(self):
+    def _open(self, place):
         socket = self._context.socket(zmq.DEALER)
         socket.linger = 0
+        socket.sndtimeo = 30_000 if place else STUCK_MILLISECONDS
         self._credentials.secure(socket)
         socket.connect(self._address)
         return socket
@@ -251,15 +255,22 @@ class Flood:
         """So many of them."""
         for number in range(0, messages, BURST):
             place = number // BURST % SOCKETS
-            self._enter(self._sockets[place], place)
-            for _ in range(min(BURST, messages - number)):
-                self._sockets[place].send_multipart(self._mutations.next())
+            try:
+                self._enter(self._sockets[place], place)
+                for _ in range(min(BURST, messages - number)):
+                    self._sockets[place].send_multipart(self._mutations.next())
+            except zmq.Again:
+                assert not place, "a socket that reads its answers is not stuck"
+                self._renew(place)
             if place:
                 self._read(self._sockets[place])
                 self._left[place] -= BURST
             if self._left[place] <= 0:
-                self._sockets[place].close()
-                self._sockets[place], self._left[place] = self._open(), MESSAGES_OF_A_SOCKET
+                self._renew(place)
+
+    def _renew(self, place):
+        self._sockets[place].close()
+        self._sockets[place], self._left[place] = self._open(place), MESSAGES_OF_A_SOCKET
 
     def finish(self):
         """Return when the server has read everything that was sent by the sockets that read."""
