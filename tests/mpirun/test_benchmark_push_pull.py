@@ -113,6 +113,7 @@ def descendants(process: psutil.Process, variables: dict[str, str], count: int) 
     raise TimeoutError(f"there are no {count} descendants with {variables}")
 
 
+@pytest.mark.nightly
 @pytest.mark.mxnet
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(util.find_spec("mxnet") is None, reason="MXNet is not installed")
