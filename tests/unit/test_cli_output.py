@@ -120,6 +120,21 @@ therefore will terminate the job."""
     assert (noise.lost_host, noise.first_rank) == ("hostb", None)
 
 
+def test_a_host_that_cannot_be_reached_is_noted_and_the_advice_shown() -> None:
+    said = """A daemon failed to report back after being spawned. This could
+be due to several factors.
+
+  Local host:    hosta
+  Remote host:   hostb
+  Daemon exit status: 255
+
+This may also be caused by a firewall on the remote host."""
+    for blocks in (False, True):
+        noise, lines = NoiseFilter(blocks=blocks), ["-" * 60, *said.splitlines(), "-" * 60]
+        assert [shown for line in lines for shown in noise.feed(line)] == lines
+        assert noise.lost_host == "hostb"
+
+
 def test_other_messages_of_mpirun_come_out_unchanged() -> None:
     noise = NoiseFilter()
     assert [line for sent in HELP for line in noise.feed(sent)] == HELP

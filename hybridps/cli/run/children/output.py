@@ -72,14 +72,16 @@ class NoiseFilter:
         self.vanished = False
         """Whether a rank exited, perhaps with status 0, without calling MPI_Finalize."""
         self.lost_host = ""
-        """The host that mpirun can no longer reach; empty if it named none."""
+        """The host that mpirun cannot reach, or can no longer reach; empty if it named none."""
         self._blocks = blocks
         self._held: list[str] = []
         self._since = 0.0
         self._after_noise = False
+        self._daemon_failed = False
 
     def feed(self, line: str) -> list[str]:
         """Return the lines to show after this line."""
+        self._look_for_host(line)
         if not self._held:
             return self._outside(line)
         end = _DASHES
@@ -91,6 +93,13 @@ class NoiseFilter:
         if end.fullmatch(line):
             return self._complete()
         return self.end() if len(self._held) > self.HELD_LINES else []
+
+    def _look_for_host(self, line: str) -> None:
+        """Note the host of a daemon that failed. mpirun names it on standard output, some lines after it says so."""
+        if line.startswith("A daemon failed to report back"):
+            self._daemon_failed = True
+        elif self._daemon_failed and (named := _REMOTE_HOST.match(line)):
+            self.lost_host, self._daemon_failed = named["host"], False
 
     def tick(self) -> list[str]:
         """Return the lines that were held for too long."""
@@ -257,5 +266,6 @@ _NOISE_BLOCK = re.compile(
     r"|Primary job\s+terminated normally, but"
 )
 _LOST = re.compile(r"[OP]RTE has lost communication with a remote daemon\..*Remote daemon: \S+ on node (?P<host>\S+)")
+_REMOTE_HOST = re.compile(r"\s*Remote host:\s+(?P<host>\S+)$")
 _VANISHED = re.compile(r"exiting\s+improperly")
 _RANK = re.compile(r"(?:process rank|invoked on rank) (?P<rank>\d+)|Process name:\s+\[\S+,(?P<last>\d+)\]")

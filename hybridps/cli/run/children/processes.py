@@ -200,7 +200,7 @@ class Processes:
         for stream in child.streams:
             self._show(stream, stream.noise.end())
         out, err = (stream.noise for stream in child.streams)
-        child.first_rank, child.vanished, child.lost_host = err.first_rank, err.vanished, err.lost_host
+        child.first_rank, child.vanished, child.lost_host = err.first_rank, err.vanished, err.lost_host or out.lost_host
         child.status = _status(child.process.returncode, out.signal) or (FAILED if child.lost_host else 0)
         self._screen.clear()
         self._on_end(child)

@@ -19,7 +19,7 @@ def how_ended(child: Child) -> str:
     status = child.status or 0
     text = f"exit status {status}"
     if child.lost_host:
-        return f"{text} (lost the host {child.lost_host})"
+        return f"{text} (no connection to the host {child.lost_host})"
     rank = child.first_rank
     who = "" if rank is None else f"rank {rank} "
     if status > 128 and status - 128 in signal.valid_signals():
