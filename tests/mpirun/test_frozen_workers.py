@@ -112,7 +112,7 @@ def test_a_worker_that_is_continued_in_time_changes_no_bit(tmp_path: Path) -> No
         os.kill(pid_of_stopped(tmp_path), signal.SIGCONT)
         out = process.communicate(timeout=SECONDS)[0]
     assert process.returncode == 0, out
-    assert "sign of life" not in out
+    assert "no sign of life" not in out
     assert [float(path.read_text()) for path in tmp_path.glob("done-*")] == exact(4)
 
 
@@ -134,7 +134,7 @@ def test_a_job_that_is_stopped_as_a_whole_goes_on_with_the_same_bits(tmp_path: P
             each.resume()
         out = process.communicate(timeout=SECONDS)[0]
     assert process.returncode == 0, out
-    assert "sign of life" not in out
+    assert "no sign of life" not in out
     assert [float(path.read_text()) for path in tmp_path.glob("done-*")] == exact(4)
 
 
@@ -144,7 +144,7 @@ def test_a_worker_that_computes_with_python_s_lock_is_waited_for(tmp_path: Path)
     with started(launch(tmp_path, "sync", 2, "busy", sizes="1,2"), {}, tmp_path) as process:
         out = process.communicate(timeout=SECONDS)[0]
     assert process.returncode == 0, out
-    assert "sign of life" not in out
+    assert "no sign of life" not in out
     assert [float(path.read_text()) for path in tmp_path.glob("done-*")] == exact(3)
 
 
