@@ -69,7 +69,8 @@ def are_shared(run: Path, workers: int) -> bool:
 def mark_best(run: Path, sums: Line) -> None:
     """Point `checkpoints/best` to the checkpoint of this epoch, unless an earlier one has a better top-1 accuracy.
 
-    The accuracy of the centre counts if there is one, since the checkpoint holds the centre. Raises OSError.
+    The accuracy of the centre counts if there is one, since the checkpoint holds the centre. While workers are away
+    there are fewer validation images: accuracies over more workers count before those over fewer. Raises OSError.
     """
     link = run / "checkpoints" / BEST
     new = link.with_name(f"epoch-{sums['epoch']:04d}")
@@ -77,7 +78,7 @@ def mark_best(run: Path, sums: Line) -> None:
         return
     with suppress(OSError, ValueError, KeyError):
         epoch = int(os.readlink(link).removeprefix("epoch-"))
-        if link.exists() and epoch < sums["epoch"] and top1(json.loads(_path(run, epoch).read_text())) > top1(sums):
+        if link.exists() and epoch < sums["epoch"] and _rank(json.loads(_path(run, epoch).read_text())) > _rank(sums):
             return
     partial = link.with_name(f".{BEST}.{os.getpid()}")
     partial.unlink(missing_ok=True)
@@ -87,6 +88,10 @@ def mark_best(run: Path, sums: Line) -> None:
 
 def top1(sums: Line) -> float:
     return sums.get("centre_top1_correct", sums["val_top1_correct"]) / sums["val_images"]
+
+
+def _rank(sums: Line) -> tuple[int, float]:
+    return sums["workers"], top1(sums)
 
 
 def _path(run: Path, epoch: int) -> Path:

@@ -124,8 +124,11 @@ class Session:
     def _late(self, what: str, seconds: float, final: bool) -> None:
         line = f"worker {self.place.worker} (group {self.place.group}) has waited {seconds:.0f} s in {what}"
         if final:
-            end_group(DeadlineError(f"{line}: another rank, group or server is gone or stuck"))
-        print(f"hybridps: {line}", file=sys.stderr, flush=True)
+            end_group(DeadlineError(f"{line}: another rank, group or server is gone or stuck{_WHERE}"))
+        print(f"hybridps: {line}{_WHERE}", file=sys.stderr, flush=True)
+
+
+_WHERE = "; `hybridps top` shows the step of each worker"
 
 
 def open_session(read_settings: Callable[[], Settings] = load_settings, role: str = WORKER) -> Session:

@@ -18,14 +18,17 @@ class Watchdog:
     def __init__(self, deadline_seconds: float, late: Callable[[str, float, bool], None]) -> None:
         self._deadline = deadline_seconds
         self._late = late
-        self._watched: tuple[str, float] | None = None
+        self._watched: tuple[str | Callable[[], str], float] | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, name="hybridps-watchdog", daemon=True)
         self._thread.start()
 
     @contextmanager
-    def watch(self, what: str) -> Iterator[None]:
-        """Watch the body of the `with` statement, called `what` in messages. One thread uses this at a time."""
+    def watch(self, what: str | Callable[[], str]) -> Iterator[None]:
+        """Watch the body of the `with` statement, called `what` in messages, or what `what` then returns.
+
+        One thread uses this at a time.
+        """
         self._watched = (what, time.monotonic())
         try:
             yield
@@ -37,14 +40,14 @@ class Watchdog:
         self._thread.join()
 
     def _look(self) -> None:
-        warned: tuple[str, float] | None = None
+        warned: tuple[str | Callable[[], str], float] | None = None
         while not self._stop.wait(min(1.0, self._deadline / 20)):
             watched = self._watched
             if watched is None:
                 continue
-            seconds = time.monotonic() - watched[1]
+            what, seconds = watched[0], time.monotonic() - watched[1]
             if seconds > self._deadline:
-                self._late(watched[0], seconds, True)
+                self._late(what if isinstance(what, str) else what(), seconds, True)
             elif seconds > self._deadline / 10 and watched is not warned:
                 warned = watched
-                self._late(watched[0], seconds, False)
+                self._late(what if isinstance(what, str) else what(), seconds, False)

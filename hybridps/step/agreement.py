@@ -46,6 +46,11 @@ class Agreement:
         mask = (1 << PAYLOAD_BITS) - 1
         return low & mask, high & mask
 
+    def awaited(self, worker: int) -> str:
+        """Return whom this worker, of this number, is waiting for in a vote, in words. Any thread may call this."""
+        rank = self._levels.awaited
+        return "another worker" if rank is None else f"worker {worker - self._levels.group.rank + rank}"
+
     def check_same(self, items: Sequence[tuple[str, str]]) -> None:
         """Raise an error on all ranks, unless these titles and shapes are the same on all ranks.
 

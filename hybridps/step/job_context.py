@@ -17,13 +17,14 @@ class JobContext:
     """The job as the step sees it.
 
     `watch(what)` is a context manager that reports a wait, described by `what`, that takes longer than the deadline.
+    `what` may be a function, which is called only then.
     """
 
     settings: Settings
     worker: int
     groups: int
     events: EventLog
-    watch: Callable[[str], AbstractContextManager[None]]
+    watch: Callable[[str | Callable[[], str]], AbstractContextManager[None]]
     group: int = 0
     bytes_with_servers: Callable[[], tuple[int, int]] = lambda: (0, 0)
     """Returns the payload bytes that this rank has sent to servers and received from them so far."""

@@ -61,8 +61,8 @@ class Pace:
         ended, freed = time.monotonic(), self._freed_at
         place = self._count % _MOST_STEPS
         self._steps[0, place] = ended - self._ended_at
-        self._steps[1, place] = last_gradient - freed
-        self._steps[2, place] = min(max(begun_at, freed), last_gradient) - freed
+        self._steps[1, place] = max(0.0, last_gradient - freed)
+        self._steps[2, place] = max(0.0, min(max(begun_at, freed), last_gradient) - freed)
         self._ended_at = self._freed_at = ended
         self._count += 1
         self._done += 1

@@ -286,7 +286,8 @@ class Schedule:
         self.take_all()
         there = (item for item in self._items if not item.done)
         batch = list(takewhile(lambda item: item.arrived and not item.alone, there))
-        with self._context.watch(f"{head.title}, which another worker has not come to"):
+        awaited = self.agreement.awaited
+        with self._context.watch(lambda: f"{head.title}, which {awaited(self._context.worker)} has not come to"):
             count, _ = self.agreement.vote(IN_ORDER, len(batch), head.title)
         self.agreement.check_same([(item.title, item.shape) for item in batch[:count]])
         done = 0

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from functools import partial
 
 from hybridps.algorithms import UNDER_WAY, Algorithm, AnyRule
 from hybridps.step.agreement import digest
@@ -205,6 +206,7 @@ class FusedStep:
         self._schedule = schedule
         self._begun_at = begun_at
         self._watch = context.watch
+        self._worker = context.worker
         self._missing = [len(bucket.keys) for bucket in step.plan.buckets]
         """For each bucket, the number of keys that have not arrived."""
         self._items: dict[str, Gradient] = {}
@@ -279,12 +281,17 @@ class FusedStep:
         return Vote.COMPLETE
 
     def _vote(self, bucket: Bucket, own: Vote) -> Vote:
-        keys = f"keys {bucket.keys[0]!r} to {bucket.keys[-1]!r}"
         began = time.monotonic()
-        with self._watch(f"{self._step.title}: gradients of {keys} that another worker has not computed"):
+        with self._watch(partial(self._awaited, bucket)):
             _, largest = self._schedule.agreement.vote(self._step.phase, int(own), self._step.title)
         self._step.reducer.trace.span("vote", began, bucket.spans[0].table.name, bucket.keys[0])
         return Vote(largest)
+
+    def _awaited(self, bucket: Bucket) -> str:
+        """Return what a vote waits for, in words. The watchdog's thread calls this."""
+        who = self._schedule.agreement.awaited(self._worker)
+        keys = f"keys {bucket.keys[0]!r} to {bucket.keys[-1]!r}"
+        return f"{self._step.title}: gradients of {keys} that {who} has not computed"
 
     def _reduce(self, bucket: Bucket) -> None:
         step, finished = self._step, [self._items[name] for name in bucket.completed]

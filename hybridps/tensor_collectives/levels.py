@@ -127,6 +127,11 @@ class Levels:
             self.give_up()
             raise
 
+    @property
+    def awaited(self) -> int | None:
+        """The rank of this node that another thread is waiting for in a vote or collective; None if it is not known."""
+        return None if self._node is None else self._node.awaited
+
     def choose(self, nbytes: int) -> Choice:
         """Return the algorithm for `nbytes` of each vector. Raises GroupError after `give_up`."""
         choice = self.chosen.get(nbytes)

@@ -58,6 +58,8 @@ class Node:
         """A line for each rank, which only that rank writes: the count of its meetings, or `GIVEN_UP`; its progress in
         an operation; its last two votes; and where it found NaN or Inf."""
         self._address = self._counters.ctypes.data
+        self.awaited: int | None = None
+        """The rank that this one is waiting for, as another thread may read; None while it waits for nobody."""
         self._met = 0
         self._votes = 0
         barrier.prepare()
@@ -185,6 +187,7 @@ class Node:
         end, seen, tries = math.inf, -1, 1 if asleep else TRIES
         first, last = (0, self.size) if only is None else (only, only + 1)
         while (missing := wait_for(self._counters, self.rank, met, tries, first, last)) >= 0:
+            self.awaited = self.names[missing]
             if asleep and 0 <= (count := int(self._counters[missing * LINE])) < met:
                 wait_for_change(self._address + missing * ALIGNMENT, count, SLEEP_SECONDS)
             now = time.monotonic()
@@ -201,6 +204,7 @@ class Node:
                     f"rank {self.names[missing]} did not reach {what} of rank {self.names[self.rank]}, on the same "
                     f"node, within {self.deadline_seconds:g} s"
                 )
+        self.awaited = None
 
     def _share(self, nbytes: int) -> np.ndarray:
         """Return `nbytes` zeroed bytes (uint8) that rank 0 makes and all ranks map. Raises LayoutError on all ranks."""
