@@ -86,7 +86,7 @@ class Session:
         if place.worker == 0 and not self.settings.quiet:
             sizes = " + ".join(str(size) for size in plan.group_sizes)
             told = to_environment(without_secrets(self.settings))
-            said = " ".join(f"{name}={text}" for name, text in sorted(told.items()))
+            said = " ".join(f"{name}={text}" for name, text in sorted(told.items()) if name not in _OF_LAUNCHER)
             print(
                 f"hybridps: {plan.workers} workers in {plan.groups} groups ({sizes}), {len(servers)} servers"
                 f"{'; ' if said else ''}{said}\nhybridps: waits: {waits(self.settings)}",
@@ -122,13 +122,17 @@ class Session:
             end_group(error)
 
     def _late(self, what: str, seconds: float, final: bool) -> None:
-        line = f"worker {self.place.worker} (group {self.place.group}) has waited {seconds:.0f} s in {what}"
+        who = f"worker {self.place.worker} (group {self.place.group}, process {os.getpid()})"
+        line = f"{who} has waited {seconds:.0f} s in {what}"
         if final:
             end_group(DeadlineError(f"{line}: another rank, group or server is gone or stuck{_WHERE}"))
         print(f"hybridps: {line}{_WHERE}", file=sys.stderr, flush=True)
 
 
 _WHERE = "; `hybridps top` shows the step of each worker"
+
+_OF_LAUNCHER = {f"{PREFIX}{name}" for name in ("AWAITS_REFUSING", "GROUP_INDEX", "LAUNCH", "LIVE_FOLDER", "PEERS")}
+"""Settings that only the launcher gives, and that say nothing to a user."""
 
 
 def open_session(read_settings: Callable[[], Settings] = load_settings, role: str = WORKER) -> Session:

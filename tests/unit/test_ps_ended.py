@@ -15,7 +15,7 @@ from hybridps.config import Settings
 from hybridps.errors import ServerError
 from hybridps.memory import Layout
 from hybridps.ps.client import Client, silent_groups
-from hybridps.ps.rules import Sum
+from hybridps.ps.rules import Elastic, Sum
 from hybridps.ps.server import Server
 
 pytestmark = pytest.mark.timeout(30)
@@ -108,3 +108,50 @@ def test_the_end_of_an_earlier_life_that_is_told_late_changes_nothing() -> None:
             silent_groups(*asked)
         clients[1].close()
         clients[0].close(lost=True)
+
+
+def expecting() -> Server:
+    server = Server.of(SETTINGS, "tcp://127.0.0.1:*")
+    server.expect_ends()
+    return server
+
+
+@pytest.mark.parametrize("when", ["before the other came", "when it has registered", "when it waits in a round"])
+@pytest.mark.parametrize("group", [0, 1])
+def test_nobody_waits_for_a_group_that_ended_before_it_came(group: int, when: str) -> None:
+    answer = np.zeros(16, np.float32)
+    with in_thread(expecting()) as server:
+        if when == "before the other came":
+            server.end_group("job", group)
+        with Client([server.address], job="job", group=1 - group, groups=2, settings=SETTINGS) as client:
+            timer = threading.Timer(0.3, server.end_group, ["job", group])
+            if when != "before the other came" and group == 0:
+                timer.start()  # the table waits for group 0 to initialise it
+            client.register("w", LAYOUT, np.zeros(16, np.float32), Sum())
+            if when == "when it has registered" and group == 1:
+                server.end_group("job", group)
+            if when == "when it waits in a round" and group == 1:
+                timer.start()
+            client.exchange("w", np.ones(16, np.float32), answer, 0, 16).wait()
+            assert answer.tolist() == [1.0] * 16
+
+
+def test_a_group_that_comes_when_another_one_has_finished_gets_its_centre() -> None:
+    with in_thread(expecting()) as server:
+        for group, initial in ((0, 1.0), (1, 5.0)):
+            with Client([server.address], job="job", group=group, groups=2, settings=SETTINGS) as client:
+                client.register("w", LAYOUT, np.full(16, initial, np.float32), Elastic(0.5))
+                found = np.zeros(16, np.float32)
+                client.pull("w", found).wait()
+                assert found.tolist() == [1.0] * 16
+            server.end_group("job", group)
+        until(lambda: server._loop.jobs.get("job") is None)
+
+
+def test_a_job_whose_last_group_ended_before_it_came_is_forgotten() -> None:
+    with in_thread(expecting()) as server:
+        with Client([server.address], job="job", group=0, groups=2, settings=SETTINGS) as client:
+            client.register("w", LAYOUT, np.ones(16, np.float32), Elastic(0.5))
+        server.end_group("job", 0)
+        server.end_group("job", 1)
+        until(lambda: server._loop.jobs.get("job") is None)

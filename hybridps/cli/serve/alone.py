@@ -66,6 +66,7 @@ def _serve_life(asked: _Asked, kept: KeptMemory | None) -> int:
     with server:
         _say_where(server.address, metrics, kept)
         if asked.given.told_ends:
+            server.expect_ends()
             if kept is not None and kept.life > 0:
                 print(told.AGAIN, flush=True)
             threading.Thread(target=told.hear, args=(server,), name="hybridps-told", daemon=True).start()

@@ -17,23 +17,41 @@ from rich.text import Text
 from hybridps.cli.top.table import PLAIN_WIDTH, Row, make_table, nbytes, number, printable
 from hybridps.live import Live, ServerStatus, WorkerStatus, read_live
 from hybridps.live.reading import Seen, clock, rate, report_of, silent_seconds, steps_per_second
+from hybridps.live.status import Status
 from hybridps.quantities import duration
 
 REFRESH_SECONDS = 1.0
 
 _WORKERS = (
-    *("WORKER", "GROUP", "HOST", "STEP", "STEPS/S", "STEP TIME", "PROGRAM", "COMPUTE", "WAITING", "COMMUNICATION"),
+    *(
+        "WORKER",
+        "GROUP",
+        "HOST",
+        "PID",
+        "STEP",
+        "STEPS/S",
+        "STEP TIME",
+        "PROGRAM",
+        "COMPUTE",
+        "WAITING",
+        "COMMUNICATION",
+    ),
     *("CPU", "EPOCH", "LOSS", "ACCURACY", "STATE"),
 )
+_SPARE_OF_WORKERS = ("HOST", "PROGRAM", "COMPUTE", "COMMUNICATION", "LOSS", "CPU", "EPOCH", "STEP TIME", "ACCURACY")
+"""What a narrow terminal does not show, in this order."""
 _GROUPS = (
     *("GROUP", "WORKERS", "STEP", "BEHIND", "EXCHANGES", "EXCHANGE", "DISTANCE", "SKIPPED", "SENT/S", "RECEIVED/S"),
     "STATE",
 )
+_SPARE_OF_GROUPS = ("DISTANCE", "SKIPPED", "RECEIVED/S", "EXCHANGE", "SENT/S", "EXCHANGES")
 _SERVERS = ("SERVER", "HOST", "CPU", "GROUPS", "ROUNDS", "ROUNDS/S", "LAG", "IN/S", "OUT/S", "MEMORY", "STATE")
+_SPARE_OF_SERVERS = ("HOST", "LAG", "ROUNDS", "GROUPS", "CPU", "MEMORY")
 
 
 def watch(folder: Path, *, once: bool) -> None:
-    """Show the run in a live folder until it ends or the user presses Ctrl-C. With `once`, print it once and return."""
+    """Show the run in a live folder until it ends or the user presses Ctrl-C. With `once`, and where the output does
+    not go to a terminal, print it once and return."""
     on_terminal = sys.stdout.isatty()
     console = Console(width=None if on_terminal else PLAIN_WIDTH)
     with contextlib.suppress(KeyboardInterrupt):
@@ -41,27 +59,26 @@ def watch(folder: Path, *, once: bool) -> None:
         if not before.is_over:
             time.sleep(REFRESH_SECONDS)  # rates need two readings
         now = read_live(folder)
-        if once:
-            console.print(page(before, now))
+        if once or not on_terminal:
+            console.print(page(before, now, console.width))
             return
-        with Screen(page(before, now), console=console, screen=on_terminal, auto_refresh=False) as screen:
+        with Screen(page(before, now, console.width), console=console, screen=True, auto_refresh=False) as screen:
             while not now.is_over:
                 time.sleep(REFRESH_SECONDS)
                 before, now = now, read_live(folder)
-                screen.update(page(before, now), refresh=True)
-        if on_terminal:  # leaving the alternate screen erased what it showed
-            console.print(page(before, now))
+                screen.update(page(before, now, console.width), refresh=True)
+        console.print(page(before, now, console.width))  # leaving the alternate screen erased what it showed
 
 
-def page(before: Live, now: Live) -> Group:
-    """Return what is known of the run `now`, with rates since the earlier reading `before`."""
+def page(before: Live, now: Live, width: int = PLAIN_WIDTH) -> Group:
+    """Return what is known of the run `now`, with rates since the earlier reading `before`, in so many columns."""
     tables: list[Table | Text] = [
-        make_table(_WORKERS, worker_rows(before, now), left=3),
+        make_table(_WORKERS, worker_rows(before, now), 3, width, _SPARE_OF_WORKERS),
         Text(),
-        make_table(_GROUPS, group_rows(before, now)),
+        make_table(_GROUPS, group_rows(before, now), 1, width, _SPARE_OF_GROUPS),
     ]
     if now.servers:
-        tables += [Text(), make_table(_SERVERS, server_rows(before, now), left=2)]
+        tables += [Text(), make_table(_SERVERS, server_rows(before, now), 2, width, _SPARE_OF_SERVERS)]
     said = now.launch.status.message if now.launch is not None else ""
     return Group(
         *map(Text, headlines(before, now)), Text(), *tables, *([Text(), Text(printable(said))] if said else [])
@@ -103,6 +120,7 @@ def _worker_row(before: Live, now: Live, seen: Seen[WorkerStatus]) -> Row:
         str(status.worker),
         str(status.group),
         printable(status.host),
+        str(status.pid),
         str(status.steps),
         number(rate(then, status, "steps")),
         "-" if status.step_seconds is None else duration(status.step_seconds),
@@ -173,8 +191,12 @@ def _server_row(before: Live, seen: Seen[ServerStatus]) -> Row:
         nbytes(rate(then, status, "received_bytes")),
         nbytes(rate(then, status, "sent_bytes")),
         nbytes(status.memory_bytes),
-        f"{state}, restarted {status.life} times" if status.life else state,
+        f"{state}, restarted {_times(status.life)}" if status.life else state,
     )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def state_of(seen: Seen[WorkerStatus] | Seen[ServerStatus], processes: int, now: Live | None) -> str:
@@ -191,7 +213,7 @@ def state_of(seen: Seen[WorkerStatus] | Seen[ServerStatus], processes: int, now:
     return "running"
 
 
-def is_gone(status: WorkerStatus | ServerStatus) -> bool:
+def is_gone(status: Status) -> bool:
     """Return whether a process of this host no longer exists, although it did not report its end."""
     if status.host != socket.gethostname():
         return False
@@ -206,10 +228,11 @@ def is_gone(status: WorkerStatus | ServerStatus) -> bool:
 
 def group_state(now: Live, group: int, workers: list[WorkerStatus]) -> str:
     """Return the state of a group in words: as its launcher reports it, or else as its workers show it."""
-    known = now.launch.status.groups if now.launch is not None else []
+    reports = now.launch is not None and not is_gone(now.launch.status)
+    known = now.launch.status.groups if now.launch is not None and reports else []
     for each in known:
         if each.number == group:
-            again = f", restarted {each.restarts} times" if each.restarts else ""
+            again = f", restarted {_times(each.restarts)}" if each.restarts else ""
             if each.running:
                 slow = now.launch.status.slow.get(group) if now.launch is not None else None
                 return f"slow ({printable(slow)}){again}" if slow else f"running{again}"

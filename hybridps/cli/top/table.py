@@ -13,18 +13,34 @@ PLAIN_WIDTH = 250
 """The columns of output that does not go to a terminal."""
 
 _LONGEST_NAME = 48
+_GAP = 1
+"""The columns between two cells."""
 
 Row = tuple[str, ...]
 
 
-def make_table(columns: Row, rows: Sequence[Row | Sequence[Text]], left: int = 1) -> Table:
-    """Return a table without lines. The first `left` columns and a column STATE hold words, the others numbers."""
+def make_table(
+    columns: Row,
+    rows: Sequence[Row | Sequence[Text]],
+    left: int = 1,
+    width: int = PLAIN_WIDTH,
+    spare: Sequence[str] = (),
+) -> Table:
+    """Return a table without lines. The first `left` columns and a column STATE hold words, the others numbers.
+
+    Columns that are `spare` are left out one after the other until the table fits into `width`.
+    """
+    widths = [max([len(word), *(len(row[place]) for row in rows)]) for place, word in enumerate(columns)]
+    shown = [*range(len(columns))]
+    for word in spare:
+        if sum(widths[place] + _GAP for place in shown) > width + _GAP:
+            shown.remove(columns.index(word))
     table = Table(box=None, pad_edge=False)
-    for number, word in enumerate(columns):
-        is_word = number < left or word == "STATE"
-        table.add_column(word, justify="left" if is_word else "right", no_wrap=True)
+    for place in shown:
+        is_word = place < left or columns[place] == "STATE"
+        table.add_column(columns[place], justify="left" if is_word else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+        table.add_row(*(cell if isinstance(cell := row[place], Text) else Text(cell) for place in shown))
     return table
 
 

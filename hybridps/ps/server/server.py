@@ -177,6 +177,14 @@ class Server:
             self._loop.launchers.ended.append(EndedGroup(job, group, returns, life))
             self._loop.workers.wake()
 
+    def expect_ends(self) -> None:
+        """Promise that `end_group` is called for each group of a job that ends, even if it has never come.
+
+        A job then stays until the last of its groups has come, and the others do not wait for one that ended before.
+        Call this before `run`.
+        """
+        self._loop.jobs.told_ends = True
+
     def close(self) -> None:
         """Release the address. Call this only while `run` does not run. A second call does nothing."""
         with self._closing:

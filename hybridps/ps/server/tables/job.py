@@ -81,10 +81,18 @@ class Job:
         self.counted = len(groups), sum(map(self.places.size_of, groups))
         return self.counted
 
-    def is_over(self, may_return: bool) -> bool:
-        """Return whether no group is there or comes back. `may_return`: they do, unless all are known to have ended."""
+    @property
+    def unseen(self) -> set[int]:
+        """The groups of the start that have not come yet, and are not known to have ended."""
+        return {*range(self.groups)} - self.present - self.gone - self.returns.keys()
+
+    def is_over(self, may_return: bool, awaits_unseen: bool = False) -> bool:
+        """Return whether no group is there or comes back. `may_return`: they do, unless all are known to have ended.
+
+        `awaits_unseen`: groups that have not come yet will, unless they are known to have ended.
+        """
         have_ended = self.returns.keys() >= {*range(self.groups)}
-        somebody = self.present or self.places.awaited or self.returning
+        somebody = self.present or self.places.awaited or self.returning or (awaits_unseen and self.unseen)
         return not somebody and (have_ended or not may_return)
 
     def leave(self, group: int, lost: bool, early: bool, may_return: bool) -> list[Outcome]:

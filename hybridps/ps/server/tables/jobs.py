@@ -48,6 +48,10 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
         self.changed: dict[str, Job] = {}
         """Jobs whose groups may have changed since this was emptied."""
+        self.told_ends = False
+        """Whether the launcher of the jobs tells of each group that ends. A job stays for groups that come late."""
+        self._ended_before: dict[str, dict[int, tuple[bool, int]]] = {}
+        """The groups that have ended although no group of their job is here yet: see `end`."""
 
     def restore(self, budget_of: Callable[[str], Budget], present: Set[tuple[str, int]]) -> None:
         """Continue where the previous process was killed. `present`: the groups with clients, by job.
@@ -95,7 +99,7 @@ class Jobs:
         Raises ServerError if the job has another number of groups, or if it may not come; GroupTakenError if that group
         is there.
         """
-        there = self._jobs.get(job)
+        there, is_new = self._jobs.get(job), False
         if terms.ticket is not None and terms.server == 0 and there is None:
             raise ServerError(f"job {job!r} has ended: there is nothing to join")
         known = there.places if there is not None and there.groups == groups else Places(groups)
@@ -110,6 +114,7 @@ class Jobs:
             if len(self._jobs) >= MOST_JOBS and not self._evict(self.budget):
                 raise ServerError(f"this server has {MOST_JOBS} jobs, and takes no more: use another one")
             there = self._jobs[job] = Job(job, groups, budget or self.budget)
+            is_new = True
         if group in there.present:
             raise GroupTakenError(
                 f"group {group} of job {job!r} is there already: "
@@ -117,6 +122,9 @@ class Jobs:
             )
         there.enter(group, terms, life)
         self._note(there)
+        for ended, (returns, its_life) in self._ended_before.pop(job, {}).items() if is_new else ():
+            if ended != group:
+                self.end(job, ended, returns, its_life)
 
     def join(self, name: str, sizes: Sequence[int]) -> ToldToJoin:
         """Give groups of these sizes numbers in a job, or only describe it. Raises ServerError if they cannot join."""
@@ -181,11 +189,14 @@ class Jobs:
 
     def end(self, job: str, group: int, returns: bool, life: int = 0) -> list[Outcome]:
         """Note that the processes of a life of a group have ended; `returns`: it is started again. If the group is
-        there, it goes next. An end of an earlier life than the latest is ignored.
+        there, it goes next. If it never came, the others do not wait for it any more, even if they come later. An end
+        of an earlier life than the latest is ignored.
 
         What it needs is kept for it, even if all other groups have left; not in a rack, because the parents have it.
         """
         there = self._jobs.get(job)
+        if there is None and self.told_ends and len(self._ended_before) < MOST_JOBS:
+            self._ended_before.setdefault(job, {})[group] = returns, life
         known = there is not None and (0 <= group < there.groups or group in there.places.tickets)
         if there is None or not known or there.lives.get(group, 0) > life:
             return []
@@ -195,9 +206,16 @@ class Jobs:
         self._note(there)
         if group in there.present:
             return []
+        outcomes: list[Outcome] = []
+        never_came = group < there.groups and group not in there.gone and not there.returns[group]
         for table in there.tables.values():
-            table.registrations.expect(group, there.returns[group])
-        outcomes = self._maker.free_unwanted(there)
+            if never_came:
+                outcomes += table.leave(group)
+            else:
+                table.registrations.expect(group, there.returns[group])
+        if never_came:
+            there.gone.add(group)
+        outcomes += self._maker.free_unwanted(there)
         self._note(there)
         self._forget_if_over(there, may_return=True)
         return outcomes
@@ -303,7 +321,7 @@ class Jobs:
 
     def _forget_if_over(self, job: Job, may_return: bool) -> None:
         """Forget a job without groups, unless one is started again or, with `may_return`, may come back."""
-        if job.is_over(may_return):
+        if job.is_over(may_return, self.told_ends):
             self._forget(job.name)
 
     def _forget(self, name: str) -> None:
