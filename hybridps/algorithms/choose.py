@@ -101,7 +101,7 @@ def choose_name(given: str | None, settings: Settings, group_sizes: Sequence[int
     if settings.algorithm not in (None, name):
         raise ConfigError(
             f"the script asks for the algorithm {given!r}, and HYBRIDPS_ALGORITHM says {settings.algorithm!r}: "
-            "drop one of the two"
+            "drop one of the two (MXNet's type 'dist_hybridps' asks for none)"
         )
     if given.lower().startswith("dist-") and max(group_sizes) > 1:
         raise ConfigError(

@@ -66,6 +66,18 @@ def test_best_leads_to_the_best_epoch(example, tmp_path, centre):
     assert found == ["1", "2", "2", "4", "4"]
 
 
+def test_the_best_epoch_is_one_of_all_workers(example, tmp_path):
+    """While a group is away, the others see a part of the validation images only."""
+    found = []
+    for number, workers, correct in ((1, 2, 40), (2, 1, 90), (3, 2, 50), (4, 1, 100)):
+        (tmp_path / "checkpoints" / f"epoch-{number:04d}").mkdir(parents=True)
+        sums = example.totals.add_up([epoch(number, correct)] * workers)
+        assert example.totals.keep(tmp_path, sums)
+        example.totals.mark_best(tmp_path, sums)
+        found.append((tmp_path / "checkpoints" / "best").resolve().name[-1])
+    assert found == ["1", "1", "3", "3"]
+
+
 def test_the_best_checkpoint_is_kept_and_can_be_resumed(example, tmp_path, monkeypatch, capsys):
     """Though later epochs would have pushed it out."""
     scores = iter([{"val_images": 10, "val_top1_correct": 9, "val_top5_correct": 9, "val_loss_sum": 1.0}])

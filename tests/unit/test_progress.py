@@ -134,3 +134,13 @@ def test_a_worker_that_reports_alone_goes_on_when_the_others_have_ended() -> Non
     assert log.hear(0, "hybridps: epoch=1 loss=2 worker=0", 2) == (True, "")
     assert log.hear(0, "hybridps: epoch=2 loss=1 worker=0", 1) == (True, "epoch 1: loss 2; epoch 2: loss 1")
     assert log.ended(0) == ""
+
+
+def test_an_epoch_that_a_group_was_away_in_is_shown_without_it() -> None:
+    log = RunLog(Settings())
+    log.hear(0, "hybridps: epoch=1 loss=2 worker=0", 2)
+    assert log.hear(1, "hybridps: epoch=1 loss=4 worker=1", 2) == (True, "epoch 1: loss 3")
+    for epoch in (2, 3):
+        assert log.hear(0, f"hybridps: epoch={epoch} loss=1 worker=0", 2) == (True, "")
+    assert log.hear(0, "hybridps: epoch=4 loss=0.5 worker=0", 2) == (True, "epoch 2, 1 of 2 workers: loss 1")
+    assert log.hear(1, "hybridps: epoch=4 loss=1.5 worker=1", 2) == (True, "epoch 4: loss 1")

@@ -27,6 +27,10 @@ class Heard(NamedTuple):
     """What the launcher prints now; empty for nothing."""
 
 
+_OVERDUE_EPOCHS = 2
+"""An epoch is printed when a worker is so far ahead of it, also if others, whose group was away, have not."""
+
+
 class RunLog:
     """The events of a launch, in `hybridps-launcher.jsonl`. Without a run folder, nothing is written."""
 
@@ -88,6 +92,8 @@ class RunLog:
         parts.append(event)
         if len(parts) >= running:
             said.append(self._say(event.epoch))
+        overdue = [epoch for epoch in sorted(self._parts) if epoch <= event.epoch - _OVERDUE_EPOCHS]
+        said += [self._say(epoch, running) for epoch in overdue if len(self._reporters) > 1]
         return Heard(hide=True, message="; ".join(filter(None, said)))
 
     def ended(self, status: int) -> str:
@@ -102,12 +108,14 @@ class RunLog:
             return ""
         return "; ".join(filter(None, [self._say(before) for before in sorted(self._parts) if before != epoch]))
 
-    def _say(self, epoch: float) -> str:
+    def _say(self, epoch: float, running: int = 0) -> str:
+        """Return the means of an epoch. `running`: more workers run than have reported it."""
         parts = self._parts.pop(epoch)
+        who = f", {len(parts)} of {running} workers" if running else ""
         named = (("accuracy", "accuracy"), ("centre_accuracy", "centre"), ("loss", "loss"))
         values = [(title, mean_of(parts, field)) for field, title in named]
         said = [f"{title} {value:.4g}" for title, value in values if value is not None]
-        return f"epoch {epoch:g}: " + ", ".join(filter(None, [*said, self._traffic()])) if said else ""
+        return f"epoch {epoch:g}{who}: " + ", ".join(filter(None, [*said, self._traffic()])) if said else ""
 
     def _traffic(self) -> str:
         """Return what the groups have sent so far; empty without events."""
