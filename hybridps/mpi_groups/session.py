@@ -122,8 +122,8 @@ class Session:
             end_group(error)
 
     def _late(self, what: str, seconds: float, final: bool) -> None:
-        who = f"worker {self.place.worker} (group {self.place.group}, process {os.getpid()})"
-        line = f"{who} has waited {seconds:.0f} s in {what}"
+        worker, group = self.place.worker, self.place.group
+        line = f"worker {worker} (group {group}, process {os.getpid()}) has waited {seconds:.0f} s in {what}"
         if final:
             end_group(DeadlineError(f"{line}: another rank, group or server is gone or stuck{_WHERE}"))
         print(f"hybridps: {line}{_WHERE}", file=sys.stderr, flush=True)

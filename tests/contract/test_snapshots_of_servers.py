@@ -285,4 +285,8 @@ def test_nothing_is_written_without_groups_and_metrics_say_how_old_a_snapshot_is
         with joined([server.address]) as (store, _):
             exchange(store, 1)
             await_snapshot(tmp_path, 1)
+        until = time.monotonic() + 10
+        while observer.snapshot_age_seconds is None:  # the folder has it before the server has noted it
+            assert time.monotonic() < until
+            time.sleep(0.01)
         assert 0 <= observer.snapshot_age_seconds < 10
