@@ -103,6 +103,7 @@ def test_runs_that_are_there_are_kept_and_others_refused(measured: Path) -> None
     assert "has a run of another command or script, or with other options or settings" in other.stderr
 
 
+@pytest.mark.nightly
 def test_one_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

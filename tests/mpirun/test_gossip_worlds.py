@@ -136,7 +136,7 @@ def test_groups_on_the_network_get_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "name"),
     [
-        ("kill", "gossip"),
+        pytest.param("kill", "gossip", marks=pytest.mark.nightly),
         ("freeze", "gosgd"),
         pytest.param("kill", "gosgd", marks=pytest.mark.nightly),
         pytest.param("freeze", "gossip", marks=pytest.mark.nightly),

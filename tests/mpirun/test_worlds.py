@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
         pytest.param(1, ["ranks_group.py", "ranks_device_tensor.py"], marks=pytest.mark.nightly),
         (2, ["ranks_group.py", "ranks_device_tensor.py"]),
         pytest.param(3, ["ranks_device_tensor.py"], marks=pytest.mark.nightly),
-        (3, ["ranks_group.py"]),
+        pytest.param(3, ["ranks_group.py"], marks=pytest.mark.nightly),
         pytest.param(4, ["ranks_group.py"], marks=pytest.mark.nightly),
         pytest.param(5, ["ranks_group.py"], marks=pytest.mark.nightly),
         pytest.param(7, ["ranks_group.py"], marks=pytest.mark.nightly),

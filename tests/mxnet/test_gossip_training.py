@@ -66,6 +66,7 @@ def test_groups_come_together(tmp_path: Path, name: str, each: int) -> None:
     assert spread(together) < 0.1 * spread(alone)
 
 
+@pytest.mark.nightly
 def test_each_worker_is_a_group_of_its_own_by_default(tmp_path: Path) -> None:
     found = train(tmp_path / "out", 3, "dist_hybridps_gossip", tau="2")
     check(found, [1, 1, 1])

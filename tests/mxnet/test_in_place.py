@@ -92,10 +92,17 @@ def test_a_program_sees_what_it_sees_under_local(program: str, tmp_path: Path) -
     assert f"{program} is right" in done.stdout
 
 
-def test_a_program_sees_the_weights_that_are_averaged_wherever_they_lie(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "programs",
+    [
+        pytest.param(["plain", "weights_that_are_written", "frozen_and_thawed", "gradients_that_add_up"], id="some"),
+        pytest.param(SEEN_WITH_AVERAGES, id="all", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_program_sees_the_weights_that_are_averaged_wherever_they_lie(programs: list[str], tmp_path: Path) -> None:
     elastic = {"STORE": "dist_hybridps_elastic", "HYBRIDPS_TAU": "1", "HYBRIDPS_ALPHA": "0.3"}
     with ExitStack() as running:
         server = running.enter_context(in_thread(Server()))
-        done = run(1, SEEN_WITH_AVERAGES, tmp_path, elastic | {"HYBRIDPS_SERVERS": server.address})
+        done = run(1, programs, tmp_path, elastic | {"HYBRIDPS_SERVERS": server.address})
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" is right") == len(SEEN_WITH_AVERAGES)
+    assert done.stdout.count(" is right") == len(programs)

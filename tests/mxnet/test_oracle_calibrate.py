@@ -65,6 +65,7 @@ def test_predictions_use_what_was_measured(calibrated: Path) -> None:
     assert row["communication_seconds_per_epoch"] == pytest.approx(network["samples"] / 32 * seconds)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("algorithm", [pytest.param("sync", marks=pytest.mark.nightly), "elastic"])
 def test_a_run_is_compared_phase_by_phase(calibrated: Path, tmp_path: Path, algorithm: str) -> None:
     options = ["-n", "2", "--groups", "2", "--algorithm", algorithm, "--tau", "2", "--run", str(tmp_path)]

@@ -138,6 +138,7 @@ def test_wrong_settings_give_one_message(tmp_path, settings: dict[str, str], sai
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.nightly
 def test_racks_equal_one_process(tmp_path, alone) -> None:
     """Two groups in the first rack and one in the second, started by the launcher: each is an MPI world."""
     script = tmp_path / "script.py"

@@ -754,6 +754,7 @@ def test_rounds_go_on_without_a_group_that_dropped_the_table():
     assert told(jobs.drop(origin(1, 1), "w")) == [(0, 1, 3), (1, 1, None)]
 
 
+@pytest.mark.nightly
 def test_pulls_of_many_tiny_chunks_are_charged_with_their_records():
     """And refused beyond what the tenant may use, before anything is made."""
     spec = TableSpec(Layout.of("float32", {"w": (1 << 16,)}), Sum(), BulkSynchronous(), 4, 0, 1)
