@@ -24,6 +24,11 @@ from hybridps.mpi_groups.threads import SoloGroup
 from hybridps.mpi_groups.watchdog import Watchdog
 from hybridps.tracing.recorder import Recorder, check_trace
 
+_OF_LAUNCHER = {f"{PREFIX}{name}" for name in ("AWAITS_REFUSING", "GROUP_INDEX", "LAUNCH", "LIVE_FOLDER", "PEERS")}
+"""Settings that only the launcher gives, and that say nothing to a user."""
+
+_WHERE = "; `hybridps top` shows the step of each worker"
+
 
 class _Hello(msgspec.Struct, forbid_unknown_fields=True):
     """What each rank tells all others at the start."""
@@ -127,12 +132,6 @@ class Session:
         if final:
             end_group(DeadlineError(f"{line}: another rank, group or server is gone or stuck{_WHERE}"))
         print(f"hybridps: {line}{_WHERE}", file=sys.stderr, flush=True)
-
-
-_WHERE = "; `hybridps top` shows the step of each worker"
-
-_OF_LAUNCHER = {f"{PREFIX}{name}" for name in ("AWAITS_REFUSING", "GROUP_INDEX", "LAUNCH", "LIVE_FOLDER", "PEERS")}
-"""Settings that only the launcher gives, and that say nothing to a user."""
 
 
 def open_session(read_settings: Callable[[], Settings] = load_settings, role: str = WORKER) -> Session:

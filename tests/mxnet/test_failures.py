@@ -122,7 +122,7 @@ def test_a_killed_rank_ends_a_single_world(start, tmp_path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("fails_on", [pytest.param(0, marks=pytest.mark.nightly), 3])
+@pytest.mark.parametrize("fails_on", [0, 3])
 def test_an_exception_ends_its_group_with_one_traceback(tmp_path, fails_on: int) -> None:
     arguments = launcher("-n", "4", "--groups", "2", "--algorithm", "elastic", "--set", "tau=2", "--", "python")
     done = subprocess.run(

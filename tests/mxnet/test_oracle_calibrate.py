@@ -66,7 +66,7 @@ def test_predictions_use_what_was_measured(calibrated: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("algorithm", [pytest.param("sync", marks=pytest.mark.nightly), "elastic"])
+@pytest.mark.parametrize("algorithm", ["sync", "elastic"])
 def test_a_run_is_compared_phase_by_phase(calibrated: Path, tmp_path: Path, algorithm: str) -> None:
     options = ["-n", "2", "--groups", "2", "--algorithm", algorithm, "--tau", "2", "--run", str(tmp_path)]
     trained = hybridps("run", *options, "--", *DIGITS, "--batch-size", "16", "--max-batches", "6", "--epochs", "3")

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -40,12 +39,12 @@ if __name__ == "__main__":
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "loops.py"
-    path.write_text(textwrap.dedent(SOURCE))
+    path.write_text(SOURCE)
     return path
 
 
-def start(script: Path, **more: str) -> subprocess.Popen[str]:
-    environ = os.environ | {"NUMBA_CACHE_DIR": str(script.parent / "cache")} | more
+def start(script: Path) -> subprocess.Popen[str]:
+    environ = os.environ | {"NUMBA_CACHE_DIR": str(script.parent / "cache")}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, str(script), "2.0"], env=environ, **pipes)  # type: ignore[call-overload]
 

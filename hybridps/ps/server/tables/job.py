@@ -110,6 +110,19 @@ class Job:
         left = [table.leave(group, returns=returns, lost=stays) for table in self.tables.values()]
         return [outcome for outcomes in left for outcome in outcomes]
 
+    def has_number(self, group: int) -> bool:
+        """Return whether a group of this number belongs to the job."""
+        return 0 <= group < self.groups or group in self.places.tickets
+
+    def end(self, group: int) -> list[Outcome]:
+        """Note in the tables that the processes of a group that is not there have ended, as `returns` says."""
+        if group in self.gone or group >= self.groups or self.returns[group]:
+            for table in self.tables.values():
+                table.registrations.expect(group, self.returns[group])
+            return []
+        self.gone.add(group)  # it never came, and the others do not wait for it any more
+        return [outcome for table in self.tables.values() for outcome in table.leave(group)]
+
     def be_back(self, group: int) -> list[Outcome]:
         """Note that a group has sent again what was under way when the previous process was killed. When all have,
         waiting groups may take part: none enters a round that others were in the middle of.

@@ -51,7 +51,7 @@ class Jobs:
         self.told_ends = False
         """Whether the launcher of the jobs tells of each group that ends. A job stays for groups that come late."""
         self._ended_before: dict[str, dict[int, tuple[bool, int]]] = {}
-        """The groups that have ended although no group of their job is here yet: see `end`."""
+        """The groups that have ended before any group of their job came: see `end`."""
 
     def restore(self, budget_of: Callable[[str], Budget], present: Set[tuple[str, int]]) -> None:
         """Continue where the previous process was killed. `present`: the groups with clients, by job.
@@ -99,7 +99,7 @@ class Jobs:
         Raises ServerError if the job has another number of groups, or if it may not come; GroupTakenError if that group
         is there.
         """
-        there, is_new = self._jobs.get(job), False
+        there = self._jobs.get(job)
         if terms.ticket is not None and terms.server == 0 and there is None:
             raise ServerError(f"job {job!r} has ended: there is nothing to join")
         known = there.places if there is not None and there.groups == groups else Places(groups)
@@ -114,7 +114,6 @@ class Jobs:
             if len(self._jobs) >= MOST_JOBS and not self._evict(self.budget):
                 raise ServerError(f"this server has {MOST_JOBS} jobs, and takes no more: use another one")
             there = self._jobs[job] = Job(job, groups, budget or self.budget)
-            is_new = True
         if group in there.present:
             raise GroupTakenError(
                 f"group {group} of job {job!r} is there already: "
@@ -122,7 +121,7 @@ class Jobs:
             )
         there.enter(group, terms, life)
         self._note(there)
-        for ended, (returns, its_life) in self._ended_before.pop(job, {}).items() if is_new else ():
+        for ended, (returns, its_life) in self._ended_before.pop(job, {}).items():
             if ended != group:
                 self.end(job, ended, returns, its_life)
 
@@ -188,17 +187,16 @@ class Jobs:
         return outcomes
 
     def end(self, job: str, group: int, returns: bool, life: int = 0) -> list[Outcome]:
-        """Note that the processes of a life of a group have ended; `returns`: it is started again. If the group is
-        there, it goes next. If it never came, the others do not wait for it any more, even if they come later. An end
-        of an earlier life than the latest is ignored.
+        """Note that the processes of a life of a group have ended; `returns`: it is started again, and what it needs is
+        kept for it, but not in a rack, because the parents have it.
 
-        What it needs is kept for it, even if all other groups have left; not in a rack, because the parents have it.
+        If the group is there, it goes next. If it never came, nobody waits for it any more. An end of an earlier life
+        than the latest is ignored.
         """
         there = self._jobs.get(job)
         if there is None and self.told_ends and len(self._ended_before) < MOST_JOBS:
             self._ended_before.setdefault(job, {})[group] = returns, life
-        known = there is not None and (0 <= group < there.groups or group in there.places.tickets)
-        if there is None or not known or there.lives.get(group, 0) > life:
+        if there is None or not there.has_number(group) or there.lives.get(group, 0) > life:
             return []
         there.places.awaited.discard(group)
         there.returns[group] = returns and self._maker.is_root
@@ -206,31 +204,21 @@ class Jobs:
         self._note(there)
         if group in there.present:
             return []
-        outcomes: list[Outcome] = []
-        never_came = group < there.groups and group not in there.gone and not there.returns[group]
-        for table in there.tables.values():
-            if never_came:
-                outcomes += table.leave(group)
-            else:
-                table.registrations.expect(group, there.returns[group])
-        if never_came:
-            there.gone.add(group)
-        outcomes += self._maker.free_unwanted(there)
+        outcomes = [*there.end(group), *self._maker.free_unwanted(there)]
         self._note(there)
         self._forget_if_over(there, may_return=True)
         return outcomes
 
     def begin_without_absent(self, job: str) -> list[Outcome]:
         """Let the groups of `job` that are there initialise tables that wait for one that never came."""
-        outcomes: list[Outcome] = []
         there = self._jobs.get(job)
-        if there is not None:
-            there.waits_for_absent = False
-            self._note(there)
-            for table in there.tables.values():
-                outcomes += table.registrations.begin_without_absent(there.present)
-            outcomes += self._maker.free_unwanted(there)
-        return outcomes
+        if there is None:
+            return []
+        there.waits_for_absent = False
+        self._note(there)
+        joined = [table.registrations for table in there.tables.values()]
+        begun = [outcome for each in joined for outcome in each.begin_without_absent(there.present)]
+        return [*begun, *self._maker.free_unwanted(there)]
 
     def register(
         self,
@@ -297,8 +285,7 @@ class Jobs:
 
     def names(self, job: str) -> set[str]:
         """Return the names of the tables that groups of a job have, or have dropped."""
-        there = self._jobs.get(job)
-        return {*there.tables, *there.dropped} if there is not None else set()
+        return {*there.tables, *there.dropped} if (there := self._jobs.get(job)) is not None else set()
 
     def _job(self, origin: Origin) -> Job:
         """Return the job of a group that is there. Raises ServerError if it is not."""
