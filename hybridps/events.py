@@ -48,6 +48,12 @@ class Planned(Event, frozen=True):
     servers: list[str]
 
 
+class Began(Event, frozen=True):
+    """An algorithm of the job begins. `algorithm` is its short name."""
+
+    algorithm: str
+
+
 class Registered(Event, frozen=True):
     """A table of the job was registered. `late`: the centre existed already, and the group took it over."""
 
@@ -182,7 +188,7 @@ class Paced(Event, frozen=True):
     `own_seconds`: from the end of the last step's communication to the arrival of this rank's last gradient.
     `program_seconds`: the part of it before the program begins the step, for example while it waits for its loader;
     None where the program computes before it begins a step, as with NumPy. `waiting_seconds`: how much longer the
-    slowest rank of the group takes for its own part.
+    slowest rank of the group takes for its own part. `mean_own_seconds`: the mean instead of the median.
     """
 
     steps: Whole
@@ -190,6 +196,7 @@ class Paced(Event, frozen=True):
     own_seconds: float
     program_seconds: float | None
     waiting_seconds: float
+    mean_own_seconds: float | None = None
 
 
 class Slowed(Event, frozen=True):

@@ -1,4 +1,4 @@
-"""Prints the summary of a run folder: a table on a terminal, `key: value` lines elsewhere."""
+"""Prints what is known of a run folder: a table on a terminal, `key: value` lines elsewhere."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def print_summary(folder: str, *, only_if_events: bool = False) -> None:
         print(f"hybridps: no report for {folder}: {error}", file=sys.stderr)
         return
     findings = summary.pop("findings", [])
+    summary = {key: value for key, value in summary.items() if value is not None}
     if not sys.stdout.isatty():
         for key, value in summary.items():
             print(f"{key}: {text_of(value)}")

@@ -4,13 +4,17 @@ Ranks that train in step have the same step time, however slow one of them is. S
 worker is slow if its own time is `factor` times the median of the others', and if that costs at least `LEAST_SHARE` of
 a step and `LEAST_SECONDS`. It is reported after `LOOKS` such looks in a row, and has recovered after as many looks at
 less than half of the excess.
+
+A look compares medians, which do not show a worker that stalls in a few steps only. So the means of the last
+`MOST_LOOKS` looks are compared too, without the worst look: a worker that stalled once has not been slow.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from statistics import median
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean, median
 from typing import Literal, NamedTuple
 
 Reason = Literal["cpu", "compute", "loader", "pauses", "link"]
@@ -26,6 +30,9 @@ REASONS: dict[Reason, str] = {
 
 LOOKS = 3
 """The number of looks in a row that must agree before a worker is reported, or has recovered."""
+
+MOST_LOOKS = 16
+"""The number of looks over which the means are compared."""
 
 LEAST_SHARE = 0.1
 """The least cost of a slow worker, as a share of a step."""
@@ -45,7 +52,10 @@ class Measured(NamedTuple):
     cpu_seconds: float
     """The CPU time of the process, of all its threads."""
     delayed_seconds: float = math.nan
-    """The time in which its threads were ready and waited for a core; nan if it is not known."""
+    """The time in which one of its threads was ready and waited for a core; nan if it is not known."""
+    mean_own_seconds: float = math.nan
+    """The mean over the same steps; nan if it is not known. So the next one."""
+    mean_program_seconds: float = math.nan
 
 
 class Slow(NamedTuple):
@@ -71,23 +81,33 @@ class SlowWorkers:
         self._factor = factor
         self._alike = [0] * size
         """For each worker, the number of looks in a row that contradict its present state."""
+        self._stalled = deque[bool](maxlen=MOST_LOOKS)
+        """Whether any worker stalled, in the last looks."""
+        self._seen: list[deque[tuple[Measured, Measured]]] = [deque(maxlen=MOST_LOOKS) for _ in range(size)]
+        """The last looks at each worker, by means: the worker, and the median of the others."""
+        self._in_bursts = set[int]()
+        """The workers that were named by their means."""
         self.named: dict[int, Slow] = {}
         """The workers that are slow now."""
 
-    def suspects(self, place: int) -> bool:
-        """Return whether the last look found this worker slow, so that the next ones must find out why."""
-        return place in self.named or self._alike[place] > 0
+    @property
+    def suspects(self) -> bool:
+        """Whether anybody is or may soon be named, so that the next looks must find out why."""
+        return bool(self.named) or any(self._alike) or any(self._stalled)
 
     def look(self, measured: Sequence[Measured]) -> Changes:
         """Compare the workers. One without steps since the last look has an own time of nan, and does not count."""
-        slow, recovered = dict[int, Slow](), list[int]()
+        slow, recovered, stalled = dict[int, Slow](), list[int](), False
         for place, mine in enumerate(measured):
             others = [each for other, each in enumerate(measured) if other != place and each.own_seconds >= 0]
             if not others or not mine.own_seconds >= 0:
                 continue
-            usual = median(each.own_seconds for each in others)
+            usual, seen = _medians(others), self._seen[place]
+            seen.append((_by_means(mine), _by_means(usual)))
+            stalled |= self._is_slow(*seen[-1])
             is_named = place in self.named
-            if self._is_slow(mine, usual, is_named) == is_named:
+            in_bursts = not self._is_slow(mine, usual, is_named) and self._stalls(place)
+            if (in_bursts or self._is_slow(mine, usual, is_named)) == is_named:
                 self._alike[place] = 0
                 continue
             self._alike[place] += 1
@@ -96,25 +116,39 @@ class SlowWorkers:
             self._alike[place] = 0
             if is_named:
                 del self.named[place]
+                self._in_bursts.discard(place)
+                seen.clear()
                 recovered.append(place)
             else:
-                slow[place] = self.named[place] = Slow(mine.own_seconds, usual, reason_of(mine, others))
+                if in_bursts:
+                    self._in_bursts.add(place)
+                    mine, usual = _means(seen)
+                slow[place] = self.named[place] = Slow(mine.own_seconds, usual.own_seconds, reason_of(mine, usual))
+        self._stalled.append(stalled)
         return Changes(slow, recovered)
 
-    def _is_slow(self, mine: Measured, usual: float, is_named: bool) -> bool:
+    def _is_slow(self, mine: Measured, usual: Measured, is_named: bool = False) -> bool:
         """Return whether a worker is slow. Half of the excess that makes a worker slow keeps it slow."""
         enough = 0.5 if is_named else 1.0
-        excess = mine.own_seconds - usual
-        least = max((self._factor - 1) * usual, LEAST_SHARE * mine.step_seconds, LEAST_SECONDS)
+        excess = mine.own_seconds - usual.own_seconds
+        least = max((self._factor - 1) * usual.own_seconds, LEAST_SHARE * mine.step_seconds, LEAST_SECONDS)
         return excess > enough * least
 
+    def _stalls(self, place: int) -> bool:
+        """Return whether the means of the last looks, without the worst, are those of a slow worker."""
+        seen, is_named = self._seen[place], place in self.named
+        if len(seen) < MOST_LOOKS or (is_named and place not in self._in_bursts):
+            return False
+        worst = max(range(len(seen)), key=lambda look: seen[look][0].own_seconds - seen[look][1].own_seconds)
+        return self._is_slow(*_means([each for look, each in enumerate(seen) if look != worst]), is_named)
 
-def reason_of(mine: Measured, others: Sequence[Measured]) -> Reason:
-    """Return where more than half of a slow worker's excess comes from, as far as it is known."""
+
+def reason_of(mine: Measured, usual: Measured) -> Reason:
+    """Return where more than half of a slow worker's excess over the `usual` times comes from, as far as known."""
 
     def excess(field: str) -> float:
-        known = [value for each in others if not math.isnan(value := getattr(each, field))]
-        return float(getattr(mine, field)) - (median(known) if known else 0.0)
+        expected = float(getattr(usual, field))
+        return float(getattr(mine, field)) - (0.0 if math.isnan(expected) else expected)
 
     half = 0.5 * excess("own_seconds")
     if excess("delayed_seconds") > half:
@@ -124,3 +158,24 @@ def reason_of(mine: Measured, others: Sequence[Measured]) -> Reason:
     if math.isnan(mine.program_seconds):
         return "pauses"
     return "loader" if excess("program_seconds") > half else "compute"
+
+
+def _medians(workers: Sequence[Measured]) -> Measured:
+    """Return the median of each figure over the workers that know it."""
+    return _each_figure(workers, median)
+
+
+def _means(seen: Iterable[tuple[Measured, Measured]]) -> tuple[Measured, Measured]:
+    """Return the means over several looks at a worker, and at the others."""
+    mine, others = zip(*seen, strict=True)
+    return _each_figure(mine, fmean), _each_figure(others, fmean)
+
+
+def _each_figure(measured: Sequence[Measured], combine: Callable[[list[float]], float]) -> Measured:
+    columns = ([value for value in column if not math.isnan(value)] for column in zip(*measured, strict=True))
+    return Measured(*(combine(known) if known else math.nan for known in columns))
+
+
+def _by_means(measured: Measured) -> Measured:
+    """Return the same steps by their means instead of their medians, where these are known."""
+    return measured._replace(own_seconds=measured.mean_own_seconds, program_seconds=measured.mean_program_seconds)

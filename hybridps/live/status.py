@@ -63,6 +63,8 @@ class WorkerStatus(Status, kw_only=True):
     own_seconds: float | None = None
     program_seconds: float | None = None
     waiting_seconds: float | None = None
+    mean_own_seconds: float | None = None
+    """The mean of the same event."""
     exchanges: Count = 0
     """The number of exchanges of weights."""
     exchange_seconds: float | None = None

@@ -11,6 +11,7 @@ from pathlib import Path
 from hybridps import progress
 from hybridps.config import Settings
 from hybridps.events import (
+    Began,
     Communicated,
     Counted,
     Evaluated,
@@ -55,9 +56,12 @@ class LiveWorker:
         """Note an event of this worker."""
         status = self._status
         match event:
+            case Began():
+                status.algorithm = event.algorithm
             case Paced():
                 status.step_seconds, status.own_seconds = event.step_seconds, event.own_seconds
                 status.program_seconds, status.waiting_seconds = event.program_seconds, event.waiting_seconds
+                status.mean_own_seconds = event.mean_own_seconds
             case Communicated():
                 status.bytes_to_servers, status.bytes_from_servers = event.bytes_to_servers, event.bytes_from_servers
             case Exchanged():

@@ -18,6 +18,7 @@ import numpy as np
 
 from hybridps.errors import HybridPSError
 from hybridps.events import (
+    Began,
     Closed,
     Communicated,
     Configured,
@@ -38,6 +39,7 @@ from hybridps.events import (
 
 Known = (
     Configured
+    | Began
     | Planned
     | Communicated
     | Exchanged
@@ -135,9 +137,10 @@ class Run:
         return [event for rank in self.ranks if (event := rank.last(kind))]
 
     def algorithm(self) -> str:
-        """Return the name of the algorithm, from the settings of the job or else from the type of the KVStore."""
+        """Return the name of the algorithm that began, or else that of the settings or of the KVStore's type."""
         known = [*self.ranks, *([self.launch] if self.launch else [])]
-        named = [event.settings.get("algorithm") for rank in known if (event := rank.last(Configured))]
+        named: list[Any] = [event.algorithm for event in self.last(Began)]
+        named += [event.settings.get("algorithm") for rank in known if (event := rank.last(Configured))]
         told = [worker.settings() for worker in self.workers.values()]
         named += [settings.get("kvstore_type") or settings.get("kvstore") for settings in told]
         return str(next(filter(None, named), "unknown")).removeprefix("dist_hybridps_")

@@ -55,11 +55,12 @@ def figures_of(time: StepTime | None) -> dict[str, Any]:
     """Return the figures of `summary.json` about the time of steps."""
     if time is None:
         return {}
-    slow = [] if time.diagnosis is None else time.diagnosis.slow
+    slow = None if time.diagnosis is None else time.diagnosis.slow
+    found = [{"worker": each.worker, "percent": round(100 * each.share, 1), "cause": each.cause} for each in slow or []]
     return {
         "step_ms": round(1e3 * time.whole, 4),
         "step_parts_ms": {name: round(1e3 * seconds, 4) for name, seconds in time.parts.items()},
-        "slow_workers": [{"worker": each.worker, "percent": round(100 * each.share, 1)} for each in slow],
+        "slow_workers": None if slow is None else found,
         "findings": time.sentences,
     }
 

@@ -48,8 +48,8 @@ class Pace:
         self._done = 0
         self._freed_at = self._ended_at = math.nan
         self._cpu_seconds = time.process_time()
-        self._delayed: tuple[float, int] | None = None
-        """While this rank is suspected: how long its threads had waited for cores, and the steps done by then."""
+        self._delayed: tuple[dict[str, float], int] | None = None
+        """While any rank is suspected: how long each thread had waited for a core, and the steps done by then."""
 
     def leave_out(self, seconds: float) -> None:
         """The program has waited for so long between two steps: it is not its own part of the next step."""
@@ -89,29 +89,33 @@ class Pace:
                     mine.own_seconds,
                     None if self.computes_before else mine.program_seconds,
                     waited,
+                    mine.mean_own_seconds,
                 )
             )
             self._window = max(WINDOW, min(_MOST_STEPS, math.ceil(WINDOW_SECONDS / everyone[0].step_seconds)))
         self._count = 0
 
     def _measure(self) -> Measured:
-        """The medians of this rank since the last look."""
+        """The times of this rank since the last look."""
         known = self._steps[:, : min(self._count, _MOST_STEPS)]
         step, own, program = (float(median(row)) for row in known.tolist())
+        _, mean_own, mean_program = known.mean(1).tolist()
         cpu, before = time.process_time(), self._cpu_seconds
         self._cpu_seconds = cpu
-        program = math.nan if self.computes_before else program
-        return Measured(step, own, program, (cpu - before) / self._count, self._delay())
+        if self.computes_before:
+            program = mean_program = math.nan
+        return Measured(step, own, program, (cpu - before) / self._count, self._delay(), mean_own, mean_program)
 
     def _delay(self) -> float:
-        """For how long in a step this rank's threads waited for a core, while it is suspected; else nan."""
-        if not self._slow.suspects(self._levels.group.rank):
+        """For how long in a step the thread that waited most for a core did so; nan while nobody is suspected."""
+        if not self._slow.suspects:
             self._delayed = None
             return math.nan
         before, self._delayed = self._delayed, (delayed_seconds(), self._done)
-        if before is None or before[1] == self._done:
+        if before is None or before[1] == self._done or not self._delayed[0]:
             return math.nan
-        return (self._delayed[0] - before[0]) / (self._done - before[1])
+        waited = (seconds - before[0].get(thread, 0.0) for thread, seconds in self._delayed[0].items())
+        return max(waited) / (self._done - before[1])
 
     def _compare(self, everyone: list[Measured], rank: int) -> None:
         first = self._context.worker - rank  # workers count from group to group
@@ -134,13 +138,13 @@ class Pace:
                 _say(f"worker {first + place} keeps up with the others again")
 
 
-def delayed_seconds() -> float:
-    """How long the threads of this process have waited for a core so far, as Linux counts it; nan elsewhere."""
-    found = []
+def delayed_seconds() -> dict[str, float]:
+    """How long each thread of this process has waited for a core so far, as Linux counts it; nothing elsewhere."""
+    found = {}
     for path in Path("/proc/self/task").glob("*/schedstat"):
         with suppress(OSError, IndexError, ValueError):  # a thread that has ended meanwhile
-            found.append(int(path.read_text().split()[1]))
-    return sum(found) / 1e9 if found else math.nan
+            found[path.parent.name] = int(path.read_text().split()[1]) / 1e9
+    return found
 
 
 def _say(text: str) -> None:

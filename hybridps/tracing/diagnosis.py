@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
-from typing import NamedTuple
+from statistics import fmean, median
+from typing import Literal, NamedTuple
 
 from hybridps.quantities import duration
 from hybridps.tracing.clocks import OneClock
@@ -32,10 +32,19 @@ class Slow(NamedTuple):
     """How much longer it takes, as a share of the others' time."""
     seconds: float
     others_seconds: float
-    of_loading: bool
-    """Whether most of the difference is loading."""
     last_in: float
     """The share of steps in which it is last."""
+    stalls: bool
+    """Whether it takes longer in some steps only: the times are means then, and medians otherwise."""
+    cause: Literal["loading", "program", "compute"]
+    """Where most of the difference is."""
+
+
+_CAUSES = {
+    "loading": "loads data so long that it has its gradients {} later than the others",
+    "program": "spends so long on other code of its program that it has its gradients {} later than the others",
+    "compute": "computes {} longer than the others",
+}
 
 
 class Diagnosis(NamedTuple):
@@ -72,7 +81,7 @@ def diagnose(clock: OneClock) -> Diagnosis | None:
         min(length, key=lambda step: abs(length[step] - middle)),
         max(length, key=lambda step: length[step]),
     )
-    slow = slow_workers(every)
+    slow = slow_workers(every, table)
     said = [_shares(parts), *map(_slow_in_words, slow)]
     said += _groups_in_words(clock.trace, table)
     said += [f"step {typical[1]}, a typical one of {_ms(length[typical])}: {path(clock.trace, table, typical)}"]
@@ -93,22 +102,43 @@ def steps_of(trace: Trace) -> dict[StepId, dict[int, TracedStep]]:
     return {step: row for step, row in whole.items() if step[1] >= START_UP} or whole
 
 
-def slow_workers(every: Mapping[StepId, Mapping[int, Parts]]) -> list[Slow]:
-    """Return the workers that take longer than the others by `SLOWER`, in the median of the steps; slowest first."""
+def slow_workers(every: Mapping[StepId, Mapping[int, Parts]], table: Table) -> list[Slow]:
+    """Return the workers that take longer than the others by `SLOWER`, slowest first.
+
+    That is so in the median of the steps, or in their mean without the worst one.
+    """
     workers = sorted(next(iter(every.values())))
-    found = []
-    for worker in workers if len(workers) > 1 else ():
-        pairs = [(row[worker], _others(row, worker)) for row in every.values()]
-        mine, others = median(part.own for part, _ in pairs), median(other.own for _, other in pairs)
-        share = median(part.own / other.own - 1 for part, other in pairs if other.own > 0) if others > 0 else 0.0
-        if share > SLOWER and mine - others > LEAST_SECONDS:
-            loads = median(part.loading - other.loading for part, other in pairs)
-            last = sum(
-                part.own >= max(each.own for each in row.values())
-                for (part, _), row in zip(pairs, every.values(), strict=True)
-            )
-            found.append(Slow(worker, share, mine, others, loads > (mine - others) / 2, last / len(pairs)))
+    found = [slow for worker in workers if len(workers) > 1 and (slow := _slow(worker, every, table))]
     return sorted(found, key=lambda slow: -slow.share)
+
+
+def _slow(worker: int, every: Mapping[StepId, Mapping[int, Parts]], table: Table) -> Slow | None:
+    pairs = sorted(((row[worker], _others(row, worker)) for row in every.values()), key=_excess)
+    for average, some in ((median, pairs), (fmean, pairs[:-1])):
+        others, excess = average([other.own for _, other in some] or [0.0]), average([*map(_excess, some)] or [0.0])
+        if excess > max(SLOWER * others, LEAST_SECONDS) and others > 0:
+            break
+    else:
+        return None
+    last = fmean(row[worker].own >= max(each.own for each in row.values()) for row in every.values())
+    late = {number: average([_late(row[number]) for row in table.values()]) for number in next(iter(every.values()))}
+    if average([part.loading - other.loading for part, other in some]) > excess / 2:
+        cause: Literal["loading", "program", "compute"] = "loading"
+    elif late[worker] - median(each for number, each in late.items() if number != worker) > excess / 2:
+        cause = "program"
+    else:
+        cause = "compute"
+    return Slow(worker, excess / others, others + excess, others, last, average is fmean, cause)
+
+
+def _excess(pair: tuple[Parts, Parts]) -> float:
+    return pair[0].own - pair[1].own
+
+
+def _late(step: TracedStep) -> float:
+    """Return the seconds until the program began a step, without loading; 0 if it computed before it began the step."""
+    until = step.time.began - step.began - sum(each.within(step.began, step.time.began) for each in step.loading)
+    return max(0.0, until) if step.last_gradient - step.time.began > 0.1 * until else 0.0
 
 
 def path(trace: Trace, table: Table, step: StepId) -> str:
@@ -160,10 +190,11 @@ def _shares(parts: Parts) -> str:
 
 
 def _slow_in_words(slow: Slow) -> str:
-    what = "loads data so long that it has its gradients" if slow.of_loading else "computes"
+    what = _CAUSES[slow.cause].format(f"{100 * slow.share:.0f} %")
+    stalls = " on average, because it stalls in some steps" if slow.stalls else ""
     return (
-        f"worker {slow.worker} {what} {100 * slow.share:.0f} % longer than the others ({_ms(slow.seconds)}; the others "
-        f"{_ms(slow.others_seconds)}), and is the last in {100 * slow.last_in:.0f} % of the steps"
+        f"worker {slow.worker} {what} ({_ms(slow.seconds)}; the others {_ms(slow.others_seconds)}){stalls}, and is the "
+        f"last in {100 * slow.last_in:.0f} % of the steps"
     )
 
 

@@ -86,6 +86,7 @@ def _measured(before: Live, workers: list[WorkerStatus]) -> Measured:
         of([status.own_seconds for status in moved]),
         of([status.program_seconds for status in moved]),
         of([_cpu_of_step(_then(before, status), status) for status in moved]),
+        mean_own_seconds=of([status.mean_own_seconds for status in moved]),
     )
 
 

@@ -12,7 +12,7 @@ from hybridps.events import Event, Paced, Recovered, Slowed
 pytestmark = pytest.mark.timeout(60)
 
 KEYS = list(test_step.KEYS)
-USUAL_SECONDS, LONGER_SECONDS = 0.01, 0.05
+USUAL_SECONDS, LONGER_SECONDS = 0.02, 0.06
 """What a rank's own part of a step takes: it does nothing for so long."""
 
 SLOW_STEPS = range(20, 50)

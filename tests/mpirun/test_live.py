@@ -78,7 +78,7 @@ def test_top_shows_workers_groups_and_servers_and_who_is_lost(tmp_path: Path) ->
             assert [each.status.group for each in seen.workers.values()] == [0, 0, 1]
             assert seen.launch.status.pid == launch.pid
             shown = top(str(run))
-            assert shown.startswith("elastic, 3 workers, 2 groups, 1 servers, up ")
+            assert shown.startswith("elastic, 3 workers, 2 groups, 1 server, up ")
             workers = table(shown, "WORKER")
             assert [row[:2] for row in workers] == [["0", "0"], ["1", "0"], ["2", "1"]]
             for row in workers:
@@ -147,6 +147,14 @@ def test_a_worker_that_waits_is_named_within_20_steps(tmp_path: Path) -> None:
     said = run_to_its_end(tmp_path, 2, live_steps.AT + WITHIN_STEPS + 5, 25, "waits")
     check_named(tmp_path, said, 1)
     assert read_live(tmp_path / "live").workers[1].status.slow == events(tmp_path, 1, "Slowed")[0]["reason"]
+
+
+@pytest.mark.nightly
+def test_a_worker_that_stalls_in_some_steps_is_named(tmp_path: Path) -> None:
+    said = run_to_its_end(tmp_path, 2, 200, 10, "stalls")
+    (slowed,) = events(tmp_path, 0, "Slowed")
+    assert slowed["worker"] == 1
+    assert "worker 1 is slow" in said
 
 
 @pytest.mark.nightly

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 import pytest
 
-from hybridps.live.slow import LOOKS, Measured, SlowWorkers, reason_of
+from hybridps.live.slow import LOOKS, MOST_LOOKS, Measured, SlowWorkers, reason_of
 
 STEP = 0.1
 
@@ -84,7 +85,51 @@ def test_a_worker_without_steps_does_not_count() -> None:
     ],
 )
 def test_the_reason_is_where_most_of_the_excess_comes_from(mine: Measured, reason: str) -> None:
-    assert reason_of(mine, [measured(0.05), measured(0.06)]) == reason
+    assert reason_of(mine, measured(0.055)) == reason
+
+
+def stalling(workers: SlowWorkers, means: Sequence[float], usual: float = 0.05) -> list[tuple[list[int], list[int]]]:
+    """Looks at two workers with equal medians; the mean of the second one is different each time."""
+    even = measured(usual)._replace(mean_own_seconds=usual, mean_program_seconds=0.01)
+    changes = (
+        workers.look([even, even._replace(mean_own_seconds=mean, mean_program_seconds=0.01 + mean - usual)])
+        for mean in means
+    )
+    return [(sorted(change.slow), change.recovered) for change in changes]
+
+
+def test_a_worker_that_stalls_in_every_other_look_is_named_by_its_mean_and_recovers() -> None:
+    workers = SlowWorkers(1.5, 2)
+    found = stalling(workers, [0.05, 0.25] * MOST_LOOKS)
+    assert [change for change in found if change != ([], [])] == [([1], [])]
+    named = workers.named[1]
+    assert (named.own_seconds, named.others_seconds) == (pytest.approx(0.15), pytest.approx(0.05))
+    assert named.reason == "loader"
+    found = stalling(workers, [0.05] * 2 * MOST_LOOKS)
+    assert [change for change in found if change != ([], [])] == [([], [1])]
+    assert stalling(workers, [0.05] * 2 * MOST_LOOKS) == [([], [])] * 2 * MOST_LOOKS
+
+
+@pytest.mark.parametrize("every", [MOST_LOOKS, 2 * MOST_LOOKS])
+def test_a_worker_that_stalls_once_in_a_while_is_not_named(every: int) -> None:
+    means = [2.0 if look % every == 3 else 0.05 for look in range(10 * MOST_LOOKS)]
+    assert stalling(SlowWorkers(1.5, 2), means) == [([], [])] * len(means)
+
+
+def test_noise_in_the_means_names_nobody() -> None:
+    """Five steps a look, each of which is five times as long with a probability of 5 %, on every worker."""
+    noise, workers = random.Random(0), SlowWorkers(1.5, 4)
+    for _ in range(2000):
+        means = [sum(0.05 if noise.random() > 0.05 else 0.25 for _ in range(5)) / 5 for _ in range(4)]
+        assert workers.look([measured(0.05)._replace(mean_own_seconds=mean) for mean in means]) == ({}, [])
+
+
+def test_while_anybody_is_suspected_everybody_finds_out_why() -> None:
+    workers = SlowWorkers(1.5, 2)
+    looks(workers, 1, 0.05, 0.05)
+    assert not workers.suspects
+    looks(workers, 1, 0.05, 0.1)
+    assert workers.suspects
 
 
 def test_reasons_are_told_by_name() -> None:

@@ -59,18 +59,30 @@ def write(folder: Path, name: str, *lines: Process | Keys | Step | Served | Prob
     file.close()
 
 
-def worker(folder: Path, number: int, compute_us: int = 1000, base: float = 50.0, group: int = 0) -> None:
-    """Steps of 2000 us. The gradients are there at `compute_us`, the group meets at 1500, the sum is there at 1900."""
+def worker(
+    folder: Path,
+    number: int,
+    compute_us: int = 1000,
+    base: float = 50.0,
+    group: int = 0,
+    begins_us: int = 100,
+    stall_us: int = 0,
+) -> None:
+    """Steps of 2000 us. The program begins them at `begins_us`, the gradients are there at `compute_us`, or in every
+    fourth step `stall_us` later, the group meets at 1500, and the sum is there at 1900.
+    """
     steps = []
+    usual_us = compute_us
     for step in range(STEPS):
         at = 10_000 + 2000 * step
+        compute_us = usual_us + (stall_us if step % 4 == 0 else 0)
         arrived = [(1, at + compute_us - 200), (0, at + compute_us)]
         spans = [
             Span("vote", at + compute_us + 10, at + 1500 + number, 0),
             Span("allreduce", at + 1510, at + 1800, 0, 4000),
             Span("exchange", at + 1810, at + 1900, 0, 4000),
         ]
-        steps.append(Step(step, 0, at + 100, at + 1990, arrived, spans))
+        steps.append(Step(step, 0, at + begins_us, at + 1990, arrived, spans))
     process = Process(number, group, number, base, 0.0, "host")
     write(folder, str(number), process, Keys("t", 0, ["first", "second"], [700, 300], [2800, 1200]), *steps)
 
@@ -251,9 +263,30 @@ def test_a_slow_worker_is_named_with_what_the_others_wait_for(tmp_path: Path) ->
     assert found.by_worker[0].waiting == pytest.approx(490e-6)
 
 
+def test_a_worker_whose_program_begins_its_steps_late_does_not_compute_longer(tmp_path: Path) -> None:
+    for number in range(3):
+        worker(tmp_path, number, **({"compute_us": 1400, "begins_us": 500} if number == 1 else {}))
+    found = diagnose(on_one_clock(read_trace(tmp_path)))
+    assert found is not None
+    (slow,) = found.slow
+    assert (slow.worker, slow.cause, slow.stalls) == (1, "program", False)
+    said = "worker 1 spends so long on other code of its program that it has its gradients 40 % later than the others"
+    assert any(said in each for each in found.sentences)
+
+
+def test_a_worker_that_stalls_in_some_steps_is_named_by_its_mean(tmp_path: Path) -> None:
+    for number in range(3):
+        worker(tmp_path, number, stall_us=600 if number == 2 else 0)
+    found = diagnose(on_one_clock(read_trace(tmp_path)))
+    assert found is not None
+    (slow,) = found.slow
+    assert (slow.worker, slow.cause, slow.stalls) == (2, "compute", True)
+    assert any("on average, because it stalls in some steps, and is the last in" in said for said in found.sentences)
+
+
 def test_an_even_run_names_nobody(tmp_path: Path) -> None:
     for number in range(3):
-        worker(tmp_path, number)
+        worker(tmp_path, number, stall_us=500)
     found = diagnose(on_one_clock(read_trace(tmp_path)))
     assert found is not None
     assert found.slow == []

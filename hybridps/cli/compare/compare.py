@@ -149,7 +149,9 @@ def _rich_table(lines: Sequence[Sequence[str]]) -> Table:
     """Return a table for a terminal. The first line has the titles. Text in brackets goes on a line of its own."""
     from rich.table import Table
 
-    shown = Table(*lines[0])
+    shown = Table()
+    for number, title in enumerate(lines[0]):
+        shown.add_column(title, justify="right" if number else "left")
     for line in lines[1:]:
         shown.add_row(*(text.replace(" (", "\n(", 1) for text in line))
     return shown

@@ -86,11 +86,13 @@ def page(before: Live, now: Live, width: int = PLAIN_WIDTH) -> Group:
 
 
 def headlines(before: Live, now: Live) -> list[str]:
-    """Return the lines above the tables: the algorithm, the number of processes, the progress, and the command."""
+    """Return the lines above the tables: the algorithm, the number of processes, the progress, the command, and who
+    started it.
+    """
     workers = [seen.status for seen in now.workers.values()]
     expected = max((status.workers for status in workers), default=0)
-    first = f"{len(workers)} of {expected} workers" if len(workers) < expected else f"{len(workers)} workers"
-    words = [first, f"{len(now.groups)} groups", f"{len(now.servers)} servers"]
+    first = f"{len(workers)} of {expected} workers" if len(workers) < expected else _count(len(workers), "worker")
+    words = [first, _count(len(now.groups), "group"), _count(len(now.servers), "server")]
     algorithms = {status.algorithm for status in workers if status.algorithm}
     launch = now.launch.status if now.launch is not None else None
     began = launch or min(workers, key=lambda status: status.started_at, default=None)
@@ -101,7 +103,9 @@ def headlines(before: Live, now: Live) -> list[str]:
         words.append("finished")
     lines = [", ".join([*sorted(algorithms), *words])]
     if launch is not None:
-        lines.append(printable(" ".join(launch.command)))
+        where = f"started by process {launch.pid} on {launch.host}"
+        folder = f", run folder {launch.run_folder}" if launch.run_folder else ""
+        lines += [printable(" ".join(launch.command)), printable(where + folder)]
     return lines
 
 
@@ -193,6 +197,10 @@ def _server_row(before: Live, seen: Seen[ServerStatus]) -> Row:
         nbytes(status.memory_bytes),
         f"{state}, restarted {_times(status.life)}" if status.life else state,
     )
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _times(count: int) -> str:
