@@ -48,8 +48,8 @@ class Planned(Event, frozen=True):
     servers: list[str]
 
 
-class Began(Event, frozen=True):
-    """An algorithm of the job begins. `algorithm` is its short name."""
+class AlgorithmChosen(Event, frozen=True):
+    """The job has chosen an algorithm. `algorithm` is its short name."""
 
     algorithm: str
 

@@ -1,4 +1,4 @@
-"""Numbers and times as text for people, without exponents."""
+"""Numbers, counts and times as text for people, without exponents."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ def rounded(value: float, digits: int = 3) -> str:
     if "e+" in text:
         return f"{value:.0f}"
     return format(Decimal(text), "f") if "e-" in text else text
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things with their noun.
+
+    >>> counted(1, "group"), counted(0, "server")
+    ('1 group', '0 servers')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def duration(seconds: float, digits: int = 3) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridps.errors import HybridPSError
-from hybridps.quantities import duration, rounded
+from hybridps.quantities import counted, duration, rounded
 
 
 def print_summary(folder: str, *, only_if_events: bool = False) -> None:
@@ -74,9 +74,9 @@ def write_trace(folder: Path, out: Path | None) -> None:
         count = write_chrome_trace(clock, path)
     except OSError as error:
         raise HybridPSError(f"the trace cannot be written to {str(path)!r}: {error.strerror}") from None
-    workers, servers = len(clock.trace.workers), len(clock.trace.servers)
+    who = f"{counted(len(clock.trace.workers), 'worker')} and {counted(len(clock.trace.servers), 'server')}"
     print(
-        f"hybridps: wrote {path}: {count} events of {workers} workers and {servers} servers; their clocks are "
+        f"hybridps: wrote {path}: {count} events of {who}; their clocks are "
         f"aligned to within {duration(clock.uncertainty, 2)}. Open it at https://ui.perfetto.dev"
     )
 

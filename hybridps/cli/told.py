@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from hybridps.quantities import counted
+
 if TYPE_CHECKING:
     from hybridps.ps.server import Server
 
@@ -88,7 +90,7 @@ class Newcomers:
 
 def changes(before: frozenset[int], now: Groups) -> list[str]:
     """Return a line for each group that has joined a job or left it."""
-    has = f"{now.groups} groups, {now.workers} workers"
+    has = f"{counted(now.groups, 'group')}, {counted(now.workers, 'worker')}"
     return [f"group {group} has joined: {has}" for group in sorted(now.joined - before)] + [
         f"group {group} has left: {has}" for group in sorted(before - now.joined)
     ]

@@ -10,7 +10,7 @@ from hybridps.algorithms import Algorithm, Row, choose_row, make_algorithm, reso
 from hybridps.algorithms.choose import choose_name
 from hybridps.config import Settings, load_settings
 from hybridps.errors import ConfigError, HybridPSError, ServerError
-from hybridps.events import Began, Closed
+from hybridps.events import AlgorithmChosen, Closed
 from hybridps.gossip import Partners
 from hybridps.gossip.start import start_partners
 from hybridps.job.levels import make_levels
@@ -149,7 +149,7 @@ class Job:
         levels = self._connect(row)
         tier = self._tier(row, levels.group, f"{self._algorithms}/")
         self._algorithms += 1
-        self.session.events.emit(Began(row.name))
+        self.session.events.emit(AlgorithmChosen(row.name))
         algorithm = make_algorithm(row, levels, tier, workers=self.session.plan.workers)
         self._in_step |= algorithm.is_synchronous
         return algorithm

@@ -11,7 +11,7 @@ from pathlib import Path
 from hybridps import progress
 from hybridps.config import Settings
 from hybridps.events import (
-    Began,
+    AlgorithmChosen,
     Communicated,
     Counted,
     Evaluated,
@@ -56,7 +56,7 @@ class LiveWorker:
         """Note an event of this worker."""
         status = self._status
         match event:
-            case Began():
+            case AlgorithmChosen():
                 status.algorithm = event.algorithm
             case Paced():
                 status.step_seconds, status.own_seconds = event.step_seconds, event.own_seconds

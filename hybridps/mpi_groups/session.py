@@ -22,6 +22,7 @@ from hybridps.mpi_groups.plan import WORKER, Place, Plan, make_plan
 from hybridps.mpi_groups.session_live import SessionLive, make_live
 from hybridps.mpi_groups.threads import SoloGroup
 from hybridps.mpi_groups.watchdog import Watchdog
+from hybridps.quantities import counted
 from hybridps.tracing.recorder import Recorder, check_trace
 
 _OF_LAUNCHER = {f"{PREFIX}{name}" for name in ("AWAITS_REFUSING", "GROUP_INDEX", "LAUNCH", "LIVE_FOLDER", "PEERS")}
@@ -93,7 +94,8 @@ class Session:
             told = to_environment(without_secrets(self.settings))
             said = " ".join(f"{name}={text}" for name, text in sorted(told.items()) if name not in _OF_LAUNCHER)
             print(
-                f"hybridps: {plan.workers} workers in {plan.groups} groups ({sizes}), {len(servers)} servers"
+                f"hybridps: {counted(plan.workers, 'worker')} in {counted(plan.groups, 'group')} ({sizes}), "
+                f"{counted(len(servers), 'server')}"
                 f"{'; ' if said else ''}{said}\nhybridps: waits: {waits(self.settings)}",
                 file=sys.stderr,
                 flush=True,

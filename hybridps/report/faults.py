@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hybridps.events import Ended, Joined, Launched, Noted, NotFinite, Planned, Restarted, Skipped
+from hybridps.quantities import counted
 from hybridps.report.points import started
 from hybridps.report.reading import Rank, Run
 
@@ -62,7 +63,7 @@ def _lines(rank: Rank) -> Iterator[Fault]:
 
 def _changes(before: set[int], now: Joined) -> list[str]:
     """Return a line for each group that has joined the job or left it."""
-    has, joined = f"{now.groups} groups, {now.workers} workers", set(now.joined)
+    has, joined = f"{counted(now.groups, 'group')}, {counted(now.workers, 'worker')}", set(now.joined)
     return [f"group {group} has joined: {has}" for group in sorted(joined - before)] + [
         f"group {group} has left: {has}" for group in sorted(before - joined)
     ]

@@ -18,7 +18,7 @@ import numpy as np
 
 from hybridps.errors import HybridPSError
 from hybridps.events import (
-    Began,
+    AlgorithmChosen,
     Closed,
     Communicated,
     Configured,
@@ -39,7 +39,7 @@ from hybridps.events import (
 
 Known = (
     Configured
-    | Began
+    | AlgorithmChosen
     | Planned
     | Communicated
     | Exchanged
@@ -139,7 +139,7 @@ class Run:
     def algorithm(self) -> str:
         """Return the name of the algorithm that began, or else that of the settings or of the KVStore's type."""
         known = [*self.ranks, *([self.launch] if self.launch else [])]
-        named: list[Any] = [event.algorithm for event in self.last(Began)]
+        named: list[Any] = [event.algorithm for event in self.last(AlgorithmChosen)]
         named += [event.settings.get("algorithm") for rank in known if (event := rank.last(Configured))]
         told = [worker.settings() for worker in self.workers.values()]
         named += [settings.get("kvstore_type") or settings.get("kvstore") for settings in told]

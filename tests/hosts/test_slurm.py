@@ -54,7 +54,7 @@ def test_the_warning_before_the_time_limit_ends_the_job_in_order(nodes: tuple[Ho
     wait_for(lambda: out.exists() and out.read_text().count("trains on") == 4, 150)
     nodes[0].do("scancel --signal=TERM --batch 1")  # as SLURM does by --signal=B:TERM@60
     wait_for(lambda: not nodes[0].do("squeue --noheader"))
-    assert "hybridps: SIGTERM: stopping 2 groups and 1 servers" in out.read_text()
+    assert "hybridps: SIGTERM: stopping 2 groups and 1 server" in out.read_text()
     for node in nodes:
         wait_for(lambda: not node.leftovers())  # noqa: B023
 

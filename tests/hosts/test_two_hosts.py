@@ -81,7 +81,7 @@ def test_a_host_that_ends_is_named_and_the_other_group_goes_on(cluster: Cluster,
     wait_for(lambda: job.has("group 1 of job"))
     job.send("TERM")
     job.end()
-    assert job.has("SIGTERM: stopping 1 groups and 1 servers"), str(job)
+    assert job.has("SIGTERM: stopping 1 group and 1 server"), str(job)
     assert cluster.hosts[0].leftovers() == []
 
 

@@ -167,7 +167,7 @@ def test_a_group_leaves_with_notice_or_is_ended(tmp_path: Path, stays: bool) -> 
             until(lambda: (tmp_path / "workers-0").read_text() == "4")
             second.send_signal(signal.SIGTERM)
             assert second.wait(SECONDS) == (143 if stays else 0), second.err.read_text()
-            assert second.err.read_text().count("SIGTERM: 1 groups have") == 1
+            assert second.err.read_text().count("SIGTERM: 1 group must leave") == 1
         until(lambda: first.says("group 2 has left: 2 groups, 2 workers"))
         until(lambda: (tmp_path / "workers-0").read_text() == "2")
         done = [tmp_path / f"done-{worker}" for worker in (2, 3)]

@@ -58,7 +58,7 @@ def test_all_processes_are_in_one_trace(run: Path) -> None:
 
 def test_the_chrome_trace_of_a_run(run: Path) -> None:
     said = hybridps("trace", str(run))
-    assert "of 2 workers and 1 servers" in said
+    assert "of 2 workers and 1 server" in said
     events = json.loads((run / "trace.json").read_text())["traceEvents"]
     assert {event["cat"] for event in events if "cat" in event} == {
         "step", "loading", "backward", "gradient", "vote", "allreduce", "exchange", "bucket", "message", "round",

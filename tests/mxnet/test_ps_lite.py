@@ -238,7 +238,7 @@ def test_a_killed_server_ends_the_job_soon_and_nothing_is_left(script: Path) -> 
     status, said = run.end()
     assert status == 1
     assert "[servers] hybridps: serving at ps-lite://127.0.0.1:" in said
-    assert "2 workers in 2 groups (1 + 1), 1 servers" in said
+    assert "2 workers in 2 groups (1 + 1), 1 server" in said
     assert "the MXNet server 0 ended with exit status 137, so the others were stopped" in said
     assert "MXNet's scheduler at 127.0.0.1" in said
     assert time.monotonic() - began < 30

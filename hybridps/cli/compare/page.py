@@ -10,6 +10,7 @@ from shlex import join
 from hybridps.cli.compare.outcomes import Outcome, Row, Spread
 from hybridps.cli.compare.plan import Comparison
 from hybridps.cli.compare.trials import FAILED
+from hybridps.quantities import counted
 from hybridps.report import size
 
 TITLES = {
@@ -85,7 +86,7 @@ def _cells(row: Row, accuracy: float | None) -> dict[str, str]:
 
 
 def _about(comparison: Comparison) -> str:
-    groups = f"{comparison.workers} workers in {comparison.groups} groups"
+    groups = f"{counted(comparison.workers, 'worker')} in {counted(comparison.groups, 'group')}"
     parts = [groups, f"{comparison.seeds} seed{'s' * (comparison.seeds > 1)}"]
     parts += [f"each group behind a link of {comparison.link}"] if comparison.link else []
     parts += [f"at most {comparison.budget_seconds:g} s each"] if comparison.budget_seconds else []

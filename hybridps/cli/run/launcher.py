@@ -23,6 +23,7 @@ from hybridps.cli.run.servers import LaunchedServers
 from hybridps.cli.run.signals import Signals
 from hybridps.errors import FAILED, MISUSED
 from hybridps.events import check_run_folder
+from hybridps.quantities import counted
 from hybridps.resuming import Resume
 from hybridps.tracing.recorder import check_trace
 
@@ -177,7 +178,7 @@ class Launcher:
         seconds, groups, starting = self._launch.settings.notice_seconds, self._groups.running, self._groups.starting
         if seconds is None or self._signals.heard != [signal.SIGTERM] or not groups or starting is None:
             return
-        self._screen.message(f"SIGTERM: {len(groups)} groups have {seconds:g} s to leave")
+        self._screen.message(f"SIGTERM: {counted(len(groups), 'group')} must leave within {seconds:g} s")
         for child in groups:  # only once: while Python ends, the signal would kill a rank
             if starting.has_started(self._groups.children.index(child)):
                 child.process.send_signal(signal.SIGUSR1)
@@ -240,7 +241,8 @@ class Launcher:
         groups = self._groups.children
         if self._signals and not self._left:
             name, servers = signal.Signals(self._signals.heard[0]).name, running(self._servers.children)
-            self._screen.message(f"{name}: stopping {len(running(groups))} groups and {len(servers)} servers")
+            left = len(running(groups))
+            self._screen.message(f"{name}: stopping {counted(left, 'group')} and {counted(len(servers), 'server')}")
         self._stopping = True
         ended = [group for group, child in enumerate(groups) if child.status is None]
         for children in (groups, *reversed(self._servers.tiers)):

@@ -19,7 +19,7 @@ from hybridps.live import GroupStatus, LaunchStatus, Report, StatusFile
 from hybridps.live.folder import LiveFolder
 from hybridps.watch import Reader, Watcher, make_readers
 from hybridps.watch.line import JobLine
-from hybridps.watch.returned import ReturnedGroups
+from hybridps.watch.restarted import RestartedGroups
 from hybridps.watch.slow import SlowGroups
 
 _MOST_REPORTS = 1000
@@ -40,7 +40,7 @@ class LaunchLive:
         self._file: StatusFile | None = None
         self._line = JobLine()
         self._groups = SlowGroups(launch.settings.slow_factor)
-        self._returned = ReturnedGroups()
+        self._restarted = RestartedGroups()
         self._log: RunLog | None = None
         self._watcher: Watcher | None = None
         self._readers, self._said = make_readers(launch.settings)
@@ -88,7 +88,7 @@ class LaunchLive:
         if len(self.launch.groups) > 1:
             readers.append(self._groups)
         if self.launch.restarts:
-            readers.append(self._returned)
+            readers.append(self._restarted)
         if readers or self._readers:
             self._watcher = Watcher(self._made.path, [*readers, *self._readers])
         if self._said:
@@ -96,8 +96,8 @@ class LaunchLive:
 
     def show(self) -> None:
         """Show the progress of the job, and report groups that are slow or back. Called on the thread of the screen."""
-        while self._returned.news:
-            self._screen.message(self._returned.news.popleft())
+        while self._restarted.news:
+            self._screen.message(self._restarted.news.popleft())
         while self._groups.news:
             text, event = self._groups.news.popleft()
             if not self.launch.settings.quiet:

@@ -14,6 +14,7 @@ from hybridps.cli.run.mpirun import Mpirun
 from hybridps.cli.run.plan import Launch
 from hybridps.cli.run.servers import command_of_server
 from hybridps.config import PREFIX, SECRETS
+from hybridps.quantities import counted
 
 _MADE = "MADE-FOR-THIS-LAUNCH"
 """The placeholder for keys."""
@@ -37,8 +38,8 @@ def describe(launch: Launch, mpirun: Mpirun, why: Why) -> str:
     """Return one line that says what was chosen, and why."""
     sizes = [group.size for group in launch.groups]
     settings = launch.settings
-    workers = f"{_count(sum(sizes), 'worker')} ({_why_workers(launch, why)})"
-    groups = f"in {_count(len(sizes), 'group')}" + (f" ({' + '.join(map(str, sizes))})" if len(sizes) > 1 else "")
+    workers = f"{counted(sum(sizes), 'worker')} ({_why_workers(launch, why)})"
+    groups = f"in {counted(len(sizes), 'group')}" + (f" ({' + '.join(map(str, sizes))})" if len(sizes) > 1 else "")
     names = dict.fromkeys(host.name for group in launch.groups for host in group.hosts)
     where = f"on {', '.join(names)}" if names else "on this host"
     parts = [
@@ -72,11 +73,7 @@ def _servers(launch: Launch, why: Why) -> str:
     keys = "keys made for this launch" if launch.makes_keys else f"the keys of {settings.server_keys}"
     keys = keys if launch.makes_keys or settings.server_keys else "no keys"
     where = launch.bind.removeprefix("tcp://").removesuffix(":*")
-    return f"{_count(len(launch.servers), 'server')} ({reason}) at {where} with {keys}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{counted(len(launch.servers), 'server')} ({reason}) at {where} with {keys}"
 
 
 def commands(launch: Launch, mpirun: Mpirun) -> Iterator[str]:
@@ -97,7 +94,7 @@ def commands(launch: Launch, mpirun: Mpirun) -> Iterator[str]:
     for group in launch.groups:
         settings = launch.group_settings(group, addresses, credentials, _FOLDER)
         where = f" on {', '.join(map(str, group.hosts))}" if group.hosts else ""
-        yield f"# {group_name(group)}: {_count(group.size, 'worker')}{where}"
+        yield f"# {group_name(group)}: {counted(group.size, 'worker')}{where}"
         yield _shown(command_of_group(launch, group, mpirun, settings, shared, at_once=False), here)
 
 

@@ -18,7 +18,7 @@ from hybridps.cli.top.table import PLAIN_WIDTH, Row, make_table, nbytes, number,
 from hybridps.live import Live, ServerStatus, WorkerStatus, read_live
 from hybridps.live.reading import Seen, clock, rate, report_of, silent_seconds, steps_per_second
 from hybridps.live.status import Status
-from hybridps.quantities import duration
+from hybridps.quantities import counted, duration
 
 REFRESH_SECONDS = 1.0
 
@@ -91,8 +91,8 @@ def headlines(before: Live, now: Live) -> list[str]:
     """
     workers = [seen.status for seen in now.workers.values()]
     expected = max((status.workers for status in workers), default=0)
-    first = f"{len(workers)} of {expected} workers" if len(workers) < expected else _count(len(workers), "worker")
-    words = [first, _count(len(now.groups), "group"), _count(len(now.servers), "server")]
+    first = f"{len(workers)} of {expected} workers" if len(workers) < expected else counted(len(workers), "worker")
+    words = [first, counted(len(now.groups), "group"), counted(len(now.servers), "server")]
     algorithms = {status.algorithm for status in workers if status.algorithm}
     launch = now.launch.status if now.launch is not None else None
     began = launch or min(workers, key=lambda status: status.started_at, default=None)
@@ -197,10 +197,6 @@ def _server_row(before: Live, seen: Seen[ServerStatus]) -> Row:
         nbytes(status.memory_bytes),
         f"{state}, restarted {_times(status.life)}" if status.life else state,
     )
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _times(count: int) -> str:

@@ -7,7 +7,7 @@ from collections import deque
 from hybridps.live import Live
 
 
-class ReturnedGroups:
+class RestartedGroups:
     """Notices when the leader of a restarted group has done its first steps."""
 
     def __init__(self) -> None:
