@@ -7,6 +7,7 @@ import gc
 import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from threading import get_ident
 from typing import Any
 
 import mxnet as mx
@@ -27,12 +28,17 @@ _OnComplete = ctypes.c_void_p * 3
 _START = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p)
 _DONE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
+_known_threads: set[int] = set()
+"""Threads of the engine that keep their Python state: to make one takes longer than all else that a callback does."""
 _waiting: dict[int, Started] = {}
 _numbers = itertools.count(1)
 
 
 @_START
 def _start(_run_context: int, on_complete: ctypes._Pointer[ctypes.Array[ctypes.c_void_p]], number: int) -> None:
+    if (thread := get_ident()) not in _known_threads:
+        _known_threads.add(thread)
+        ctypes.pythonapi.PyGILState_Ensure()
     callback, engine, parameter = on_complete.contents  # copied now: they live on the engine's stack
     _waiting.pop(number)(lambda: _DONE(callback or 0)(engine, parameter, None))
 
@@ -55,7 +61,12 @@ def operate(arrays: Sequence[NDArray], started: Started, priority: int = 0, read
     check_call(_LIB.MXEnginePushAsyncND(*operation, ctypes.byref(_CPU), *read, *changed, *options))
 
 
-def _handles(arrays: Sequence[NDArray]) -> tuple[ctypes.Array[ctypes.c_void_p], int]:
+def _handles(arrays: Sequence[NDArray]) -> tuple[Any, int]:
+    """Return the handles of arrays as MXNet takes them, and how many there are. Most often that is one or none."""
+    if not arrays:
+        return None, 0
+    if len(arrays) == 1:
+        return ctypes.byref(arrays[0].handle), 1
     return (ctypes.c_void_p * len(arrays))(*[array.handle.value for array in arrays]), len(arrays)
 
 
