@@ -5,21 +5,20 @@ The memory has no file: it is gone when the last process that uses it ends, howe
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
-import mmap
 import os
 import re
 import secrets
 import stat
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
-from weakref import WeakSet
 
 import numpy as np
 
 from hybridps.errors import LayoutError
+from hybridps.mapping import address_of, make_private, map_file
 from hybridps.memory import private_memory
 
 _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -40,46 +39,37 @@ class Place(NamedTuple):
 
 def place_of(array: np.ndarray) -> Place | None:
     """Return the place of a contiguous array, or None if it is not a part of shared memory."""
-    base = array
-    while isinstance(base, np.ndarray) and base.base is not None:
-        whole, base = base, base.base
-    mapping = base.obj if isinstance(base, memoryview) else base
-    if not isinstance(mapping, _Mapping):
-        return None
-    start = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
-    return Place(mapping.descriptor, len(mapping), start, mapping.secret)
+    start = address_of(array)
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    whole = _mapped.get(address_of(array))
+    return None if whole is None else whole._replace(offset=start - address_of(array))
 
 
-class _Mapping(mmap.mmap):
-    """Memory that knows its descriptor and its secret."""
-
-    def __init__(self, descriptor: int, nbytes: int) -> None:
-        self.descriptor = os.dup(descriptor)
-        self.secret = secret_at(f"/proc/self/fd/{self.descriptor}")
-        _mappings.add(self)
-
-    def part(self) -> None:
-        """Make what this process writes here its own from now on, as in other memory after a fork."""
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self))
-        access, options = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
-        if _map(start, len(self), access, options, self.descriptor, 0) != start:
-            os.abort()  # otherwise this process would write into its parent's memory
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self.descriptor)  # a default argument, because `os` may be gone before the last array at the end
+_mapped: dict[int, Place] = {}
+"""The shared memory that this process has mapped, by address."""
 
 
-_mappings: WeakSet[_Mapping] = WeakSet()
+def _map(descriptor: int, nbytes: int) -> np.ndarray:
+    """Map shared memory. Its descriptor stays open as long as an array over it is used. Raises OSError."""
+    memory = map_file(descriptor, nbytes)
+    address, kept = address_of(memory), os.dup(descriptor)
+    _mapped[address] = Place(kept, nbytes, 0, secret_at(f"/proc/self/fd/{kept}"))
+    # This comes before the memory is unmapped, so that its address cannot have another use yet: Python calls what was
+    # registered last first.
+    weakref.finalize(memory.base.obj, _forget, address).atexit = False  # type: ignore[union-attr]
+    return memory
 
-_MAP_FIXED = 16
-_map = ctypes.CDLL(None).mmap
-_map.restype = ctypes.c_void_p
-_map.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+
+def _forget(address: int, close: Callable[[int], None] = os.close) -> None:
+    close(_mapped.pop(address).descriptor)
 
 
 def _part() -> None:
-    for mapping in list(_mappings):
-        mapping.part()
+    """Make what this process writes to shared memory its own from now on, as in other memory after a fork."""
+    for address, place in list(_mapped.items()):
+        if not make_private(address, place.nbytes, place.descriptor):
+            os.abort()  # otherwise this process would write into its parent's memory
 
 
 os.register_at_fork(after_in_child=_part)
@@ -101,7 +91,7 @@ def create_shared(nbytes: int) -> np.ndarray:
     with open(descriptor, "r+b", buffering=0) as file:
         file.truncate(nbytes)
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, _FIXED_SIZE | fcntl.F_SEAL_SEAL)
-        return np.frombuffer(_Mapping(descriptor, nbytes), np.uint8)
+        return _map(descriptor, nbytes)
 
 
 def shared_name(memory: np.ndarray) -> str:
@@ -124,7 +114,7 @@ def attach_shared(name: str, nbytes: int) -> np.ndarray:
                 raise LayoutError(f"shared memory {name} is smaller than the {nbytes} bytes expected")
             if fcntl.fcntl(file, fcntl.F_GET_SEALS) & _FIXED_SIZE != _FIXED_SIZE:
                 raise LayoutError(f"shared memory {name} can become smaller")
-            return np.frombuffer(_Mapping(file.fileno(), nbytes), np.uint8)
+            return _map(file.fileno(), nbytes)
     except OSError as error:
         raise LayoutError(f"shared memory {name} cannot be opened: {error.strerror}") from None
 

@@ -66,7 +66,7 @@ class Job:
         """On the first worker, if no launcher watches the run."""
         self._closed = False
         session.bytes_with_servers = self._bytes
-        session.counted = self._counted
+        session.counted, session.behind = self._counted, self._behind
 
     @property
     def workers(self) -> int:
@@ -98,6 +98,10 @@ class Job:
         if self._partners is not None:
             sent += self._partners.bytes_sent
         return sent, received
+
+    def _behind(self) -> int | None:
+        """Return the group furthest behind the others at the servers, on a leader; None if none is."""
+        return self.client.session.behind if self.client is not None else None
 
     def _counted(self) -> tuple[int, int] | None:
         """Return the numbers of groups and workers that the servers of one rack know; None where these never change.

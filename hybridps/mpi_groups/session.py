@@ -72,6 +72,8 @@ class Session:
         """The numbers of groups and workers of the job, as the program sees them."""
         self.counted: Callable[[], tuple[int, int] | None] = lambda: None
         """Returns the numbers of groups and workers according to the servers; None if they are not known."""
+        self.behind: Callable[[], int | None] = lambda: None
+        """Returns the group furthest behind the others, according to the servers; None if none is."""
         name = place.worker if place.role == WORKER else f"server-{place.world_rank}"
         self.events = EventLog(settings.run_folder, name)
         self.trace = (

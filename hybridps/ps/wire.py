@@ -268,11 +268,13 @@ class Done(Message, frozen=True, omit_defaults=True):
 class Alive(Message, frozen=True, omit_defaults=True):
     """The server has received a Heartbeat, Leave or EndOfGroup.
 
-    After a Heartbeat: the groups of the job that are there or expected, and their workers; 0 if not known.
+    After a Heartbeat: the groups of the job that are there or expected, and their workers; 0 if not known. `behind`:
+    1 + the number of the group furthest behind the others; 0 if none is.
     """
 
     groups: Number = 0
     workers: Number = 0
+    behind: Number = 0
 
 
 class Silent(Message, frozen=True):

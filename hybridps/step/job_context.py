@@ -32,6 +32,8 @@ class JobContext:
     """The numbers of groups and workers of the job, as the program sees them."""
     counted: Callable[[], tuple[int, int] | None] = lambda: None
     """Returns the same numbers according to the leader's servers; None on other ranks."""
+    behind: Callable[[], int | None] = lambda: None
+    """Returns the group furthest behind the others, on a leader with servers; None if none is."""
     trace: Recorder = field(default_factory=Recorder)
     """What this worker records of its steps."""
 
@@ -40,7 +42,7 @@ class JobContext:
         """Return the context of a worker of this session."""
         place, watch = session.place, session.watchdog.watch
         groups, with_servers = session.plan.groups, session.bytes_with_servers
-        told = session.headcount, session.counted, session.trace
+        told = session.headcount, session.counted, session.behind, session.trace
         return JobContext(
             session.settings, place.worker, groups, session.events, watch, place.group, with_servers, *told
         )

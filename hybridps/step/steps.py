@@ -68,13 +68,19 @@ class Reducer:
 
     def _finish(self, step: int) -> None:
         began = time.monotonic()
-        with self._context.watch(f"step {step}: the answer of the servers"), self.spent.on("exchange"):
+        with self._context.watch(partial(self._awaited, step)), self.spent.on("exchange"):
             found = self._algorithm.finish_()
         self._finite.reduced(found or {})
         span, finished = self._under_way.popleft()
         self.trace.span("exchange", began, span.table.name, span.table.key_at(span.start), span.nbytes)
         for item in finished:
             item.finish()
+
+    def _awaited(self, step: int) -> str:
+        """Return what the end of a reduction waits for, in words. The watchdog's thread calls this."""
+        behind = self._context.behind()
+        group = "" if behind in (None, self._context.group) else f", and group {behind} is behind"
+        return f"step {step}: the answer of the servers{group}"
 
 
 class Step:

@@ -170,3 +170,12 @@ def test_nobody_is_named_in_an_even_run_of_2000_steps(tmp_path: Path, millisecon
     said = run_to_its_end(tmp_path, 2, 2000, milliseconds, "even")
     assert events(tmp_path, 0, "Slowed") == []
     assert "is slow" not in said
+
+
+def test_a_group_that_waits_for_servers_says_who_is_behind() -> None:
+    """Group 1 takes 2.6 s in one step. Group 0 says after a second, a tenth of the deadline, what it waits for."""
+    given = ("-n", "2", "--groups", "2", "--set", "deadline_seconds=10", "--set", "lost_seconds=5")
+    asked = command(*given, script=("34", "150", "stalls"))
+    done = subprocess.run(asked, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "step 32: the answer of the servers, and group 1 is behind" in done.stderr

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hybridps.errors import ServerError
-from hybridps.ps.server.kept import KeptMemory, gather
+from hybridps.mapping import gather
+from hybridps.ps.server.kept import KeptMemory
 from hybridps.ps.server.kept.pages import HUGE_PAGE
 
 PAGE = mmap.PAGESIZE

@@ -62,6 +62,8 @@ class Heartbeat(threading.Thread):
         servers. The client's thread sets it."""
         self.counted: tuple[int, int] | None = None
         """The numbers of groups and workers of the job that the first server reported last."""
+        self.behind: int | None = None
+        """The group furthest behind the others at the server that reported last; None if none is."""
         self.settled = 0
         """All requests before this one are answered, so the servers need not keep those answers. The client's thread
         sets it."""
@@ -129,8 +131,9 @@ class Heartbeat(threading.Thread):
                     if not isinstance(error, UnknownClientError):
                         raise error
                     self.strangers[number] = error
-                if not number and isinstance(answer, wire.Alive) and answer.groups:
-                    self.counted = answer.groups, answer.workers
+                if isinstance(answer, wire.Alive) and answer.groups:
+                    self.counted = self.counted if number else (answer.groups, answer.workers)
+                    self.behind = answer.behind - 1 if answer.behind else None
                 self._hear(number, server)
             # This follows the reading, so that a process that was stopped finds the answers that have arrived meanwhile
             # first.

@@ -78,6 +78,11 @@ class Session:
         """The numbers of groups and workers of the job that the first server reported last."""
         return self._heartbeat.counted
 
+    @property
+    def behind(self) -> int | None:
+        """The group furthest behind the others, as a server reported it last; None if none is."""
+        return self._heartbeat.behind
+
     def begin(
         self, what: str, messages: Callable[[int], Iterable[Sent]], table: Table | None = None, codec: Codec = EXACT
     ) -> Operation:

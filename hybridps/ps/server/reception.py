@@ -39,7 +39,9 @@ class Reception:
                 return wire.Welcome(wire.VERSION, self.has_parent, self.life)
             case wire.Heartbeat(session=session):
                 self.members.beat(message, now)
-                return wire.Alive(*self.jobs.counted(self.members.by_name[session].job))
+                job = self.members.by_name[session].job
+                behind = self.jobs.behind(job)
+                return wire.Alive(*self.jobs.counted(job), 0 if behind is None else 1 + behind)
             case wire.Silence(session=session, seconds=seconds):
                 return wire.Silent(self.members.silent_groups(session, seconds, now))
             case wire.Attach(request=request) | wire.Detach(request=request):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hybridps.errors import DeadlineError, GroupError, LayoutError
+from hybridps.mapping import gather
 from hybridps.memory import ALIGNMENT, private_memory
 from hybridps.mpi_groups.group import Group, rank_ended
 from hybridps.shared_memory import attach_shared, create_shared, shared_memory, shared_name
@@ -75,6 +76,7 @@ class Node:
         everything = self._share(sum(vectors) * padded * dtype.itemsize).view(dtype)
         rows = everything.reshape(sum(vectors), padded)
         first = sum(vectors[: self.rank])
+        gather(rows[first : first + vectors[self.rank]])
         rows[first : first + vectors[self.rank]] = 0  # the first rank to write a page gets it in its own NUMA node
         self.meet("the first use of shared memory")
         return rows

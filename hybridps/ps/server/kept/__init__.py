@@ -5,7 +5,6 @@ memory does not survive the machine: it has no file, and vanishes with the super
 """
 
 from hybridps.ps.server.kept.memory import KeptMemory
-from hybridps.ps.server.kept.pages import gather
 from hybridps.ps.server.kept.supervisor import supervise
 
-__all__ = ["KeptMemory", "gather", "supervise"]
+__all__ = ["KeptMemory", "supervise"]

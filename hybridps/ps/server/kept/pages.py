@@ -4,40 +4,28 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-import mmap
 import os
-import weakref
 from collections.abc import Iterable
 
 import numpy as np
 
 from hybridps.errors import ServerError
-
-PAGE = mmap.PAGESIZE
-HUGE_PAGE = 2 << 20
-"""Runs of at least this many bytes begin at a multiple of it, in the file and where they are mapped."""
+from hybridps.mapping import HUGE_PAGE, PAGE, map_file
 
 _ENDLESS = 1 << 62
 """The end of the free pages after the last used one. The file grows as needed."""
 
-_MADV_COLLAPSE = 25  # Linux 6.1; not in Python's mmap
-_PROT_NONE, _MAP_FIXED, _MAP_NORESERVE = 0, 0x10, 0x4000
 _KEEP_SIZE_AND_PUNCH_HOLE = 1 | 2  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
-_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 
 
 class Pages:
     """Allocates runs of pages of a file, and takes them back. Free pages hold zeros and take no memory.
 
-    Offsets are bytes, and multiples of `PAGE`. The first page is never allocated. Call `keep_only` before `take`. All
-    methods raise ServerError if the system refuses.
+    Offsets are bytes, and multiples of `PAGE`, for runs of at least `HUGE_PAGE` bytes of that. The first page is never
+    allocated. Call `keep_only` before `take`. All methods raise ServerError if the system refuses.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -87,18 +75,10 @@ class Pages:
         """Return the bytes at an offset (uint8), shared with all that map them. It is unmapped with its last array."""
         if nbytes == 0:
             return np.zeros(0, np.uint8)
-        access = mmap.PROT_READ | mmap.PROT_WRITE
-        # This avoids mmap.mmap, each of which would hold a descriptor of the process.
-        place = _huge_place(nbytes) if nbytes >= HUGE_PAGE else None
-        flags = mmap.MAP_SHARED | (0 if place is None else _MAP_FIXED)
-        address = _libc.mmap(place, nbytes, access, flags, self._descriptor, offset)
-        if address == _FAILED:
-            raise _refused(f"{nbytes} bytes of kept memory cannot be mapped", ctypes.get_errno())
-        if place is not None:
-            _libc.madvise(address, nbytes, mmap.MADV_HUGEPAGE)
-        memory = (ctypes.c_uint8 * nbytes).from_address(address)
-        weakref.finalize(memory, _libc.munmap, address, nbytes).atexit = False  # at exit other threads may still use it
-        return np.frombuffer(memoryview(memory), np.uint8)
+        try:
+            return map_file(self._descriptor, nbytes, offset)
+        except OSError as error:
+            raise _refused(f"{nbytes} bytes of kept memory cannot be mapped", error.errno or 0) from None
 
     def _grow(self, size: int) -> None:
         """Make the file at least `size` bytes long."""
@@ -115,32 +95,6 @@ class Pages:
             return
         if _libc.fallocate(self._descriptor, _KEEP_SIZE_AND_PUNCH_HOLE, start, stop - start) != 0:
             raise _refused("kept memory cannot be given back", ctypes.get_errno())
-
-
-def gather(array: np.ndarray) -> None:
-    """Move a large mapped array to huge pages, if the system can (Linux 6.1). All of the array then takes memory.
-
-    The system usually gives shared memory no huge pages by itself. This takes some milliseconds for each 10 MB; other
-    threads may use the array meanwhile.
-    """
-    nbytes, address = array.nbytes // HUGE_PAGE * HUGE_PAGE, array.__array_interface__["data"][0]
-    if nbytes:
-        array.view(np.uint8)[:nbytes:HUGE_PAGE].max()  # the system gathers around a page that exists
-        _libc.madvise(address, nbytes, _MADV_COLLAPSE)
-
-
-def _huge_place(nbytes: int) -> int | None:
-    """Return where a mapping of `nbytes` begins with a huge page; None if the system has no such place."""
-    size = _whole(nbytes)
-    access, flags = _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    begin = _libc.mmap(None, size + HUGE_PAGE, access, flags, -1, 0)
-    if begin == _FAILED:
-        return None
-    place = -(-begin // HUGE_PAGE) * HUGE_PAGE
-    for start, stop in ((begin, place), (place + size, begin + size + HUGE_PAGE)):
-        if start < stop:
-            _libc.munmap(start, stop - start)
-    return int(place)
 
 
 def _whole(nbytes: int) -> int:

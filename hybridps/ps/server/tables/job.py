@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from hybridps.ps.joining import Terms
 from hybridps.ps.model import Outcome
@@ -48,6 +49,14 @@ class Job:
     def __post_init__(self) -> None:
         self.places = Places(self.groups)
         """The numbers of its groups."""
+
+    @property
+    def behind(self) -> int | None:
+        """The group furthest behind the others in any table; None if none is."""
+        group, elements = max(
+            (table.rounds.lag for table in self.tables.values()), key=itemgetter(1), default=(None, 0)
+        )
+        return group if elements else None
 
     @property
     def returning(self) -> set[int]:

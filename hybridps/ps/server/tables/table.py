@@ -11,6 +11,7 @@ import numpy as np
 
 from hybridps.codecs import codec_of
 from hybridps.errors import HybridPSError, ProtocolError, ServerError
+from hybridps.mapping import gather
 from hybridps.memory import private_memory
 from hybridps.ps.chunk_map import Span
 from hybridps.ps.clocks import BulkSynchronous
@@ -19,7 +20,6 @@ from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.chunks.journal import TableJournal
 from hybridps.ps.server.chunks.memory import ChunkMemory
 from hybridps.ps.server.chunks.rounds import Chunk
-from hybridps.ps.server.kept import gather
 from hybridps.ps.server.tables.images import TableImage
 from hybridps.ps.server.tables.registrations import Registrations
 
