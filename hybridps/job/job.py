@@ -101,7 +101,7 @@ class Job:
 
     def _behind(self) -> int | None:
         """Return the group furthest behind the others at the servers, on a leader; None if none is."""
-        return self.client.session.behind if self.client is not None else None
+        return self.client.session.heartbeat.behind if self.client is not None else None
 
     def _counted(self) -> tuple[int, int] | None:
         """Return the numbers of groups and workers that the servers of one rack know; None where these never change.

@@ -106,8 +106,9 @@ class SlowWorkers:
             seen.append((_by_means(mine), _by_means(usual)))
             stalled |= self._is_slow(*seen[-1])
             is_named = place in self.named
-            in_bursts = not self._is_slow(mine, usual, is_named) and self._stalls(place)
-            if (in_bursts or self._is_slow(mine, usual, is_named)) == is_named:
+            steadily = self._is_slow(mine, usual, is_named)
+            in_bursts = not steadily and self._stalls(place)
+            if (steadily or in_bursts) == is_named:
                 self._alike[place] = 0
                 continue
             self._alike[place] += 1

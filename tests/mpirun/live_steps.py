@@ -2,8 +2,7 @@
 
 `live_steps.py STEPS MILLISECONDS WAY [FOLDER]`: from step `AT` on the last worker takes longer. It `waits` four times
 as long, `computes` twice as long, is `stopped` half of the time, or `stalls` in every eighth step; with `even` it does
-not. With a FOLDER the workers
-go on until it has a file `enough`.
+not. With a FOLDER the workers go on until it has a file `enough`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 import hybridps
 
 PACKAGE = Path(hybridps.__file__).parent
-BASE = {"errors", "addresses", "config", "mapping", "memory", "shared_memory", "codecs", "events", "processes", "racks"}
+BASE = {"errors", "addresses", "config", "memory", "shared_memory", "codecs", "events", "processes", "racks"}
 BASE |= {"progress", "quantities", "resuming", "links", "live", "tracing"}
 PURE_PS = {"ps.store", "ps.model", "ps.clocks", "ps.chunk_map", "ps.rules"}
 """The parameter service without sockets and threads."""
@@ -25,9 +25,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "addresses": {"errors"},
     "compiled": set(),
     "config": BASE,
-    "mapping": set(),
     "memory": {"errors"},
-    "shared_memory": {"errors", "mapping", "memory"},
+    "shared_memory": {"errors", "memory"},
     "codecs": BASE | {"compiled"},
     "events": BASE,
     "processes": BASE,

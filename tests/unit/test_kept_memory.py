@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hybridps.errors import ServerError
-from hybridps.mapping import gather
 from hybridps.ps.server.kept import KeptMemory
 from hybridps.ps.server.kept.pages import HUGE_PAGE
+from hybridps.shared_memory import gather
 
 PAGE = mmap.PAGESIZE
 

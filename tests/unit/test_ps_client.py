@@ -170,7 +170,7 @@ def train():
         client = Client([server.address], job="job", group=0, groups=1, settings=settings)
         server.stop()
         serves.join()
-    while client.session._heartbeat.is_alive():  # it ends as the server is gone
+    while client.session.heartbeat.is_alive():  # it ends as the server is gone
         threading.Event().wait(0.01)
     client.itself = client
     raise ValueError("left open")

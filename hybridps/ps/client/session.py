@@ -64,8 +64,8 @@ class Session:
         if credentials is not None:
             self._hello = msgspec.structs.replace(self._hello, tenant=credentials.tenant, token=credentials.token)
         self._sockets = Sockets(self.addresses, credentials, context)
-        self._heartbeat = Heartbeat(self._sockets, self._hello.session, settings)
-        self._heartbeat.start()
+        self.heartbeat = Heartbeat(self._sockets, self._hello.session, settings)
+        self.heartbeat.start()
         try:
             for server in range(len(addresses)):
                 self._greet(server)
@@ -76,12 +76,7 @@ class Session:
     @property
     def counted(self) -> tuple[int, int] | None:
         """The numbers of groups and workers of the job that the first server reported last."""
-        return self._heartbeat.counted
-
-    @property
-    def behind(self) -> int | None:
-        """The group furthest behind the others, as a server reported it last; None if none is."""
-        return self._heartbeat.behind
+        return self.heartbeat.counted
 
     def begin(
         self, what: str, messages: Callable[[int], Iterable[Sent]], table: Table | None = None, codec: Codec = EXACT
@@ -112,7 +107,7 @@ class Session:
     @property
     def away(self) -> bool:
         """Whether a server cannot be reached now."""
-        return bool(self._heartbeat.away)
+        return bool(self.heartbeat.away)
 
     def finish(self, operation: Operation, stays: bool = True) -> bool:
         """Wait until an operation is done. It may wait for other groups, or for the turn of this tenant.
@@ -141,7 +136,7 @@ class Session:
     def _settle(self, operation: Operation) -> None:
         """Forget an operation that is not awaited any more."""
         self.under_way.pop(operation.request, None)
-        self._heartbeat.settled = min(self.under_way, default=operation.request + 1)
+        self.heartbeat.settled = min(self.under_way, default=operation.request + 1)
 
     def wake_by(self, descriptor: int) -> None:
         """Make `listen` return when that descriptor can be read."""
@@ -158,7 +153,7 @@ class Session:
 
     def check(self) -> None:
         """Raise the error that ended the session, if it has ended."""
-        failure = self._failure or self._heartbeat.failure
+        failure = self._failure or self.heartbeat.failure
         if failure is not None:
             raise failure
 
@@ -167,8 +162,8 @@ class Session:
 
         Returns a function for the error if a server has refused a heartbeat or is away for too long, else None.
         """
-        self._heartbeat.report = lambda: (silent_seconds(), self._waiting_seconds())
-        beats = self._heartbeat
+        self.heartbeat.report = lambda: (silent_seconds(), self._waiting_seconds())
+        beats = self.heartbeat
         return lambda: beats.failure or next(iter([*beats.strangers.values()]), None)
 
     def close(self, lost: bool = False, early: bool = False) -> None:
@@ -189,7 +184,7 @@ class Session:
                 self._until(lambda: lost or left >= self._lives.keys(), seconds)
         finally:
             self._failure = ServerError(f"group {self._hello.group} has left its servers: open a new client")
-            self._heartbeat.stop()
+            self.heartbeat.stop()
             self._sockets.close(linger_seconds=0.0 if left >= self._lives.keys() else 0.1)
 
     def send(self, server: int, message: wire.Message, payloads: Sequence[np.ndarray] = ()) -> None:
@@ -268,11 +263,11 @@ class Session:
 
     def _follow_heartbeat(self) -> None:
         """Reconnect to servers that were away, and greet those again that took this client as lost."""
-        while self._heartbeat.returned:
-            server = self._heartbeat.returned.popleft()
+        while self.heartbeat.returned:
+            server = self.heartbeat.returned.popleft()
             self._greeting.add(server)  # later messages follow the Welcome
             self._sockets.connect_anew(server)
-        for server in [*self._heartbeat.strangers]:
+        for server in [*self.heartbeat.strangers]:
             if server not in self._greeting and self._left is None:
                 self._greet_again(server)
 
@@ -284,7 +279,7 @@ class Session:
                 if operation is not None:
                     operation.take(server, answer, payloads)
             case wire.Welcome():
-                self._heartbeat.begin(server)
+                self.heartbeat.begin(server)
                 self.has_parent |= answer.has_parent
                 if isinstance(self._failure, GroupTakenError):
                     self._failure = None  # it was about an earlier greeting, which a restored connection has repeated

@@ -40,8 +40,7 @@ class Reception:
             case wire.Heartbeat(session=session):
                 self.members.beat(message, now)
                 job = self.members.by_name[session].job
-                behind = self.jobs.behind(job)
-                return wire.Alive(*self.jobs.counted(job), 0 if behind is None else 1 + behind)
+                return wire.Alive(*self.jobs.counted(job), self.jobs.behind(job))
             case wire.Silence(session=session, seconds=seconds):
                 return wire.Silent(self.members.silent_groups(session, seconds, now))
             case wire.Attach(request=request) | wire.Detach(request=request):

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hybridps.errors import DeadlineError, GroupError, LayoutError
-from hybridps.mapping import gather
 from hybridps.memory import ALIGNMENT, private_memory
 from hybridps.mpi_groups.group import Group, rank_ended
-from hybridps.shared_memory import attach_shared, create_shared, shared_memory, shared_name
+from hybridps.shared_memory import attach_shared, create_shared, gather, shared_memory, shared_name
 from hybridps.tensor_collectives.node import barrier
 from hybridps.tensor_collectives.node.barrier import LINE, NOT_FINITE_WORD, TRIES, cast_vote, count_votes, wait_for
 from hybridps.tensor_collectives.node.futex import wait_for_change, wake

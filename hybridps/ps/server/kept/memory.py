@@ -15,8 +15,8 @@ import sys
 import numpy as np
 
 from hybridps.errors import ServerError
-from hybridps.mapping import PAGE
 from hybridps.ps.server.kept.pages import Pages
+from hybridps.shared_memory import PAGE
 
 _LIVES, _LOG, _SERVED = range(3)
 """The words of the first page: how many processes have opened the memory; the offset of the log, or 0; and 1 + the

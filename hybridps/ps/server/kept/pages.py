@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from hybridps.errors import ServerError
-from hybridps.mapping import HUGE_PAGE, PAGE, map_file
+from hybridps.shared_memory import HUGE_PAGE, PAGE, map_file
 
 _ENDLESS = 1 << 62
 """The end of the free pages after the last used one. The file grows as needed."""

@@ -51,12 +51,11 @@ class Job:
         """The numbers of its groups."""
 
     @property
-    def behind(self) -> int | None:
-        """The group furthest behind the others in any table; None if none is."""
-        group, elements = max(
-            (table.rounds.lag for table in self.tables.values()), key=itemgetter(1), default=(None, 0)
-        )
-        return group if elements else None
+    def behind(self) -> int:
+        """1 + the number of the group furthest behind the others in any table; 0 if none is."""
+        lags = (table.rounds.lag for table in self.tables.values())
+        group, elements = max(lags, key=itemgetter(1), default=(None, 0))
+        return 1 + group if group is not None and elements else 0
 
     @property
     def returning(self) -> set[int]:

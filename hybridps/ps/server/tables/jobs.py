@@ -159,9 +159,9 @@ class Jobs:
         """Return how many groups of a job are there or expected, and their workers."""
         return self._jobs[name].counted if name in self._jobs else (0, 0)
 
-    def behind(self, name: str) -> int | None:
-        """Return the group of a job that is furthest behind the others; None if none is."""
-        return self._jobs[name].behind if name in self._jobs else None
+    def behind(self, name: str) -> int:
+        """Return `Job.behind`; 0 for a job that is not known."""
+        return self._jobs[name].behind if name in self._jobs else 0
 
     def awaits(self) -> list[str]:
         """Return the jobs with numbers whose groups have not come yet."""

@@ -11,7 +11,6 @@ import numpy as np
 
 from hybridps.codecs import codec_of
 from hybridps.errors import HybridPSError, ProtocolError, ServerError
-from hybridps.mapping import gather
 from hybridps.memory import private_memory
 from hybridps.ps.chunk_map import Span
 from hybridps.ps.clocks import BulkSynchronous
@@ -22,6 +21,7 @@ from hybridps.ps.server.chunks.memory import ChunkMemory
 from hybridps.ps.server.chunks.rounds import Chunk
 from hybridps.ps.server.tables.images import TableImage
 from hybridps.ps.server.tables.registrations import Registrations
+from hybridps.shared_memory import gather
 
 _READ_TOGETHER = 8
 """The number of chunks that are read from a snapshot at a time, because worker threads serve other tables too."""
