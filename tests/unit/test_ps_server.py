@@ -395,10 +395,11 @@ def test_a_restarted_server_is_noticed():
 
 
 def test_a_group_that_does_not_come_is_a_deadline(server):
-    with client(server, 0, 2, deadline_seconds=0.2) as store:
+    with client(server, 0, 2) as other, client(server, 1, 2, deadline_seconds=2) as store:
+        other.register("w", LAYOUT, None, Sum())
         store.register("w", LAYOUT, None, Sum())
         values = np.ones(LENGTH, np.float32)
-        with pytest.raises(DeadlineError, match=r"exchange of table 'w' is not done after 0.2 s"):
+        with pytest.raises(DeadlineError, match=r"exchange of table 'w' is not done after 2 s"):
             store.exchange("w", values, values, 0, LENGTH).wait()
 
 
