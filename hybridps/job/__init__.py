@@ -6,6 +6,7 @@ The entry point for code without MXNet:
         algorithm = job.algorithm()
 """
 
-from hybridps.job.job import Job, open_job
+from hybridps.job.job import Job
+from hybridps.job.opening import open_job
 
 __all__ = ["Job", "open_job"]

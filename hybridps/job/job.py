@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from itertools import accumulate
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 
-from hybridps.algorithms import Algorithm, Row, choose_row, make_algorithm, resolve
+from hybridps.algorithms import Algorithm, Row, choose_row, make_algorithm
 from hybridps.algorithms.choose import choose_name
-from hybridps.config import Settings, load_settings
 from hybridps.errors import ConfigError, HybridPSError, ServerError
 from hybridps.events import AlgorithmChosen, Closed
 from hybridps.gossip import Partners
 from hybridps.gossip.start import start_partners
 from hybridps.job.levels import make_levels
-from hybridps.job.servers import connect, find_backend, find_servers, silent_workers
+from hybridps.job.servers import connect, silent_workers
 from hybridps.job.servers_trace import ServersTrace, trace_servers
 from hybridps.mpi_groups.group import Group, allgather
-from hybridps.mpi_groups.session import Session, agree, open_session
+from hybridps.mpi_groups.session import Session, agree
 from hybridps.processes import ServerProcess
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import Clock
@@ -27,7 +25,7 @@ from hybridps.ps.store import OpenStore, ParameterStore
 from hybridps.resuming import notice
 from hybridps.tensor_collectives import Levels, SignsOfLife
 from hybridps.tiers import GossipTier, NoTier, ServersTier, Tier
-from hybridps.watch import Watcher, start_watcher
+from hybridps.watch import Watcher
 
 
 class Job:
@@ -284,41 +282,3 @@ class Job:
             self._gossip_tier = GossipTier(group, self._partners, row.partnership, prefix)
             return self._gossip_tier
         return ServersTier(group, self._store, prefix) if self.servers and row.tier != "gossip" else NoTier(group)
-
-
-def open_job(
-    read_settings: Callable[[], Settings] = load_settings,
-    stores: Mapping[str, OpenStore] = MappingProxyType({}),
-    algorithm: str | None = None,
-) -> Job:
-    """Join the job that this process was started for. Every worker of the MPI world must call this.
-
-    If one MPI world has several groups, the algorithm needs a server and none is configured, the first worker starts
-    one. `stores`: functions that open the stores of other backends, by the backends' names. `algorithm`: the name that
-    the program will ask for first, if the settings have none; groups and servers are made for it.
-    """
-    session = open_session(lambda: resolve(read_settings(), algorithm))
-    notice.listen(session.settings.notice_seconds)
-    open_store = find_backend(session, stores)
-    servers, embedded = find_servers(session, algorithm)
-    session.announce(list(servers))
-    job = Job(session, servers, embedded, open_store)
-    job.watcher = _watch(session)
-    return job
-
-
-def _watch(session: Session) -> Watcher | None:
-    """Start a watcher on the first worker if the settings ask for one, unless a launcher watches the run.
-
-    Raises the errors of `start_watcher`, on all ranks.
-    """
-    watcher, said, error = None, "", None
-    if session.place.worker == 0 and session.settings.launch is None:
-        try:
-            watcher, said = start_watcher(session.live.path, session.settings)
-        except HybridPSError as problem:
-            error = problem
-    agree(session.workers, error)
-    if said:
-        session.note(said)
-    return watcher

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from hybridps.events import Ended, Evaluated, Launched
+from hybridps.events import Evaluated, Launched
 from hybridps.progress import mean_of
 from hybridps.report.reading import Run, began
 from hybridps.report.traffic import GroupTraffic
@@ -72,10 +72,9 @@ def _latest(run: Run) -> dict[float, list[Report]]:
 
 
 def _whole_epochs(run: Run, reports: Mapping[float, Sequence[Report]]) -> list[float]:
-    """Return the epochs in order. If the run ended early, the last ones that not all workers reported are left out."""
+    """Return the epochs in order. If no worker finished, the last ones that not all workers reported are left out."""
     epochs = sorted(reports)
-    ended = run.launch.last(Ended) if run.launch else None
-    came_to_its_end = ended.status == 0 if ended else run.launch is None and not run.lost()
+    came_to_its_end = bool(run.finished())
     most = max(map(len, reports.values()), default=0)
     while epochs and not came_to_its_end and len(reports[epochs[-1]]) < most:
         epochs.pop()

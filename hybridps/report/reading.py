@@ -1,6 +1,6 @@
 """Reads a run folder: what the ranks, the launcher and the training script wrote there.
 
-This package writes `hybridps-<rank>.jsonl` and `hybridps-launcher.jsonl` (see events.py). Without a launcher,
+This package writes `hybridps-<rank>.jsonl` and `hybridps-launcher.jsonl` (see `hybridps.events`). Without a launcher,
 `report_progress` writes `hybridps-progress-<worker>.jsonl`. A script may write more about its training: the example
 writes `train-<worker>.jsonl` (events `run`, `epoch`, `end`). A restarted worker appends to its file.
 """

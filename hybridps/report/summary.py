@@ -6,7 +6,7 @@ from typing import Any
 
 from hybridps.events import Closed, Ended, Launched, Planned, Restarted, Slowed
 from hybridps.report.points import points_of, started, traffic_of
-from hybridps.report.reading import Run, fraction, mean_loss
+from hybridps.report.reading import Run, fraction
 from hybridps.report.traffic import figures
 
 _MOST_SLOW = 100
@@ -16,10 +16,12 @@ _MOST_SLOW = 100
 def summarise(run: Run) -> dict[str, Any]:
     """Return the figures of `summary.json`, for a run of any script. Accuracies are shares of all validation images.
 
-    `accuracy`, `accuracy_centre` and `loss` are those of the last epoch that reported them. A run whose script wrote
-    training files has more: see `_of_training`.
+    `epochs` is the last epoch that was reported, by all workers if none finished. `accuracy`, `accuracy_centre`
+    and `loss` are the last ones reported until then. A run whose script wrote training files has more: see
+    `_of_training`.
     """
     points, plans, closed = points_of(run), run.last(Planned), run.last(Closed)
+    reported = points[-1].epoch if points else None
     launched = run.launch.last(Launched) if run.launch else None
     ended = run.launch.last(Ended) if run.launch else None
 
@@ -31,7 +33,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "groups": max((plan.groups for plan in plans), default=launched.groups if launched else 1),
         "workers": run.expected,
         "servers": max((len(plan.servers) for plan in plans), default=launched.servers if launched else 0),
-        "epochs": _whole(points[-1].epoch) if points else 0,
+        "epochs": _whole(reported) if reported is not None else 0,
         "accuracy": latest("accuracy"),
         "accuracy_centre": latest("centre_accuracy"),
         "loss": latest("loss"),
@@ -39,7 +41,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "bytes_within_groups": sum(event.bytes_within_group for event in closed),
         "bytes_to_servers": _bytes_to_servers(run),
     }
-    summary |= figures(traffic_of(run)) | (_of_training(run) if run.workers else {})
+    summary |= figures(traffic_of(run)) | (_of_training(run, reported) if run.workers else {})
     summary |= {"finished": run.finished(), "lost": run.lost()}
     restarts = [event for event in run.launch.events if isinstance(event, Restarted)] if run.launch else []
     if restarts:
@@ -69,20 +71,21 @@ def _slow(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _of_training(run: Run) -> dict[str, Any]:
-    """Return what only training files have: the workers' speed, and top-1 and top-5 at the last epoch that all have."""
+def _of_training(run: Run, reported: float | None) -> dict[str, Any]:
+    """Return what only training files have: the workers' speed, and top-1 and top-5 of the last epoch that all have.
+
+    `reported`: the last epoch that was reported; later ones do not count.
+    """
     judged = [run.workers[number] for number in run.finished()] or list(run.workers.values())
-    epochs = sorted(set.intersection(*(set(worker.epochs) for worker in judged))) if judged else []
-    last = epochs[-1] if epochs else 0
-    validated = [epoch for epoch in epochs if all(worker.epochs[epoch].get("val_images") for worker in judged)]
+    epochs = set.intersection(*(set(worker.epochs) for worker in judged))
+    known = sorted(epoch for epoch in epochs if reported is None or epoch <= reported)
+    validated = [epoch for epoch in known if all(worker.epochs[epoch].get("val_images") for worker in judged)]
     lines = [worker.epochs[validated[-1]] for worker in judged] if validated else []
     top1 = fraction(lines, "val_top1_correct")
     return {
-        "epochs": last,
         "top1": top1,
         "top5": fraction(lines, "val_top5_correct"),
         "top1_centre": fraction(lines, "centre_top1_correct") if run.has_centre() else top1,
-        "loss": mean_loss([worker.epochs[last] for worker in judged if last in worker.epochs]),
         "images_per_second": sum(worker.images_per_second() for worker in judged),
         "seconds": max((worker.seconds() for worker in judged), default=0.0),
     }

@@ -83,6 +83,7 @@ def test_a_group_comes_back_to_the_centre(tmp_path: Path, what: str) -> None:
     assert (
         done.stderr.count("group 1 ended with exit status 137 (rank 0 killed by signal 9); started again, 1 of 1") == 1
     )
+    assert done.stderr.count("group 1 trains again") == 1
     told = lives(tmp_path)
     epoch, step, gone_on, begins = told.pop((1, 1))
     assert set(told) == {(0, 0), (1, 0)}

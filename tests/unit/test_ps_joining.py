@@ -39,19 +39,19 @@ def joins(jobs, given, number, **more):
 
 def test_groups_get_numbers_and_count_when_they_come():
     jobs = started()
-    assert jobs.counted("job") == (2, 3)
+    assert jobs.get("job").counted == (2, 3)
     given = jobs.join("job", (3, 1))
     assert (given.job, given.groups, given.numbers, given.terms.sizes) == ("job", 2, (2, 3), (1, 2, 3, 1))
     assert given.terms.settings == FIRST.settings
     assert given.terms.servers == FIRST.servers
-    assert jobs.counted("job") == (2, 3)
+    assert jobs.get("job").counted == (2, 3)
     joins(jobs, given, 3)
-    assert jobs.counted("job") == (3, 4)
+    assert jobs.get("job").counted == (3, 4)
     other = jobs.join("job", (1,))
     assert other.numbers == (4,), "a number that was given is kept"
     assert other.ticket != given.ticket
     jobs.leave("job", 3)
-    assert jobs.counted("job") == (2, 3)
+    assert jobs.get("job").counted == (2, 3)
     assert jobs.join("job", (3,)).numbers == (5,), "of another size than 3 had, and 2 is kept"
     assert jobs.join("job", (1,)).numbers == (3,), "its group has gone"
 
@@ -126,9 +126,9 @@ def test_the_last_group_is_one_that_has_joined():
     joins(jobs, given, 2)
     jobs.register(origin(2), "w", ELASTIC)
     jobs.leave("job", 0)
-    assert jobs.counted("job") == (3, 4), "it has finished"
+    assert jobs.get("job").counted == (3, 4), "it has finished"
     jobs.leave("job", 1, early=True)
-    assert jobs.counted("job") == (2, 2), "it has left before its end"
+    assert jobs.get("job").counted == (2, 2), "it has left before its end"
     assert told(jobs.contribute(origin(2, 1), "w", 0, values(16))) == [(2, 1, 4)]
     jobs.leave("job", 2)
     assert jobs.names("job") == set()
@@ -140,11 +140,11 @@ def test_the_end_of_a_group_that_has_joined():
     joins(jobs, given, 2, life=1)
     jobs.end("job", 2, returns=True, life=0)
     jobs.leave("job", 2, lost=True)
-    assert jobs.counted("job") == (2, 3), "that was the end of an earlier life"
+    assert jobs.get("job").counted == (2, 3), "that was the end of an earlier life"
     jobs.end("job", 2, returns=True, life=1)
-    assert jobs.counted("job") == (3, 4), "it is started again"
+    assert jobs.get("job").counted == (3, 4), "it is started again"
     jobs.end("job", 2, returns=False, life=1)
-    assert jobs.counted("job") == (2, 3)
+    assert jobs.get("job").counted == (2, 3)
 
 
 def lives():
@@ -164,9 +164,9 @@ def test_a_later_life_knows_who_has_joined():
     jobs.keep(idle=True)
     jobs = SynchronousJobs(**next(life))
     jobs.restore(lambda job: jobs.budget, {("job", group) for group in (0, 1, 2)})
-    assert jobs.counted("job") == (3, 4)
+    assert jobs.get("job").counted == (3, 4)
     joins(jobs, given, 3)
-    assert jobs.counted("job") == (4, 8)
+    assert jobs.get("job").counted == (4, 8)
     told_now = jobs.join("job", ())
     assert (told_now.epoch, told_now.step, told_now.terms.settings) == (2.5, 60, FIRST.settings)
 

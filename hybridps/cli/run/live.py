@@ -96,24 +96,31 @@ class LaunchLive:
 
     def show(self) -> None:
         """Show the progress of the job, and report groups that are slow or back. Called on the thread of the screen."""
-        while self._restarted.news:
-            self._screen.message(self._restarted.news.popleft())
-        while self._groups.news:
-            text, event = self._groups.news.popleft()
-            if not self.launch.settings.quiet:
-                self._screen.message(text)
-            if self._log is not None:
-                self._log.note(event)
+        self._tell_news()
         self._screen.show_job(self._line.text)
 
     def close(self) -> None:
         """Close the files at the end of the launch."""
         if self._watcher is not None:
             self._watcher.close()
+            self._tell_news()
         if self._file is not None:
             self._file.close()
         if self._made is not None:
             self._made.close()
+
+    def _tell_news(self) -> None:
+        while self._restarted.news:
+            self._note(self._restarted.news.popleft())
+        while self._groups.news:
+            text, event = self._groups.news.popleft()
+            self._note(text)
+            if self._log is not None:
+                self._log.note(event)
+
+    def _note(self, text: str) -> None:
+        if not self.launch.settings.quiet:
+            self._screen.message(text)
 
 
 def _groups(launch: Launch, groups: LaunchedGroups, lives: Lives) -> list[GroupStatus]:

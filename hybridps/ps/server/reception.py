@@ -39,8 +39,8 @@ class Reception:
                 return wire.Welcome(wire.VERSION, self.has_parent, self.life)
             case wire.Heartbeat(session=session):
                 self.members.beat(message, now)
-                job = self.members.by_name[session].job
-                return wire.Alive(*self.jobs.counted(job), self.jobs.behind(job))
+                known = self.jobs.get(self.members.by_name[session].job)
+                return wire.Alive(0, 0, 0) if known is None else wire.Alive(*known.counted, known.behind)
             case wire.Silence(session=session, seconds=seconds):
                 return wire.Silent(self.members.silent_groups(session, seconds, now))
             case wire.Attach(request=request) | wire.Detach(request=request):

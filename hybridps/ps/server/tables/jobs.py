@@ -155,14 +155,6 @@ class Jobs:
             job.done = epoch, step
             self._note(job)
 
-    def counted(self, name: str) -> tuple[int, int]:
-        """Return how many groups of a job are there or expected, and their workers."""
-        return self._jobs[name].counted if name in self._jobs else (0, 0)
-
-    def behind(self, name: str) -> int:
-        """Return `Job.behind`; 0 for a job that is not known."""
-        return self._jobs[name].behind if name in self._jobs else 0
-
     def awaits(self) -> list[str]:
         """Return the jobs with numbers whose groups have not come yet."""
         return [name for name, job in self._jobs.items() if job.places.awaited]

@@ -1,21 +1,11 @@
-"""Typed events as JSON lines, and the run folder that they are written to. Reports and plots read them."""
+"""The kinds of events. Each is a typed record, and a line of JSON in the run folder."""
 
 from __future__ import annotations
 
-import os
-import sys
-import time
-from collections.abc import Callable
-from contextlib import suppress
-from io import FileIO
-from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-
-from hybridps.errors import ConfigError
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=0, le=1_000_000)]
@@ -249,76 +239,3 @@ class Closed(Event, frozen=True):
     bytes_within_group: Whole
     bytes_to_servers: Whole
     bytes_from_servers: Whole = 0
-
-
-class EventLog:
-    """Writes the events of one rank to `<folder>/hybridps-<rank>.jsonl`, or nowhere if there is no folder.
-
-    Every line is complete when `emit` returns, so the file is valid after a kill. A process that was killed while it
-    wrote, or whose disk was full, may leave half a line at the end; the next log of that file continues below it.
-    Events never end a job: if one cannot be written, for example because the disk is full, the log reports that once on
-    standard error and drops all later ones.
-    """
-
-    def __init__(self, folder: str | Path | None, rank: int | str) -> None:
-        """`rank`: the number of a worker, or the name of a server."""
-        self.listen: Callable[[Event], None] = lambda event: None
-        """Called with each event, even if there is no folder."""
-        self._rank = rank
-        self._began = time.monotonic()
-        self._file: FileIO | None = None
-        self._encoder = msgspec.json.Encoder()
-        if folder is None:
-            return
-        try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            self._file = FileIO(Path(folder) / f"hybridps-{rank}.jsonl", "ab+")
-            self._end_half_line()
-        except OSError as error:
-            self._give_up(error)
-
-    def emit(self, event: Event) -> None:
-        """Write one event. Never raises OSError."""
-        self.listen(event)
-        if self._file is None:
-            return
-        line = msgspec.to_builtins(event) | {"rank": self._rank, "seconds": round(time.monotonic() - self._began, 6)}
-        left = self._encoder.encode(line) + b"\n"
-        try:
-            while left:
-                left = left[self._file.write(left) :]
-        except OSError as error:
-            self._give_up(error)
-
-    def close(self) -> None:
-        """Close the file. Later events are dropped."""
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.close()
-            self._file = None
-
-    def _end_half_line(self) -> None:
-        """End half a line of an earlier process, so that the first line begins below it."""
-        if self._file is not None and self._file.seek(0, os.SEEK_END):
-            self._file.seek(-1, os.SEEK_END)
-            if self._file.read(1) != b"\n":
-                self._file.write(b"\n")
-
-    def _give_up(self, error: OSError) -> None:
-        self.close()
-        who = f"worker {self._rank}" if isinstance(self._rank, int) else self._rank
-        said = f"hybridps: events of {who} can no longer be written: {error.strerror}"
-        with suppress(OSError, ValueError):  # standard error may be a file on the same full disk, or closed
-            print(said, file=sys.stderr, flush=True)
-
-
-def check_run_folder(folder: str | None) -> None:
-    """Create a run folder if it does not exist. Raises ConfigError if no file can be created in it."""
-    if folder is None:
-        return
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ConfigError(f"the run folder {folder!r} cannot be written: {error.strerror}") from None
