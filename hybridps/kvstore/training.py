@@ -226,7 +226,9 @@ class Training:
         """
         if not (self._came_back and is_first):
             return values
-        takes_over = self._averaging.averages(name) or (self._store_updates() and self._algorithm.tier.has_servers)
+        at_servers = self._store_updates() and self._algorithm.tier.has_servers
+        # Groups that update together in rounds also begin together, so they take nothing over.
+        takes_over = self._averaging.averages(name) or (at_servers and not self._algorithm.is_synchronous)
         return [mx.nd.zeros_like(value.as_nd_ndarray()) for value in values] if takes_over else values
 
     def _sum(self, name: str, values: Sequence[NDArray], priority: int, in_step: bool) -> Sequence[NDArray]:

@@ -105,6 +105,15 @@ def test_what_mpirun_says_of_dead_ranks_is_dropped_and_the_rank_kept(block: list
     assert noise.end() == []
 
 
+def test_a_message_that_begins_in_the_last_line_of_a_rank_is_dropped() -> None:
+    noise = NoiseFilter()
+    assert [line for sent in ["before" + ABORTED[0], *ABORTED[1:], "after"] for line in noise.feed(sent)] == [
+        "before",
+        "after",
+    ]
+    assert noise.first_rank == 3
+
+
 def test_a_host_that_is_gone_is_noted() -> None:
     said = """PRTE has lost communication with a remote daemon.
 

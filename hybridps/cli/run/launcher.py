@@ -155,6 +155,7 @@ class Launcher:
         """Restart the groups that are due where the job is by now, or at its beginning if nothing holds the weights."""
         if self._lives.together:
             self._stop_groups()
+            self._failed = 0
         if self._lives.together or not self._has_weights(self._groups.children):
             self._log.begin_anew()
         for group in self._lives.begin():

@@ -81,6 +81,8 @@ class NoiseFilter:
 
     def feed(self, line: str) -> list[str]:
         """Return the lines to show after this line."""
+        if self._blocks and (joined := _JOINED.fullmatch(line)):
+            return self.feed(joined["line"]) + self.feed(joined["dashes"])
         self._look_for_host(line)
         if not self._held:
             return self._outside(line)
@@ -249,6 +251,9 @@ def _text(line: bytes) -> str:
 
 
 _DASHES = re.compile(r"-{60,}")
+_JOINED = re.compile(r"(?P<line>.*[^-])(?P<dashes>-{74})")
+"""A rank's last line, and the dashes that Open MPI may print before the line has ended."""
+
 _EQUALS = re.compile(r"={79,}")
 _MPICH = re.compile(r"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES")
 _NOISE_LINE = re.compile(
