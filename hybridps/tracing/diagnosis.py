@@ -71,7 +71,8 @@ def diagnose(clock: OneClock) -> Diagnosis | None:
     table = steps_of(clock.trace)
     if not table:
         return None
-    every = {step: {worker: parts_of(each) for worker, each in row.items()} for step, row in table.items()}
+    has_servers = clock.trace.has_servers
+    every = {step: {worker: parts_of(each, has_servers) for worker, each in row.items()} for step, row in table.items()}
     by_worker = {worker: mean_parts([row[worker] for row in every.values()]) for worker in clock.trace.workers}
     parts = mean_parts(list(by_worker.values()))
     hidden = [hidden_seconds(each) for row in table.values() for each in row.values()]
@@ -147,7 +148,7 @@ def path(trace: Trace, table: Table, step: StepId) -> str:
     It says which worker takes the longest until its last gradient, why, and what follows.
     """
     row = table[step]
-    parts = {worker: parts_of(each) for worker, each in row.items()}
+    parts = {worker: parts_of(each, trace.has_servers) for worker, each in row.items()}
     last = max(parts, key=lambda worker: parts[worker].own)
     mine, others = parts[last], _others(parts, last)
     said = [_last_in_words(last, mine, others if len(row) > 1 else None)]

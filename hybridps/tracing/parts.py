@@ -44,8 +44,11 @@ class Parts(NamedTuple):
         return self.compute + self.loading
 
 
-def parts_of(step: TracedStep) -> Parts:
-    """Return the parts of one step, which begins where the previous step ended."""
+def parts_of(step: TracedStep, has_servers: bool = True) -> Parts:
+    """Return the parts of one step, which begins where the previous step ended.
+
+    Without servers, the wait for the last sums belongs to the allreduce.
+    """
     began, last, ended = step.began, step.last_gradient, step.time.ended
     averaging = _within((span.time for span in step.spans if span.kind == "averaging"), began, ended)
     before = _within((span.time for span in step.spans if span.kind == "averaging"), began, last)
@@ -54,6 +57,8 @@ def parts_of(step: TracedStep) -> Parts:
         _within((span.time for span in step.spans if span.kind == kind), last, ended)
         for kind in ("vote", "allreduce", "exchange")
     )
+    if not has_servers:
+        allreduce, exchange = allreduce + exchange, 0.0
     compute = max(0.0, last - began - before - loading)
     known = compute + loading + waiting + allreduce + exchange + averaging
     return Parts(compute, loading, waiting, allreduce, exchange, averaging, max(0.0, ended - began - known))

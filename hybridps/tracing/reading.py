@@ -129,6 +129,11 @@ class Trace:
     servers: dict[int, TracedServer] = field(default_factory=dict)
     probes: list[ClockProbe] = field(default_factory=list)
 
+    @property
+    def has_servers(self) -> bool:
+        """Whether the job has servers, as far as the trace shows: several groups may meet at servers of MXNet."""
+        return bool(self.servers) or len({worker.process.group for worker in self.workers.values()}) > 1
+
     def __bool__(self) -> bool:
         return any(worker.steps for worker in self.workers.values())
 

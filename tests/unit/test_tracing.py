@@ -212,6 +212,15 @@ def test_all_processes_are_put_on_one_clock(tmp_path: Path) -> None:
     assert handled.began == pytest.approx(50 + 1e-6 * (times[2] + 30), abs=31e-6)
 
 
+def test_workers_of_a_host_have_one_clock(tmp_path: Path) -> None:
+    for number in range(2):
+        worker(tmp_path, number, compute_us=1400 if number else 1000)
+    clock = on_one_clock(read_trace(tmp_path))
+    assert clock.uncertainty == 1e-6
+    first, second = clock.trace.workers[0].steps[5], clock.trace.workers[1].steps[5]
+    assert second.last_gradient - first.last_gradient == pytest.approx(400e-6)
+
+
 def test_a_worker_that_no_message_connects_is_put_there_by_its_host_s_clock(tmp_path: Path) -> None:
     for number, (base, wall) in enumerate(((50.0, 1000.0), (70.0, 1001.0))):
         process = Process(number, number, 0, base, wall, f"host {number}")
@@ -258,7 +267,7 @@ def test_a_slow_worker_is_named_with_what_the_others_wait_for(tmp_path: Path) ->
     assert any(
         "worker 3 computes 41 % longer than the others (1.4 ms; the others 1 ms)" in said for said in found.sentences
     )
-    assert any("0.29 ms of its allreduce are not hidden" in said for said in found.sentences)
+    assert any("0.38 ms of its allreduce are not hidden" in said for said in found.sentences)
     assert found.parts.whole == pytest.approx(0.002)
     assert found.by_worker[0].waiting == pytest.approx(490e-6)
 
