@@ -650,7 +650,7 @@ def pair():
         yield stores
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_spans_of_two_groups_meet(pair, data):
     layout, parts = layout_of(1600), []

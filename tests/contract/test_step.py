@@ -108,7 +108,7 @@ def on_ranks(size: int, work: Callable[[Model], object], **options) -> list:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 3), st.data())
 def test_gradients_arrive_in_any_order(size: int, data) -> None:
     steps = 4

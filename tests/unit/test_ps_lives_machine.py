@@ -194,11 +194,11 @@ class FreeLivesMachine(LivesMachine):
 
 @pytest.mark.parametrize("machine", [LivesMachine, FreeLivesMachine])
 def test_lives(machine):
-    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=25))
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("machine", [LivesMachine, FreeLivesMachine])
 def test_many_lives(machine):
-    run_state_machine_as_test(machine, settings=settings(max_examples=500, stateful_step_count=60, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=500, stateful_step_count=60))
