@@ -21,7 +21,7 @@ from benchmarks.cases import one_of
 from benchmarks.disturbance import Disturbance
 from benchmarks.results import Result, describe_hardware, installed_versions
 from benchmarks.step_contenders import CONTENDERS, USUAL, Contender, measure
-from benchmarks.step_overlap import overlap
+from benchmarks.step_overlap import complete_together, overlap
 from benchmarks.step_task import Round, Timed, Told
 from benchmarks.world import end_by_signal
 from hybridps.errors import HybridPSError
@@ -122,9 +122,14 @@ def cpu_milliseconds(timed: Sequence[Timed], steps: int) -> float:
 
 def make_overlap(name: str, rounds: Sequence[Round], workers: int, rate: float) -> dict[str, float] | None:
     """Return the overlap in all steps of all workers; None if they were not traced."""
-    traced = [step for one in rounds for each in one.timed for step in each.traced]
+    by_step = [same for one in rounds for same in zip(*(each.traced for each in one.timed), strict=True)]
     # In a group each node sends 2 (p - 1) / p of the bytes. The server's link carries those of all workers.
-    times = workers if name.startswith("hybridps_servers") else 2 * (workers - 1) / workers
+    times = 2 * (workers - 1) / workers
+    if name.startswith("hybridps_servers"):
+        times = workers
+    else:
+        by_step = [complete_together(same) for same in by_step]
+    traced = [step for same in by_step for step in same]
     return overlap(traced, lambda nbytes: times * nbytes * 8 / rate) if traced else None
 
 

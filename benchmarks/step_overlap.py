@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
 
+from msgspec.structs import replace
+
 from benchmarks.step_task import TracedBucket, TracedStep
 from hybridps.oracle.ssgd.dag import COMMUNICATION, COMPUTE, Iteration, Layer, place
 from hybridps.oracle.ssgd.merge import Message
@@ -51,6 +53,18 @@ def merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
         else:
             found.append((begin, end))
     return found
+
+
+def complete_together(steps: Sequence[TracedStep]) -> tuple[TracedStep, ...]:
+    """Return the same step of all workers of a group, with each bucket complete when all workers have it.
+
+    A group cannot begin to sum a bucket before.
+    """
+    ready = [max(same) for same in zip(*([bucket.ready for bucket in step.buckets] for step in steps), strict=True)]
+    return tuple(
+        replace(step, buckets=[replace(bucket, ready=when) for bucket, when in zip(step.buckets, ready, strict=True)])
+        for step in steps
+    )
 
 
 def hideable(step: TracedStep) -> float:

@@ -160,6 +160,14 @@ def test_overlap() -> None:
     assert found["hidden_part"] == found["hidden_of_oracle"] == pytest.approx(1)
 
 
+def test_a_group_waits_for_the_last_worker_that_completes_a_bucket() -> None:
+    first = TracedStep(130, [TracedBucket(100, 105, 110, 10), TracedBucket(130, 130, 140, 10)])
+    second = TracedStep(131, [TracedBucket(105, 105, 110, 10), TracedBucket(131, 131, 140, 10)])
+    together = step_overlap.complete_together([first, second])
+    assert [[bucket.ready for bucket in step.buckets] for step in together] == [[105, 131], [105, 131]]
+    assert [step.last_gradient for step in together] == [130, 131]
+
+
 def test_overlap_of_communication_that_waits_for_the_end_of_backward() -> None:
     buckets = [TracedBucket(100, 125, 135, 10), TracedBucket(112, 135, 145, 10), TracedBucket(130, 145, 155, 10)]
     found = step_overlap.overlap([TracedStep(130, buckets)], seconds_of=lambda nbytes: nbytes)
