@@ -21,7 +21,7 @@ WINDOW = 5
 """Steps between two looks, at least."""
 
 WINDOW_SECONDS = 0.1
-"""About so long is between two looks, at least: a look takes a fraction of a millisecond."""
+"""About the shortest time between two looks. A look takes a fraction of a millisecond."""
 
 _MOST_STEPS = 500
 _FIELDS = len(Measured._fields)
@@ -52,12 +52,15 @@ class Pace:
         """While any rank is suspected: how long each thread had waited for a core, and the steps done by then."""
 
     def leave_out(self, seconds: float) -> None:
-        """The program has waited for so long between two steps: it is not its own part of the next step."""
+        """Note that the program waited for `seconds` between two steps. They do not count as its part of the next step."""
         self._freed_at += seconds
 
     def end_step(self, begun_at: float, last_gradient: float) -> None:
-        """All sums of a step are there. The times are on the monotonic clock: when the program began the step, and when
-        its last gradient arrived."""
+        """Note that all sums of a step are there.
+
+        `begun_at` and `last_gradient`: when the program began the step, and when its last gradient arrived, on the
+        monotonic clock.
+        """
         ended, freed = time.monotonic(), self._freed_at
         place = self._count % _MOST_STEPS
         self._steps[0, place] = ended - self._ended_at
@@ -71,7 +74,7 @@ class Pace:
             self._freed_at = self._ended_at = time.monotonic()
 
     def _look(self) -> None:
-        """The ranks tell each other how long they take, and find who is slow."""
+        """Tell the other ranks how long this one takes, and find out who is slow. All ranks call this together."""
         mine, rank = self._measure(), self._levels.group.rank
         self._told[:] = 0.0
         self._told[rank * _FIELDS : (rank + 1) * _FIELDS] = mine
@@ -96,7 +99,7 @@ class Pace:
         self._count = 0
 
     def _measure(self) -> Measured:
-        """The times of this rank since the last look."""
+        """Return the times of this rank since the last look."""
         known = self._steps[:, : min(self._count, _MOST_STEPS)]
         step, own, program = (float(median(row)) for row in known.tolist())
         _, mean_own, mean_program = known.mean(1).tolist()
@@ -107,7 +110,7 @@ class Pace:
         return Measured(step, own, program, (cpu - before) / self._count, self._delay(), mean_own, mean_program)
 
     def _delay(self) -> float:
-        """For how long in a step the thread that waited most for a core did so; nan while nobody is suspected."""
+        """Return how long the thread that waited most for a core did so in a step; nan while nobody is suspected."""
         if not self._slow.suspects:
             self._delayed = None
             return math.nan
@@ -139,7 +142,7 @@ class Pace:
 
 
 def delayed_seconds() -> dict[str, float]:
-    """How long each thread of this process has waited for a core so far, as Linux counts it; nothing elsewhere."""
+    """Return how long each thread of this process has waited for a core, as Linux counts it; empty elsewhere."""
     found = {}
     for path in Path("/proc/self/task").glob("*/schedstat"):
         with suppress(OSError, IndexError, ValueError):  # a thread that has ended meanwhile

@@ -18,12 +18,16 @@ USUAL_SECONDS, LONGER_SECONDS = 0.02, 0.06
 SLOW_STEPS = range(20, 50)
 
 
-def train(model: test_step.Model, slow: int | None, steps: int) -> list[Event]:
-    """The events of a rank; the rank `slow` takes longer in some steps."""
+def train(model: test_step.Model, slow: int | None, steps: int, waits: bool = False) -> list[Event]:
+    """The events of a rank; the rank `slow` takes longer in some steps, or waits for others outside of the group."""
     events: list[Event] = []
     model.schedule._context.events.listen = events.append
     for step in range(steps):
-        time.sleep(LONGER_SECONDS if model.rank == slow and step in SLOW_STEPS else USUAL_SECONDS)
+        longer = LONGER_SECONDS - USUAL_SECONDS if model.rank == slow and step in SLOW_STEPS else 0.0
+        time.sleep(longer)
+        if waits:
+            model.schedule.pace.leave_out(longer)
+        time.sleep(USUAL_SECONDS)
         model.step(KEYS, 1.0)
     return events
 
@@ -43,6 +47,14 @@ def test_a_slow_rank_is_named_within_20_steps_and_recovers() -> None:
     paced = [event for event in events[0] if isinstance(event, Paced)]
     assert len(paced) >= 9
     assert max(event.waiting_seconds for event in paced) > LONGER_SECONDS - 2 * USUAL_SECONDS
+
+
+def test_time_that_a_rank_waits_between_steps_is_not_its_own() -> None:
+    events = test_step.on_ranks(3, lambda model: train(model, 1, 60, waits=True))
+    assert not [event for each in events for event in each if isinstance(event, Slowed)]
+    paced = [event for event in events[1] if isinstance(event, Paced)]
+    assert max(event.own_seconds for event in paced) < LONGER_SECONDS
+    assert max(event.step_seconds for event in paced) >= LONGER_SECONDS
 
 
 def test_a_rank_alone_measures_itself() -> None:
