@@ -33,7 +33,7 @@ class SessionLive:
             events.listen = self._worker.note
 
     def close(self) -> None:
-        """The rank has come to its end in good order."""
+        """Note that the rank has come to its end in good order."""
         if self._worker is not None:
             self._worker.close()
         if self._made is not None:
@@ -41,9 +41,9 @@ class SessionLive:
 
 
 def make_live(settings: Settings, is_first: bool) -> tuple[LiveFolder | None, str, str, str]:
-    """The folder that the first rank makes, its path, a name for the run, and why there is no folder.
+    """Make the live folder on the first rank, unless a launcher has made one.
 
-    Nothing is made if a launcher has made a folder, and on other ranks.
+    Returns the folder, its path, a name for the run, and why there is no folder.
     """
     run = settings.launch or uuid.uuid4().hex
     if settings.live_folder is not None or not is_first:

@@ -52,7 +52,7 @@ class Pace:
         """While any rank is suspected: how long each thread had waited for a core, and the steps done by then."""
 
     def leave_out(self, seconds: float) -> None:
-        """Note that the program waited for `seconds` between two steps. They do not count as its part of the next step."""
+        """Note a wait of the program between two steps, which does not count as its part of the next step."""
         self._freed_at += seconds
 
     def end_step(self, begun_at: float, last_gradient: float) -> None:

@@ -30,7 +30,10 @@ def loading() -> Iterator[None]:
 
 
 def take_loads(until: float) -> list[tuple[float, float]]:
-    """When the script has loaded, as far as that began before `until`: in seconds of the monotonic clock, each once."""
+    """Return when the script has loaded data, as far as that began before `until`. Each time is returned once.
+
+    Times are in seconds of the monotonic clock.
+    """
     loads = []
     while _loads and _loads[0][0] < until:
         loads.append(_loads.popleft())

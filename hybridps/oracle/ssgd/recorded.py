@@ -20,7 +20,7 @@ Event = Mapping[str, Any]
 
 
 def read_chrome_trace(path: Path) -> list[Event]:
-    """The events of a file that `hybridps trace` has written. Raises OracleError."""
+    """Return the events of a file that `hybridps trace` has written. Raises OracleError."""
     try:
         found = json.loads(path.read_text())["traceEvents"]
         return [event for event in found if isinstance(event, dict)]
@@ -29,7 +29,7 @@ def read_chrome_trace(path: Path) -> list[Event]:
 
 
 def recorded_layers(events: Iterable[Event], where: str) -> list[TracedLayer]:
-    """The layers of the first worker in forward order, with the medians over its steps.
+    """Return the layers of the first worker in forward order, with the medians over its steps.
 
     The time of a gradient is that since the gradient before it. That of the first one cannot be told from the forward
     pass, and is 0: a replay begins there. The time of an allreduce follows from those of the buckets, on a line of
@@ -59,7 +59,7 @@ def recorded_layers(events: Iterable[Event], where: str) -> list[TracedLayer]:
 
 
 def _steps_of_first_worker(events: Iterable[Event]) -> list[list[Event]]:
-    """The slices of each of its steps that has gradients, without those of the start-up."""
+    """Return the slices of each step of the first worker that has gradients, without the steps of the start-up."""
     slices = [event for event in events if event.get("ph") == "X" and "step" in event.get("args", {})]
     worker = min((event["pid"] for event in slices if event["cat"] == "gradient"), default=None)
     steps: dict[tuple[int, int], list[Event]] = {}
@@ -76,7 +76,7 @@ def _of(step: Sequence[Event], kind: str) -> list[Event]:
 
 
 def _line_of_buckets(steps: Sequence[Sequence[Event]]) -> Line:
-    """How long the communication thread takes for a bucket of so many bytes."""
+    """Return the line of the time that the communication thread takes for a bucket over its bytes."""
     sizes, seconds = [], []
     for step in steps:
         for reduced, exchanged in zip(_of(step, "allreduce"), _of(step, "exchange"), strict=False):

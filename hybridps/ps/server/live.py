@@ -39,7 +39,7 @@ def show_live(server: Server, settings: Settings, life: int = 0) -> StatusFile |
 
 
 def _figures(observer: Observer) -> dict[str, Any]:
-    """The latest snapshot of the server's counters, over all tenants and jobs."""
+    """Return the latest snapshot of the server's counters, over all tenants and jobs."""
     latest = observer.latest
     return {
         "groups": int(_sum(latest, "job_groups")),

@@ -130,7 +130,7 @@ class Table:
                 self.chunk_in(place).restore()
 
     def gather(self) -> None:
-        """A worker has the values lie on huge pages, where they are in kept memory."""
+        """Move values in kept memory to huge pages. Called by a worker thread."""
         for array in self._arrays if self._journal is not None else ():
             gather(array)
 
