@@ -58,7 +58,7 @@ def merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 def complete_together(steps: Sequence[TracedStep]) -> tuple[TracedStep, ...]:
     """Return the same step of all workers of a group, with each bucket complete when all workers have it.
 
-    A group cannot begin to sum a bucket before.
+    A group cannot begin to sum a bucket before then.
     """
     ready = [max(same) for same in zip(*([bucket.ready for bucket in step.buckets] for step in steps), strict=True)]
     return tuple(
@@ -80,7 +80,7 @@ def hideable(step: TracedStep) -> float:
         for bucket, before in zip(step.buckets, ends, strict=False)
         if bucket.ready < step.last_gradient
     )
-    return min(taken, step.last_gradient - first)
+    return max(0.0, min(taken, step.last_gradient - first))
 
 
 def predicted(step: TracedStep, seconds_of: SecondsOf) -> tuple[float, float]:

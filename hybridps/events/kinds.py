@@ -105,6 +105,8 @@ class Restarted(Event, frozen=True):
     group: Count
     life: Count
     status: int
+    anew: bool = False
+    """Whether the job starts over, so that what was reported before no longer counts."""
 
 
 class Joined(Event, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from hybridps.events import Evaluated, Launched
+from hybridps.events import Ended, Evaluated, Launched, Restarted
 from hybridps.progress import mean_of
 from hybridps.report.reading import Run, began
 from hybridps.report.traffic import GroupTraffic
@@ -72,9 +72,10 @@ def _latest(run: Run) -> dict[float, list[Report]]:
 
 
 def _whole_epochs(run: Run, reports: Mapping[float, Sequence[Report]]) -> list[float]:
-    """Return the epochs in order. If no worker finished, the last ones that not all workers reported are left out."""
+    """Return the epochs in order. If the run ended early, the last ones that not all reached are left out."""
     epochs = sorted(reports)
-    came_to_its_end = bool(run.finished())
+    ended = run.launch.last(Ended) if run.launch else None
+    came_to_its_end = bool(run.finished()) or (ended is not None and ended.status == 0)
     most = max(map(len, reports.values()), default=0)
     while epochs and not came_to_its_end and len(reports[epochs[-1]]) < most:
         epochs.pop()
@@ -90,12 +91,13 @@ def _point(epoch: float, reports: Sequence[Report], start: float, groups: list[G
 
 def _reports(run: Run) -> Iterator[Report]:
     """Yield each report with its time: those of the launcher and of progress files, or else those of training files."""
-    found = [
-        (when, event)
-        for rank in [*([run.launch] if run.launch else []), *run.reports]
-        for event, when in zip(rank.events, rank.times, strict=True)
-        if isinstance(event, Evaluated)
-    ]
+    found: list[Report] = []
+    for rank in [*([run.launch] if run.launch else []), *run.reports]:
+        for event, when in zip(rank.events, rank.times, strict=True):
+            if isinstance(event, Restarted) and event.anew:
+                found.clear()
+            elif isinstance(event, Evaluated):
+                found.append((when, event))
     if found:
         yield from found
         return

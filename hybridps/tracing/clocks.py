@@ -3,7 +3,7 @@
 Recorded times are enough for this. Within a group, no rank leaves a vote before all have entered it, and all leave it
 at about the same time. A server begins to handle a leader's message between the departure of the message and the
 arrival of the answer. Each such pair of times bounds the difference of two clocks. Because clocks drift, it is
-estimated again every few seconds. Two workers of a host have one clock, unless these bounds say otherwise.
+estimated again every few seconds. Workers on the same host share a clock, unless these bounds say otherwise.
 """
 
 from __future__ import annotations
@@ -98,36 +98,45 @@ def difference(bounds: Iterable[Bound]) -> Difference | None:
     return Difference(tuple(times), tuple(seconds), max(widths)) if times else None
 
 
-def _difference_in_group(first: TracedWorker, second: TracedWorker) -> Difference | None:
-    bounds = list(_of_votes(first, second))
-    is_one = first.process.clock != "" and first.process.clock == second.process.clock
-    if bounds and is_one and all(each.low <= _RESOLUTION and each.high >= -_RESOLUTION for each in bounds):
-        return Difference((bounds[0].when,), (0.0,), _RESOLUTION)
-    return difference(bounds)
+def _shared_clocks(trace: Trace, votes: dict[tuple[Node, Node], list[Bound]]) -> dict[tuple[Node, Node], Difference]:
+    """Return no difference for workers on the same host, unless the votes of the two contradict it."""
+    firsts: dict[str, int] = {}
+    found: dict[tuple[Node, Node], Difference] = {}
+    for number, worker in sorted(trace.workers.items()):
+        first = firsts.setdefault(worker.process.clock or f"unknown {number}", number)
+        nodes: tuple[Node, Node] = ("worker", first), ("worker", number)
+        known = [*votes.get(nodes, ()), *(_reversed(each) for each in votes.get(nodes[::-1], ()))]
+        if first != number and all(each.low <= _RESOLUTION and each.high >= -_RESOLUTION for each in known):
+            found[nodes] = Difference((worker.process.base,), (0.0,), _RESOLUTION)
+    return found
+
+
+def _reversed(bound: Bound) -> Bound:
+    return Bound(bound.when, -bound.high, -bound.low, -bound.likely)
 
 
 def _edges(trace: Trace) -> dict[tuple[Node, Node], Difference]:
-    found: dict[tuple[Node, Node], Difference | None] = {}
+    bounds: dict[tuple[Node, Node], list[Bound]] = {}
     leaders: dict[int, TracedWorker] = {}
     for worker in sorted(trace.workers.values(), key=lambda each: each.process.group_rank):
         leader = leaders.setdefault(worker.process.group, worker)
         if leader is not worker:
             nodes: tuple[Node, Node] = ("worker", leader.process.worker), ("worker", worker.process.worker)
-            found[nodes] = _difference_in_group(leader, worker)
+            bounds[nodes] = list(_of_votes(leader, worker))
+    shared = _shared_clocks(trace, bounds)
     handled = {
         (server.number, work.group, work.request): work.time
         for server in trace.servers.values()
         for work in server.work
         if work.kind == "profile"
     }
-    bounds: dict[tuple[Node, Node], list[Bound]] = {}
     for probe in trace.probes:
         group = trace.workers[probe.worker].process.group if probe.worker in trace.workers else -1
         time = handled.get((probe.server, group, probe.request))
         if time is not None:
             bounds.setdefault((("worker", probe.worker), ("server", probe.server)), []).append(_bound(probe.time, time))
-    found |= {nodes: difference(each) for nodes, each in bounds.items()}
-    return {nodes: each for nodes, each in found.items() if each is not None}
+    found = {nodes: difference(each) for nodes, each in bounds.items() if nodes not in shared}
+    return shared | {nodes: each for nodes, each in found.items() if each is not None}
 
 
 def _of_votes(first: TracedWorker, second: TracedWorker) -> Iterable[Bound]:

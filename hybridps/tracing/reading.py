@@ -131,8 +131,11 @@ class Trace:
 
     @property
     def has_servers(self) -> bool:
-        """Whether the job has servers, as far as the trace shows: several groups may meet at servers of MXNet."""
-        return bool(self.servers) or len({worker.process.group for worker in self.workers.values()}) > 1
+        """Whether the job has servers, as far as the trace shows.
+
+        MXNet's servers write no trace, so several groups also count as a sign of servers.
+        """
+        return bool(self.servers or self.probes) or len({worker.process.group for worker in self.workers.values()}) > 1
 
     def __bool__(self) -> bool:
         return any(worker.steps for worker in self.workers.values())

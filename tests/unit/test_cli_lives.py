@@ -46,10 +46,15 @@ def test_a_group_that_comes_too_late_counts_once_and_from_then_on_all_begin_toge
     assert lives.failed(0, 1) == ""
 
 
-def test_a_single_group_begins_alone() -> None:
+def test_a_single_group_that_comes_too_late_begins_in_a_new_job() -> None:
     lives = Lives(1, 1)
-    assert lives.failed(0, LATE) == "started again, 1 of 1"
+    assert lives.failed(0, 137) == "started again, 1 of 1"
     assert not lives.together
+    lives.begin()
+    assert lives.failed(0, LATE) == "started again, 1 of 1"
+    assert lives.together
+    lives.begin()
+    assert lives.failed(0, LATE) == ""
 
 
 def test_groups_that_begin_together_are_known_beforehand() -> None:
@@ -60,7 +65,7 @@ def test_groups_that_begin_together_are_known_beforehand() -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "groups", "together"),
-    [("sync", 2, True), ("mpi-sgd", 2, True), ("sync", 1, False), ("elastic", 2, False), (None, 2, False)],
+    [("sync", 2, True), ("mpi-sgd", 2, True), ("sync", 1, True), ("elastic", 2, False), (None, 2, False)],
 )
 def test_the_algorithm_tells_whether_groups_begin_together(algorithm: str | None, groups: int, together: bool) -> None:
     launch = make_launch(["python"], Settings(algorithm=algorithm, groups=groups), restarts=2)

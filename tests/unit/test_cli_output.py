@@ -114,6 +114,14 @@ def test_a_message_that_begins_in_the_last_line_of_a_rank_is_dropped() -> None:
     assert noise.first_rank == 3
 
 
+def test_a_line_of_a_script_that_ends_in_dashes_comes_out_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise, line = NoiseFilter(), "layers " + DASHES
+    assert [noise.feed(line), noise.feed("conv")] == [[], []]
+    monkeypatch.setattr(noise, "HOLD_SECONDS", 0.0)
+    assert noise.tick() == [line, "conv"]
+    assert [shown for sent in [line, "conv", DASHES] for shown in noise.feed(sent)] == [line, "conv", DASHES]
+
+
 def test_a_host_that_is_gone_is_noted() -> None:
     said = """PRTE has lost communication with a remote daemon.
 

@@ -67,6 +67,7 @@ def worker(
     group: int = 0,
     begins_us: int = 100,
     stall_us: int = 0,
+    host: str = "host",
 ) -> None:
     """Steps of 2000 us. The program begins them at `begins_us`, the gradients are there at `compute_us`, or in every
     fourth step `stall_us` later, the group meets at 1500, and the sum is there at 1900.
@@ -83,7 +84,7 @@ def worker(
             Span("exchange", at + 1810, at + 1900, 0, 4000),
         ]
         steps.append(Step(step, 0, at + begins_us, at + 1990, arrived, spans))
-    process = Process(number, group, number, base, 0.0, "host")
+    process = Process(number, group, number, base, 0.0, host)
     write(folder, str(number), process, Keys("t", 0, ["first", "second"], [700, 300], [2800, 1200]), *steps)
 
 
@@ -219,6 +220,24 @@ def test_workers_of_a_host_have_one_clock(tmp_path: Path) -> None:
     assert clock.uncertainty == 1e-6
     first, second = clock.trace.workers[0].steps[5], clock.trace.workers[1].steps[5]
     assert second.last_gradient - first.last_gradient == pytest.approx(400e-6)
+
+
+def test_workers_of_another_host_share_their_clock(tmp_path: Path) -> None:
+    for number in range(3):
+        worker(
+            tmp_path, number, compute_us=1000 + 200 * number, base=50 + (AHEAD if number else 0), host=f"{number > 0}"
+        )
+    clock = on_one_clock(read_trace(tmp_path))
+    assert 1e-6 < clock.uncertainty < 1e-3
+    _, first, second = (clock.trace.workers[number].steps[5].last_gradient for number in range(3))
+    assert second - first == pytest.approx(200e-6, abs=2e-6)
+
+
+def test_groups_of_a_host_share_a_clock_without_servers(tmp_path: Path) -> None:
+    for number in range(2):
+        worker(tmp_path, number, compute_us=1000 + 200 * number, group=number)
+    clock = on_one_clock(read_trace(tmp_path))
+    assert (clock.uncertainty, clock.by_wall_clock) == (1e-6, ())
 
 
 def test_a_worker_that_no_message_connects_is_put_there_by_its_host_s_clock(tmp_path: Path) -> None:

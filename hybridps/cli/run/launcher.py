@@ -156,13 +156,14 @@ class Launcher:
         if self._lives.together:
             self._stop_groups()
             self._failed = 0
-        if self._lives.together or not self._has_weights(self._groups.children):
+        anew = self._lives.together or not self._has_weights(self._groups.children)
+        if anew:
             self._log.begin_anew()
         for group in self._lives.begin():
             if self._signals:
                 return
             number, status = self._launch.groups[group].number, self._groups.children[group].status
-            self._log.restarted(number, self._lives.of[group], status or 0)
+            self._log.restarted(number, self._lives.of[group], status or 0, anew)
             self._start_group(group)
 
     def _stop_groups(self) -> None:

@@ -96,22 +96,25 @@ class LaunchLive:
 
     def show(self) -> None:
         """Show the progress of the job, and report groups that are slow or back. Called on the thread of the screen."""
-        self._tell_news()
+        self._tell_restarts()
+        self._tell_slow()
         self._screen.show_job(self._line.text)
 
     def close(self) -> None:
         """Close the files at the end of the launch."""
         if self._watcher is not None:
             self._watcher.close()
-            self._tell_news()
+            self._tell_restarts()
         if self._file is not None:
             self._file.close()
         if self._made is not None:
             self._made.close()
 
-    def _tell_news(self) -> None:
+    def _tell_restarts(self) -> None:
         while self._restarted.news:
             self._note(self._restarted.news.popleft())
+
+    def _tell_slow(self) -> None:
         while self._groups.news:
             text, event = self._groups.news.popleft()
             self._note(text)

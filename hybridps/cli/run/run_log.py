@@ -52,9 +52,9 @@ class RunLog:
     def launched(self, workers: int, groups: int, servers: int, command: Sequence[str]) -> None:
         self._events.emit(Launched(workers, groups, servers, list(command)))
 
-    def restarted(self, group: int, life: int, status: int) -> None:
-        """Record that a group is restarted, after its earlier life ended with `status`."""
-        self._events.emit(Restarted(group, life, status))
+    def restarted(self, group: int, life: int, status: int, anew: bool) -> None:
+        """Record that a group is restarted, after its earlier life ended with `status`. `anew`: as in the event."""
+        self._events.emit(Restarted(group, life, status, anew))
 
     def joined(self, joined: Sequence[int], groups: int, workers: int) -> None:
         """Record that groups have joined the job, and how many groups and workers it now has in all."""

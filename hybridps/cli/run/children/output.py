@@ -75,14 +75,14 @@ class NoiseFilter:
         """The host that mpirun cannot reach, or can no longer reach; empty if it named none."""
         self._blocks = blocks
         self._held: list[str] = []
+        self._before = ""
+        """What a rank had printed of a line in which the held block begins."""
         self._since = 0.0
         self._after_noise = False
         self._daemon_failed = False
 
     def feed(self, line: str) -> list[str]:
         """Return the lines to show after this line."""
-        if self._blocks and (joined := _JOINED.fullmatch(line)):
-            return self.feed(joined["line"]) + self.feed(joined["dashes"])
         self._look_for_host(line)
         if not self._held:
             return self._outside(line)
@@ -110,9 +110,14 @@ class NoiseFilter:
     def end(self) -> list[str]:
         """Return the lines that are still held."""
         held, self._held = self._held, []
+        if held and self._before:
+            held[0], self._before = self._before + held[0], ""
         return held
 
     def _outside(self, line: str) -> list[str]:
+        if self._blocks and (joined := _JOINED.fullmatch(line)):
+            self._held, self._since, self._before = [joined["dashes"]], time.monotonic(), joined["line"]
+            return []
         if (self._blocks and _DASHES.fullmatch(line)) or _EQUALS.fullmatch(line):
             self._held, self._since = [line], time.monotonic()
             return []
@@ -123,20 +128,22 @@ class NoiseFilter:
         return [] if noise else [line]
 
     def _complete(self) -> list[str]:
+        before, self._before = self._before, ""
         block = self.end()
+        own = [before] if before else []
         if _EQUALS.fullmatch(block[0]):
             self._after_noise = True
             return []
         text = " ".join(line.strip() for line in block[1:-1]).strip()
         if lost := _LOST.match(text):
             self.lost_host = lost["host"]
-            return []
+            return own
         if not _NOISE_BLOCK.match(text):
-            return block
+            return [before + block[0], *block[1:]]
         self.vanished = self.vanished or _VANISHED.search(text) is not None
         if self.first_rank is None and (named := _RANK.search(text)):
             self.first_rank = int(named["rank"] or named["last"])
-        return []
+        return own
 
 
 class Screen:
@@ -252,7 +259,7 @@ def _text(line: bytes) -> str:
 
 _DASHES = re.compile(r"-{60,}")
 _JOINED = re.compile(r"(?P<line>.*[^-])(?P<dashes>-{74})")
-"""A rank's last line, and the dashes that Open MPI may print before the line has ended."""
+"""A rank's line that has not ended when Open MPI prints its dashes."""
 
 _EQUALS = re.compile(r"={79,}")
 _MPICH = re.compile(r"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES")

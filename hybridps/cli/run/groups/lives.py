@@ -21,8 +21,8 @@ def check_restarts(restarts: int, groups: int, settings: Settings) -> int:
 class Lives:
     """The lives of the groups, and which groups are to be restarted, at most `restarts` times in total.
 
-    `together`: a group cannot rejoin the others, so all are restarted when one dies. Otherwise this becomes known when
-    a restarted group ends with `LATE`.
+    `together`: a group cannot rejoin the job, so all groups are restarted when one dies, in a new job. Otherwise this
+    becomes known when a restarted group ends with `LATE`.
     """
 
     def __init__(self, groups: int, restarts: int, together: bool = False) -> None:
@@ -43,7 +43,7 @@ class Lives:
         counted = status == LATE and group in self._alone
         if status == MISUSED or not (counted or self._used < self._restarts):
             return ""
-        self.together |= status == LATE and len(self.of) > 1
+        self.together |= status == LATE
         self._used += not counted
         self.due = [*range(len(self.of))] if self.together else [*self.due, group]
         what = "all groups are started again" if self.together and len(self.of) > 1 else "started again"

@@ -66,7 +66,7 @@ def make_launch(
         may_gossip=may_gossip,
         peers=peers,
         restarts=check_restarts(restarts, len(groups), settings),
-        begins_together=not join and len(groups) > 1 and seen.algorithm == "sync",
+        begins_together=not join and seen.algorithm == "sync",
     )
     return _joined(made) if join else made
 
