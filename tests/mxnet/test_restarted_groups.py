@@ -123,6 +123,15 @@ def test_synchronous_groups_whose_servers_update_begin_anew_together(tmp_path: P
     assert "MPI_ABORT" not in done.stderr
 
 
+@pytest.mark.parametrize("options", [(), ("--algorithm", "sync")], ids=["named by the script", "named at the start"])
+def test_a_single_group_whose_servers_update_begins_in_a_new_job(tmp_path: Path, options: tuple[str, ...]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SYNCHRONOUS)
+    done = launch(script, options=("--groups", "1", "--servers", "1", *options))
+    assert done.returncode == 0, done.stderr
+    assert sum("reached -5.0" in line for line in done.stdout.splitlines()) == 2
+
+
 def test_the_example_comes_back_and_the_last_epoch_has_a_checkpoint(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     script = tmp_path / "script.py"

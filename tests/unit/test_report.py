@@ -13,7 +13,20 @@ import pytest
 from hybridps.cli.run.run_log import RunLog
 from hybridps.config import Settings
 from hybridps.errors import HybridPSError
-from hybridps.events import Closed, Communicated, Configured, EventLog, Exchanged, Noted, Planned
+from hybridps.events import (
+    Closed,
+    Communicated,
+    Configured,
+    Ended,
+    Evaluated,
+    Event,
+    EventLog,
+    Exchanged,
+    Launched,
+    Noted,
+    Planned,
+    Restarted,
+)
 from hybridps.report import Following, make_report, points_of, read_run
 from hybridps.report.faults import MOST, faults_of
 from hybridps.report.traffic import GroupTraffic, lags
@@ -128,6 +141,34 @@ def test_workers_of_an_earlier_larger_run_are_left_out(tmp_path):
     assert summary["workers"] == 1
     assert summary["finished"] == [0]
     assert summary["top1"] == 1.0
+
+
+def launcher_events(folder: Path, *events: Event) -> None:
+    log = EventLog(folder, "launcher")
+    log.emit(Configured(started_at=1.0, settings={}))
+    log.emit(Launched(workers=2, groups=2, servers=1, command=["python"]))
+    for event in events:
+        log.emit(event)
+    log.close()
+
+
+def test_what_was_reported_before_a_job_started_over_does_not_count(tmp_path: Path) -> None:
+    earlier = [Evaluated(epoch, accuracy=0.9, worker=worker, group=worker) for epoch in (1, 2) for worker in (0, 1)]
+    later = [Evaluated(1, accuracy=0.5, worker=worker, group=worker) for worker in (0, 1)]
+    restarts = [Restarted(group, 1, 137, anew=True) for group in (0, 1)]
+    launcher_events(tmp_path, *earlier, *restarts, *later, Ended(130))
+    summary = make_report(tmp_path)
+    assert (summary["epochs"], summary["accuracy"]) == (1, 0.5)
+
+
+@pytest.mark.parametrize(("status", "epochs"), [(0, 2), (130, 1)])
+def test_an_epoch_that_only_some_workers_reached_counts_if_the_run_came_to_its_end(
+    tmp_path: Path, status: int, epochs: int
+) -> None:
+    reports = [Evaluated(epoch, worker=worker, group=worker) for epoch, worker in ((1, 0), (1, 1), (2, 0))]
+    launcher_events(tmp_path, *reports, Ended(status))
+    write_events(tmp_path, 0, "elastic", None)
+    assert make_report(tmp_path)["epochs"] == epochs
 
 
 def test_epochs_without_validation_and_without_a_number(tmp_path):
