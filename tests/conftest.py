@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Settings of all tests."""
 
 from hypothesis import settings
 

@@ -227,7 +227,7 @@ class Training:
         if not (self._came_back and is_first):
             return values
         at_servers = self._store_updates() and self._algorithm.tier.has_servers
-        # Groups that update together in rounds also begin together, so they take nothing over.
+        # Synchronous groups are restarted together, so a restarted group adopts no weights.
         takes_over = self._averaging.averages(name) or (at_servers and not self._algorithm.is_synchronous)
         return [mx.nd.zeros_like(value.as_nd_ndarray()) for value in values] if takes_over else values
 

@@ -33,7 +33,7 @@ class SessionLive:
             events.listen = self._worker.note
 
     def close(self) -> None:
-        """Note that the rank has come to its end in good order."""
+        """Note that the rank has ended normally."""
         if self._worker is not None:
             self._worker.close()
         if self._made is not None:

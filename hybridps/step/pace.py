@@ -56,7 +56,7 @@ class Pace:
         self._freed_at += seconds
 
     def end_step(self, begun_at: float, last_gradient: float) -> None:
-        """Note that all sums of a step are there.
+        """Note that all sums of a step have arrived.
 
         `begun_at` and `last_gradient`: when the program began the step, and when its last gradient arrived, on the
         monotonic clock.

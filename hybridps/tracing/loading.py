@@ -30,7 +30,7 @@ def loading() -> Iterator[None]:
 
 
 def take_loads(until: float) -> list[tuple[float, float]]:
-    """Return when the script has loaded data, as far as that began before `until`. Each time is returned once.
+    """Return the times at which the script loaded data that began before `until`, and forget them.
 
     Times are in seconds of the monotonic clock.
     """

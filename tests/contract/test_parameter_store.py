@@ -897,7 +897,7 @@ def test_waiting_twice_raises(every_tier):
 
 def test_a_group_that_does_not_come_is_a_deadline(tier):
     layout = layout_of()
-    tier.open(0, 2).register("w", layout, None, Sum())  # what is slow for the first time is done without a deadline
+    tier.open(0, 2).register("w", layout, None, Sum())  # with the usual deadline, as first-time set-up is slow
     store = tier.open(1, 2, deadline_seconds=2)
     store.register("w", layout, None, Sum())
     with pytest.raises(DeadlineError, match="exchange of table 'w' is not done after 2 s"):

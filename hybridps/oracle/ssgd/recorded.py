@@ -76,7 +76,7 @@ def _of(step: Sequence[Event], kind: str) -> list[Event]:
 
 
 def _line_of_buckets(steps: Sequence[Sequence[Event]]) -> Line:
-    """Return the line of the time that the communication thread takes for a bucket over its bytes."""
+    """Fit the time that the communication thread takes for a bucket as a line over its bytes."""
     sizes, seconds = [], []
     for step in steps:
         for reduced, exchanged in zip(_of(step, "allreduce"), _of(step, "exchange"), strict=False):
