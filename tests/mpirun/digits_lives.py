@@ -75,3 +75,5 @@ with open_job() as job, ArrayModel(job.algorithm(), job.session, {"weight": init
         if lives_first(job):
             np.save(folder / "new.npy", weight)
             (folder / "new.npy").rename(folder / f"epoch-{epoch}.npy")
+    if what == "alone" and back.life:
+        time.sleep(3)  # the launcher looks once a second whether it trains again
