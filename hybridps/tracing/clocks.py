@@ -105,14 +105,11 @@ def _shared_clocks(trace: Trace, votes: dict[tuple[Node, Node], list[Bound]]) ->
     for number, worker in sorted(trace.workers.items()):
         first = firsts.setdefault(worker.process.clock or f"unknown {number}", number)
         nodes: tuple[Node, Node] = ("worker", first), ("worker", number)
-        known = [*votes.get(nodes, ()), *(_reversed(each) for each in votes.get(nodes[::-1], ()))]
+        # A leader, with which the others of its group have votes, has the lowest number of its group.
+        known = votes.get(nodes, ())
         if first != number and all(each.low <= _RESOLUTION and each.high >= -_RESOLUTION for each in known):
             found[nodes] = Difference((worker.process.base,), (0.0,), _RESOLUTION)
     return found
-
-
-def _reversed(bound: Bound) -> Bound:
-    return Bound(bound.when, -bound.high, -bound.low, -bound.likely)
 
 
 def _edges(trace: Trace) -> dict[tuple[Node, Node], Difference]:
@@ -170,7 +167,7 @@ def _by_wall_clock(trace: Trace, reference: Node, node: Node) -> Callable[[float
     if node[0] == "server" or reference[0] == "server":
         return lambda when: when
     first, other = trace.workers[reference[1]].process, trace.workers[node[1]].process
-    shift = 0.0 if first.clock and first.clock == other.clock else (other.wall - other.base) - (first.wall - first.base)
+    shift = (other.wall - other.base) - (first.wall - first.base)
     return lambda when: when + shift
 
 

@@ -132,7 +132,8 @@ class Heartbeat(threading.Thread):
                         raise error
                     self.strangers[number] = error
                 if isinstance(answer, wire.Alive) and answer.groups:
-                    self.counted = self.counted if number else (answer.groups, answer.workers)
+                    if number == 0:
+                        self.counted = answer.groups, answer.workers
                     self.behind = answer.behind - 1 if answer.behind else None
                 self._hear(number, server)
             # This follows the reading, so that a process that was stopped finds the answers that have arrived meanwhile

@@ -128,22 +128,19 @@ class NoiseFilter:
         return [] if noise else [line]
 
     def _complete(self) -> list[str]:
-        before, self._before = self._before, ""
-        block = self.end()
-        own = [before] if before else []
-        if _EQUALS.fullmatch(block[0]):
+        text = " ".join(line.strip() for line in self._held[1:-1]).strip()
+        if _EQUALS.fullmatch(self._held[0]):
             self._after_noise = True
-            return []
-        text = " ".join(line.strip() for line in block[1:-1]).strip()
-        if lost := _LOST.match(text):
+        elif lost := _LOST.match(text):
             self.lost_host = lost["host"]
-            return own
-        if not _NOISE_BLOCK.match(text):
-            return [before + block[0], *block[1:]]
-        self.vanished = self.vanished or _VANISHED.search(text) is not None
-        if self.first_rank is None and (named := _RANK.search(text)):
-            self.first_rank = int(named["rank"] or named["last"])
-        return own
+        elif not _NOISE_BLOCK.match(text):
+            return self.end()
+        else:
+            self.vanished = self.vanished or _VANISHED.search(text) is not None
+            if self.first_rank is None and (named := _RANK.search(text)):
+                self.first_rank = int(named["rank"] or named["last"])
+        before, self._before, self._held = self._before, "", []
+        return [before] if before else []
 
 
 class Screen:
