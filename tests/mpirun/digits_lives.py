@@ -1,8 +1,9 @@
 """Softmax regression on the digits, in groups that die and are started again: FOLDER WHAT.
 
-WHAT: `back` or `alone`: group 1 dies in epoch 3; the others wait there until it is back, or do not. `first`: group 0
-dies there, and the others wait until that is known. `anew`: group 1 dies there, the others wait in epoch 5 until they
-are stopped, and all go on from the newest checkpoint. `never`: nobody dies.
+WHAT: `back`: group 1 dies in epoch 3, and the others wait there until it is back. `alone`: they wait in epoch 5, and it
+goes on when they have come to their end. `first`: group 0 dies in epoch 3, and the others wait until that is known.
+`anew`: group 1 dies there, the others wait in epoch 5 until they are stopped, and all go on from the newest checkpoint.
+`never`: nobody dies.
 
 Each worker writes a line for each of its lives to FOLDER/lives; the first worker that lives writes FOLDER/epoch-E.npy.
 """
@@ -57,11 +58,15 @@ with open_job() as job, ArrayModel(job.algorithm(), job.session, {"weight": init
     with (folder / "lives").open("a") as file:
         file.write(f"{job.worker} {back.life} {back.epoch:g} {back.step} {done} {begins:.3f}\n")
     wait_for(lambda: len((folder / "lives").read_text().splitlines()) >= job.workers)  # else one may be at its end
+    if what == "alone" and back.life:
+        wait_for((folder / f"epoch-{EPOCHS}.npy").exists)
     for epoch in range(done + 1, EPOCHS + 1):
         for number, batch in enumerate(np.split(mine, range(BATCH, len(mine), BATCH))):
             if epoch == FATAL and number == 10 and group == dies and not back.life:
                 os.kill(os.getpid(), signal.SIGKILL)
             if epoch == FATAL and number == 10 and what == "back" and group != dies:
+                wait_for(lambda: f"{dies} 1 " in (folder / "lives").read_text())
+            if epoch == FATAL + 2 and what == "alone" and group != dies:
                 wait_for(lambda: f"{dies} 1 " in (folder / "lives").read_text())
             if epoch == FATAL + 2 and what == "anew" and not back.life:
                 wait_for(lambda: False)  # until it is stopped
@@ -75,5 +80,3 @@ with open_job() as job, ArrayModel(job.algorithm(), job.session, {"weight": init
         if lives_first(job):
             np.save(folder / "new.npy", weight)
             (folder / "new.npy").rename(folder / f"epoch-{epoch}.npy")
-    if what == "alone" and back.life:
-        time.sleep(3)  # the launcher looks once a second whether it trains again

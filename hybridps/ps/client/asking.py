@@ -52,9 +52,11 @@ def silent_groups(addresses: Sequence[str], session: int, seconds: float, settin
     """Return the groups of a job that have given its first server no sign of life for longer than `seconds`.
 
     `session`: the number of a client of the job, perhaps in another process. The question does not wait for operations
-    under way. Raises ServerError if there is no answer within `settings.connect_seconds`, or if the client is lost.
+    under way. Raises ServerError if there is no answer within `settings.connect_seconds`, or within
+    `settings.lost_seconds` if that is less, or if the client is lost.
     """
-    answer = ask(addresses[0], wire.Silence(session, seconds), settings, settings.connect_seconds)
+    patience = min(settings.connect_seconds, settings.lost_seconds)
+    answer = ask(addresses[0], wire.Silence(session, seconds), settings, patience)
     if not isinstance(answer, wire.Silent):
         raise ServerError(
             f"{addresses[0]} answered {type(answer).__name__} to Silence: it is not a server of this version"
