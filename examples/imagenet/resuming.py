@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from pathlib import Path
 
@@ -64,10 +65,11 @@ def _load_optimizer(found: Checkpoint, trainer: gluon.Trainer) -> None:
 def start(args: Namespace, found: Checkpoint | None, order: str, worker: int) -> Position:
     """Return where the training begins: at the checkpoint, or where the job is when this worker's group is restarted.
 
-    It begins within an epoch only if the images come in the same order as when the checkpoint was written.
+    It begins within an epoch only if the images come in the same order as when the checkpoint was written, and not if
+    this group comes in among others, which do so before an epoch.
     """
     reached = options.reached(args)
-    if found is None or found.position.epoch < reached:
+    if found is None or found.position.epoch < reached or os.environ.get("HYBRIDPS_REJOINS"):
         return Position(reached)
     position = found.position
     if position.step and position.order != order:

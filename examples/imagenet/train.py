@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import checkpoint
 import duties
@@ -63,7 +63,7 @@ class Training:
     def run(self) -> None:
         """Train all epochs, or as many as a group can do before it is told to leave."""
         journal = Journal(self.args, self.kv, self.images, self.begin.epoch)
-        for epoch in range(self.begin.epoch, self.args.epochs):
+        for epoch in self.epochs():
             losses, timing = self.train_epoch(epoch)
             if duties.leaving():
                 break
@@ -75,6 +75,13 @@ class Training:
             self.save(Position(epoch + 1))
             journal.epoch(epoch + 1, losses.mean(), timing, rate, scores, duties.are_mine(self.kv))
         journal.end()
+
+    def epochs(self) -> Iterable[int]:
+        """Return the numbers of the epochs that remain. A store of hybridps may let restarted groups in before each."""
+        if not hasattr(self.kv, "epochs"):
+            return range(self.begin.epoch, self.args.epochs)
+        averages = [self.average.net] if self.average else []
+        return self.kv.epochs(self.args.epochs, self.trainer, *averages, begin=self.begin.epoch)
 
     def train_epoch(self, epoch: int) -> tuple[RunningLoss, dict[str, float]]:
         """Train the steps of an epoch that remain. Return their losses, and how long they took."""

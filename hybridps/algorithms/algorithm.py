@@ -6,16 +6,18 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
+import numpy as np
 from msgspec.structs import replace
 
 from hybridps.algorithms.row import Row
 from hybridps.codecs import Quantised, Residuals, codec_of, spec_for
 from hybridps.errors import ConfigError
 from hybridps.memory import Layout
+from hybridps.packing import pack_arrays, unpack_arrays
 from hybridps.ps.clocks import BulkSynchronous
 from hybridps.ps.model import Joining, Rules
 from hybridps.ps.rules import AnyRule, Sum
-from hybridps.tensor_collectives import Levels, Tensor
+from hybridps.tensor_collectives import Levels, Tensor, broadcast_
 from hybridps.tiers import Tier, check_same_layout
 
 UNDER_WAY = 8
@@ -78,6 +80,11 @@ class Algorithm:
         return isinstance(self.row.clock, BulkSynchronous)
 
     @property
+    def trains_in_step(self) -> bool:
+        """Whether all groups do each step together, so that one that was restarted needs the state of another one."""
+        return self.is_synchronous and self.row.sends == "gradients"
+
+    @property
     def keeps_gradients(self) -> bool:
         """Whether `reduce_` can leave gradients of one vector unchanged and write the new weights elsewhere."""
         return False
@@ -92,9 +99,14 @@ class Algorithm:
     def initialise(self, table: str, layout: Layout, values: Tensor) -> None:
         """Give all ranks of all groups the same `values`: those of the first group's leader.
 
-        A group that starts after all others have their values keeps those of its own leader until it joins the weights.
-        Raises LayoutError, with the first keys that differ, unless all ranks and groups give the same layout.
+        A group that starts after all others have their values, or rejoins them, keeps those of its own leader until it
+        joins the weights. Raises LayoutError, with the first keys that differ, unless all ranks and groups give the
+        same layout.
         """
+        if self.tier.rejoining.waits or self.tier.rejoining.done:
+            check_same_layout(self.levels.group, table, layout)
+            broadcast_(values, self.levels.group)
+            return
         self.tier.register(f"{table}.initial", layout, values, Sum())
         self.tier.drop(f"{table}.initial")
 
@@ -179,6 +191,25 @@ class Algorithm:
     def barrier(self) -> None:
         """Return when all workers of all groups have called it."""
         self.tier.barrier()
+
+    def hand_over_(self, arrays: Mapping[str, np.ndarray]) -> bool:
+        """Let groups that were restarted take part again, if the groups train in step. Call this before each epoch.
+
+        All ranks of all groups call it, with no operation under way, and before they join tables of gradients. A group
+        that was restarted alone waits here for the others, and all of its ranks get the `arrays` of a group that
+        has trained: weights, states of the optimizer, the number of the epoch. They are changed in place; all groups
+        give the same names, shapes and dtypes. Returns whether this group was such a group. Raises LayoutError if the
+        arrays differ, and the errors of `Rejoining.meet`.
+        """
+        if not (self.trains_in_step and self.tier.rejoining.possible):
+            return False
+        meeting = self.tier.rejoining.meet(self.tier.meet)
+        if not meeting.newcomers:
+            return False
+        content = self.tier.hand_over(meeting, pack_arrays(arrays) if meeting.gives else b"")
+        if meeting.joins:
+            unpack_arrays(content, arrays)
+        return meeting.joins
 
     def close(self) -> None:
         """Drop all tables. The job's connection and levels stay open for its other algorithms."""

@@ -200,6 +200,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     resume_step: NotNegative = 0
     """Steps that the job had done when this group was restarted. Set by the launcher."""
 
+    rejoins: bool = False
+    """Whether the other groups train, in step, and this group was restarted to rejoin them. Set by the launcher."""
+
     live_folder: str | None = None
     """Folder of the small files that `hybridps top` reads. Set by the launcher. Default: `live` in the run folder, or
     else a folder of this user in the system's temporary folder."""

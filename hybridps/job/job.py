@@ -22,9 +22,10 @@ from hybridps.ps.clocks import Clock
 from hybridps.ps.model import UnknownClientError
 from hybridps.ps.rules import Rule
 from hybridps.ps.store import OpenStore, ParameterStore
+from hybridps.restarting import ALONE, TOGETHER
 from hybridps.resuming import notice
 from hybridps.tensor_collectives import Levels, SignsOfLife
-from hybridps.tiers import GossipTier, NoTier, ServersTier, Tier
+from hybridps.tiers import GossipTier, NoTier, Rejoining, ServersTier, Tier
 from hybridps.watch import Watcher
 
 
@@ -63,6 +64,13 @@ class Job:
         self.watcher: Watcher | None = None
         """On the first worker, if no launcher watches the run."""
         self._closed = False
+        settings = session.settings
+        self._rejoining = Rejoining(
+            possible=bool(servers) and settings.backend == "hybridps" and settings.racks < 2,
+            waits=settings.rejoins,
+            deadline_seconds=settings.deadline_seconds,
+            announce=lambda: session.tell_launcher(ALONE),
+        )
         session.bytes_with_servers = self._bytes
         session.counted, session.behind = self._counted, self._behind
 
@@ -153,6 +161,8 @@ class Job:
         self._algorithms += 1
         self.session.events.emit(AlgorithmChosen(row.name))
         algorithm = make_algorithm(row, levels, tier, workers=self.session.plan.workers)
+        if algorithm.trains_in_step and self.servers and not self._in_step:
+            self.session.tell_launcher(TOGETHER)
         self._in_step |= algorithm.is_synchronous
         return algorithm
 
@@ -281,4 +291,6 @@ class Job:
         if row.partnership is not None and self.session.plan.groups > 1:
             self._gossip_tier = GossipTier(group, self._partners, row.partnership, prefix)
             return self._gossip_tier
-        return ServersTier(group, self._store, prefix) if self.servers and row.tier != "gossip" else NoTier(group)
+        if self.servers and row.tier != "gossip":
+            return ServersTier(group, self._store, prefix, self._rejoining)
+        return NoTier(group)

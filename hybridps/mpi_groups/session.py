@@ -23,6 +23,7 @@ from hybridps.mpi_groups.session_live import SessionLive, make_live
 from hybridps.mpi_groups.threads import SoloGroup
 from hybridps.mpi_groups.watchdog import Watchdog
 from hybridps.quantities import counted
+from hybridps.restarting import restarts_line
 from hybridps.tracing.recorder import Recorder, check_trace
 
 _OF_LAUNCHER = {f"{PREFIX}{name}" for name in ("AWAITS_REFUSING", "GROUP_INDEX", "LAUNCH", "LIVE_FOLDER", "PEERS")}
@@ -108,6 +109,11 @@ class Session:
         self.events.emit(Noted(message))
         if self.place.is_leader and not self.settings.quiet:
             print(f"hybridps: {message}", file=sys.stderr, flush=True)
+
+    def tell_launcher(self, how: str) -> None:
+        """Tell the launcher, if there is one, how a group that dies is restarted. The leader of the group does."""
+        if self.place.is_leader and self.settings.launch is not None:
+            print(restarts_line(how), flush=True)
 
     def close(self) -> None:
         """Stop the watchdog, close the events and free the groups. Later calls do nothing."""

@@ -44,6 +44,23 @@ class Joining(enum.Enum):
     """All groups had registered the table and dropped it, so there is nothing to read."""
 
 
+class Meeting(NamedTuple):
+    """What a group learns at a meeting of the groups that train in step: how many meetings there have been, and how
+    many groups begin to take part that were restarted.
+    """
+
+    number: int
+    newcomers: int
+    joins: bool
+    """Whether this group is one of them."""
+    gives: bool
+    """Whether this group gives them what they need to train with the others."""
+    giver: int | None
+    """The group that does; None if no group has trained that is still there."""
+    finished: bool
+    """Whether a group has come to the end of its training."""
+
+
 class TableSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What all groups of a table agree on. `server` is the place of this server among `servers`."""
 
@@ -178,6 +195,21 @@ class Admitted(msgspec.Struct, frozen=True):
     start: SnapshotStart | None = None
 
 
+class Met(msgspec.Struct, frozen=True):
+    """The groups of a job have met for the `number`-th time.
+
+    `newcomers`: the groups that were restarted and take part from now on, with the life of each. `giver`: the lowest of
+    the groups that have trained; None if there are no newcomers, or nobody has trained. `finished`: whether some group
+    has come to the end of its training.
+    """
+
+    origin: Origin
+    number: int
+    newcomers: dict[int, int]
+    giver: int | None
+    finished: bool
+
+
 class ChunkPlace(NamedTuple):
     """Identifies a chunk of a table of a job."""
 
@@ -220,4 +252,4 @@ class ParentRequest(msgspec.Struct, frozen=True, eq=False):
     groups: int = 1
 
 
-Outcome = Admitted | Answer | Task | ParentRequest
+Outcome = Admitted | Answer | Met | Task | ParentRequest

@@ -29,7 +29,7 @@ from hybridps.ps.refusals import error_of as error_of
 from hybridps.ps.refusals import refusal as refusal
 from hybridps.ps.rules.rule import MOST_STATES
 
-VERSION = 17
+VERSION = 18
 """The version of the protocol, which must be the same on both sides."""
 
 LARGEST_CONTROL_BYTES = 1 << 22
@@ -49,6 +49,9 @@ ArrayNumber = Annotated[int, Meta(ge=0, le=MOST_STATES)]
 """The centre (0), or a state of the rule (1, ...)."""
 
 TableName = Annotated[str, Meta(min_length=1, max_length=256)]
+
+Lives = Annotated[dict[Number, Number], Meta(max_length=8192)]
+"""Groups, with the life of each."""
 
 
 class Hello(Message, frozen=True, omit_defaults=True):
@@ -137,6 +140,17 @@ class Drop(OfTable, frozen=True):
     """The group gives up a table. Answer: Done without chunks."""
 
 
+class Meet(Message, frozen=True, omit_defaults=True):
+    """The group is between two steps, and meets the other groups that train in step with it (`Meetings`).
+
+    Answer of the first server: Met, when all have come. The group then tells the other servers the `newcomers`, with
+    their lives, before it asks for anything else. Answer: Done without chunks.
+    """
+
+    request: Number
+    newcomers: Lives = {}
+
+
 class Attach(Message, frozen=True):
     """Offer memory of the client for exchanges in place. Answer: Done without chunks.
 
@@ -218,6 +232,7 @@ Request = (
     | Attach
     | Detach
     | Drop
+    | Meet
     | Profile
     | ProfilePage
     | Back
@@ -265,6 +280,16 @@ class Done(Message, frozen=True, omit_defaults=True):
     not_finite: tuple[tuple[Number, Number], ...] = ()
 
 
+class Met(Message, frozen=True, omit_defaults=True):
+    """The groups have met. The fields are those of `hybridps.ps.model.Met`."""
+
+    request: Number
+    number: Number
+    newcomers: Lives = {}
+    giver: Number | None = None
+    finished: bool = False
+
+
 class Alive(Message, frozen=True, omit_defaults=True):
     """The server has received a Heartbeat, Leave or EndOfGroup.
 
@@ -283,7 +308,7 @@ class Silent(Message, frozen=True):
     groups: tuple[Number, ...]
 
 
-Answer = Welcome | Registered | Done | Alive | Silent | ToldToJoin | Refused
+Answer = Welcome | Registered | Done | Met | Alive | Silent | ToldToJoin | Refused
 
 Decoded = TypeVar("Decoded")
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

@@ -195,7 +195,8 @@ class Gradients:
                 weights = tensor.vectors[0]
                 before = weights.copy()
                 late = self._algorithm.join_weights(table.name, table.layout, tensor, tensor is table.weights)
-            if late and self._algorithm.is_synchronous and not np.array_equal(before, weights):
+            is_refused = late and self._algorithm.is_synchronous and not self._algorithm.tier.rejoining.done
+            if is_refused and not np.array_equal(before, weights):
                 raise LateError(
                     f"other groups of this job had trained before this one came to {table.name!r}: start all groups "
                     "together, with another name of the job (HYBRIDPS_JOB), or use elastic or async, where a late "

@@ -3,14 +3,24 @@
 `NoTier` goes nowhere; it is for one group without servers. In `UpdatingTier` the ranks of that group update the
 weights, as servers would. `ServersTier` exchanges with the parameter servers, and `GossipTier` with other groups,
 without servers. An algorithm is given one tier and uses the methods of `Tier`, the same on all ranks. `GroupTrigger`
-tells all ranks of a group when a table is exchanged.
+tells all ranks of a group when a table is exchanged. `Rejoining` says how a group that was restarted takes part again.
 """
 
 from hybridps.tiers.gossip import GossipTier
 from hybridps.tiers.group_trigger import GroupTrigger
 from hybridps.tiers.none import NoTier
+from hybridps.tiers.rejoining import Rejoining
 from hybridps.tiers.servers import ServersTier
 from hybridps.tiers.tier import Tier, check_same_layout
 from hybridps.tiers.updating import UpdatingTier
 
-__all__ = ["GossipTier", "GroupTrigger", "NoTier", "ServersTier", "Tier", "UpdatingTier", "check_same_layout"]
+__all__ = [
+    "GossipTier",
+    "GroupTrigger",
+    "NoTier",
+    "Rejoining",
+    "ServersTier",
+    "Tier",
+    "UpdatingTier",
+    "check_same_layout",
+]

@@ -10,9 +10,10 @@ from hybridps.codecs import CodecSpec
 from hybridps.memory import Layout
 from hybridps.mpi_groups.group import Group
 from hybridps.ps.clocks import Clock
-from hybridps.ps.model import Joining, Rules
+from hybridps.ps.model import Joining, Meeting, Rules
 from hybridps.ps.rules import Rule
 from hybridps.tensor_collectives import Tensor, allreduce_, broadcast_
+from hybridps.tiers.rejoining import Rejoining
 from hybridps.tiers.tier import check_same_layout
 
 
@@ -24,6 +25,7 @@ class NoTier:
 
     def __init__(self, group: Group) -> None:
         self._group = group
+        self.rejoining = Rejoining()
 
     def register(
         self,
@@ -72,6 +74,12 @@ class NoTier:
 
     def barrier(self) -> None:
         self._group.barrier()
+
+    def meet(self) -> Meeting | None:
+        raise NotImplementedError
+
+    def hand_over(self, meeting: Meeting, content: bytes) -> bytes:
+        raise NotImplementedError
 
     def close(self) -> None:
         pass

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
+import msgspec
 import numpy as np
 
 from hybridps.codecs import CodecSpec
@@ -16,12 +17,13 @@ from hybridps.memory import DTYPES, Layout
 from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.session import agree
 from hybridps.ps.clocks import Clock
-from hybridps.ps.model import Joining, Rules
+from hybridps.ps.model import Joining, Meeting, Rules
 from hybridps.ps.rules import Rule, Sum
 from hybridps.ps.store import ParameterStore, Pending
 from hybridps.shared_memory import shared_memory
 from hybridps.tensor_collectives import Tensor, broadcast_, reduce_
 from hybridps.tensor_collectives.tensor import Rows
+from hybridps.tiers.rejoining import TRY_SECONDS, Rejoining
 from hybridps.tiers.tier import check_same_layout
 
 BARRIER = "barrier"
@@ -36,6 +38,14 @@ class HasBarrier(Protocol):
 
     def barrier(self) -> None:
         """Return when all groups have called it."""
+
+
+@runtime_checkable
+class HasMeetings(Protocol):
+    """A store whose groups can meet between two steps."""
+
+    def meet(self, seconds: float) -> Meeting | None:
+        """Meet the other groups. Returns None if not all have come within `seconds`; then call this again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +92,15 @@ class ServersTier:
 
     has_servers = True
 
-    def __init__(self, group: Group, store: ParameterStore | None = None, prefix: str = "") -> None:
+    def __init__(
+        self,
+        group: Group,
+        store: ParameterStore | None = None,
+        prefix: str = "",
+        rejoining: Rejoining | None = None,
+    ) -> None:
         self.distance = float("nan")
+        self.rejoining = rejoining or Rejoining()
         self._group = group
         self._store = store
         self._prefix = prefix
@@ -131,7 +148,8 @@ class ServersTier:
             store.pull(self._prefix + table, centre).wait()
             return bool(centre.any())
 
-        return self._tables[table].joining is Joining.LATE and bool(self._lead(has_values))
+        is_late = self._tables[table].joining is Joining.LATE and not self.rejoining.done
+        return is_late and bool(self._lead(has_values))
 
     def is_alone(self, table: str, tensor: Tensor) -> bool:
         if not self._tables[table].can_wait:
@@ -215,9 +233,25 @@ class ServersTier:
 
     def barrier(self) -> None:
         self._group.barrier()
-        if self._store is not None:
+        if self._store is not None and not self.rejoining.waits:  # the others are in the middle of their training
             self._meet_leaders(self._store)
         self._group.barrier()
+
+    def meet(self) -> Meeting | None:
+        def attempt(store: ParameterStore) -> str:
+            met = store.meet(TRY_SECONDS) if isinstance(store, HasMeetings) else None
+            return msgspec.json.encode(met).decode()
+
+        return msgspec.json.decode(self._lead(attempt), type=Meeting | None)
+
+    def hand_over(self, meeting: Meeting, content: bytes) -> bytes:
+        gives = meeting.gives and self._store is not None
+        name = f"hand-over.{meeting.number}"
+        size = self._sum_once(f"{name}.size", np.array([len(content) if gives else 0]))[0]
+        words = np.zeros(-(-size // 8), np.int64)
+        if gives:
+            words.view(np.uint8)[:size] = np.frombuffer(content, np.uint8)
+        return self._sum_once(name, words).tobytes()[:size]
 
     def close(self) -> None:
         for table in list(self._tables):
@@ -280,6 +314,17 @@ class ServersTier:
             values, answer = (array[done.start : done.stop] for array in (done.tensor.vectors[0], table.difference))
             self.distance = rule.distance(values, answer)
             rule.apply_answer_(values, answer)
+
+    def _sum_once(self, table: str, values: np.ndarray) -> np.ndarray:
+        """Return the sum of the values of all leaders, on all ranks, by way of a table that is dropped again."""
+        layout = Layout.of(values.dtype, {table: values.shape})
+        flat = np.zeros(layout.length, values.dtype)
+        flat[: values.size] = values
+        self.register(table, layout, None, Sum())
+        self.exchange(table, Tensor([flat]), 0, layout.length)
+        self.finish()
+        self.drop(table)
+        return flat[: values.size]
 
     def _meet_leaders(self, store: ParameterStore) -> None:
         if isinstance(store, HasBarrier):

@@ -14,9 +14,10 @@ from hybridps.errors import LayoutError
 from hybridps.memory import Layout
 from hybridps.mpi_groups.group import Group
 from hybridps.ps.clocks import Clock
-from hybridps.ps.model import Joining, Rules
+from hybridps.ps.model import Joining, Meeting, Rules
 from hybridps.ps.rules import Rule
 from hybridps.tensor_collectives import Tensor
+from hybridps.tiers.rejoining import Rejoining
 
 
 class Tier(Protocol):
@@ -31,6 +32,9 @@ class Tier(Protocol):
 
     has_servers: bool
     """Whether other groups are reached through servers, which can update."""
+
+    rejoining: Rejoining
+    """How this group takes part again if it was restarted."""
 
     def register(
         self,
@@ -98,6 +102,18 @@ class Tier(Protocol):
 
     def barrier(self) -> None:
         """Return when all workers of all groups have called it."""
+
+    def meet(self) -> Meeting | None:
+        """Meet the other groups, between two steps: those that were restarted take part from then on.
+
+        Returns None if not all groups have come within a second; then call it again. Only if `rejoining.possible`.
+        """
+
+    def hand_over(self, meeting: Meeting, content: bytes) -> bytes:
+        """Return, on all ranks of all groups, the `content` of the leader of the group that gives.
+
+        All ranks call this after a meeting with newcomers.
+        """
 
     def close(self) -> None:
         """Drop all tables. The connection stays open for other tiers."""

@@ -10,6 +10,7 @@ from hybridps.cli.run.plan import make_launch
 from hybridps.cli.run.run_log import RunLog
 from hybridps.config import Settings, to_environment
 from hybridps.errors import LATE, MISUSED, ConfigError
+from hybridps.restarting import ALONE, TOGETHER
 from hybridps.resuming import Resume
 
 
@@ -58,9 +59,31 @@ def test_a_single_group_that_comes_too_late_begins_in_a_new_job() -> None:
 
 
 def test_groups_that_begin_together_are_known_beforehand() -> None:
-    lives = Lives(3, 1, together=True)
+    lives = Lives(3, 1, in_step=True)
     assert lives.failed(1, 137) == "all groups are started again, 1 of 1"
     assert lives.begin() == [0, 1, 2]
+
+
+def test_groups_in_step_whose_script_hands_over_the_weights_are_restarted_alone() -> None:
+    lives = Lives(3, 9)
+    lives.learn(TOGETHER)
+    assert lives.together
+    lives.learn(ALONE)
+    assert lives.failed(1, 137) == "started again, 1 of 9"
+    assert lives.begin() == [1]
+    assert lives.failed(1, LATE) == "all groups are started again, 1 of 9", "nobody could give it the weights"
+    assert lives.begin() == [0, 1, 2]
+    assert lives.failed(2, 137) == "started again, 2 of 9"
+    assert lives.begin() == [2]
+
+
+def test_groups_in_step_begin_together_if_no_other_runs() -> None:
+    lives = Lives(2, 9)
+    lives.learn(ALONE)
+    assert lives.failed(1, 137) == "started again, 1 of 9"
+    assert lives.failed(0, 137, others_train=False) == "all groups are started again, 2 of 9"
+    assert lives.begin() == [0, 1]
+    assert not lives.together
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import hybridps
 
 PACKAGE = Path(hybridps.__file__).parent
 BASE = {"errors", "addresses", "config", "memory", "shared_memory", "codecs", "events", "processes", "racks"}
-BASE |= {"progress", "quantities", "resuming", "links", "live", "tracing"}
+BASE |= {"packing", "progress", "restarting", "quantities", "resuming", "links", "live", "tracing"}
 PURE_PS = {"ps.store", "ps.model", "ps.clocks", "ps.chunk_map", "ps.rules"}
 """The parameter service without sockets and threads."""
 
@@ -32,7 +32,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "processes": BASE,
     "quantities": set(),
     "racks": BASE,
+    "packing": BASE,
     "progress": BASE,
+    "restarting": BASE,
     "resuming": BASE,
     "links": BASE,
     "tracing": BASE,

@@ -131,6 +131,8 @@ def use_everything(address, group, settings):
             store.exchange("d", released, released, 0, LAYOUT.length).wait()
             del released
         store.read_profile(0)
+        assert store.meet(30.0) is not None
+        store.session.ask("newcomers", [0], lambda request, _: wire.Meet(request, {1 - group: 0})).wait()
     return shared
 
 

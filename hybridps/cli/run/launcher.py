@@ -24,6 +24,7 @@ from hybridps.cli.run.signals import Signals
 from hybridps.errors import FAILED, MISUSED
 from hybridps.events import check_run_folder
 from hybridps.quantities import counted
+from hybridps.restarting import parse_restarts
 from hybridps.resuming import Resume
 from hybridps.tracing.recorder import check_trace
 
@@ -119,13 +120,13 @@ class Launcher:
         for group in launch.groups:
             self._start_group(group.index)
 
-    def _start_group(self, group: int) -> None:
+    def _start_group(self, group: int, rejoins: bool = False) -> None:
         life = self._lives.of[group]
         resume = Resume(life, self._log.epoch, self._log.step) if life else Resume()
         if self._launch.settings.ticket is not None:  # it takes the job's weights over, like a restarted group
             epoch, step = self._launch.done
             resume = Resume(life + 1, max(epoch, self._log.epoch), max(step, self._log.step))
-        self._groups.start(self._launch, group, self._servers, resume)
+        self._groups.start(self._launch, group, self._servers, resume, rejoins)
 
     def _watch_groups(self) -> None:
         """Wait until all groups have ended for good. Groups that died are restarted if they may be."""
@@ -164,7 +165,7 @@ class Launcher:
                 return
             number, status = self._launch.groups[group].number, self._groups.children[group].status
             self._log.restarted(number, self._lives.of[group], status or 0, anew)
-            self._start_group(group)
+            self._start_group(group, rejoins=self._lives.in_step and not anew)
 
     def _stop_groups(self) -> None:
         """Stop all groups, so that they start together, in a job with a name that is new to the servers."""
@@ -189,6 +190,10 @@ class Launcher:
 
     def _hear(self, group: int, line: str) -> bool:
         """Handle a line that a worker of a group has printed; `group`: its number. Return whether to hide it."""
+        how = parse_restarts(line)
+        if how is not None:
+            self._lives.learn(how)
+            return True
         known = self._log.epoch, self._log.step
         heard = self._log.hear(group, line, self._groups.workers_running)
         if known != (self._log.epoch, self._log.step):
@@ -210,7 +215,7 @@ class Launcher:
         others = [other for other in self._groups.children if other is not child]
         # A group that gossips would find no partner if the others have finished.
         if child.status and (self._has_weights(others) or all(other.status for other in others)):
-            restart = self._lives.failed(group, child.status)
+            restart = self._lives.failed(group, child.status, others_train=bool(running(others)))
         if child.status:
             self._screen.message(f"{child.name} ended with {how_ended(child)}{self._what_follows(child, restart)}")
         self._tell_servers(group, returns=bool(restart) and not self._lives.together)

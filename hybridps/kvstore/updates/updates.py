@@ -138,7 +138,8 @@ class Updates:
         servers.add(like, {name: self._stored(name) for name in weights})
         for name in weights:
             self._keys[name].at_servers, self._keys[name].stored = servers, None
-        self._put_states(weights)
+        if not self._algorithm.tier.rejoining.done:  # otherwise the servers have the states of the others' training
+            self._put_states(weights)
 
     def take_back(self, name: str) -> None:
         """Have MXNet's own code update a key from now on, as its gradient is row-sparse and rules update no rows.

@@ -20,7 +20,7 @@ from hybridps.ps.client.operations import EXACT, Operation, OperationSequence, S
 from hybridps.ps.client.regions import Regions
 from hybridps.ps.client.session import Session
 from hybridps.ps.clocks import Clock
-from hybridps.ps.model import Joining, Rules, SnapshotStart, TableSpec, rules_of_span
+from hybridps.ps.model import Joining, Meeting, Rules, SnapshotStart, TableSpec, rules_of_span
 from hybridps.ps.profile import MOST_RECORDS, PAGE_RECORDS, PAGES, RECORD, State
 from hybridps.ps.rules import Rule
 from hybridps.ps.rules.finite import NotFiniteError, not_finite
@@ -55,6 +55,8 @@ class Client:
         self.session = Session(addresses, job=job, group=group, groups=groups, settings=settings, context=context)
         """The session with the servers. A caller that waits for several operations at once listens here."""
         self._regions = Regions(self.session)
+        self._meeting: Operation | None = None
+        """The request to meet the other groups, if it is not answered."""
         self.servers = range(len(addresses))
         """The numbers of the servers."""
         self.has_parent = self.session.has_parent
@@ -160,6 +162,24 @@ class Client:
     def put(self, table: str, values: np.ndarray, array: int) -> Operation:
         """Replace an array, as `ParameterStore.put`."""
         return self._transfer(wire.Put, self._table(table, values), 0, len(values), values, array=array)
+
+    def meet(self, seconds: float) -> Meeting | None:
+        """Meet the other groups that train in step, as `ParameterStore.meet`."""
+        what = "meeting of the groups"
+        asked, self._meeting = self._meeting, None
+        if asked is None:
+            asked = self.session.ask(what, self.servers[:1], lambda request, _: wire.Meet(request))
+        if not self.session.is_done_within(asked, seconds):
+            self._meeting = asked
+            return None
+        asked.wait()
+        met = asked.answers[0]
+        if not isinstance(met, wire.Met):
+            raise ProtocolError(f"the first server answered {type(met).__name__} to the {what}")
+        others = self.servers[1:] if met.giver is not None else ()
+        self.session.ask(what, others, lambda request, _: wire.Meet(request, met.newcomers)).wait()
+        joins = self._group in met.newcomers
+        return Meeting(met.number, len(met.newcomers), joins, met.giver == self._group, met.giver, met.finished)
 
     @property
     def away(self) -> bool:

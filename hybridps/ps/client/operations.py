@@ -154,7 +154,7 @@ class Operation:
             raise self.error
         return True
 
-    def take(self, server: int, answer: wire.Registered | wire.Done, payloads: Sequence[memoryview]) -> None:
+    def take(self, server: int, answer: wire.Registered | wire.Done | wire.Met, payloads: Sequence[memoryview]) -> None:
         """Take in a server's answer, which may arrive more than once.
 
         Raises ProtocolError for chunks that were not requested, and for payloads or elements that do not match.

@@ -123,6 +123,10 @@ class Session:
             self._settle(operation)
         return operation.done
 
+    def is_done_within(self, operation: Operation, seconds: float) -> bool:
+        """Wait until an operation is done, for at most `seconds`. Returns whether it is; if not, it stays under way."""
+        return self._until(lambda: operation.done, seconds)
+
     def _await(self, operation: Operation, stays: bool) -> None:
         """Wait until it is done or, unless `stays`, until a server is away. Raises the errors of `finish`."""
         try:
@@ -273,7 +277,7 @@ class Session:
 
     def _take(self, server: int, answer: wire.Answer, payloads: Sequence[memoryview]) -> None:
         match answer:
-            case wire.Done() | wire.Registered():
+            case wire.Done() | wire.Registered() | wire.Met():
                 # The answer to an operation that was given up finds none, and is dropped.
                 operation = self.under_way.get(answer.request)
                 if operation is not None:

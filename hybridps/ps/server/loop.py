@@ -13,7 +13,7 @@ import zmq
 
 from hybridps.errors import HybridPSError, ProtocolError, ServerError
 from hybridps.ps import wire
-from hybridps.ps.model import Admitted, Answer, Origin, Outcome, ParentRequest, Task, UnknownClientError
+from hybridps.ps.model import Admitted, Answer, Met, Origin, Outcome, ParentRequest, Task, UnknownClientError
 from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.server.admission import CONTROL_WEIGHT, FRAME_BYTES, MESSAGE_BYTES, Account, Accounts, FairQueue
 from hybridps.ps.server.door import MOST_UNREAD
@@ -175,11 +175,12 @@ class Loop:
                     raise self.parents.failed[member.job]
                 if isinstance(message, wire.Register):
                     self.transport.door.expect(message.spec.chunk_bytes)
-                origin = Origin(member.job, member.group, member.session, message.request)
                 payloads = [frame.buffer for frame in frames[1:]]
-                cost, outcomes = carry_out(self.jobs, origin, message, payloads, member.regions)
+                cost, outcomes = carry_out(self.jobs, member.origin(message.request), message, payloads, member.regions)
                 self._handle_outcomes(outcomes)
                 return CONTROL_WEIGHT * len(frames[0]) if cost is None else cost
+            case wire.Meet(request=request, newcomers=newcomers):
+                self._handle_outcomes(self.jobs.meet(self.members.of(identity, now).origin(request), newcomers))
             case wire.Back():
                 known = self.members.by_name.get(identity)
                 if known is not None:  # otherwise the connection broke again, and all of this will be repeated
@@ -276,6 +277,9 @@ class Loop:
                     case Admitted(origin, initialise, dropped, start):
                         self._keep()
                         self._answer(origin, wire.Registered(origin.request, initialise, dropped, start))
+                    case Met(origin, number, newcomers, giver, finished):
+                        self._keep()
+                        self._answer(origin, wire.Met(origin.request, number, newcomers, giver, finished))
                     case ParentRequest(table=table) if self.parents is not None and self.members.there(table.job):
                         self.parents.send(outcome)
         finally:

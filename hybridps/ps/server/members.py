@@ -12,7 +12,7 @@ import msgspec
 
 from hybridps.errors import ServerError
 from hybridps.ps.joining import Terms
-from hybridps.ps.model import GroupTakenError, Outcome, UnknownClientError
+from hybridps.ps.model import GroupTakenError, Origin, Outcome, UnknownClientError
 from hybridps.ps.server.admission import Account
 from hybridps.ps.server.requests import Regions
 from hybridps.ps.server.tables.jobs import Jobs
@@ -78,6 +78,10 @@ class Member:
 
     def __str__(self) -> str:
         return f"group {self.group} of job {self.job!r}"
+
+    def origin(self, request: int) -> Origin:
+        """Return what identifies a request of this client."""
+        return Origin(self.job, self.group, self.session, request)
 
     @property
     def has_unserved(self) -> bool:

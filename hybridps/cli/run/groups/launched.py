@@ -63,10 +63,10 @@ class LaunchedGroups:
         if announces(self._launch):
             self.starting = Starting(self._launch.groups, self._launch.settings.start_seconds)
 
-    def start(self, launch: Launch, index: int, servers: LaunchedServers, resume: Resume) -> None:
-        """Start a life of a group. The job of `launch` may differ from that of earlier lives."""
-        group = launch.groups[index]
-        settings = launch.group_settings(group, servers.addresses, servers.credentials, self._meeting_folder, resume)
+    def start(self, launch: Launch, index: int, servers: LaunchedServers, resume: Resume, rejoins: bool) -> None:
+        """Start a life of a group. The job of `launch` may differ from that of earlier lives. `rejoins` as there."""
+        group, at = launch.groups[index], (servers.addresses, servers.credentials, self._meeting_folder)
+        settings = launch.group_settings(group, *at, resume, rejoins)
         command = command_of_group(launch, group, self._mpirun, settings, self._shared, self._screen.shows_bars)
         child = self._processes.start(
             group_name(group),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hybridps.config import Settings
 from hybridps.errors import LATE, MISUSED, ConfigError
+from hybridps.restarting import ALONE
 
 
 def check_restarts(restarts: int, groups: int, settings: Settings) -> int:
@@ -21,14 +22,18 @@ def check_restarts(restarts: int, groups: int, settings: Settings) -> int:
 class Lives:
     """The lives of the groups, and which groups are to be restarted, at most `restarts` times in total.
 
-    `together`: a group cannot rejoin the job, so all groups are restarted when one dies, in a new job. Otherwise this
-    becomes known when a restarted group ends with `LATE`.
+    `in_step`: the groups train in step, so that one that is restarted alone needs the weights of another one. Unless
+    their script hands these over, all groups are restarted when one dies, in a new job. The groups say both (`learn`).
+    All are also restarted when a restarted group ends with `LATE`.
     """
 
-    def __init__(self, groups: int, restarts: int, together: bool = False) -> None:
+    def __init__(self, groups: int, restarts: int, in_step: bool = False) -> None:
         self.of = [0] * groups
         """The life of each group: how often it was restarted."""
-        self.together = together
+        self.in_step = in_step
+        self._hands_over = False
+        self._was_late = False
+        self._all_died = False
         self.due: list[int] = []
         """The groups that are to be restarted."""
         self._restarts = restarts
@@ -36,14 +41,27 @@ class Lives:
         self._alone: set[int] = set()
         """The groups that were restarted alone, since all were restarted together."""
 
-    def failed(self, group: int, status: int) -> str:
-        """Note that a group has failed. Return what the launcher says of its restart; empty if it is not restarted."""
+    @property
+    def together(self) -> bool:
+        """Whether all groups are restarted when one dies."""
+        return self._was_late or (self.in_step and (self._all_died or not self._hands_over))
+
+    def learn(self, how: str) -> None:
+        """Take in how the groups say that they are restarted: they train in step, and may hand over the weights."""
+        self.in_step, self._hands_over = True, self._hands_over or how == ALONE
+
+    def failed(self, group: int, status: int, others_train: bool = True) -> str:
+        """Note that a group has failed. Return what the launcher says of its restart; empty if it is not restarted.
+
+        `others_train`: some other group runs, and so may have the weights.
+        """
         if group in self.due:
             return "all groups are started again"
         counted = status == LATE and group in self._alone
         if status == MISUSED or not (counted or self._used < self._restarts):
             return ""
-        self.together |= status == LATE
+        self._was_late |= status == LATE
+        self._all_died |= not others_train
         self._used += not counted
         self.due = [*range(len(self.of))] if self.together else [*self.due, group]
         what = "all groups are started again" if self.together and len(self.of) > 1 else "started again"
@@ -53,6 +71,8 @@ class Lives:
         """Begin the next life of each group that is due, and return these groups. They are no longer due."""
         due, self.due = self.due, []
         self._alone = set() if self.together else self._alone | {*due}
+        self._all_died = False
+        self._was_late &= not self._hands_over
         for group in due:
             self.of[group] += 1
         return due

@@ -16,7 +16,7 @@ from hybridps.resuming import Resume
 
 _OF_SOME = (
     *("groups", "workers_per_group", "group_sizes", "group_index", "servers", "racks", "rack_index", "parents"),
-    *("peers", "keys", "credentials", "server_keys", "life", "resume_epoch", "resume_step"),
+    *("peers", "keys", "credentials", "server_keys", "life", "resume_epoch", "resume_step", "rejoins"),
 )
 """The settings that differ between the processes of a launch."""
 
@@ -94,12 +94,13 @@ class Launch:
         credentials: str | None = None,
         folder: str = "",
         resume: Resume = Resume(),  # noqa: B008 (a NamedTuple)
+        rejoins: bool = False,
     ) -> Settings:
         """Return the settings of the ranks of a group, given the addresses and the credentials of the servers.
 
         Servers of this launch use the keys that were made for it, the keys of their folder, or none. `folder`: a
         private folder of this user, in which gossiping groups of this host find each other. `resume`: where the scripts
-        continue.
+        continue. `rejoins`: the group rejoins others that train in step.
         """
         here = tuple(f"ipc://{folder}/group-{other.index}" for other in self.groups if folder)
         unsecured = bool(self.servers) and not self.makes_keys and self.settings.server_keys is None
@@ -116,6 +117,7 @@ class Launch:
             life=resume.life,
             resume_epoch=resume.epoch,
             resume_step=resume.step,
+            rejoins=rejoins,
         )
 
     def server_settings(

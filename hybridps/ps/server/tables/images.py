@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from hybridps.ps.joining import Terms
-from hybridps.ps.model import Admitted, Origin, SnapshotStart, TableSpec
+from hybridps.ps.model import Admitted, Met, Origin, SnapshotStart, TableSpec
 
 if TYPE_CHECKING:
     from hybridps.ps.server.kept import KeptMemory
@@ -23,8 +23,8 @@ so that no name is the beginning of another one."""
 
 class JobImage(msgspec.Struct, frozen=True, array_like=True):
     """A job: its number of groups, those that are there, those that have gone, those of them that have finished, those
-    whose processes have ended and whether they return, the dropped tables, the terms of the job, and the groups that
-    may join it. See `Job` and `Places`.
+    whose processes have ended and whether they return, the dropped tables, the terms of the job, the groups that may
+    join it, and its meetings. See `Job`, `Places` and `Meetings`.
     """
 
     name: str
@@ -39,6 +39,7 @@ class JobImage(msgspec.Struct, frozen=True, array_like=True):
     tickets: dict[int, int]
     lives: dict[int, int]
     done: tuple[float, int]
+    met: tuple[int, set[int], dict[int, Met]]
 
 
 class TableImage(msgspec.Struct, frozen=True, array_like=True):

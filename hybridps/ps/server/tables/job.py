@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
 from hybridps.ps.joining import Terms
-from hybridps.ps.model import Outcome
+from hybridps.ps.model import Answer, Origin, Outcome
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.tables.images import JobImage
+from hybridps.ps.server.tables.meetings import Meetings
 from hybridps.ps.server.tables.places import Places
 from hybridps.ps.server.tables.table import Table
 
@@ -49,6 +50,7 @@ class Job:
     def __post_init__(self) -> None:
         self.places = Places(self.groups)
         """The numbers of its groups."""
+        self.meetings = Meetings()
 
     @property
     def behind(self) -> int:
@@ -90,6 +92,12 @@ class Job:
         return self.counted
 
     @property
+    def members(self) -> set[int]:
+        """The groups for which a new table is made."""
+        there = {*range(self.groups)} - self.gone
+        return there & self.meetings.trains if self.meetings.held else there
+
+    @property
     def unseen(self) -> set[int]:
         """The groups of the start that have not come yet, and are not known to have ended."""
         return {*range(self.groups)} - self.present - self.gone - self.returns.keys()
@@ -108,6 +116,7 @@ class Job:
         self.present.discard(group)
         self.gone.add(group)
         self.finished.discard(group)
+        self.meetings.leave(group)
         if not (lost or early) and group < self.groups:
             self.finished.add(group)
         self.lost.pop(group, None)
@@ -116,7 +125,32 @@ class Job:
             self.lost[group] = had[0].registrations.joined[group].epoch, had
         returns, stays = self.returns.get(group, False), group in self.lost
         left = [table.leave(group, returns=returns, lost=stays) for table in self.tables.values()]
-        return [outcome for outcomes in left for outcome in outcomes]
+        return [*(outcome for outcomes in left for outcome in outcomes), *self.meet()]
+
+    def meet(self, origin: Origin | None = None) -> list[Outcome]:
+        """Let a group come to a meeting, if one is given. If all are there, it is held, and newcomers take part."""
+        known = self.meetings.come(origin) if origin is not None else []
+        first = {*range(self.groups)} - self.gone | self.present | self.returning
+        if not self.waits_for_absent:
+            first -= self.unseen
+        if known or self.meetings.missing(first):
+            return [*known]
+        self.lost.clear()  # groups that were away did not meet the others
+        answers = self.meetings.hold(lambda group: self.lives.get(group, 0), bool(self.finished))
+        if answers[0].giver is not None:
+            self.admit(answers[0].newcomers, answers[0].origin)
+        return [*answers]
+
+    def admit(self, newcomers: Mapping[int, int], origin: Origin) -> list[Outcome]:
+        """Let newcomers take part in all tables, given the life of each. The others are between two steps.
+
+        Returns the answer to a group that tells this server of them.
+        """
+        for group in newcomers:
+            for table in self.tables.values() if self.lives.get(group) == newcomers[group] else ():
+                if group in self.present:
+                    table.registrations.take_in(group)
+        return [Answer(origin, None)]
 
     def has_number(self, group: int) -> bool:
         """Return whether a group of this number belongs to the job."""
@@ -129,7 +163,7 @@ class Job:
                 table.registrations.expect(group, self.returns[group])
             return []
         self.gone.add(group)  # it never came, and the others do not wait for it any more
-        return [outcome for table in self.tables.values() for outcome in table.leave(group)]
+        return [*(outcome for table in self.tables.values() for outcome in table.leave(group)), *self.meet()]
 
     def be_back(self, group: int) -> list[Outcome]:
         """Note that a group has sent again what was under way when the previous process was killed. When all have,
@@ -155,6 +189,7 @@ class Job:
 
     def come_back(self, group: int) -> None:
         """Let a group that `may_come_back`, and has entered, take part in its tables again."""
+        self.meetings.come_back(group)
         for table in self.lost.pop(group)[1]:
             table.come_back(group)
 
@@ -164,7 +199,8 @@ class Job:
         places = self.places
         groups = self.groups, self.present, self.gone, self.finished, self.returns
         waits = self.dropped, self.waits_for_absent
-        return JobImage(self.name, *groups, *waits, places.terms, places.tickets, self.lives, self.done)
+        met = self.meetings.held, self.meetings.trains, self.meetings.told
+        return JobImage(self.name, *groups, *waits, places.terms, places.tickets, self.lives, self.done, met)
 
     @staticmethod
     def of(image: JobImage, budget: Budget) -> Job:
@@ -172,7 +208,7 @@ class Job:
         groups = image.present, image.gone, image.finished, image.returns
         job = Job(image.name, image.groups, budget, *groups, dropped=image.dropped)
         job.waits_for_absent, job.not_back = image.waits_for_absent, {*image.present}
-        job.lives, job.done = image.lives, image.done
+        job.lives, job.done, job.meetings = image.lives, image.done, Meetings(*image.met)
         job.places.terms, job.places.tickets = image.terms, image.tickets
         job.places.awaited = {*image.tickets} - image.present - image.gone
         return job

@@ -5,7 +5,7 @@ The loop makes the calls, one at a time. Groups of different jobs never meet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -164,6 +164,13 @@ class Jobs:
         job = self._jobs.get(name)
         return [] if job is None else job.be_back(group)
 
+    def meet(self, origin: Origin, newcomers: Mapping[int, int]) -> list[Outcome]:
+        """Let a group come to a meeting of its job; at another server than the first, let the newcomers take part."""
+        job = self._job(origin)
+        outcomes = job.admit(newcomers, origin) if newcomers else job.meet(origin)
+        self._note(job)
+        return outcomes
+
     def leave(self, job: str, group: int, lost: bool = False, early: bool = False) -> list[Outcome]:
         """Let a group go. The tables go with the last group, unless that one or another one may come back.
 
@@ -214,7 +221,7 @@ class Jobs:
         self._note(there)
         joined = [table.registrations for table in there.tables.values()]
         begun = [outcome for each in joined for outcome in each.begin_without_absent(there.present)]
-        return [*begun, *self._maker.free_unwanted(there)]
+        return [*begun, *there.meet(), *self._maker.free_unwanted(there)]
 
     def register(
         self,

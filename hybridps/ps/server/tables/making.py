@@ -112,7 +112,7 @@ class TableMaker:
         nbytes = table_bytes(spec, job.groups, self._make_table.more_arrays)
         self._make_room(job.budget, nbytes)
         job.budget.check(nbytes, f"table {name!r}")
-        refuses, members = self._refuses or not spec.rule.transparent, set(range(job.groups)) - job.gone
+        refuses, members = self._refuses or not spec.rule.transparent, job.members
         keep = None if self._kept is None else (self._kept.make_table(job.name, name, spec), job.groups + MOST_JOINED)
         table = self._make_table(job.name, name, spec, members, self._threads, refuses, job.budget, keep)
         if (kept := self._kept) is not None:

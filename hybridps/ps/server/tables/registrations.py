@@ -137,6 +137,12 @@ class Registrations:
         self.rounds.join(origin.group)
         self.on_change()
 
+    def take_in(self, group: int) -> None:
+        """Let a group that will register the table take part in its rounds from now on."""
+        self._expected.add(group)
+        self.rounds.join(group)
+        self.on_change()
+
     def is_admitted(self, group: int) -> bool:
         """Return whether a group may exchange."""
         return self.ready and group in self._admitted

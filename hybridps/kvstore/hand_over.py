@@ -1,0 +1,111 @@
+"""What a group hands over to groups that were restarted: weights, and the optimizers of Trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+
+from hybridps.errors import HybridPSError
+from hybridps.kvstore.updates.states_file import set_states, states_to_bytes
+from hybridps.packing import pack_arrays, read_arrays
+
+WHERE = "what another group hands over"
+PROGRESS = "progress"
+"""The epoch that begins, and the steps done."""
+
+
+Holder = Any
+"""What has parameters to be handed over: a `gluon.Trainer` or a `gluon.Block`."""
+
+
+def pack(holders: Sequence[Holder], epoch: int, steps: int) -> bytes:
+    """Return the weights of Trainers and blocks, and the Trainers' optimizers, as bytes.
+
+    The epoch that begins and the steps done are with them. The optimizer's states that are at the servers are left out.
+    """
+    arrays = {PROGRESS: np.array([epoch, steps])}
+    for number, holder in enumerate(holders):
+        for place, parameter in enumerate(_parameters(holder)):
+            if parameter._data is not None:
+                arrays[f"{number} weights {place}"] = parameter._reduce().asnumpy()
+        if not isinstance(holder, gluon.Trainer):
+            continue
+        states = states_to_bytes(_updaters(holder)[0], dump_optimizer=True)
+        arrays[f"{number} optimizer"] = np.frombuffer(states, np.uint8)
+        scaler = getattr(holder, "_amp_loss_scaler", None)
+        if scaler is not None:
+            arrays[f"{number} scaler"] = np.array([scaler._loss_scale, scaler._next_loss_scale, scaler._unskipped])
+    return pack_arrays(arrays)
+
+
+def unpack(content: bytes, holders: Sequence[Holder]) -> tuple[int, int]:
+    """Give Trainers and blocks what was packed. Return the epoch that begins, and the steps done.
+
+    Raises HybridPSError if they do not have the parameters of those that were packed.
+    """
+    arrays = read_arrays(content)
+    for number, holder in enumerate(holders):
+        parameters = _parameters(holder)
+        came = {int(name.split()[2]): name for name in arrays if name.startswith(f"{number} weights ")}
+        weights = [arrays[came[place]] if place in came else None for place in range(len(parameters))]
+        is_trainer = isinstance(holder, gluon.Trainer)
+        if any(place >= len(parameters) for place in came) or is_trainer != (f"{number} optimizer" in arrays):
+            raise HybridPSError(
+                f"{WHERE} has {len(came)} weights in place {number}, and here are {len(parameters)}: give `epochs` the "
+                "same Trainers and blocks, of the same network, in all groups"
+            )
+        for parameter, array in zip(parameters, weights, strict=True):
+            _check(parameter, array)
+        for parameter, array in zip(parameters, weights, strict=True):
+            if array is not None:
+                parameter.set_data(_like(parameter, array))
+                parameter._finish_deferred_init()  # its shape is known now, also before a first forward pass
+        if is_trainer:
+            _set_optimizer(holder, arrays[f"{number} optimizer"].tobytes())
+        scaler, scale = getattr(holder, "_amp_loss_scaler", None), arrays.get(f"{number} scaler")
+        if scaler is not None and scale is not None:
+            scaler._loss_scale, scaler._next_loss_scale, scaler._unskipped = *map(float, scale[:2]), int(scale[2])
+    epoch, steps = arrays[PROGRESS]
+    return int(epoch), int(steps)
+
+
+def _parameters(holder: Holder) -> Sequence[gluon.Parameter]:
+    """Return the parameters of a Trainer or block, in an order that is the same in all groups."""
+    return holder._params if isinstance(holder, gluon.Trainer) else [*holder.collect_params().values()]
+
+
+def _check(parameter: gluon.Parameter, array: np.ndarray | None) -> None:
+    """Raise HybridPSError unless the values fit the parameter. Dimensions that are not known yet are 0 or -1."""
+    known = parameter.shape or ()
+    shape = known if array is None else array.shape
+    if known and (len(known) != len(shape) or any(n not in (0, -1, m) for n, m in zip(known, shape, strict=True))):
+        raise HybridPSError(
+            f"{WHERE} has {parameter.name!r} of shape {shape}, not {known}: build the same network in all groups"
+        )
+
+
+def _updaters(trainer: gluon.Trainer) -> list[Any]:
+    """Return the updaters that a Trainer's optimizer runs in: the store's, or one for each device."""
+    return [trainer._kvstore._updater] if trainer._update_on_kvstore else trainer._updaters
+
+
+def _like(parameter: gluon.Parameter, array: np.ndarray) -> mx.nd.NDArray:
+    values = mx.nd.array(array, dtype=array.dtype)
+    return values if parameter._stype == "default" else values.tostype(parameter._stype)
+
+
+def _set_optimizer(trainer: gluon.Trainer, content: bytes) -> None:
+    """Continue with an optimizer and its states. The Trainer keeps its optimizer object, which the script may hold."""
+    optimizer = trainer._optimizer
+    came = mx.optimizer.Updater(optimizer)
+    set_states(came, content, WHERE)
+    vars(optimizer).update({name: each for name, each in vars(came.optimizer).items() if name != "param_dict"})
+    if came.states and trainer._update_on_kvstore is not False and not trainer._kv_initialized:
+        trainer._init_kvstore()
+        trainer._init_params()
+    for updater in _updaters(trainer):
+        updater.states, updater.states_synced = dict(came.states), dict.fromkeys(came.states, False)

@@ -1,0 +1,59 @@
+"""How a group that was restarted takes part again in training in step: it waits for a meeting with the other groups."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hybridps.errors import DeadlineError, LateError
+from hybridps.ps.model import Meeting
+
+TRY_SECONDS = 1.0
+"""How long one attempt to meet the other groups waits for them, so that the ranks of a group stay in touch."""
+
+
+@dataclass
+class Rejoining:
+    """What all algorithms of a job know about it.
+
+    `possible`: the groups can meet, as they are connected by servers of one rack. `announce` is called before the first
+    meeting.
+    """
+
+    possible: bool = False
+    waits: bool = False
+    """Whether this group was restarted alone, and has not met the others yet."""
+    done: bool = False
+    """Whether this group has rejoined the others, and has what they had given it."""
+    deadline_seconds: float = 0.0
+    announce: Callable[[], None] | None = None
+
+    def meet(self, attempt: Callable[[], Meeting | None]) -> Meeting:
+        """Attempt to meet the other groups until all have come. Call this on all ranks of the group, between two steps.
+
+        A group that was restarted waits as long as the others train, so without a deadline. Raises DeadlineError if
+        another group does not come, LateError for a group that was restarted when nobody is left that has trained, and
+        SystemExit(0) if the others have finished their training meanwhile.
+        """
+        if self.announce is not None:
+            self.announce()
+            self.announce = None
+        end = time.monotonic() + self.deadline_seconds
+        while (meeting := attempt()) is None:
+            if not self.waits and time.monotonic() > end:
+                raise DeadlineError(
+                    f"another group has not come to the end of its epoch within {self.deadline_seconds:g} s: all "
+                    "groups must do the same number of steps; check what that group is doing, or raise "
+                    "HYBRIDPS_DEADLINE_SECONDS"
+                )
+        self.waits = False
+        if meeting.joins and meeting.giver is None:
+            if meeting.finished:
+                raise SystemExit(0)
+            raise LateError(
+                "no group is left that has trained, so that nobody can give this one the weights: start all groups "
+                "together, from a checkpoint"
+            )
+        self.done |= meeting.joins
+        return meeting

@@ -1,0 +1,81 @@
+"""Ranks that train in step with NumPy and hand over their state. Words: a folder, and what happens.
+
+- `back`: group 1 is killed in epoch 1, and comes in at a later epoch.
+- `server`: the same, and the server is killed while group 1 waits.
+- `all`: group 1 is killed, and so is group 0 while group 1 waits.
+- `over`: group 1 is killed, and group 0 comes to its end while group 1 waits.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from hybridps import resume
+from hybridps.job import open_job
+from hybridps.memory import Layout
+
+EPOCHS, STEPS = 6, 5
+LAYOUT = Layout.of("float32", {"w": (100_000,), "b": (10,)})
+folder, what = Path(sys.argv[1]), sys.argv[2]
+life = resume().life
+
+
+def await_file(name: str) -> None:
+    end = time.monotonic() + 60
+    while not (folder / name).exists() and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def kill_server() -> None:
+    launcher = psutil.Process(int(os.environ["LAUNCHER_PID"]))
+    (server, *_) = (each for each in launcher.children() if "serve" in each.cmdline())
+    server.children()[0].kill()
+    (folder / "killed").touch()
+
+
+with open_job() as job:
+    algorithm = job.algorithm("sync")
+    group, worker = job.session.place.group, job.worker
+    gradients = algorithm.levels.tensor(LAYOUT.length, "float32")
+    gradients.vectors[0][:] = worker + 10 * life
+    algorithm.initialise("start", LAYOUT, gradients)
+    state = {"w": gradients.vectors[0].copy(), "m": np.zeros(LAYOUT.length, "f4"), "epoch": np.zeros(1)}
+    joined = False
+    if group == 1 and life:
+        (folder / "back").touch()
+    while state["epoch"][0] < EPOCHS:
+        epoch = int(state["epoch"][0])
+        came = algorithm.hand_over_(state)
+        epoch = int(state["epoch"][0])
+        if came:
+            print(f"worker {worker} came in at epoch {epoch}", flush=True)
+        if not joined:
+            algorithm.join_gradients("g", LAYOUT)
+            joined = True
+        for step in range(STEPS):
+            gradients.vectors[0][:] = worker + 1 + epoch / 10 + step / 100 + state["w"] / 1000
+            algorithm.reduce_("g", gradients, 0, LAYOUT.length)
+            algorithm.finish_()
+            state["m"] = 0.5 * state["m"] + gradients.vectors[0]
+            state["w"] -= 0.01 * state["m"]
+            if group == 1 and not life and (epoch, step) == (1, 2):
+                os.kill(os.getpid(), signal.SIGKILL)
+        state["epoch"] += 1
+        if group == 0 and not life and epoch == 2:
+            await_file("back")
+            time.sleep(0.7)
+            if what == "server" and worker == 0:
+                kill_server()
+            if what == "all":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if what == "over":
+                break
+    digest = state["w"].tobytes().hex()[:64]
+    print(f"worker {worker} in life {life} ends at epoch {int(state['epoch'][0])} with {digest}", flush=True)

@@ -1,0 +1,65 @@
+"""Groups that train in step: one that dies comes back alone, and gets the state of another one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from worlds import environment
+
+pytestmark = pytest.mark.timeout(90)
+
+SCRIPT = Path(__file__).with_name("hand_over_ranks.py")
+END = re.compile(r"worker (\d+) in life (\d+) ends at epoch (\d+) with (\w+)")
+
+
+def train(folder: Path, what: str, *options: str) -> subprocess.CompletedProcess[str]:
+    launcher = "import os, sys; os.environ['LAUNCHER_PID'] = str(os.getpid()); from hybridps.cli import main; main()"
+    words = [sys.executable, "-c", launcher, "run", "-n", "4", "--groups", "2", "--restarts", "3", *options]
+    words += ["--", "python", str(SCRIPT), str(folder), what]
+    return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=80)
+
+
+def ends(text: str) -> dict[int, tuple[int, int, str]]:
+    """By worker: the life and the epoch in which it ended, and its weights."""
+    return {int(worker): (int(life), int(epoch), digest) for worker, life, epoch, digest in END.findall(text)}
+
+
+@pytest.mark.parametrize(
+    ("what", "options"),
+    [("back", ("-s", "3")), ("server", ()), pytest.param("server", ("-s", "2"), marks=pytest.mark.nightly)],
+)
+def test_a_group_comes_back_alone(tmp_path: Path, what: str, options: tuple[str, ...]) -> None:
+    done = train(tmp_path, what, *options)
+    assert done.returncode == 0, done.stderr
+    assert "all groups are started again" not in done.stderr
+    found = ends(done.stdout)
+    assert {worker: (life, epoch) for worker, (life, epoch, _) in found.items()} == {
+        0: (0, 6),
+        1: (0, 6),
+        2: (1, 6),
+        3: (1, 6),
+    }
+    assert len({digest for _, _, digest in found.values()}) == 1
+    assert len(re.findall("came in at epoch [345]", done.stdout)) == 2
+    if what == "server":
+        assert (tmp_path / "killed").exists()
+
+
+def test_all_groups_begin_anew_if_none_is_left_that_has_trained(tmp_path: Path) -> None:
+    done = train(tmp_path, "all")
+    assert done.returncode == 0, done.stderr
+    assert "all groups are started again" in done.stderr
+    found = ends(done.stdout)
+    assert found.keys() == {0, 1, 2, 3}
+    assert len({(epoch, digest) for _, epoch, digest in found.values()}) == 1
+    assert "came in" not in done.stdout
+
+
+def test_a_group_whose_others_have_finished_meanwhile_ends_in_good_order(tmp_path: Path) -> None:
+    done = train(tmp_path, "over")
+    assert done.returncode == 0, done.stderr
+    assert ends(done.stdout).keys() == {0, 1}

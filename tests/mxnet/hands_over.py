@@ -1,0 +1,109 @@
+"""A script whose groups train in step, and hand over what a restarted group needs. Words: a folder, what updates, the
+group that is killed, the optimizer.
+
+Each worker prints a digest of its weights after each epoch. With the word `alone` in place of a group, one process
+computes what all workers together should reach; it is told when the group came back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+from hybridps import resume
+
+EPOCHS, STEPS, IMAGES = 7, 10, 8
+DIES = (1, 4)
+"""The epoch and the step after which the worker is killed."""
+
+
+def network(seed: int) -> gluon.nn.HybridSequential:
+    mx.random.seed(seed)
+    net = gluon.nn.HybridSequential()
+    with net.name_scope():
+        net.add(gluon.nn.Dense(16, activation="relu"), gluon.nn.BatchNorm(), gluon.nn.Dense(3))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def optimizer(name: str) -> mx.optimizer.Optimizer:
+    schedule = mx.lr_scheduler.FactorScheduler(step=15, factor=0.8, base_lr=0.05)
+    own = {"momentum": 0.9} if name == "sgd" else {}
+    return mx.optimizer.create(name, learning_rate=0.05, lr_scheduler=schedule, wd=1e-3, **own)
+
+
+def batch(worker: int, epoch: int, step: int) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
+    random = np.random.default_rng((worker, epoch, step))
+    return mx.nd.array(random.normal(size=(IMAGES, 5))), mx.nd.array(random.integers(0, 3, IMAGES))
+
+
+def backward(net: gluon.nn.HybridSequential, x: mx.nd.NDArray, y: mx.nd.NDArray) -> None:
+    with autograd.record():
+        loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(x), y)
+    loss.backward()
+
+
+def trained(net: gluon.nn.HybridSequential) -> Iterator[gluon.Parameter]:
+    return (parameter for parameter in net.collect_params().values() if parameter.grad_req != "null")
+
+
+def say(worker: int, epoch: int, net: gluon.nn.HybridSequential) -> None:
+    numbers = np.concatenate([parameter.data().asnumpy().ravel() for parameter in trained(net)])
+    print(f"worker {worker} in life {resume().life}: epoch {epoch} {numbers.astype('f4').tobytes().hex()}", flush=True)
+
+
+def alone(workers: int, victims: list[int], back: int, name: str) -> None:
+    """Train as all workers together do. `victims` die after step `DIES`, and are back from epoch `back` on."""
+    net = network(1)
+    net(batch(0, 0, 0)[0])
+    updater = mx.optimizer.get_updater(optimizer(name))
+    updater.optimizer.rescale_grad = 1 / (IMAGES * workers)
+    for epoch in range(EPOCHS):
+        for step in range(STEPS):
+            there = [each for each in range(workers) if each not in victims or (epoch, step) <= DIES or epoch >= back]
+            summed = [mx.nd.zeros(parameter.shape) for parameter in trained(net)]
+            for worker in there:
+                backward(net, *batch(worker, epoch, step))
+                for total, parameter in zip(summed, trained(net), strict=True):
+                    total += parameter.grad()
+            for index, (total, parameter) in enumerate(zip(summed, trained(net), strict=True)):
+                updater(index, total, parameter.data())
+        say(0, epoch, net)
+
+
+def together(folder: Path, updates: bool, victim: int, name: str) -> None:
+    kv = mx.kv.create("dist_hybridps_sync")
+    group, life = int(os.environ["HYBRIDPS_GROUP_INDEX"]), resume().life
+    net = network(1 + 100 * life)
+    trainer = gluon.Trainer(net.collect_params(), optimizer(name), kvstore=kv, update_on_kvstore=updates)
+    kv.barrier()  # a group that rejoins meets nobody here
+    if life:
+        (folder / "back").touch()
+    for epoch in kv.epochs(EPOCHS, trainer):
+        for step in range(STEPS):
+            backward(net, *batch(kv.rank, epoch, step))
+            trainer.step(IMAGES * kv.num_workers)
+            if group == victim and not life and (epoch, step) == DIES:
+                mx.nd.waitall()
+                os.kill(os.getpid(), signal.SIGKILL)
+        say(kv.rank, epoch, net)
+        end = time.monotonic() + 60
+        while group != victim and epoch == 2 and not (folder / "back").exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        if group != victim and epoch == 2:
+            time.sleep(1.0)
+    kv.barrier()
+
+
+if sys.argv[3] == "alone":
+    alone(int(sys.argv[5]), [int(each) for each in sys.argv[6].split(",")], int(sys.argv[2]), sys.argv[4])
+else:
+    together(Path(sys.argv[1]), sys.argv[2] == "servers", int(sys.argv[3]), sys.argv[4])

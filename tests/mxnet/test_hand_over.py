@@ -1,0 +1,73 @@
+"""Groups that train in step: one that is killed comes back alone, with what another one hands over to it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hybridps.config import PREFIX
+
+pytest.importorskip("mxnet")
+pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(150)]
+
+SCRIPT = Path(__file__).parent / "hands_over.py"
+SECONDS = 140
+WEIGHTS = re.compile(r"worker (\d+) in life (\d+): epoch (\d+) ([0-9a-f]+)")
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    return subprocess.run(command, env=kept, capture_output=True, text=True, timeout=SECONDS)
+
+
+def launch(*words: object, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hybridps.cli", "run", "--groups", "2", "--restarts", "2", *options, "--"]
+    return run([*command, "python", str(SCRIPT), *map(str, words)])
+
+
+def weights_in(text: str) -> dict[tuple[int, int, int], np.ndarray]:
+    """The weights by worker, life and epoch."""
+    return {
+        (int(worker), int(life), int(epoch)): np.frombuffer(bytes.fromhex(numbers), "f4")
+        for worker, life, epoch, numbers in WEIGHTS.findall(text)
+    }
+
+
+@pytest.mark.parametrize(
+    ("updates", "victim", "optimizer", "workers", "options"),
+    [
+        ("workers", 1, "sgd", 2, ()),
+        ("servers", 0, "sgd", 2, ()),
+        ("workers", 0, "adam", 4, ("-s", "2", "--algorithm", "sync")),
+        pytest.param("servers", 1, "adam", 4, ("-s", "2"), marks=pytest.mark.nightly),
+        pytest.param("servers", 0, "nag", 2, ("-s", "3"), marks=pytest.mark.nightly),
+    ],
+)
+def test_a_killed_group_rejoins_alone_with_the_numbers_of_one_process(
+    tmp_path: Path, updates: str, victim: int, optimizer: str, workers: int, options: tuple[str, ...]
+) -> None:
+    done = launch(tmp_path, updates, victim, optimizer, options=("-n", str(workers), *options))
+    assert done.returncode == 0, done.stderr
+    assert f"group {victim} ended with exit status 137" in done.stderr
+    assert "all groups are started again" not in done.stderr
+    assert "restarts=" not in done.stdout
+    found = weights_in(done.stdout)
+    victims = [worker for worker in range(workers) if worker // (workers // 2) == victim]
+    back = min(epoch for worker, life, epoch in found if life)
+    assert 3 <= back < 7, "it came in at a later epoch, and trained to the end"
+    words = ["alone", optimizer, str(workers), ",".join(map(str, victims))]
+    reference = weights_in(run([sys.executable, str(SCRIPT), str(tmp_path), str(back), *words]).stdout)
+    atol = 3e-4 if optimizer == "adam" else 2e-5  # Adam divides by what may be near 0
+    for (worker, life, epoch), weights in found.items():
+        np.testing.assert_allclose(weights, reference[0, 0, epoch], rtol=2e-4, atol=atol)
+        if epoch >= back:
+            other = next(each for (of, _, at), each in found.items() if at == epoch and of != worker)
+            np.testing.assert_array_equal(weights, other, f"worker {worker} in life {life}, epoch {epoch}")
+    assert {epoch for worker, _, epoch in found if worker in victims} == {0, *range(back, 7)}
+    assert f"this group trains from epoch {back} on, with the weights of group {1 - victim}" in done.stderr
