@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from units import unit
 from hybridps import config, events
 from hybridps.algorithms import ALGORITHMS, KNOWN
 from hybridps.cli.app import app
+from hybridps.cli.settings import attribute_texts
 from hybridps.config import PREFIX, Settings
 from hybridps.ps.server.metrics import METRICS
 from hybridps.watch.metrics import LABELS, MODEL_METRICS
@@ -169,16 +169,6 @@ PAGES: dict[str, Callable[[], Page]] = {
 def generate(name: str) -> str:
     """The Markdown of a page."""
     return "\n".join(PAGES[name]()) + "\n"
-
-
-def attribute_texts(kind: type) -> dict[str, str]:
-    """The docstring below each field of a class."""
-    (body,) = (node.body for node in ast.parse(inspect.getsource(kind)).body if isinstance(node, ast.ClassDef))
-    return {
-        field.target.id: _text_of(text.value.value)
-        for field, text in zip(body, body[1:], strict=False)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-    }
 
 
 class Option(NamedTuple):

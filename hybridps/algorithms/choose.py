@@ -174,8 +174,8 @@ def _check_settings(row: Row, settings: Settings) -> None:
         )
     if trigger is not None and tau is not None:
         raise ConfigError(
-            f"HYBRIDPS_TRIGGER={trigger!r} and HYBRIDPS_TAU={tau} both say when weights are averaged: give only one "
-            f"(every:{tau} is a trigger)"
+            f"HYBRIDPS_TRIGGER={trigger!r} (--trigger, --budget) and HYBRIDPS_TAU={tau} (--tau) both say when weights "
+            f"are averaged: give only one (every:{tau} is a trigger)"
         )
     if trigger is not None and not row.trigger.by_step and settings.backend == "mxnet":
         raise ConfigError(

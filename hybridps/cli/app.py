@@ -189,6 +189,18 @@ def doctor_command(
     sys.exit(doctor(as_json))
 
 
+@app.command(name="settings")
+def settings_command(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[WORD...]", help="Only settings with these words in name or effect.")
+    ] = None,
+) -> None:
+    """List the settings: their variables, values, defaults and effects."""
+    from hybridps.cli.settings import print_settings
+
+    print_settings(words or [])
+
+
 @app.command(name="tune")
 def tune_command(
     workers: Annotated[int, typer.Option("-n", "-np", "--workers", min=1, help="Number of ranks in the group.")] = 2,

@@ -56,9 +56,9 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
             converted[field] = msgspec.convert(value, hints[field], strict=False)
         except msgspec.ValidationError as error:
             reason = str(error).split(" - at ")[0].replace("Expected", "expected", 1)
-            raise _unusable(field, value, _expected(hints[field]) or reason) from None
+            raise _unusable(field, value, _expected_of(field, hints[field]) or reason) from None
         if isinstance(converted[field], float) and not math.isfinite(converted[field]):
-            raise _unusable(field, value, _expected(hints[field]))
+            raise _unusable(field, value, _expected_of(field, hints[field]))
     settings = Settings(**converted)
     _check_addresses(settings)
     _check_order(settings, converted.keys())
@@ -116,6 +116,16 @@ def _check_order(settings: Settings, given: Set[str]) -> None:
         first, second = getattr(settings, field), getattr(settings, later)
         if field in given and first and second and first > second:
             raise _unusable(field, f"{first:g}", f"it must not be longer than {PREFIX}{later.upper()}={second:g}")
+
+
+def _expected_of(field: str, hint: Any) -> str:
+    """Return what a setting accepts, with its unit.
+
+    >>> from msgspec import Meta
+    >>> _expected_of("lost_seconds", Annotated[float, Meta(gt=0)])
+    'expected a number of seconds > 0'
+    """
+    return _expected(hint).replace("a number", "a number of seconds" if field.endswith("_seconds") else "a number", 1)
 
 
 def _expected(hint: Any) -> str:

@@ -20,6 +20,9 @@ SLOWER = 0.1
 LEAST_SECONDS = 1e-4
 """Shorter times are not mentioned."""
 
+LEAST_SHARE = 0.02
+"""Nor are differences that are a smaller share of a step."""
+
 StepId = tuple[int, int]
 """The numbers of the model and of the step."""
 
@@ -41,9 +44,9 @@ class Slow(NamedTuple):
 
 
 _CAUSES = {
-    "loading": "loads data so long that it has its gradients {} later than the others",
-    "program": "spends so long on other code of its program that it has its gradients {} later than the others",
-    "compute": "computes {} longer than the others",
+    "loading": "loads data for long, and takes {} until its last gradient",
+    "program": "spends time on other code of its program, and takes {} until its last gradient",
+    "compute": "computes {}",
 }
 
 
@@ -117,7 +120,8 @@ def _slow(worker: int, every: Mapping[StepId, Mapping[int, Parts]], table: Table
     pairs = sorted(((row[worker], _others(row, worker)) for row in every.values()), key=_excess)
     for average, some in ((median, pairs), (fmean, pairs[:-1])):
         others, excess = average([other.own for _, other in some] or [0.0]), average([*map(_excess, some)] or [0.0])
-        if excess > max(SLOWER * others, LEAST_SECONDS) and others > 0:
+        whole = average([part.whole for part, _ in some] or [0.0])
+        if excess > max(SLOWER * others, LEAST_SECONDS, LEAST_SHARE * whole) and others > 0:
             break
     else:
         return None
@@ -170,12 +174,23 @@ def _last_in_words(worker: int, mine: Parts, others: Parts | None) -> str:
     if others is None or others.own <= 0:
         return f"{who} computes for {_ms(mine.own)}{loads}"
     more = mine.own / others.own - 1
-    if more < 0.05:
+    if more < 0.05 or mine.own - others.own < max(LEAST_SECONDS, LEAST_SHARE * mine.whole):
         return f"all workers take about as long until their last gradient ({_ms(mine.own)})"
     if mine.loading - others.loading > (mine.own - others.own) / 2:
         return f"{who} loads data for {_ms(mine.loading)}, the others for {_ms(others.loading)}"
     times = f"{_ms(mine.own)}{loads}; the others {_ms(others.own)}"
-    return f"{who} computes {100 * more:.0f} % longer than the others ({times})"
+    return f"{who} computes {_longer(more)} ({times})"
+
+
+def _longer(share: float) -> str:
+    """Return in words how much longer a worker takes, as a share of the others' time.
+
+    >>> _longer(0.41), _longer(3.2)
+    ('41 % longer than the others', '4.2 times as long as the others')
+    """
+    return (
+        f"{100 * share:.0f} % longer than the others" if share < 1 else f"{1 + share:.2g} times as long as the others"
+    )
 
 
 def _others(row: Mapping[int, Parts], worker: int) -> Parts:
@@ -191,7 +206,7 @@ def _shares(parts: Parts) -> str:
 
 
 def _slow_in_words(slow: Slow) -> str:
-    what = _CAUSES[slow.cause].format(f"{100 * slow.share:.0f} %")
+    what = _CAUSES[slow.cause].format(_longer(slow.share))
     stalls = " on average, because it stalls in some steps" if slow.stalls else ""
     return (
         f"worker {slow.worker} {what} ({_ms(slow.seconds)}; the others {_ms(slow.others_seconds)}){stalls}, and is the "

@@ -192,8 +192,8 @@ def test_a_progress_bar_leaves_one_line_in_a_pipe_and_the_last_line_is_kept(scri
     ("what", "status", "words"),
     [
         ("kill", 137, "exit status 137 (rank 1 killed by signal 9)"),
-        ("exit", 3, "exit status 3 (rank 1 ended first)"),
-        ("raise", 1, "exit status 1 (rank 1 ended first)"),
+        ("exit", 3, "exit status 3 of rank 1"),
+        ("raise", 1, "exit status 1 of rank 1"),
         ("vanish", 1, "exit status 1 (rank 1 exited before its part of the job was done)"),
     ],
 )

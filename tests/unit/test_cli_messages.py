@@ -13,6 +13,7 @@ import hybridps
 from hybridps.cli.doctor import LATE, NOTE, OK, PROBLEM, Done, check_huge_pages, check_python, judge_hello
 from hybridps.cli.serve.serve import world_size
 from hybridps.cli.summary import print_summary
+from hybridps.config import Settings
 
 SECONDS = 60
 
@@ -29,6 +30,16 @@ def test_version_and_help() -> None:
     assert alone.returncode == 0
     for command in ("run", "serve", "doctor", "report"):
         assert f"  {command} " in alone.stdout
+
+
+def test_settings_are_listed_with_their_values_and_defaults() -> None:
+    every = hybridps_cli("settings").stdout
+    assert all(f"HYBRIDPS_{name.upper()}" in every for name in Settings.__struct_fields__)
+    found = hybridps_cli("settings", "two averagings", HYBRIDPS_TAU="5").stdout
+    assert found.startswith("HYBRIDPS_TAU=5 (default: not set)\n    Number of steps between two averagings of weights.")
+    assert len(found.split("\n\n")) == 1
+    none = hybridps_cli("settings", "xyz")
+    assert (none.returncode, "no setting has 'xyz' in its name" in none.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -298,7 +298,10 @@ def test_a_worker_whose_program_begins_its_steps_late_does_not_compute_longer(tm
     assert found is not None
     (slow,) = found.slow
     assert (slow.worker, slow.cause, slow.stalls) == (1, "program", False)
-    said = "worker 1 spends so long on other code of its program that it has its gradients 40 % later than the others"
+    said = (
+        "worker 1 spends time on other code of its program, and takes 40 % longer than the others until its last "
+        "gradient"
+    )
     assert any(said in each for each in found.sentences)
 
 

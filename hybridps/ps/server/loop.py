@@ -230,7 +230,7 @@ class Loop:
         self._handle_outcomes(self.members.begin_without_absent(now))
 
     def _lose(self, member: Member, fault: str, source: str = "") -> None:
-        log.warning("%s %s: lost", member, fault)
+        log.warning("%s %s: %s", member, fault, "the others go on without it" if source else "lost")
         member.fault = fault + source
         self._remove(member, lost=True)
 

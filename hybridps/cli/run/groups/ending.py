@@ -24,8 +24,9 @@ def how_ended(child: Child) -> str:
     who = "" if rank is None else f"rank {rank} "
     if status > 128 and status - 128 in signal.valid_signals():
         return f"{text} ({who}killed by signal {status - 128})"
-    how = "exited before its part of the job was done" if child.vanished else "ended first"
-    return f"{text} ({who}{how})" if rank is not None else text
+    if child.vanished:
+        return f"{text} ({who}exited before its part of the job was done)"
+    return text if rank is None else f"{text} of rank {rank}"
 
 
 class Told:
