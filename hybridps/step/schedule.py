@@ -17,6 +17,7 @@ from itertools import takewhile
 from typing import Any
 
 from hybridps.errors import GroupError
+from hybridps.prompt_thread import be_prompt
 from hybridps.step.agreement import Agreement, digest
 from hybridps.step.inbox import Inbox
 from hybridps.step.job_context import JobContext
@@ -260,6 +261,7 @@ class Schedule:
             self._listener(item)
 
     def _run(self) -> None:
+        be_prompt()
         try:
             while not isinstance(item := self._next(), Stop):
                 self._do(item)

@@ -29,6 +29,12 @@ HELLO = (1 << 15) - 1
 SPIN_SECONDS = 50e-6
 """How long a vote spins before it sleeps."""
 
+CROWDED_SECONDS = 0.2e-3
+"""A core is crowded if other threads run for longer when this thread lets them."""
+
+NAP_SECONDS, NAPPING_SECONDS = 0.1e-3, 20e-3
+"""On a crowded core, how long a collective sleeps between two looks at its transfers, and for how long it does so."""
+
 StepsOf = Callable[[Talk, int, int], Steps]
 """The operation on the chunk of elements `begin:end`."""
 
@@ -55,6 +61,8 @@ class Lane:
         self.deadline_seconds = deadline_seconds
         self._codec = codec
         self._moved = moved
+        self._crowded_until = 0.0
+        """On the monotonic clock."""
         self._talks: dict[int, list[Talk]] = {}
         """The talks, by the size of their chunks in bytes."""
         codec.prepare()
@@ -136,7 +144,20 @@ class Lane:
             elif asleep and waited > SPIN_SECONDS:
                 time.sleep(min(waited / 10, 0.001))
             else:
-                os.sched_yield()
+                self._let_others_run(last + waited)
+
+    def _let_others_run(self, now: float) -> None:
+        """Let other threads of this core run, if there are any.
+
+        On a crowded core this thread would get the core back after milliseconds if it only yielded, and soon after it
+        has slept. On others, sleep would cost time.
+        """
+        if now < self._crowded_until:
+            time.sleep(NAP_SECONDS)
+            return
+        os.sched_yield()
+        if time.monotonic() > now + CROWDED_SECONDS:
+            self._crowded_until = now + NAPPING_SECONDS
 
     def _late(self) -> DeadlineError:
         """Return the error that names the ranks of the lane that send no sign of life within `PATIENCE_SECONDS`."""
