@@ -1,8 +1,11 @@
-"""How a training script reports its progress: by one line on standard output, which `report_progress` prints.
+"""What a training process tells its launcher, by lines on standard output.
+
+A script reports its progress by a line that `report_progress` prints:
 
     hybridps: epoch=3 accuracy=0.712 loss=0.83
 
-`hybridps run` reads the lines of its workers, and writes an `Evaluated` event for each to the run folder.
+`hybridps run` reads the lines of its workers, and writes an `Evaluated` event for each to the run folder. A job whose
+groups train in step also tells how a group that dies is restarted; the launcher does not show that line.
 """
 
 from __future__ import annotations
@@ -19,7 +22,12 @@ from hybridps.events import Configured, Evaluated, EventLog
 
 SAYS = "hybridps: "
 _BEGINS = f"{SAYS}epoch="
+_RESTARTS = f"{SAYS}restarts="
 _FIELDS = tuple(name for name in Evaluated.__struct_fields__ if name != "group")
+
+TOGETHER, ALONE = "together", "alone"
+"""All groups are restarted, as nobody gives a restarted group the weights; or only the one that died, as the script
+lets the others hand them over."""
 
 listeners: list[Callable[[Evaluated], None]] = []
 """Called with each event that this process reports."""
@@ -101,3 +109,18 @@ def mean_of(events: Iterable[Evaluated], field: str) -> float | None:
     if not all(weights):
         weights = [1] * len(given)
     return sum(value * weight for (value, _), weight in zip(given, weights, strict=True)) / sum(weights)
+
+
+def restarts_line(how: str) -> str:
+    """Return the line.
+
+    >>> parse_restarts(restarts_line(ALONE)), parse_restarts("hybridps: epoch=1")
+    ('alone', None)
+    """
+    return f"{_RESTARTS}{how}"
+
+
+def parse_restarts(line: str) -> str | None:
+    """Return what a line of a worker says; None for any other line."""
+    how = line.removeprefix(_RESTARTS).strip()
+    return how if line.startswith(_RESTARTS) and how in (TOGETHER, ALONE) else None

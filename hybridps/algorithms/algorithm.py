@@ -15,10 +15,10 @@ from hybridps.errors import ConfigError
 from hybridps.memory import Layout
 from hybridps.packing import pack_arrays, unpack_arrays
 from hybridps.ps.clocks import BulkSynchronous
-from hybridps.ps.model import Joining, Rules
+from hybridps.ps.model import Joining, Meeting, Rules
 from hybridps.ps.rules import AnyRule, Sum
 from hybridps.tensor_collectives import Levels, Tensor, broadcast_
-from hybridps.tiers import Tier, check_same_layout
+from hybridps.tiers import Run, Tier, check_same_layout, hand_over
 
 UNDER_WAY = 8
 """The number of buckets that are begun before the oldest one is finished. With 4, the servers were idle at times."""
@@ -103,7 +103,7 @@ class Algorithm:
         joins the weights. Raises LayoutError, with the first keys that differ, unless all ranks and groups give the
         same layout.
         """
-        if self.tier.rejoining.waits or self.tier.rejoining.done:
+        if self.tier.rejoining.restarted:
             check_same_layout(self.levels.group, table, layout)
             broadcast_(values, self.levels.group)
             return
@@ -201,15 +201,21 @@ class Algorithm:
         give the same names, shapes and dtypes. Returns whether this group was such a group. Raises LayoutError if the
         arrays differ, and the errors of `Rejoining.meet`.
         """
-        if not (self.trains_in_step and self.tier.rejoining.possible):
+        if not self.meets_others:
             return False
-        meeting = self.tier.rejoining.meet(self.tier.meet)
-        if not meeting.newcomers:
-            return False
-        content = self.tier.hand_over(meeting, pack_arrays(arrays) if meeting.gives else b"")
-        if meeting.joins:
-            unpack_arrays(content, arrays)
-        return meeting.joins
+        return self.meet(lambda: pack_arrays(arrays), lambda given: unpack_arrays(given, arrays)).joins
+
+    @property
+    def meets_others(self) -> bool:
+        """Whether the groups meet before each epoch, so that those that were restarted get what others have."""
+        return self.trains_in_step and self.tier.rejoining.possible
+
+    def meet(self, pack: Callable[[], bytes], unpack: Callable[[bytes], None], run: Run | None = None) -> Meeting:
+        """Do what `hand_over_` does, if `meets_others`, with what `pack` returns in the group that gives.
+
+        In a group that joins, `unpack` is called with it. `run`, if given, does what communicates.
+        """
+        return hand_over(self.tier, pack, unpack, run)
 
     def close(self) -> None:
         """Drop all tables. The job's connection and levels stay open for its other algorithms."""

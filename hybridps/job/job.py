@@ -17,12 +17,12 @@ from hybridps.job.servers_trace import ServersTrace, trace_servers
 from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.session import Session, agree
 from hybridps.processes import ServerProcess
+from hybridps.progress import ALONE, TOGETHER
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import Clock
 from hybridps.ps.model import UnknownClientError
 from hybridps.ps.rules import Rule
 from hybridps.ps.store import OpenStore, ParameterStore
-from hybridps.restarting import ALONE, TOGETHER
 from hybridps.resuming import notice
 from hybridps.tensor_collectives import Levels, SignsOfLife
 from hybridps.tiers import GossipTier, NoTier, Rejoining, ServersTier, Tier

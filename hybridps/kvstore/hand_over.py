@@ -1,17 +1,24 @@
-"""What a group hands over to groups that were restarted: weights, and the optimizers of Trainers."""
+"""The epochs of a training whose groups come back, and what they are given: weights, and the optimizers of Trainers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from hybridps.errors import HybridPSError
+from hybridps.algorithms import Algorithm
+from hybridps.errors import ConfigError, HybridPSError
+from hybridps.job import Job
+from hybridps.kvstore import process
+from hybridps.kvstore.calls import as_mxnet_does
 from hybridps.kvstore.updates.states_file import set_states, states_to_bytes
 from hybridps.packing import pack_arrays, read_arrays
+from hybridps.quantities import counted
+from hybridps.resuming import resume
+from hybridps.step import Schedule
 
 WHERE = "what another group hands over"
 PROGRESS = "progress"
@@ -20,6 +27,44 @@ PROGRESS = "progress"
 
 Holder = Any
 """What has parameters to be handed over: a `gluon.Trainer` or a `gluon.Block`."""
+
+
+def epochs(
+    job: Job, algorithm: Algorithm, schedule: Schedule, numbers: range, holders: Sequence[Holder]
+) -> Iterator[int]:
+    """Yield the numbers of the epochs to train. `HybridKVStore.epochs` documents it."""
+    if not algorithm.meets_others:
+        yield from numbers[max(0, int(resume().epoch) - numbers.start) :]
+        return
+    epoch = numbers.start
+    while epoch < numbers.stop:
+        epoch = _meet(job, algorithm, schedule, epoch, holders)
+        yield epoch
+        epoch += 1
+
+
+@as_mxnet_does
+def _meet(job: Job, algorithm: Algorithm, schedule: Schedule, epoch: int, holders: Sequence[Holder]) -> int:
+    """Meet the other groups before an epoch. Return its number, which a group that was restarted learns here."""
+
+    def take(content: bytes) -> None:
+        nonlocal epoch
+        epoch, job.steps = unpack(content, holders)
+
+    if not holders:
+        raise ConfigError(
+            "groups that train in step hand over what their Trainers have: give them, as in kv.epochs(90, trainer)"
+        )
+    if algorithm.tier.rejoining.waits:
+        job.session.note("this group waits until the others begin an epoch")
+    process.hold().finish()
+    meeting = algorithm.meet(lambda: pack(holders, epoch, job.steps), take, schedule.call)
+    if meeting.joins:
+        job.session.note(f"this group trains from epoch {epoch} on, with the weights of group {meeting.giver}")
+    elif meeting.newcomers:
+        newcomers = counted(meeting.newcomers, "group")
+        job.session.note(f"{newcomers} that had died trains again from epoch {epoch} on")
+    return epoch
 
 
 def pack(holders: Sequence[Holder], epoch: int, steps: int) -> bytes:
@@ -100,12 +145,19 @@ def _like(parameter: gluon.Parameter, array: np.ndarray) -> mx.nd.NDArray:
 
 def _set_optimizer(trainer: gluon.Trainer, content: bytes) -> None:
     """Continue with an optimizer and its states. The Trainer keeps its optimizer object, which the script may hold."""
-    optimizer = trainer._optimizer
-    came = mx.optimizer.Updater(optimizer)
-    set_states(came, content, WHERE)
-    vars(optimizer).update({name: each for name, each in vars(came.optimizer).items() if name != "param_dict"})
+    came = _updater_of(content, trainer)
+    own = {name: each for name, each in vars(came.optimizer).items() if name != "param_dict"}
+    vars(trainer._optimizer).update(own)
     if came.states and trainer._update_on_kvstore is not False and not trainer._kv_initialized:
         trainer._init_kvstore()
         trainer._init_params()
     for updater in _updaters(trainer):
-        updater.states, updater.states_synced = dict(came.states), dict.fromkeys(came.states, False)
+        states = _updater_of(content, trainer).states  # each device has its own
+        updater.states, updater.states_synced = states, dict.fromkeys(states, False)
+
+
+def _updater_of(content: bytes, trainer: gluon.Trainer) -> mx.optimizer.Updater:
+    """Return an updater with an optimizer and its states."""
+    updater = mx.optimizer.Updater(trainer._optimizer)
+    set_states(updater, content, WHERE)
+    return updater

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,12 @@ from hybridps.kvstore import process
 from hybridps.kvstore.arrays import copy_all
 from hybridps.kvstore.calls import as_mxnet_does, calls, key_kind
 from hybridps.kvstore.compression import compression_of
-from hybridps.kvstore.hand_over import Holder, pack, unpack
+from hybridps.kvstore.hand_over import Holder, epochs
 from hybridps.kvstore.servers import StoreHandle, command, watched_workers
 from hybridps.kvstore.sparse import retained
 from hybridps.kvstore.training import Training
 from hybridps.kvstore.updates.optimizers import open_scale, optimizer_of
 from hybridps.ps.rules import SGD
-from hybridps.quantities import counted
-from hybridps.resuming import resume
 
 PREFIX = "dist_hybridps_"
 
@@ -212,36 +210,7 @@ class HybridKVStore(KVStore):
         before the first step, and do the same number of steps in an epoch. Raises ConfigError if groups train in step
         and nothing is given.
         """
-        rejoining = self._algorithm.tier.rejoining
-        meets = self._algorithm.trains_in_step and rejoining.possible
-        epoch = begin if meets else max(begin, int(resume().epoch))
-        while epoch < total:
-            epoch = self._meet(epoch, holders) if meets else epoch
-            yield epoch
-            epoch += 1
-
-    @as_mxnet_does
-    def _meet(self, epoch: int, holders: Sequence[Holder]) -> int:
-        """Meet the other groups before an epoch. Return its number, which a group that was restarted learns here."""
-        tier, session = self._algorithm.tier, self._job.session
-        if not holders:
-            raise ConfigError(
-                "groups that train in step hand over what their Trainers have: give them, as in kv.epochs(90, trainer)"
-            )
-        if tier.rejoining.waits:
-            session.note("this group waits until the others begin an epoch")
-        process.hold().finish()
-        meeting = tier.rejoining.meet(lambda: self._schedule.call("a meeting of the groups", tier.meet))
-        if not meeting.newcomers:
-            return epoch
-        content = pack(holders, epoch, self._job.steps) if meeting.gives else b""
-        content = self._schedule.call("a hand-over", lambda: tier.hand_over(meeting, content))
-        if not meeting.joins:
-            session.note(f"{counted(meeting.newcomers, 'group')} that had died trains again from epoch {epoch} on")
-            return epoch
-        epoch, self._job.steps = unpack(content, holders)
-        session.note(f"this group trains from epoch {epoch} on, with the weights of group {meeting.giver}")
-        return epoch
+        return epochs(self._job, self._algorithm, self._schedule, range(begin, total), holders)
 
     def is_capable(self, capability: str) -> bool:
         """Return whether the store can be given an optimizer. Raises ValueError for an unknown capability."""

@@ -22,8 +22,8 @@ from hybridps.mpi_groups.plan import WORKER, Place, Plan, make_plan
 from hybridps.mpi_groups.session_live import SessionLive, make_live
 from hybridps.mpi_groups.threads import SoloGroup
 from hybridps.mpi_groups.watchdog import Watchdog
+from hybridps.progress import restarts_line
 from hybridps.quantities import counted
-from hybridps.restarting import restarts_line
 from hybridps.tracing.recorder import Recorder, check_trace
 
 _OF_LAUNCHER = {f"{PREFIX}{name}" for name in ("AWAITS_REFUSING", "GROUP_INDEX", "LAUNCH", "LIVE_FOLDER", "PEERS")}

@@ -1,4 +1,6 @@
-"""How groups join a running job: what all groups say about the job, and what a launcher asks its first server."""
+"""How groups join a running job, or meet those that were restarted: what all groups say about the job, what a launcher
+asks its first server, and what a group asks all servers before an epoch.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,8 @@ EQUAL = (
 
 Sizes = Annotated[tuple[Count, ...], Meta(max_length=4096)]
 Text = Annotated[str, Meta(max_length=512)]
+Lives = Annotated[dict[Number, Number], Meta(max_length=8192)]
+"""Groups, with the life of each."""
 
 
 class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -85,6 +89,29 @@ class EndOfGroup(Message, frozen=True, omit_defaults=True):
     returns: bool = False
     tenant: TenantName = ""
     token: Token = ""
+
+
+class Meet(Message, frozen=True, omit_defaults=True):
+    """The group is between two steps, and meets the other groups that train in step with it (`Meetings`).
+
+    Answer of the first server: Met, when all have come. The group then tells each other server the `number` of the
+    meeting and what groups train from then on, before it asks for anything else. Answer: Done without chunks.
+    """
+
+    request: Number
+    number: Number = 0
+    trains: Lives = {}
+
+
+class Met(Message, frozen=True, omit_defaults=True):
+    """The groups have met. The fields are those of `hybridps.ps.model.Met`."""
+
+    request: Number
+    number: Number
+    trains: Lives = {}
+    newcomers: Annotated[tuple[Number, ...], Meta(max_length=8192)] = ()
+    giver: Number | None = None
+    finished: bool = False
 
 
 def terms_of(settings: Settings, servers: tuple[str, ...]) -> Terms:

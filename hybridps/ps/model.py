@@ -198,14 +198,15 @@ class Admitted(msgspec.Struct, frozen=True):
 class Met(msgspec.Struct, frozen=True):
     """The groups of a job have met for the `number`-th time.
 
-    `newcomers`: the groups that were restarted and take part from now on, with the life of each. `giver`: the lowest of
-    the groups that have trained; None if there are no newcomers, or nobody has trained. `finished`: whether some group
-    has come to the end of its training.
+    `trains`: the groups that train from now on, with the life of each. `newcomers`: those of them that were restarted.
+    `giver`: the lowest of the groups that have trained; None if there are no newcomers, or nobody has trained, and so
+    nobody can train. `finished`: whether some group has come to the end of its training.
     """
 
     origin: Origin
     number: int
-    newcomers: dict[int, int]
+    trains: dict[int, int]
+    newcomers: tuple[int, ...]
     giver: int | None
     finished: bool
 

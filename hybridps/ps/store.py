@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from hybridps.codecs import CodecSpec
 from hybridps.errors import ServerError
 from hybridps.memory import Layout
 from hybridps.ps.clocks import Clock
-from hybridps.ps.model import Joining, Rules
+from hybridps.ps.model import Joining, Meeting, Rules
 from hybridps.ps.rules import AnyRule, Rule
 
 Known = TypeVar("Known")
@@ -119,6 +119,22 @@ class ParameterStore(Protocol):
 
     def close(self) -> None:
         """Leave all tables and release all resources. The other groups continue without this one."""
+
+
+@runtime_checkable
+class HasBarrier(Protocol):
+    """A store whose servers have a barrier of their own, as MXNet's have."""
+
+    def barrier(self) -> None:
+        """Return when all groups have called it."""
+
+
+@runtime_checkable
+class HasMeetings(Protocol):
+    """A store whose groups can meet between two steps."""
+
+    def meet(self, seconds: float) -> Meeting | None:
+        """Meet the other groups. Returns None if not all have come within `seconds`; then call this again."""
 
 
 OpenStore = Callable[..., ParameterStore]

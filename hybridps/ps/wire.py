@@ -17,9 +17,10 @@ from hybridps.errors import ProtocolError
 from hybridps.ps.chunk_map import LARGEST_CHUNK_BYTES as LARGEST_CHUNK_BYTES
 from hybridps.ps.joining import AskToJoin as AskToJoin
 from hybridps.ps.joining import EndOfGroup as EndOfGroup
+from hybridps.ps.joining import Meet as Meet
+from hybridps.ps.joining import Met as Met
 from hybridps.ps.joining import Terms
 from hybridps.ps.joining import ToldToJoin as ToldToJoin
-from hybridps.ps.joining import agreed_settings as agreed_settings
 from hybridps.ps.message import Count, JobName, Number, TenantName, Token
 from hybridps.ps.message import Message as Message
 from hybridps.ps.model import Rules, SnapshotStart, TableSpec
@@ -49,9 +50,6 @@ ArrayNumber = Annotated[int, Meta(ge=0, le=MOST_STATES)]
 """The centre (0), or a state of the rule (1, ...)."""
 
 TableName = Annotated[str, Meta(min_length=1, max_length=256)]
-
-Lives = Annotated[dict[Number, Number], Meta(max_length=8192)]
-"""Groups, with the life of each."""
 
 
 class Hello(Message, frozen=True, omit_defaults=True):
@@ -138,17 +136,6 @@ class Put(OfSpan, frozen=True):
 
 class Drop(OfTable, frozen=True):
     """The group gives up a table. Answer: Done without chunks."""
-
-
-class Meet(Message, frozen=True, omit_defaults=True):
-    """The group is between two steps, and meets the other groups that train in step with it (`Meetings`).
-
-    Answer of the first server: Met, when all have come. The group then tells the other servers the `newcomers`, with
-    their lives, before it asks for anything else. Answer: Done without chunks.
-    """
-
-    request: Number
-    newcomers: Lives = {}
 
 
 class Attach(Message, frozen=True):
@@ -278,16 +265,6 @@ class Done(Message, frozen=True, omit_defaults=True):
     request: Number
     chunks: tuple[Number, ...]
     not_finite: tuple[tuple[Number, Number], ...] = ()
-
-
-class Met(Message, frozen=True, omit_defaults=True):
-    """The groups have met. The fields are those of `hybridps.ps.model.Met`."""
-
-    request: Number
-    number: Number
-    newcomers: Lives = {}
-    giver: Number | None = None
-    finished: bool = False
 
 
 class Alive(Message, frozen=True, omit_defaults=True):

@@ -17,12 +17,12 @@ from itertools import takewhile
 from typing import Any
 
 from hybridps.errors import GroupError
-from hybridps.prompt_thread import be_prompt
 from hybridps.step.agreement import Agreement, digest
 from hybridps.step.inbox import Inbox
 from hybridps.step.job_context import JobContext
 from hybridps.step.pace import Pace
 from hybridps.step.roll import Roll
+from hybridps.step.time_slice import shorten_time_slice
 from hybridps.tensor_collectives import Levels
 
 POLL_SECONDS = 0.003
@@ -261,7 +261,7 @@ class Schedule:
             self._listener(item)
 
     def _run(self) -> None:
-        be_prompt()
+        shorten_time_slice()
         try:
             while not isinstance(item := self._next(), Stop):
                 self._do(item)

@@ -78,8 +78,5 @@ class NoTier:
     def meet(self) -> Meeting | None:
         raise NotImplementedError
 
-    def hand_over(self, meeting: Meeting, content: bytes) -> bytes:
-        raise NotImplementedError
-
     def close(self) -> None:
         pass

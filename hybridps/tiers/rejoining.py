@@ -29,6 +29,11 @@ class Rejoining:
     deadline_seconds: float = 0.0
     announce: Callable[[], None] | None = None
 
+    @property
+    def restarted(self) -> bool:
+        """Whether this group was restarted alone."""
+        return self.waits or self.done
+
     def meet(self, attempt: Callable[[], Meeting | None]) -> Meeting:
         """Attempt to meet the other groups until all have come. Call this on all ranks of the group, between two steps.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -13,39 +13,23 @@ import numpy as np
 
 from hybridps.codecs import CodecSpec
 from hybridps.errors import HybridPSError, ServerError
-from hybridps.memory import DTYPES, Layout
+from hybridps.memory import Layout
 from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.session import agree
 from hybridps.ps.clocks import Clock
 from hybridps.ps.model import Joining, Meeting, Rules
 from hybridps.ps.rules import Rule, Sum
-from hybridps.ps.store import ParameterStore, Pending
+from hybridps.ps.store import HasBarrier, HasMeetings, ParameterStore, Pending
 from hybridps.shared_memory import shared_memory
 from hybridps.tensor_collectives import Tensor, broadcast_, reduce_
 from hybridps.tensor_collectives.tensor import Rows
 from hybridps.tiers.rejoining import TRY_SECONDS, Rejoining
-from hybridps.tiers.tier import check_same_layout
+from hybridps.tiers.tier import check_same_layout, rows_for_servers
 
 BARRIER = "barrier"
 """The barrier of a tier is an exchange of this table."""
 
 BARRIER_LAYOUT = Layout.of("float32", {BARRIER: (1,)})
-
-
-@runtime_checkable
-class HasBarrier(Protocol):
-    """A store whose servers have a barrier of their own, as MXNet's have."""
-
-    def barrier(self) -> None:
-        """Return when all groups have called it."""
-
-
-@runtime_checkable
-class HasMeetings(Protocol):
-    """A store whose groups can meet between two steps."""
-
-    def meet(self, seconds: float) -> Meeting | None:
-        """Meet the other groups. Returns None if not all have come within `seconds`; then call this again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,15 +228,6 @@ class ServersTier:
 
         return msgspec.json.decode(self._lead(attempt), type=Meeting | None)
 
-    def hand_over(self, meeting: Meeting, content: bytes) -> bytes:
-        gives = meeting.gives and self._store is not None
-        name = f"hand-over.{meeting.number}"
-        size = self._sum_once(f"{name}.size", np.array([len(content) if gives else 0]))[0]
-        words = np.zeros(-(-size // 8), np.int64)
-        if gives:
-            words.view(np.uint8)[:size] = np.frombuffer(content, np.uint8)
-        return self._sum_once(name, words).tobytes()[:size]
-
     def close(self) -> None:
         for table in list(self._tables):
             self.drop(table)
@@ -315,17 +290,6 @@ class ServersTier:
             self.distance = rule.distance(values, answer)
             rule.apply_answer_(values, answer)
 
-    def _sum_once(self, table: str, values: np.ndarray) -> np.ndarray:
-        """Return the sum of the values of all leaders, on all ranks, by way of a table that is dropped again."""
-        layout = Layout.of(values.dtype, {table: values.shape})
-        flat = np.zeros(layout.length, values.dtype)
-        flat[: values.size] = values
-        self.register(table, layout, None, Sum())
-        self.exchange(table, Tensor([flat]), 0, layout.length)
-        self.finish()
-        self.drop(table)
-        return flat[: values.size]
-
     def _meet_leaders(self, store: ParameterStore) -> None:
         if isinstance(store, HasBarrier):
             store.barrier()
@@ -349,14 +313,3 @@ class ServersTier:
                 problem = error
         agree(self._group, problem, everywhere=False)
         return allgather(self._group, result, Any)[0]
-
-
-def rows_for_servers(tensor: Tensor, group: Group, rule: Rule) -> Rows | None:
-    """Return the vectors of a group of several ranks, if servers could add them up and write the answer to all of them.
-
-    All vectors must be in memory of one node, in a dtype that servers know, and the answer must replace the values. The
-    result is the same on all ranks. Whether every server reaches the memory is known only when it is offered.
-    """
-    rows = tensor.rows_in(group) if rule.answer_is_new_value and group.size > 1 else None
-    fits = rows is not None and rows.levels.one_node and tensor.dtype.name in DTYPES
-    return rows if fits else None

@@ -1,4 +1,4 @@
-"""The contract of a tier."""
+"""The contract of a tier, and what tiers have in common."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import numpy as np
 
 from hybridps.codecs import CodecSpec
 from hybridps.errors import LayoutError
-from hybridps.memory import Layout
+from hybridps.memory import DTYPES, Layout
 from hybridps.mpi_groups.group import Group
 from hybridps.ps.clocks import Clock
 from hybridps.ps.model import Joining, Meeting, Rules
 from hybridps.ps.rules import Rule
 from hybridps.tensor_collectives import Tensor
+from hybridps.tensor_collectives.tensor import Rows
 from hybridps.tiers.rejoining import Rejoining
 
 
@@ -109,12 +110,6 @@ class Tier(Protocol):
         Returns None if not all groups have come within a second; then call it again. Only if `rejoining.possible`.
         """
 
-    def hand_over(self, meeting: Meeting, content: bytes) -> bytes:
-        """Return, on all ranks of all groups, the `content` of the leader of the group that gives.
-
-        All ranks call this after a meeting with newcomers.
-        """
-
     def close(self) -> None:
         """Drop all tables. The connection stays open for other tiers."""
 
@@ -141,3 +136,14 @@ def check_same_layout(group: Group, table: str, layout: Layout, codec: CodecSpec
         )
     difference = first.difference(there) if name == other_name else f"table {other_name!r} instead of {name!r}"
     raise LayoutError(f"rank {other} of the group registers another layout of table {name!r} than rank 0: {difference}")
+
+
+def rows_for_servers(tensor: Tensor, group: Group, rule: Rule) -> Rows | None:
+    """Return the vectors of a group of several ranks, if servers could add them up and write the answer to all of them.
+
+    All vectors must be in memory of one node, in a dtype that servers know, and the answer must replace the values. The
+    result is the same on all ranks. Whether every server reaches the memory is known only when it is offered.
+    """
+    rows = tensor.rows_in(group) if rule.answer_is_new_value and group.size > 1 else None
+    fits = rows is not None and rows.levels.one_node and tensor.dtype.name in DTYPES
+    return rows if fits else None

@@ -1,7 +1,8 @@
 """Ranks that train in step with NumPy and hand over their state. Words: a folder, and what happens.
 
 - `back`: group 1 is killed in epoch 1, and comes in at a later epoch.
-- `server`: the same, and the server is killed while group 1 waits.
+- `late`: the same, and while group 1 waits, group 0 begins to use tables that group 1 has not joined.
+- `server`: as `back`, and the server is killed while group 1 waits.
 - `all`: group 1 is killed, and so is group 0 while group 1 waits.
 - `over`: group 1 is killed, and group 0 comes to its end while group 1 waits.
 """
@@ -47,7 +48,7 @@ with open_job() as job:
     gradients.vectors[0][:] = worker + 10 * life
     algorithm.initialise("start", LAYOUT, gradients)
     state = {"w": gradients.vectors[0].copy(), "m": np.zeros(LAYOUT.length, "f4"), "epoch": np.zeros(1)}
-    joined = False
+    tables: list[str] = []
     if group == 1 and life:
         (folder / "back").touch()
     while state["epoch"][0] < EPOCHS:
@@ -56,15 +57,20 @@ with open_job() as job:
         epoch = int(state["epoch"][0])
         if came:
             print(f"worker {worker} came in at epoch {epoch}", flush=True)
-        if not joined:
-            algorithm.join_gradients("g", LAYOUT)
-            joined = True
         for step in range(STEPS):
-            gradients.vectors[0][:] = worker + 1 + epoch / 10 + step / 100 + state["w"] / 1000
-            algorithm.reduce_("g", gradients, 0, LAYOUT.length)
-            algorithm.finish_()
-            state["m"] = 0.5 * state["m"] + gradients.vectors[0]
-            state["w"] -= 0.01 * state["m"]
+            if what == "late" and (epoch, step) == (2, 2) and group == 0:
+                await_file("back")
+                time.sleep(0.7)  # group 1 waits now
+            is_late = what == "late" and (epoch, step) >= (2, 2)
+            for table in ("g", "late-1", "late-2", "late-3") if is_late else ("g",):
+                if table not in tables:
+                    algorithm.join_gradients(table, LAYOUT)
+                    tables.append(table)
+                gradients.vectors[0][:] = worker + 1 + epoch / 10 + step / 100 + state["w"] / 1000
+                algorithm.reduce_(table, gradients, 0, LAYOUT.length)
+                algorithm.finish_()
+                state["m"] = 0.5 * state["m"] + gradients.vectors[0]
+                state["w"] -= 0.01 * state["m"]
             if group == 1 and not life and (epoch, step) == (1, 2):
                 os.kill(os.getpid(), signal.SIGKILL)
         state["epoch"] += 1
@@ -77,7 +83,7 @@ with open_job() as job:
                 os.kill(os.getpid(), signal.SIGKILL)
             if what == "over":
                 break
-        if group == 0 and not life and what in ("back", "server"):
+        if group == 0 and not life and what in ("back", "late", "server"):
             time.sleep(0.4)  # at the end of one of these epochs group 1 has come to the meeting
     digest = state["w"].tobytes().hex()[:64]
     print(f"worker {worker} in life {life} ends at epoch {int(state['epoch'][0])} with {digest}", flush=True)

@@ -20,7 +20,8 @@ def train(folder: Path, what: str, *options: str) -> subprocess.CompletedProcess
     launcher = "import os, sys; os.environ['LAUNCHER_PID'] = str(os.getpid()); from hybridps.cli import main; main()"
     words = [sys.executable, "-c", launcher, "run", "-n", "4", "--groups", "2", "--restarts", "3", *options]
     words += ["--", "python", str(SCRIPT), str(folder), what]
-    return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=80)
+    variables = {**environment(), "HYBRIDPS_CHUNK_BYTES": "65536"}  # so that tables have parts at all servers
+    return subprocess.run(words, env=variables, capture_output=True, text=True, timeout=80)
 
 
 def ends(text: str) -> dict[int, tuple[int, int, str]]:
@@ -30,7 +31,12 @@ def ends(text: str) -> dict[int, tuple[int, int, str]]:
 
 @pytest.mark.parametrize(
     ("what", "options"),
-    [("back", ("-s", "3")), ("server", ()), pytest.param("server", ("-s", "2"), marks=pytest.mark.nightly)],
+    [
+        ("back", ("-s", "3")),
+        ("late", ("-s", "3")),
+        ("server", ()),
+        pytest.param("server", ("-s", "2"), marks=pytest.mark.nightly),
+    ],
 )
 def test_a_group_comes_back_alone(tmp_path: Path, what: str, options: tuple[str, ...]) -> None:
     done = train(tmp_path, what, *options)

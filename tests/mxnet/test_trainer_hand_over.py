@@ -17,6 +17,7 @@ pytest.importorskip("mxnet")
 pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(150)]
 
 SCRIPT = Path(__file__).parent / "hands_over.py"
+OTHER_KINDS = Path(__file__).parent / "hands_over_kinds.py"
 SECONDS = 140
 WEIGHTS = re.compile(r"worker (\d+) in life (\d+): epoch (\d+) ([0-9a-f]+)")
 
@@ -26,9 +27,9 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=kept, capture_output=True, text=True, timeout=SECONDS)
 
 
-def launch(*words: object, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def launch(script: Path, *words: object, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hybridps.cli", "run", "--groups", "2", "--restarts", "2", *options, "--"]
-    return run([*command, "python", str(SCRIPT), *map(str, words)])
+    return run([*command, "python", str(script), *map(str, words)])
 
 
 def weights_in(text: str) -> dict[tuple[int, int, int], np.ndarray]:
@@ -52,7 +53,7 @@ def weights_in(text: str) -> dict[tuple[int, int, int], np.ndarray]:
 def test_a_killed_group_rejoins_alone_with_the_numbers_of_one_process(
     tmp_path: Path, updates: str, victim: int, optimizer: str, workers: int, options: tuple[str, ...]
 ) -> None:
-    done = launch(tmp_path, updates, victim, optimizer, options=("-n", str(workers), *options))
+    done = launch(SCRIPT, tmp_path, updates, victim, optimizer, options=("-n", str(workers), *options))
     assert done.returncode == 0, done.stderr
     assert f"group {victim} ended with exit status 137" in done.stderr
     assert "all groups are started again" not in done.stderr
@@ -71,3 +72,15 @@ def test_a_killed_group_rejoins_alone_with_the_numbers_of_one_process(
             np.testing.assert_array_equal(weights, other, f"worker {worker} in life {life}, epoch {epoch}")
     assert {epoch for worker, _, epoch in found if worker in victims} == {0, *range(back, 7)}
     assert f"this group trains from epoch {back} on, with the weights of group {1 - victim}" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["devices", "amp", "rows"])
+def test_a_killed_group_gets_the_states_of_all_devices_the_loss_scale_and_rows(tmp_path: Path, kind: str) -> None:
+    done = launch(OTHER_KINDS, tmp_path, kind, options=("-n", "2"))
+    assert done.returncode == 0, done.stderr
+    assert "all groups are started again" not in done.stderr
+    found = dict(re.findall(r"(worker \d in life \d: epoch \d) (\w+ \d+ \S+)", done.stdout))
+    back = min(int(each[-1]) for each in found if "life 1" in each)
+    assert 3 <= back < 7
+    for epoch in range(back, 7):
+        assert found[f"worker 1 in life 1: epoch {epoch}"] == found[f"worker 0 in life 0: epoch {epoch}"]

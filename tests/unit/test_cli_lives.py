@@ -10,7 +10,7 @@ from hybridps.cli.run.plan import make_launch
 from hybridps.cli.run.run_log import RunLog
 from hybridps.config import Settings, to_environment
 from hybridps.errors import LATE, MISUSED, ConfigError
-from hybridps.restarting import ALONE, TOGETHER
+from hybridps.progress import ALONE, TOGETHER
 from hybridps.resuming import Resume
 
 

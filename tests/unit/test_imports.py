@@ -14,7 +14,7 @@ import hybridps
 
 PACKAGE = Path(hybridps.__file__).parent
 BASE = {"errors", "addresses", "config", "memory", "shared_memory", "codecs", "events", "processes", "racks"}
-BASE |= {"packing", "progress", "prompt_thread", "restarting", "quantities", "resuming", "links", "live", "tracing"}
+BASE |= {"packing", "progress", "quantities", "resuming", "links", "live", "tracing"}
 PURE_PS = {"ps.store", "ps.model", "ps.clocks", "ps.chunk_map", "ps.rules"}
 """The parameter service without sockets and threads."""
 
@@ -34,8 +34,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "racks": BASE,
     "packing": BASE,
     "progress": BASE,
-    "prompt_thread": set(),
-    "restarting": BASE,
     "resuming": BASE,
     "links": BASE,
     "tracing": BASE,

@@ -41,7 +41,7 @@ def test_the_first_meeting_is_for_all_groups_and_has_no_newcomers() -> None:
     assert come(job, 2, 0) == {}
     met = come(job, 1)
     assert {group: (each.number, each.newcomers, each.giver) for group, each in met.items()} == dict.fromkeys(
-        range(3), (1, {}, None)
+        range(3), (1, (), None)
     )
     assert job.meetings.trains == {0, 1, 2}
 
@@ -56,7 +56,9 @@ def test_a_restarted_group_waits_for_the_others_and_takes_part_from_then_on() ->
     assert come(job, 0) == {}
     assert come(job, 1) == {}
     met = come(job, 2)
-    assert {(each.number, tuple(each.newcomers.items()), each.giver) for each in met.values()} == {(2, ((0, 1),), 1)}
+    assert [(each.number, each.trains, each.newcomers, each.giver) for each in met.values()] == [
+        (2, {0: 1, 1: 0, 2: 0}, (0,), 1)
+    ] * 3
     assert job.members == {0, 1, 2}
     assert come(job, 1, 2) == {}, "from now on the others wait for it"
     assert come(job, 0).keys() == {0, 1, 2}
@@ -74,7 +76,7 @@ def test_nobody_waits_for_a_group_that_does_not_come_to_its_meeting_after_a_rest
     come(job, 0, 1)
     die(job, 1)
     restart(job, 1)
-    assert come(job, 0)[0].newcomers == {}
+    assert come(job, 0)[0].newcomers == ()
     assert come(job, 1) == {}
 
 
@@ -85,7 +87,7 @@ def test_without_a_group_that_has_trained_nobody_gives() -> None:
     restart(job, 1)
     come(job, 1)
     met = die(job, 0)
-    assert (met[1].giver, met[1].newcomers, met[1].finished) == (None, {1: 1}, False)
+    assert (met[1].giver, met[1].newcomers, met[1].finished) == (None, (1,), False)
 
 
 def test_a_group_learns_that_the_others_have_finished() -> None:
@@ -127,3 +129,40 @@ def test_a_group_that_comes_back_in_time_still_trains() -> None:
     job.come_back(1)
     assert come(job, 0) == {}
     assert come(job, 1).keys() == {0, 1}
+
+
+def test_other_servers_learn_who_trains() -> None:
+    first, other = job_of(2), job_of(2)
+    for met in come(first, 0, 1).values():
+        other.learn_of_meeting(met.origin, met.number, met.trains)
+    for job in (first, other):
+        die(job, 1)
+        restart(job, 1)
+        assert job.members == {0}, "a table that is made now does not wait for it"
+    for met in come(first, 1, 0).values():
+        other.learn_of_meeting(met.origin, met.number, met.trains)
+    assert first.members == other.members == {0, 1}
+
+
+def test_another_server_ignores_an_earlier_meeting_and_a_life_that_has_ended() -> None:
+    job = job_of(2)
+    told = Origin("job", 0, 7, 1)
+    job.learn_of_meeting(told, 1, {0: 0, 1: 0})
+    job.learn_of_meeting(told, 2, {0: 0})
+    job.learn_of_meeting(told, 1, {0: 0, 1: 0})
+    assert job.members == {0}
+    job.lives[1] = 2
+    job.learn_of_meeting(told, 3, {0: 0, 1: 1})
+    assert job.members == {0}
+
+
+def test_a_group_that_another_server_has_lost_at_the_meeting_takes_part_when_it_is_back() -> None:
+    job = job_of(2)
+    job.leave(1, lost=True, early=False, may_return=True)
+    job.lost[1] = 7, []
+    job.learn_of_meeting(Origin("job", 0, 7, 1), 1, {0: 0, 1: 0})
+    assert job.members == {0}
+    job.present.add(1)
+    job.gone.discard(1)
+    job.come_back(1)
+    assert job.members == {0, 1}

@@ -12,6 +12,7 @@ from hybridps.config import PREFIX, Settings, make_settings, to_environment
 from hybridps.errors import ConfigError, ServerError
 from hybridps.ps import wire
 from hybridps.ps.client import ask
+from hybridps.ps.joining import agreed_settings
 
 _TELL_SECONDS = 2.0
 _WAY_OUT = (
@@ -53,7 +54,7 @@ def _merged(launch: Launch, known: wire.ToldToJoin) -> Settings:
     from hybridps.algorithms import resolve
 
     settings, terms = launch.settings, known.terms
-    agreed = wire.agreed_settings(resolve(settings), known.job, terms)
+    agreed = agreed_settings(resolve(settings), known.job, terms)
     if reason := _why_closed(agreed):
         raise ConfigError(f"job {known.job!r} cannot be joined: it has {reason}: {_WAY_OUT}")
     servers = settings.servers

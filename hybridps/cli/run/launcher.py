@@ -23,8 +23,8 @@ from hybridps.cli.run.servers import LaunchedServers
 from hybridps.cli.run.signals import Signals
 from hybridps.errors import FAILED, MISUSED
 from hybridps.events import check_run_folder
+from hybridps.progress import parse_restarts
 from hybridps.quantities import counted
-from hybridps.restarting import parse_restarts
 from hybridps.resuming import Resume
 from hybridps.tracing.recorder import check_trace
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from hybridps.codecs import CodecSpec
 from hybridps.compiled.finite import is_finite
-from hybridps.compiled.streaming_copy import prepare
 from hybridps.config import Settings
 from hybridps.errors import ProtocolError, ServerError
 from hybridps.memory import Layout
@@ -90,11 +89,7 @@ class Client:
         joined = Table(table, spec)
         if initial is not None:
             joined.chunk_map.check_array(initial)
-        prepare(spec.layout.nbytes)
-        if joined.separate:
-            is_finite(np.zeros(1, spec.layout.dtype))  # compiled or loaded before the first exchange
-        if not joined.codec.exact:
-            joined.codec.prepare()
+        joined.prepare()
         told = yield from self._join(table, spec, self.servers[:1], False)
         initialise, start = any(each.initialise for each in told), next((each.start for each in told), None)
         if not any(each.dropped for each in told):
@@ -176,8 +171,8 @@ class Client:
         met = asked.answers[0]
         if not isinstance(met, wire.Met):
             raise ProtocolError(f"the first server answered {type(met).__name__} to the {what}")
-        others = self.servers[1:] if met.giver is not None else ()
-        self.session.ask(what, others, lambda request, _: wire.Meet(request, met.newcomers)).wait()
+        told = met.number, met.trains
+        self.session.ask(what, self.servers[1:], lambda request, _: wire.Meet(request, *told)).wait()
         joins = self._group in met.newcomers
         return Meeting(met.number, len(met.newcomers), joins, met.giver == self._group, met.giver, met.finished)
 

@@ -9,8 +9,9 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from hybridps.codecs import CODECS, Codec, codec_of
-from hybridps.compiled.streaming_copy import copy_
-from hybridps.errors import HybridPSError, ProtocolError, ServerError
+from hybridps.compiled.finite import is_finite
+from hybridps.compiled.streaming_copy import copy_, prepare
+from hybridps.errors import DeadlineError, HybridPSError, ProtocolError, ServerError
 from hybridps.ps import wire
 from hybridps.ps.chunk_map import Span
 from hybridps.ps.model import TableSpec
@@ -43,6 +44,14 @@ class Table:
         """The bytes of a single encoded value. Several values may share bytes and take less, so every part of the table
         has a place."""
         self._encoded = np.empty(length * self._bytes_of_one, np.uint8)
+
+    def prepare(self) -> None:
+        """Compile or load what the first exchange needs."""
+        prepare(self.chunk_map.layout.nbytes)
+        if self.separate:
+            is_finite(np.zeros(1, self._dtype))
+        if not self.codec.exact:
+            self.codec.prepare()
 
     def batches(self, server: int, start: int, stop: int, in_place: bool = False) -> Iterator[Sequence[Span]]:
         """Yield what a server owns of elements `start:stop`, in lists for one message each."""
@@ -103,6 +112,13 @@ class Operation:
         self._awaited: set[int] = set()
         """The chunks that are not answered yet."""
         self._waited = False
+
+    def late(self, seconds: float) -> DeadlineError:
+        """Return the error if it is not done after these seconds."""
+        return DeadlineError(
+            f"the {self.what} is not done after {seconds:g} s: another group has not contributed yet; check what that "
+            "group is doing, or raise HYBRIDPS_DEADLINE_SECONDS"
+        )
 
     @property
     def done(self) -> bool:

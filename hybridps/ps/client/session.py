@@ -17,7 +17,7 @@ import zmq
 
 from hybridps.codecs import Codec
 from hybridps.config import Settings
-from hybridps.errors import DeadlineError, HybridPSError, ServerError
+from hybridps.errors import HybridPSError, ServerError
 from hybridps.ps import wire
 from hybridps.ps.client.heartbeat import Heartbeat
 from hybridps.ps.client.operations import EXACT, Operation, Pace, Sent, Table
@@ -132,7 +132,7 @@ class Session:
         try:
             leaves = not stays
             if not self._until(lambda: operation.done or (leaves and self.away), self._allowed_seconds(operation)):
-                raise self._late(operation) from operation.error
+                raise operation.late(self._allowed_seconds(operation)) from operation.error
         except BaseException:
             self._settle(operation)
             raise
@@ -153,7 +153,7 @@ class Session:
         now = time.monotonic()
         for operation in self.under_way.values():
             if not operation.done and now - operation.began > self._allowed_seconds(operation):
-                raise self._late(operation)
+                raise operation.late(self._allowed_seconds(operation))
 
     def check(self) -> None:
         """Raise the error that ended the session, if it has ended."""
@@ -225,12 +225,6 @@ class Session:
 
     def _allowed_seconds(self, operation: Operation) -> float:
         return self._paces[operation.what].deadline_seconds(self._settings.deadline_seconds)
-
-    def _late(self, operation: Operation) -> DeadlineError:
-        return DeadlineError(
-            f"the {operation.what} is not done after {self._allowed_seconds(operation):g} s: another group has not "
-            "contributed yet; check what that group is doing, or raise HYBRIDPS_DEADLINE_SECONDS"
-        )
 
     def _until(self, done: Callable[[], bool], seconds: float) -> bool:
         """Receive until `done`, for at most `seconds`. Returns whether it is. Raises the error that ended the session.

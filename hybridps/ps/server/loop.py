@@ -179,8 +179,8 @@ class Loop:
                 cost, outcomes = carry_out(self.jobs, member.origin(message.request), message, payloads, member.regions)
                 self._handle_outcomes(outcomes)
                 return CONTROL_WEIGHT * len(frames[0]) if cost is None else cost
-            case wire.Meet(request=request, newcomers=newcomers):
-                self._handle_outcomes(self.jobs.meet(self.members.of(identity, now).origin(request), newcomers))
+            case wire.Meet(request=request, number=number, trains=trains):
+                self._handle_outcomes(self.jobs.meet(self.members.of(identity, now).origin(request), number, trains))
             case wire.Back():
                 known = self.members.by_name.get(identity)
                 if known is not None:  # otherwise the connection broke again, and all of this will be repeated
@@ -277,9 +277,9 @@ class Loop:
                     case Admitted(origin, initialise, dropped, start):
                         self._keep()
                         self._answer(origin, wire.Registered(origin.request, initialise, dropped, start))
-                    case Met(origin, number, newcomers, giver, finished):
+                    case Met(origin, number, trains, newcomers, giver, finished):
                         self._keep()
-                        self._answer(origin, wire.Met(origin.request, number, newcomers, giver, finished))
+                        self._answer(origin, wire.Met(origin.request, number, trains, newcomers, giver, finished))
                     case ParentRequest(table=table) if self.parents is not None and self.members.there(table.job):
                         self.parents.send(outcome)
         finally:

@@ -117,10 +117,9 @@ class Members:
         self.lost_seconds = lost_seconds
         self._patience_seconds = patience_seconds
         self._reconnect_seconds = reconnect_seconds
+        self._kept, self._jobs = kept, jobs
         self._quiet: dict[str, float] = {}
         """For jobs with groups of which none is heard: when that was last observed."""
-        self._kept = kept
-        self._jobs = jobs
         self.by_name: dict[bytes | int, Member] = {}
         """Every client by the address of its socket, and by its session."""
         self._came: set[tuple[str, int]] = set()

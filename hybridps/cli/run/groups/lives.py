@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hybridps.config import Settings
 from hybridps.errors import LATE, MISUSED, ConfigError
-from hybridps.restarting import ALONE
+from hybridps.progress import ALONE
 
 
 def check_restarts(restarts: int, groups: int, settings: Settings) -> int:

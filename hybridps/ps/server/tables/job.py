@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -138,19 +138,22 @@ class Job:
         self.lost.clear()  # groups that were away did not meet the others
         answers = self.meetings.hold(lambda group: self.lives.get(group, 0), bool(self.finished))
         if answers[0].giver is not None:
-            self.admit(answers[0].newcomers, answers[0].origin)
+            self._take_in(answers[0].newcomers)
         return [*answers]
 
-    def admit(self, newcomers: Mapping[int, int], origin: Origin) -> list[Outcome]:
-        """Let newcomers take part in all tables, given the life of each. The others are between two steps.
+    def learn_of_meeting(self, origin: Origin, number: int, trains: Mapping[int, int]) -> list[Outcome]:
+        """Learn what groups train after a meeting at the first server, with the life of each. Returns an answer.
 
-        Returns the answer to a group that tells this server of them.
+        The group that tells this is between two steps; others that were told before may be further.
         """
-        for group in newcomers:
-            for table in self.tables.values() if self.lives.get(group) == newcomers[group] else ():
-                if group in self.present:
-                    table.registrations.take_in(group)
+        same_life = {group for group, life in trains.items() if self.lives.get(group, 0) == life}
+        self._take_in(self.meetings.learn(number, same_life & self.present, same_life - self.present))
         return [Answer(origin, None)]
+
+    def _take_in(self, newcomers: Iterable[int]) -> None:
+        for group in newcomers:
+            for table in self.tables.values():
+                table.registrations.take_in(group)
 
     def has_number(self, group: int) -> bool:
         """Return whether a group of this number belongs to the job."""

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hybridps.errors import LayoutError, ServerError
+from hybridps.errors import ServerError
 from hybridps.ps.joining import Terms, ToldToJoin
 from hybridps.ps.model import Admitted, Answer, GroupTakenError, Origin, Outcome, SnapshotStart, TableSpec
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.tables.images import KeptJobs
 from hybridps.ps.server.tables.job import Job
-from hybridps.ps.server.tables.making import TableMaker, digest
+from hybridps.ps.server.tables.making import TableMaker, check_same_spec
 from hybridps.ps.server.tables.places import Places
 from hybridps.ps.server.tables.table import Table
 
@@ -164,10 +164,10 @@ class Jobs:
         job = self._jobs.get(name)
         return [] if job is None else job.be_back(group)
 
-    def meet(self, origin: Origin, newcomers: Mapping[int, int]) -> list[Outcome]:
-        """Let a group come to a meeting of its job; at another server than the first, let the newcomers take part."""
+    def meet(self, origin: Origin, number: int, trains: Mapping[int, int]) -> list[Outcome]:
+        """Let a group come to a meeting of its job, or tell this server of a meeting that was held at the first one."""
         job = self._job(origin)
-        outcomes = job.admit(newcomers, origin) if newcomers else job.meet(origin)
+        outcomes = job.learn_of_meeting(origin, number, trains) if number else job.meet(origin)
         self._note(job)
         return outcomes
 
@@ -238,10 +238,7 @@ class Jobs:
             self._maker.free(job, name)
             there = None
         if there is None and name in job.dropped:
-            if job.dropped[name] != digest(spec):
-                raise LayoutError(
-                    f"table {name!r} was registered with another layout, rule or clock, and dropped since"
-                )
+            check_same_spec(job, name, spec)
             return [Admitted(origin, initialise=False, dropped=True)]
         if there is None:
             register = partial(self.register, origin, name, spec, initialise, start)

@@ -204,3 +204,9 @@ def _find_start(
             "snapshots: give all servers of the job the same --snapshots"
         )
     return snapshots.find(job, name, spec, None if start is None else start.number)
+
+
+def check_same_spec(job: Job, name: str, spec: TableSpec) -> None:
+    """Raise LayoutError if a table that all groups have dropped had another spec."""
+    if job.dropped[name] != digest(spec):
+        raise LayoutError(f"table {name!r} was registered with another layout, rule or clock, and dropped since")

@@ -10,7 +10,7 @@ from hybridps.ps.model import Met, Origin
 
 @dataclass
 class Meetings:
-    """The meetings of the groups of a job, on its first server.
+    """The meetings of the groups of a job. They are held at its first server; the groups tell the others who trains.
 
     While all groups that train are in a meeting, none of their rounds is under way, at any server. So groups that were
     restarted begin to take part there, all of them with the same step. At the first meeting nobody has trained, and all
@@ -61,12 +61,26 @@ class Meetings:
 
         `life_of` returns the life of a group. `finished`: whether some group has come to the end of its training.
         """
-        newcomers = {group: life_of(group) for group in sorted(self._waiting.keys() - self.trains)} if self.held else {}
+        newcomers = tuple(sorted(self._waiting.keys() - self.trains)) if self.held else ()
         giver = min(self.trains, default=None) if newcomers else None
         self.held += 1
         if not newcomers or giver is not None:
             self.trains = {*self._waiting}
-        answers = [Met(origin, self.held, newcomers, giver, finished) for origin in self._waiting.values()]
+        trains = {group: life_of(group) for group in sorted(self.trains)}
+        answers = [Met(origin, self.held, trains, newcomers, giver, finished) for origin in self._waiting.values()]
         self.told |= {answer.origin.group: answer for answer in answers}
         self._waiting, self._away = {}, set()
         return answers
+
+    def learn(self, number: int, here: Set[int], away: Set[int]) -> Set[int]:
+        """Learn what groups train after a meeting at the first server. Returns the newcomers.
+
+        `away`: those that this server has lost, and that may come back.
+        """
+        newcomers = here - self.trains if self.held else set()
+        if number > self.held:
+            self.held, self.trains, self._away = number, set(), set()
+        if number == self.held:
+            self.trains |= here
+            self._away |= away
+        return newcomers if number == self.held else set()

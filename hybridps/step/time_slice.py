@@ -20,7 +20,7 @@ _ATTRIBUTES = struct.Struct("IIQiIQQQ")
 """`struct sched_attr`: its size, policy, flags, niceness, priority, runtime, deadline and period."""
 
 
-def be_prompt() -> None:
+def shorten_time_slice() -> None:
     """Let this thread run soon after it wakes. It gets no larger share of the cores, and needs no privileges.
 
     Before Linux 6.12, and on other systems, only Python's own switching is affected.
