@@ -146,8 +146,13 @@ def _like(parameter: gluon.Parameter, array: np.ndarray) -> mx.nd.NDArray:
 def _set_optimizer(trainer: gluon.Trainer, content: bytes) -> None:
     """Continue with an optimizer and its states. The Trainer keeps its optimizer object, which the script may hold."""
     came = _updater_of(content, trainer)
-    own = {name: each for name, each in vars(came.optimizer).items() if name != "param_dict"}
-    vars(trainer._optimizer).update(own)
+    optimizer = trainer._optimizer
+    vars(optimizer).update({name: each for name, each in vars(came.optimizer).items() if name != "param_dict"})
+    # An optimizer counts updates for each device. Those of the group that gives may have other numbers.
+    counts = max(optimizer._all_index_update_counts.values(), key=lambda each: sum(each.values()))
+    own = {0, *(context.device_id for context in trainer._contexts)}
+    optimizer._all_index_update_counts = {device: dict(counts) for device in own}
+    optimizer._set_current_context(0)
     if came.states and trainer._update_on_kvstore is not False and not trainer._kv_initialized:
         trainer._init_kvstore()
         trainer._init_params()

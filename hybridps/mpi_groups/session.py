@@ -29,8 +29,6 @@ from hybridps.tracing.recorder import Recorder, check_trace
 _OF_LAUNCHER = {f"{PREFIX}{name}" for name in ("AWAITS_REFUSING", "GROUP_INDEX", "LAUNCH", "LIVE_FOLDER", "PEERS")}
 """Settings that only the launcher gives, and that say nothing to a user."""
 
-_WHERE = "; `hybridps top` shows the step of each worker"
-
 
 class _Hello(msgspec.Struct, forbid_unknown_fields=True):
     """What each rank tells all others at the start."""
@@ -139,9 +137,11 @@ class Session:
     def _late(self, what: str, seconds: float, final: bool) -> None:
         worker, group = self.place.worker, self.place.group
         line = f"worker {worker} (group {group}, process {os.getpid()}) has waited {seconds:.0f} s in {what}"
+        run = f" {folder}" if (folder := self.settings.run_folder) is not None else ""
+        shows = f"`hybridps top{run}` shows the step of each worker"
         if final:
-            end_group(DeadlineError(f"{line}: another rank, group or server is gone or stuck{_WHERE}"))
-        print(f"hybridps: {line}{_WHERE}", file=sys.stderr, flush=True)
+            end_group(DeadlineError(f"{line}: another rank, group or server is gone or stuck; {shows}"))
+        print(f"hybridps: {line}; {shows}", file=sys.stderr, flush=True)
 
 
 def open_session(read_settings: Callable[[], Settings] = load_settings, role: str = WORKER) -> Session:

@@ -198,9 +198,10 @@ class Admitted(msgspec.Struct, frozen=True):
 class Met(msgspec.Struct, frozen=True):
     """The groups of a job have met for the `number`-th time.
 
-    `trains`: the groups that train from now on, with the life of each. `newcomers`: those of them that were restarted.
-    `giver`: the lowest of the groups that have trained; None if there are no newcomers, or nobody has trained, and so
-    nobody can train. `finished`: whether some group has come to the end of its training.
+    `trains`: the groups that train from now on, with the life of each. `newcomers`: the groups that have come and did
+    not train before, as they were restarted. `giver`: the lowest of the groups that have trained; None if there are no
+    newcomers, or nobody has trained that is still there, so that nobody trains. `finished`: whether some group has come
+    to the end of its training.
     """
 
     origin: Origin

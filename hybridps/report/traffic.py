@@ -151,13 +151,13 @@ def in_words(totals: Mapping[str, Any]) -> str:
     """Return what was sent and saved, as part of a line; empty if there is nothing to say.
 
     >>> in_words({"bytes_across_groups": 12_300_000, "exchanges": 45, "exchanges_saved": 405})
-    '12.3 MB across groups in 45 exchanges, 405 saved'
+    '12.3 MB across groups in 45 exchanges; 405 steps had none'
     >>> in_words({"bytes_across_groups": 0, "exchanges": 0, "exchanges_saved": 0})
     ''
     """
     if not (totals["exchanges"] or totals["exchanges_saved"]):
         return ""
-    saved = f", {totals['exchanges_saved']} saved" if totals["exchanges_saved"] else ""
+    saved = f"; {totals['exchanges_saved']} steps had none" if totals["exchanges_saved"] else ""
     return f"{size(totals['bytes_across_groups'])} across groups in {totals['exchanges']} exchanges{saved}"
 
 

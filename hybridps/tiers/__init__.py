@@ -9,7 +9,7 @@ restarted takes part again.
 
 from hybridps.tiers.gossip import GossipTier
 from hybridps.tiers.group_trigger import GroupTrigger
-from hybridps.tiers.hand_over import Run, hand_over
+from hybridps.tiers.hand_overs import Run, hand_over
 from hybridps.tiers.none import NoTier
 from hybridps.tiers.rejoining import Rejoining
 from hybridps.tiers.servers import ServersTier

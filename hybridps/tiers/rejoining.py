@@ -17,7 +17,7 @@ TRY_SECONDS = 1.0
 class Rejoining:
     """What all algorithms of a job know about it.
 
-    `possible`: the groups can meet, as they are connected by servers of one rack. `announce` is called before the first
+    `possible`: the groups can meet, as they are connected by servers of one rack. `announce` is called after the first
     meeting.
     """
 
@@ -41,9 +41,6 @@ class Rejoining:
         another group does not come, LateError for a group that was restarted when nobody is left that has trained, and
         SystemExit(0) if the others have finished their training meanwhile.
         """
-        if self.announce is not None:
-            self.announce()
-            self.announce = None
         end = time.monotonic() + self.deadline_seconds
         while (meeting := attempt()) is None:
             if not self.waits and time.monotonic() > end:
@@ -52,6 +49,9 @@ class Rejoining:
                     "groups must do the same number of steps; check what that group is doing, or raise "
                     "HYBRIDPS_DEADLINE_SECONDS"
                 )
+        if self.announce is not None:
+            self.announce()  # not earlier: a group that dies before the first meeting would get nothing
+            self.announce = None
         self.waits = False
         if meeting.joins and meeting.giver is None:
             if meeting.finished:

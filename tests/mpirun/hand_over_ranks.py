@@ -4,6 +4,8 @@
 - `late`: the same, and while group 1 waits, group 0 begins to use tables that group 1 has not joined.
 - `server`: as `back`, and the server is killed while group 1 waits.
 - `all`: group 1 is killed, and so is group 0 while group 1 waits.
+- `early`: group 1 is killed before it has met the others.
+- `giver`: as `back`, with three groups, and group 0 is killed when it should hand over.
 - `over`: group 1 is killed, and group 0 comes to its end while group 1 waits.
 """
 
@@ -14,6 +16,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -41,6 +44,16 @@ def kill_server() -> None:
     (folder / "killed").touch()
 
 
+class Dies(dict[str, np.ndarray]):
+    """Arrays whose group is killed when it should hand them over, the first time."""
+
+    def items(self) -> Any:
+        if not (folder / "gave").exists():
+            (folder / "gave").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().items()
+
+
 with open_job() as job:
     algorithm = job.algorithm("sync")
     group, worker = job.session.place.group, job.worker
@@ -48,9 +61,15 @@ with open_job() as job:
     gradients.vectors[0][:] = worker + 10 * life
     algorithm.initialise("start", LAYOUT, gradients)
     state = {"w": gradients.vectors[0].copy(), "m": np.zeros(LAYOUT.length, "f4"), "epoch": np.zeros(1)}
+    if what == "giver" and group == 0:
+        state = Dies(state)
+    if what == "early" and group == 1 and not life:
+        os.kill(os.getpid(), signal.SIGKILL)
     tables: list[str] = []
     if group == 1 and life:
         (folder / "back").touch()
+        if life > 1:
+            (folder / "back again").touch()
     while state["epoch"][0] < EPOCHS:
         epoch = int(state["epoch"][0])
         came = algorithm.hand_over_(state)
@@ -74,7 +93,7 @@ with open_job() as job:
             if group == 1 and not life and (epoch, step) == (1, 2):
                 os.kill(os.getpid(), signal.SIGKILL)
         state["epoch"] += 1
-        if group == 0 and not life and epoch == 2:
+        if group != 1 and not life and epoch == 2:
             await_file("back")
             time.sleep(0.7)
             if what == "server" and worker == 0:
@@ -83,7 +102,10 @@ with open_job() as job:
                 os.kill(os.getpid(), signal.SIGKILL)
             if what == "over":
                 break
-        if group == 0 and not life and what in ("back", "late", "server"):
+        if what == "giver" and group == 2 and epoch == 3:
+            await_file("back again")
+            time.sleep(0.7)
+        if group != 1 and not life and what in ("back", "giver", "late", "server"):
             time.sleep(0.4)  # at the end of one of these epochs group 1 has come to the meeting
     digest = state["w"].tobytes().hex()[:64]
     print(f"worker {worker} in life {life} ends at epoch {int(state['epoch'][0])} with {digest}", flush=True)

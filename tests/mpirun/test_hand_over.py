@@ -18,7 +18,7 @@ END = re.compile(r"worker (\d+) in life (\d+) ends at epoch (\d+) with (\w+)")
 
 def train(folder: Path, what: str, *options: str) -> subprocess.CompletedProcess[str]:
     launcher = "import os, sys; os.environ['LAUNCHER_PID'] = str(os.getpid()); from hybridps.cli import main; main()"
-    words = [sys.executable, "-c", launcher, "run", "-n", "4", "--groups", "2", "--restarts", "3", *options]
+    words = [sys.executable, "-c", launcher, "run", "--restarts", "3", *(options or ("-n", "4", "--groups", "2"))]
     words += ["--", "python", str(SCRIPT), str(folder), what]
     variables = {**environment(), "HYBRIDPS_CHUNK_BYTES": "65536"}  # so that tables have parts at all servers
     return subprocess.run(words, env=variables, capture_output=True, text=True, timeout=80)
@@ -39,7 +39,7 @@ def ends(text: str) -> dict[int, tuple[int, int, str]]:
     ],
 )
 def test_a_group_comes_back_alone(tmp_path: Path, what: str, options: tuple[str, ...]) -> None:
-    done = train(tmp_path, what, *options)
+    done = train(tmp_path, what, "-n", "4", "--groups", "2", *options)
     assert done.returncode == 0, done.stderr
     assert "all groups are started again" not in done.stderr
     found = ends(done.stdout)
@@ -69,3 +69,22 @@ def test_a_group_whose_others_have_finished_meanwhile_ends_in_good_order(tmp_pat
     done = train(tmp_path, "over")
     assert done.returncode == 0, done.stderr
     assert ends(done.stdout).keys() == {0, 1}
+
+
+def test_all_groups_begin_anew_if_one_dies_before_the_first_meeting(tmp_path: Path) -> None:
+    done = train(tmp_path, "early")
+    assert done.returncode == 0, done.stderr
+    assert "all groups are started again" in done.stderr
+    found = ends(done.stdout)
+    assert found.keys() == {0, 1, 2, 3}
+    assert len({digest for _, _, digest in found.values()}) == 1
+
+
+def test_a_group_that_dies_instead_of_handing_over_does_no_harm(tmp_path: Path) -> None:
+    done = train(tmp_path, "giver", "-n", "3", "--groups", "3")
+    assert done.returncode == 0, done.stderr
+    assert "all groups are started again" not in done.stderr
+    assert "is incomplete: that group has died meanwhile" in done.stderr
+    found = ends(done.stdout)
+    assert {worker: life for worker, (life, _, _) in found.items()} == {0: 1, 1: 2, 2: 0}
+    assert len({(epoch, digest) for _, epoch, digest in found.values()}) == 1

@@ -1,5 +1,6 @@
 """Groups that train in step and hand over what a restarted group needs, with more than a plain network has. Words: a
-folder, and `devices` (two in each worker), `amp` (dynamic loss scaling) or `rows` (row-sparse weights and gradients).
+folder, and `devices` (two in each worker), `numbers` (each worker has a device with another number), `amp` (dynamic
+loss scaling) or `rows` (row-sparse weights and gradients). The group of worker 1 is killed.
 
 Each worker prints its state after each epoch: weights, number of updates, loss scale.
 """
@@ -22,7 +23,6 @@ from hybridps import resume
 
 EPOCHS, STEPS, ROWS = 7, 6, 40
 folder, kind = Path(sys.argv[1]), sys.argv[2]
-devices = [mx.cpu(0), mx.cpu(1)] if kind == "devices" else [mx.cpu(0)]
 
 
 class Words(gluon.HybridBlock):
@@ -46,6 +46,9 @@ def main() -> None:
     if kind == "amp":
         amp.init(target_precision_ops=[])  # with float32, as CPUs have no layers in float16
     kv = mx.kv.create("dist_hybridps_sync")
+    numbers = {"devices": [0, 1], "numbers": [kv.rank]}.get(kind, [0])
+    devices = [mx.cpu(number) for number in numbers]
+    dies = int(os.environ["HYBRIDPS_GROUP_INDEX"]) == 1 // (kv.num_workers // 2)
     mx.random.seed(1 + 100 * life)
     net = Words()
     net.initialize(mx.init.Xavier(), ctx=devices)
@@ -74,17 +77,17 @@ def main() -> None:
             if kv.rank == 1 and not life and (epoch, step) == (1, 3):
                 nd.waitall()
                 os.kill(os.getpid(), signal.SIGKILL)
-        say(kv, net, trainer, epoch)
+        say(kv, net, trainer, epoch, devices[-1])
         end = time.monotonic() + 60
-        while kv.rank == 0 and epoch == 2 and not (folder / "back").exists() and time.monotonic() < end:
+        while not dies and epoch == 2 and not (folder / "back").exists() and time.monotonic() < end:
             time.sleep(0.1)
-        if kv.rank == 0 and 2 <= epoch < EPOCHS - 2:
+        if not dies and 2 <= epoch < EPOCHS - 2:
             time.sleep(1.0)  # at one of these ends of epochs the restarted group has come to the meeting
 
 
-def say(kv: mx.kv.KVStore, net: Words, trainer: gluon.Trainer, epoch: int) -> None:
-    table = net.table.row_sparse_data(nd.arange(ROWS)) if kind == "rows" else net.table.data(devices[-1])
-    arrays = [table, *(parameter.data(devices[-1]) for parameter in net.dense.collect_params().values())]
+def say(kv: mx.kv.KVStore, net: Words, trainer: gluon.Trainer, epoch: int, device: mx.Context) -> None:
+    table = net.table.row_sparse_data(nd.arange(ROWS)) if kind == "rows" else net.table.data(device)
+    arrays = [table, *(parameter.data(device) for parameter in net.dense.collect_params().values())]
     digest = hashlib.sha256(b"".join(array.asnumpy().tobytes() for array in arrays)).hexdigest()[:16]
     scaler = getattr(trainer, "_amp_loss_scaler", None)
     scale = scaler.loss_scale if scaler is not None else 1

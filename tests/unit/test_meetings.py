@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import itertools
 
-from hybridps.ps.model import Met, Origin
+from synchronous_jobs import SynchronousJobs, origin, values
+
+from hybridps.memory import Layout
+from hybridps.ps.clocks import BulkSynchronous
+from hybridps.ps.model import Met, Origin, TableSpec
+from hybridps.ps.rules import Sum
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.tables.job import Job
+
+SPEC = TableSpec(Layout.of("float32", {"w": (16,)}), Sum(), BulkSynchronous(), 64, 0, 1)
 
 _numbers = itertools.count()
 
@@ -166,3 +173,48 @@ def test_a_group_that_another_server_has_lost_at_the_meeting_takes_part_when_it_
     job.gone.discard(1)
     job.come_back(1)
     assert job.members == {0, 1}
+
+
+def test_at_a_meeting_nobody_is_awaited_that_was_there_when_a_server_was_killed() -> None:
+    job = job_of(4)
+    come(job, 0, 1, 2, 3)
+    for group in (2, 3):
+        die(job, group)
+        restart(job, group)
+    come(job, 2, 3)
+    restored = Job.of(job.image, Budget())
+    assert restored.not_back == {0, 1, 2, 3}
+    come(restored, 3, 0)
+    assert come(restored, 1).keys() == {0, 1, 3}
+    assert restored.not_back == set(), "group 2 has died with the server"
+
+
+def test_a_server_that_learns_of_a_meeting_lets_no_group_back_that_was_not_there() -> None:
+    job = job_of(3)
+    job.lost = {1: (7, []), 2: (8, [])}
+    job.present -= {1, 2}
+    job.learn_of_meeting(Origin("job", 0, 7, 1), 1, {0: 0, 2: 0})
+    assert job.lost.keys() == {2}
+
+
+def test_what_a_dead_group_has_not_dropped_is_freed_at_the_next_meeting() -> None:
+    jobs = SynchronousJobs()
+    for group in range(2):
+        jobs.enter("job", group, 2)
+    for group in range(2):
+        jobs.meet(origin(group, 1), 0, {})
+    for group in range(2):
+        jobs.register(origin(group, 2), "hand-over.2", SPEC)
+    jobs.initialise(origin(0, 3), "hand-over.2", 0, values(0))
+    jobs.leave("job", 1, lost=True)
+    jobs.end("job", 1, True)
+    jobs.drop(origin(0, 4), "hand-over.2")
+    assert jobs.names("job") == {"hand-over.2"}
+    job = jobs.get("job")
+    assert job is not None
+    assert job.tables
+    jobs.enter("job", 1, 2, life=1)
+    jobs.meet(origin(0, 5), 0, {})
+    assert not job.tables
+    [told] = jobs.register(origin(1, 5, epoch=1), "hand-over.2", SPEC)
+    assert told.dropped, "a group that comes late learns that there is nothing to wait for"

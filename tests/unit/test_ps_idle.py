@@ -119,3 +119,13 @@ def test_who_had_answers_meanwhile_is_not_idle() -> None:
     members.beat(wire.Heartbeat(1, 5, 0.0, 0.0), 9.0)
     assert beat(members, 15.0, s0=11.0) == []
     assert beat(members, 19.5, s0=15.0) == [1]
+
+
+def test_who_waits_for_a_meeting_with_those_that_train_makes_nobody_idle() -> None:
+    members = members_of("a", "a", "a")
+    job = members._jobs.get("a")
+    assert job is not None
+    job.meetings.held, job.meetings.trains = 1, {0, 1}
+    beat(members, 1.0, s0=0.0, s1=0.0, s2=0.0)
+    assert beat(members, 15.0, s0=0.0, s1=0.0, s2=11.0) == []
+    assert beat(members, 16.0, s0=0.0, s1=12.0, s2=12.0) == [0]

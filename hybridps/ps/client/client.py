@@ -172,7 +172,7 @@ class Client:
         if not isinstance(met, wire.Met):
             raise ProtocolError(f"the first server answered {type(met).__name__} to the {what}")
         told = met.number, met.trains
-        self.session.ask(what, self.servers[1:], lambda request, _: wire.Meet(request, *told)).wait()
+        self.session.ask("news of a meeting", self.servers[1:], lambda request, _: wire.Meet(request, *told)).wait()
         joins = self._group in met.newcomers
         return Meeting(met.number, len(met.newcomers), joins, met.giver == self._group, met.giver, met.finished)
 

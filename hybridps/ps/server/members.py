@@ -127,7 +127,6 @@ class Members:
         self._looked_seconds = math.inf
         """When clients were last judged."""
         self._lost: dict[bytes | int, _Lost] = {}
-        """Clients that were taken as lost."""
         self._silence = f"gave no sign of life for {lost_seconds:g} s"
         self._lost_groups: dict[str, dict[int, float]] = {}
         """For each job, the groups that were lost and are not back, and when each gave its last sign of life."""
@@ -294,9 +293,10 @@ class Members:
         return [member for member in dict.fromkeys(silent) if not member.has_unserved]
 
     def _idle(self, now: float) -> list[Member]:
-        """Return the clients that have asked for nothing while others of their jobs waited."""
+        """Return the clients that have asked for nothing while others of their jobs waited, except for a meeting."""
         patience = self._patience_seconds
-        waited = {member.job for member in self if member.waiting_seconds > patience}
+        waiting = [member for member in self if member.waiting_seconds > patience]
+        waited = {each.job for each in waiting if (job := self._jobs.get(each.job)) and job.trains(each.group)}
         idle = [member for member in self if member.job in waited and now - member.asked_seconds > patience]
         for member in idle:
             member.fault = f"asked for nothing for {patience:g} s, in which others waited"

@@ -86,7 +86,8 @@ def address_seen_by(name: str) -> str:
         try:
             probe.connect((name, 9))  # a datagram socket: this sends nothing
         except OSError as error:
-            raise ConfigError(f"the host {name!r} cannot be reached: {error.strerror or error}") from None
+            reason = error.strerror or error
+            raise ConfigError(f"the host {name!r} cannot be reached: {reason}; check the names after -H") from None
         return str(probe.getsockname()[0])
 
 

@@ -39,7 +39,7 @@ class JobImage(msgspec.Struct, frozen=True, array_like=True):
     tickets: dict[int, int]
     lives: dict[int, int]
     done: tuple[float, int]
-    met: tuple[int, set[int], dict[int, Met]]
+    met: tuple[int, set[int], Met | None, dict[int, Origin]]
 
 
 class TableImage(msgspec.Struct, frozen=True, array_like=True):

@@ -137,23 +137,33 @@ class Job:
             return [*known]
         self.lost.clear()  # groups that were away did not meet the others
         answers = self.meetings.hold(lambda group: self.lives.get(group, 0), bool(self.finished))
-        if answers[0].giver is not None:
-            self._take_in(answers[0].newcomers)
-        return [*answers]
+        return [*self._go_on_with(answers[0].newcomers if answers[0].giver is not None else ()), *answers]
 
     def learn_of_meeting(self, origin: Origin, number: int, trains: Mapping[int, int]) -> list[Outcome]:
         """Learn what groups train after a meeting at the first server, with the life of each. Returns an answer.
 
-        The group that tells this is between two steps; others that were told before may be further.
+        The group that tells this first is between two steps, and so are all others.
         """
-        same_life = {group for group, life in trains.items() if self.lives.get(group, 0) == life}
-        self._take_in(self.meetings.learn(number, same_life & self.present, same_life - self.present))
-        return [Answer(origin, None)]
+        outcomes: list[Outcome] = []
+        if number > self.meetings.held:
+            same_life = {group for group, life in trains.items() if self.lives.get(group, 0) == life}
+            self.lost = {group: known for group, known in self.lost.items() if group in same_life}
+            newcomers = self.meetings.learn(number, same_life & self.present, same_life - self.present)
+            outcomes += self._go_on_with(newcomers)
+        return [*outcomes, Answer(origin, None)]
 
-    def _take_in(self, newcomers: Iterable[int]) -> None:
-        for group in newcomers:
-            for table in self.tables.values():
+    def _go_on_with(self, newcomers: Iterable[int]) -> list[Outcome]:
+        """Let newcomers take part in all tables, while no group has anything under way."""
+        outcomes = [outcome for group in [*self.not_back] for outcome in self.be_back(group)]
+        for table in self.tables.values():
+            table.registrations.stop_expecting_if_dropped()
+            for group in newcomers:
                 table.registrations.take_in(group)
+        return outcomes
+
+    def trains(self, group: int) -> bool:
+        """Return whether a group trains with the others, and does not wait until they meet."""
+        return not self.meetings.held or group in self.meetings.trains
 
     def has_number(self, group: int) -> bool:
         """Return whether a group of this number belongs to the job."""
@@ -202,7 +212,7 @@ class Job:
         places = self.places
         groups = self.groups, self.present, self.gone, self.finished, self.returns
         waits = self.dropped, self.waits_for_absent
-        met = self.meetings.held, self.meetings.trains, self.meetings.told
+        met = self.meetings.held, self.meetings.trains, self.meetings.last, self.meetings.answered
         return JobImage(self.name, *groups, *waits, places.terms, places.tickets, self.lives, self.done, met)
 
     @staticmethod

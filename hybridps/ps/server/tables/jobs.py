@@ -115,10 +115,8 @@ class Jobs:
                 raise ServerError(f"this server has {MOST_JOBS} jobs, and takes no more: use another one")
             there = self._jobs[job] = Job(job, groups, budget or self.budget)
         if group in there.present:
-            raise GroupTakenError(
-                f"group {group} of job {job!r} is there already: "
-                "give each group its own index, or this job another name"
-            )
+            what = f"group {group} of job {job!r} is there already"
+            raise GroupTakenError(f"{what}: give each group its own index, or this job another name")
         there.enter(group, terms, life)
         self._note(there)
         for ended, (returns, its_life) in self._ended_before.pop(job, {}).items():
@@ -168,7 +166,8 @@ class Jobs:
         """Let a group come to a meeting of its job, or tell this server of a meeting that was held at the first one."""
         job = self._job(origin)
         outcomes = job.learn_of_meeting(origin, number, trains) if number else job.meet(origin)
-        self._note(job)
+        outcomes += self._maker.free_unwanted(job)
+        self._note(job)  # after the tables: if they are kept, and this is not, newcomers are let in again
         return outcomes
 
     def leave(self, job: str, group: int, lost: bool = False, early: bool = False) -> list[Outcome]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from hybridps.ps.model import Met, Origin
 
 
@@ -21,8 +23,10 @@ class Meetings:
     """The number of meetings held so far."""
     trains: set[int] = field(default_factory=set)
     """The groups that have trained together since the last meeting and have not gone."""
-    told: dict[int, Met] = field(default_factory=dict)
-    """The last answer to each group, for a request that arrives again."""
+    last: Met | None = None
+    """The last answer, to one of the groups."""
+    answered: dict[int, Origin] = field(default_factory=dict)
+    """The last request of each group that was answered. It may arrive again."""
 
     def __post_init__(self) -> None:
         self._waiting: dict[int, Origin] = {}
@@ -31,9 +35,8 @@ class Meetings:
 
     def come(self, origin: Origin) -> list[Met]:
         """Note that a group has come to a meeting. Returns the answer if the same request was answered before."""
-        told = self.told.get(origin.group)
-        if told is not None and told.origin == origin:
-            return [told]
+        if self.last is not None and self.answered.get(origin.group) == origin:
+            return [replace(self.last, origin=origin)]
         self._waiting[origin.group] = origin
         return []
 
@@ -43,7 +46,7 @@ class Meetings:
         if group in self.trains:
             self._away.add(group)
         self._waiting.pop(group, None)
-        self.told.pop(group, None)
+        self.answered.pop(group, None)
         self.trains.discard(group)
 
     def come_back(self, group: int) -> None:
@@ -68,19 +71,15 @@ class Meetings:
             self.trains = {*self._waiting}
         trains = {group: life_of(group) for group in sorted(self.trains)}
         answers = [Met(origin, self.held, trains, newcomers, giver, finished) for origin in self._waiting.values()]
-        self.told |= {answer.origin.group: answer for answer in answers}
+        self.last, self.answered = answers[0], self._waiting
         self._waiting, self._away = {}, set()
         return answers
 
     def learn(self, number: int, here: Set[int], away: Set[int]) -> Set[int]:
-        """Learn what groups train after a meeting at the first server. Returns the newcomers.
+        """Learn of a new meeting at the first server. Returns the groups that did not train before.
 
-        `away`: those that this server has lost, and that may come back.
+        `here`: the groups that train now. `away`: more of them, which this server has lost, and which may come back.
         """
         newcomers = here - self.trains if self.held else set()
-        if number > self.held:
-            self.held, self.trains, self._away = number, set(), set()
-        if number == self.held:
-            self.trains |= here
-            self._away |= away
-        return newcomers if number == self.held else set()
+        self.held, self.trains, self._away = number, {*here}, {*away}
+        return newcomers

@@ -143,6 +143,12 @@ class Registrations:
         self.rounds.join(group)
         self.on_change()
 
+    def stop_expecting_if_dropped(self) -> None:
+        """At a meeting: if groups have dropped the table and none has it, nobody will register it any more."""
+        if self._dropped and not self.joined:
+            self._expected.clear()
+            self.on_change()
+
     def is_admitted(self, group: int) -> bool:
         """Return whether a group may exchange."""
         return self.ready and group in self._admitted

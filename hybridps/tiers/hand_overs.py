@@ -37,10 +37,11 @@ def hand_over(
 
 
 def _sum_bytes(tier: Tier, table: str, given: bytes) -> bytes:
-    """Return the bytes of the group that gives some, on all ranks of all groups."""
+    """Return the bytes that the leader of the group that gives has, on all ranks of all groups."""
     size = int(_sum_once(tier, f"{table}.size", np.array([len(given)]))[0])
     words = np.zeros(-(-size // 8), np.int64)
-    words.view(np.uint8)[: len(given)] = np.frombuffer(given, np.uint8)
+    sent = np.frombuffer(given, np.uint8)[:size]  # those of a follower may be longer, and do not count
+    words.view(np.uint8)[: len(sent)] = sent
     return _sum_once(tier, table, words).tobytes()[:size]
 
 
