@@ -96,6 +96,7 @@ class _Server:
         self._state = [_zeros(length) for _ in range(rule.states)]
         self._spare = [_zeros(0 if fused else step) for _ in range(3)]
         self._rounds = 0
+        self._whole_bytes = 4 * length
         warm_up(rule, "float32")
 
     def round(self) -> float:
@@ -111,7 +112,8 @@ class _Server:
         return time.perf_counter() - begin
 
     def _fused(self, values: Arrays, centre: np.ndarray, state: Arrays) -> None:
-        apply_(self._rule, values, values, centre, state, step=self._rounds, contributions=len(values))
+        numbers = {"step": self._rounds, "contributions": len(values), "whole_bytes": self._whole_bytes}
+        apply_(self._rule, values, values, centre, state, **numbers)
 
     def _apart(self, values: Arrays, centre: np.ndarray, state: Arrays) -> None:
         """Sum, update and copy to all groups, one after the other, with NumPy, in existing memory, without clipping."""

@@ -113,7 +113,7 @@ def apply_(
         loop = block_loop(rule.update_)
         states = (*state, centre, centre)[:2]  # always two: a rule that keeps fewer does not read the others
         streams = rule.centre_is_answer and whole_bytes >= LEAST_BYTES
-        into = targets if streams else [*targets, *kept]
+        into = targets if streams else [*kept, *targets]
         notes = tuple(progress or NONE[centre.dtype.type])
         return loop(described(sources), addresses(into), centre, states, numbers, check_finite, streams, notes)
     total = np.empty_like(centre)
