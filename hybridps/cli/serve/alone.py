@@ -75,6 +75,7 @@ def _serve_life(asked: _Asked, kept: KeptMemory | None) -> int:
             kept.mark_serving()
         shown = show_live(server, asked.settings, 0 if kept is None else kept.life)
         gc.freeze()  # these objects stay until the end, and collections that visit them would stop the loop
+        gc.set_threshold(100_000)  # nothing in the loop is in a cycle, so that a collection finds nothing
         server.run()
         if shown is not None:
             shown.close()
