@@ -156,6 +156,8 @@ class Job:
                 f"there is one group, which has nobody to average weights with, so {row.name} does what sync does: set "
                 f"HYBRIDPS_GROUPS, or start it with `hybridps run --groups {self.workers}`"
             )
+        if row.sends == "gradients" and (tau := self.session.settings.tau) is not None:
+            self.session.note(f"HYBRIDPS_TAU={tau} (--tau) has no effect: {row.name} sends gradients in each step")
         levels = self._connect(row)
         tier = self._tier(row, levels.group, f"{self._algorithms}/")
         self._algorithms += 1

@@ -87,6 +87,17 @@ def test_a_group_that_does_not_start_ends_the_launch(stuck: tuple[dict[str, str]
     assert not list(tmp_path.glob("hybridps-*"))
 
 
+def test_a_group_whose_host_refuses_the_connection_ends_the_launch(tmp_path: Path) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nexit 255\n")
+    ssh.chmod(0o755)
+    extra = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    words = ["--groups", "2", "-H", "localhost:1,127.0.0.9:1", "--", "python", "-c", "import time; time.sleep(30)"]
+    done = launch(*words, extra=extra)
+    assert done.returncode == 255
+    assert "ended with exit status 255 (no connection to the host 127.0.0.9); stopping the others" in done.stderr
+
+
 def test_a_launcher_that_is_killed_while_mpirun_hangs_leaves_nothing(
     stuck: tuple[dict[str, str], Path], tmp_path: Path
 ) -> None:

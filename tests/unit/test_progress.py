@@ -144,3 +144,10 @@ def test_an_epoch_that_a_group_was_away_in_is_shown_without_it() -> None:
         assert log.hear(0, f"hybridps: epoch={epoch} loss=1 worker=0", 2) == (True, "")
     assert log.hear(0, "hybridps: epoch=4 loss=0.5 worker=0", 2) == (True, "epoch 2, 1 of 2 workers: loss 1")
     assert log.hear(1, "hybridps: epoch=4 loss=1.5 worker=1", 2) == (True, "epoch 4: loss 1")
+
+
+def test_an_epoch_of_those_that_still_train_shows_how_many_they_are() -> None:
+    log = RunLog(Settings())
+    for worker in (0, 1):
+        log.hear(worker, f"hybridps: epoch=1 loss=2 worker={worker}", 2)
+    assert log.hear(1, "hybridps: epoch=2 loss=1 worker=1", 1) == (True, "epoch 2, 1 of 2 workers: loss 1")

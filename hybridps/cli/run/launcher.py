@@ -230,10 +230,15 @@ class Launcher:
             return f"; {restart}"
         self._failed = self._failed or child.status or 0
         # with MXNet's servers, the other groups could not continue
-        self._ends_all = child.status == MISUSED or self._launch.settings.backend == "mxnet"
+        self._ends_all = child.status == MISUSED or self._launch.settings.backend == "mxnet" or self._never_ran(child)
         if not any(other is not child for other in self._groups.running):
             return ""
         return "; stopping the others" if self._ends_all else "; the other groups go on"
+
+    def _never_ran(self, child: Child) -> bool:
+        """Return whether not all ranks of a group were started, for example because a host cannot be reached."""
+        group, starting = self._groups.children.index(child), self._groups.starting
+        return starting is not None and not self._lives.of[group] and not starting.has_started(group)
 
     def _tell_servers(self, group: int, returns: bool = False) -> None:
         life = self._lives.of[group]

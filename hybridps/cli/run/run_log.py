@@ -87,13 +87,13 @@ class RunLog:
         if event.worker is None:
             return Heard()
         self._reporters.add((group, event.worker))
-        said = [self._say_of_one(event.epoch)]
+        said, workers = [self._say_of_one(event.epoch)], max(running, len(self._reporters))
         parts = self._parts.setdefault(event.epoch, [])
         parts.append(event)
         if len(parts) >= running:
-            said.append(self._say(event.epoch))
+            said.append(self._say(event.epoch, workers))
         overdue = [epoch for epoch in sorted(self._parts) if epoch <= event.epoch - _OVERDUE_EPOCHS]
-        said += [self._say(epoch, running) for epoch in overdue if len(self._reporters) > 1]
+        said += [self._say(epoch, workers) for epoch in overdue if len(self._reporters) > 1]
         return Heard(hide=True, message="; ".join(filter(None, said)))
 
     def ended(self, status: int) -> str:
@@ -108,10 +108,10 @@ class RunLog:
             return ""
         return "; ".join(filter(None, [self._say(before) for before in sorted(self._parts) if before != epoch]))
 
-    def _say(self, epoch: float, running: int = 0) -> str:
-        """Return the means of an epoch. `running`: more workers run than have reported it."""
+    def _say(self, epoch: float, workers: int = 0) -> str:
+        """Return the means of an epoch. `workers`: how many report, so that it shows if these are only some of them."""
         parts = self._parts.pop(epoch)
-        who = f", {len(parts)} of {running} workers" if running else ""
+        who = f", {len(parts)} of {workers} workers" if len(parts) < workers else ""
         named = (("accuracy", "accuracy"), ("centre_accuracy", "centre"), ("loss", "loss"))
         values = [(title, mean_of(parts, field)) for field, title in named]
         said = [f"{title} {value:.4g}" for title, value in values if value is not None]
