@@ -67,6 +67,13 @@ def test_groups_of_one_worker_are_made_for_a_setting() -> None:
     assert (done.returncode, done.stdout) == (0, "1 (1, 1)\n" * 2), done.stderr
 
 
+def test_a_setting_without_effect_is_named() -> None:
+    script = "from hybridps.job import open_job\nwith open_job() as job: job.algorithm('sync')"
+    done = mpirun(1, ["-m", "mpi4py", "-c", script], {"HYBRIDPS_TAU": "5"}, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert "HYBRIDPS_TAU=5 (--tau) has no effect: sync sends gradients in each step" in done.stderr
+
+
 DESCRIPTORS = """
 import gc, os, time
 from hybridps.job import open_job
