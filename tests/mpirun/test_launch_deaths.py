@@ -14,6 +14,9 @@ import psutil
 import pytest
 from worlds import environment, mpirun
 
+from hybridps.report import read_run
+from hybridps.report.faults import faults_of
+
 pytestmark = pytest.mark.timeout(60)
 
 SECONDS = 40
@@ -126,14 +129,18 @@ NEVER = ("--set", "lost_seconds=600", "--set", "deadline_seconds=600")
 """Groups that are not told of a death wait for longer than the test may take."""
 
 
-def test_servers_are_told_of_a_group_that_has_ended(steps: Path) -> None:
-    done = launch("-n", "2", "--groups", "2", *NEVER, "--", "python", str(steps), "kill", "1")
+def test_servers_are_told_of_a_group_that_has_ended(steps: Path, tmp_path: Path) -> None:
+    run = ("--run", str(tmp_path / "run"))
+    done = launch("-n", "2", "--groups", "2", *NEVER, *run, "--", "python", str(steps), "kill", "1")
     assert done.returncode == 137, done.stderr
     assert done.stdout.count("[group 0] all steps") == 1
     assert "group 1 of job" in done.stderr
     assert "has ended: the others go on without it" in done.stderr
     assert "Traceback" not in done.stderr
     assert "group 0 ended" not in done.stderr
+    assert "hybridps: the job ends with status 137, because group 1 failed" in done.stderr
+    happened = [said for _, said in faults_of(read_run(tmp_path / "run"))]
+    assert any("group 1 ended with exit status 137 (rank 0 killed by signal 9)" in said for said in happened)
 
 
 def test_a_rank_that_ends_early_is_named_to_its_group(steps: Path) -> None:

@@ -22,7 +22,7 @@ from hybridps.cli.run.said import Why, describe
 from hybridps.cli.run.servers import LaunchedServers
 from hybridps.cli.run.signals import Signals
 from hybridps.errors import FAILED, MISUSED
-from hybridps.events import check_run_folder
+from hybridps.events import Noted, check_run_folder
 from hybridps.progress import parse_restarts
 from hybridps.quantities import counted
 from hybridps.resuming import Resume
@@ -106,6 +106,9 @@ class Launcher:
         status = 128 + self._signals.heard[0] if self._signals and not self._left else self._failed
         if said := self._log.ended(status):
             self._screen.message(said)
+        lost = [child.name for child in self._groups.children if child.status]
+        if status and not self._signals and 0 < len(lost) < len(self._groups.children) and not self._ends_all:
+            self._screen.message(f"the job ends with status {status}, because {', '.join(lost)} failed")
         return status
 
     def _start_groups(self, stack: ExitStack) -> None:
@@ -217,7 +220,10 @@ class Launcher:
         if child.status and (self._has_weights(others) or all(other.status for other in others)):
             restart = self._lives.failed(group, child.status, others_train=bool(running(others)))
         if child.status:
-            self._screen.message(f"{child.name} ended with {how_ended(child)}{self._what_follows(child, restart)}")
+            said = f"{child.name} ended with {how_ended(child)}{self._what_follows(child, restart)}"
+            self._screen.message(said)
+            if not restart:
+                self._log.note(Noted(said))
         self._tell_servers(group, returns=bool(restart) and not self._lives.together)
 
     def _has_weights(self, others: list[Child]) -> bool:
