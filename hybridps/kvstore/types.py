@@ -17,6 +17,7 @@ divides by `batch_size`, as with MXNet's `dist_async`.
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any
 
@@ -43,6 +44,12 @@ class KVStoreTypes(dict[str, Any]):
         if not known and str(name).startswith("dist_hybridps"):
             self[str(name)] = _type_of_others(str(name))
             return True
+        if not known and str(name).startswith("dist") and "DMLC_NUM_WORKER" not in os.environ:
+            instead = f"{PREFIX}async" if "async" in str(name) else f"{PREFIX}sync"
+            raise ConfigError(
+                f"the KVStore type {name!r} would need MXNet's own scheduler and servers, which this process was not "
+                f"started with: use {instead!r}, or start the script with MXNet's launch.py"
+            )
         return known
 
 

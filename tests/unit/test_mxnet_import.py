@@ -21,6 +21,19 @@ assert "dist_hybridps_sync" in KVStoreBase.kv_registry
 assert gc.isenabled()
 """
 
+MXNETS_OWN = """
+import mxnet as mx
+for name, instead in {"dist_sync": "sync", "dist_async": "async", "dist_hybrid": "sync"}.items():
+    try:
+        mx.kv.create(name)
+    except mx.MXNetError as error:
+        assert f"{name!r} would need MXNet's own scheduler" in str(error), error
+        assert f"use 'dist_hybridps_{instead}'" in str(error), error
+    else:
+        raise AssertionError(name)
+mx.kv.create("local"), mx.kv.create("device")
+"""
+
 OF_ANOTHER_NUMPY = """
 import numpy
 numpy.__version__ = "1.26.4"
@@ -45,6 +58,11 @@ def test_a_script_without_mxnet_does_not_wait_for_it(tmp_path: Path) -> None:
 def test_mxnet_knows_the_types_when_the_script_has_imported_it(tmp_path: Path) -> None:
     pytest.importorskip("mxnet")
     run(tmp_path, WITH_MXNET)
+
+
+def test_a_type_of_mxnets_own_is_refused_with_the_one_to_use(tmp_path: Path) -> None:
+    pytest.importorskip("mxnet")
+    run(tmp_path, MXNETS_OWN)
 
 
 def test_a_numpy_that_mxnet_cannot_run_with_is_named(tmp_path: Path) -> None:
