@@ -202,7 +202,10 @@ def test_a_group_fails_with_one_message_and_the_other_goes_on(script: Path, what
     done = launch(script, what, *TWO_GROUPS)
     assert done.returncode == status
     own = [line for line in after_first_line(done.stderr).splitlines() if not line.startswith("[group 1]")]
-    assert own == [f"hybridps: group 1 ended with {words}; the other groups go on"]
+    assert own == [
+        f"hybridps: group 1 ended with {words}; the other groups go on",
+        f"hybridps: the job ends with status {status}, because group 1 failed",
+    ]
     assert "-----" not in done.stderr
     assert done.stderr.count("RuntimeError: boom") == (what == "raise")
     assert done.stdout.count("[group 0] finished") == 2

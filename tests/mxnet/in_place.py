@@ -147,8 +147,9 @@ def plain():
 def inference_in_between():
     def change():
         def infer(net, step, note):
+            mx.nd.waitall()  # MXNet crashes at times, also with its local store, where this runs beside training
             note(net(images(1000 + step)))
-            mx.nd.waitall()  # MXNet crashes at times, also with its local store, where training goes on before
+            mx.nd.waitall()
 
         return infer
 
