@@ -26,6 +26,7 @@ from hybridps.ps.rules import (
     add_up_,
     apply_,
 )
+from hybridps.ps.rules.kernel import BLOCK
 
 RULES = [
     Sum(),
@@ -120,7 +121,7 @@ EQUATIONS = {
     ElasticTogether: elastic_together,
     Outer: outer,
 }
-LENGTHS = (0, 1, 7, 4095, 4096, 4097, 12_301)
+LENGTHS = (0, 1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 13)
 ROUNDS = 4
 
 

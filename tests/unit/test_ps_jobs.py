@@ -17,6 +17,7 @@ from hybridps.ps.clocks import BoundedStale, BulkSynchronous, FreeRunning
 from hybridps.ps.model import Admitted, Answer, Contribution, GroupTakenError, TableSpec, Task
 from hybridps.ps.rules import SGD, Elastic, Foreign, Mean, Momentum, Sum
 from hybridps.ps.rules.finite import NotFiniteError
+from hybridps.ps.rules.kernel import BLOCK
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.chunks.exchange import ANSWER_BYTES, CONTRIBUTION_BYTES
 from hybridps.ps.server.requests import Regions, carry_out
@@ -415,23 +416,24 @@ def test_a_round_goes_on_without_values_that_are_no_numbers(groups, bad):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("place", [0, 4095, 4096, 9000, 9999])
+@pytest.mark.parametrize("place", [0, BLOCK - 1, BLOCK, BLOCK + 4904, 2 * BLOCK - 1])
 def test_values_count_up_to_the_block_with_the_first_that_is_no_number(dtype, place):
     """And those of the others everywhere; a sum that is too large is no reason to refuse anybody."""
-    layout = Layout.of(dtype, {"a": (10_048,)})
+    layout = Layout.of(dtype, {"a": (2 * BLOCK + 64,)})
     jobs = SynchronousJobs(check_finite=True)
     for group in range(3):
         jobs.enter("job", group, 3)
         jobs.register(origin(group), "w", TableSpec(layout, Mean(), BulkSynchronous(), 1 << 20, 0, 1))
     jobs.initialise(origin(0), "w", 0, None)
-    brought = [np.full(10_048, group, dtype) for group in (1, 2, 6)]
+    brought = [np.full(2 * BLOCK + 64, group, dtype) for group in (1, 2, 6)]
     brought[1][place:] = np.inf
     brought[0][500] = brought[2][500] = np.finfo(dtype).max
     outcomes = []
     with np.errstate(over="ignore"):
         for group, array in enumerate(brought):
             outcomes += jobs.contribute(origin(group, 1), "w", 0, array)
-        expected = np.where(np.arange(10_048) // 4096 < place // 4096, (1 + 2 + 6) / 3, (1 + 6) / 2).astype(dtype)
+        is_before = np.arange(2 * BLOCK + 64) // BLOCK < place // BLOCK
+        expected = np.where(is_before, (1 + 2 + 6) / 3, (1 + 6) / 2).astype(dtype)
         expected[500] = np.inf
     assert errors(outcomes) == [(1, NotFiniteError)]
     assert f"refused: element {place} is inf;" in str(next(o.error for o in outcomes if o.error))
@@ -447,21 +449,21 @@ def not_finite(outcomes):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("place", [0, 4095, 4096, 9000, 9999])
+@pytest.mark.parametrize("place", [0, BLOCK - 1, BLOCK, BLOCK + 4904, 2 * BLOCK - 1])
 @pytest.mark.parametrize("groups", [3, 6])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_sums_have_all_values_and_tell_whose_are_no_numbers(dtype, place, groups, in_place):
     """Though answers replace the values, and though the first ones of many groups are added up early."""
-    layout = Layout.of(dtype, {"a": (10_048,)})
+    layout = Layout.of(dtype, {"a": (2 * BLOCK + 64,)})
     jobs = SynchronousJobs()
     for group in range(groups):
         jobs.enter("job", group, groups)
         jobs.register(origin(group), "w", TableSpec(layout, Sum(), BulkSynchronous(), 1 << 20, 0, 1))
     jobs.initialise(origin(0), "w", 0, None)
     for request in (1, 2):
-        brought = [np.full(10_048, group, dtype) for group in range(groups)]
+        brought = [np.full(2 * BLOCK + 64, group, dtype) for group in range(groups)]
         if request == 1:
-            brought[1][[place, 9999]] = np.nan, np.inf
+            brought[1][[place, -1]] = np.nan, np.inf
             brought[0][500] = brought[2][500] = np.finfo(dtype).max
         outcomes = []
         with np.errstate(over="ignore"):

@@ -101,9 +101,10 @@ def apply_(
 ) -> int:
     """Run one round on a chunk: apply the rule to the sum of `sources`, and write the answer to `targets`.
 
-    `contributions`: how many contributions the sum stands for. A target may be one of the sources. `whole_bytes`: the
-    size of the table, as far as it is known. `progress`: records how far the round is. Returns the number of elements
-    that are done: all of them or, with `check_finite`, those before the first block of `BLOCK` elements whose sum has
+    `contributions`: how many contributions the sum stands for. A target may be one of the sources: it is written after
+    the block of elements is done, unless the rule is `separate`, whose answer is not kept. `whole_bytes`: the size of
+    the table, as far as it is known. `progress`: records how far the round is. Returns the number of elements that are
+    done: all of them or, with `check_finite`, those before the first block of `BLOCK` elements whose sum has
     NaN or Inf. From that block on nothing changes.
     """
     dtype = np.result_type(centre.dtype, np.float32)
@@ -113,9 +114,10 @@ def apply_(
         loop = block_loop(rule.update_)
         states = (*state, centre, centre)[:2]  # always two: a rule that keeps fewer does not read the others
         streams = rule.centre_is_answer and whole_bytes >= LEAST_BYTES
-        into = targets if streams else [*kept, *targets]
+        before, after = (targets, []) if rule.separate else ([] if streams else kept, targets)
         notes = tuple(progress or NONE[centre.dtype.type])
-        return loop(described(sources), addresses(into), centre, states, numbers, check_finite, streams, notes)
+        into = addresses(before), addresses(after)
+        return loop(described(sources), *into, centre, states, numbers, check_finite, streams, notes)
     total = np.empty_like(centre)
     if progress is not None and progress.is_summed:
         np.copyto(total, progress.saved[0][: len(total)])
@@ -126,10 +128,13 @@ def apply_(
         progress.begin((total, centre, *state), done)
     blocks = [array[None, :done] for array in (total, centre, *state)]
     answer = rule.update_.py_func(*blocks[:2], blocks[2:], [*map(np.atleast_1d, numbers)])
-    for target in [*targets, *kept]:
+    before, after = (targets, []) if rule.separate else (kept, targets)
+    for target in before:
         np.copyto(target[:done], answer[0])
     if progress is not None:
         progress.end(done)
+    for target in after:
+        np.copyto(target[:done], answer[0])
     return done
 
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hybridps.ps.rules.progress import KEEPS_SUM, LENGTH, WORD
+from hybridps.ps.rules.progress import LENGTH, WORD
 
-PLACE, RANGE, START, STOP, STEP, GROUPS, COUNT, SUMMED, WORDS = *range(3, 11), 16
+PLACE, RANGE, START, STOP, STEP, GROUPS, COUNT, SUMMED, WORDS = *range(2, 10), 16
 """The words after those of `Progress`: the chunk's place, the round's index among the chunk's ranges, its elements, its
 number for the rule, how many groups' values it has, its contributions, and 1 + the element whose block's sum is kept
 although nothing is being changed."""
@@ -38,11 +38,12 @@ class Mark(NamedTuple):
 
 
 class Area(NamedTuple):
-    """The memory that records an incomplete round."""
+    """The memory that records an incomplete round. `saves_sum`: as in `Progress`."""
 
     words: np.ndarray
     entries: np.ndarray
     saved: np.ndarray
+    saves_sum: bool
 
     @property
     def next(self) -> int:
@@ -57,8 +58,7 @@ class Area(NamedTuple):
     @property
     def is_summed(self) -> bool:
         """Whether the sum of the block at `next` is kept."""
-        kept = self.is_changed and self.words[KEEPS_SUM]
-        return bool(kept or self.words[SUMMED] == self.next + 1)
+        return self.saves_sum and bool(self.is_changed or self.words[SUMMED] == self.next + 1)
 
     @property
     def groups(self) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 
 from hybridps.ps.model import Contribution, TableSpec
 from hybridps.ps.rules.kernel import BLOCK, COMPILED
-from hybridps.ps.rules.progress import KEEPS_SUM, LENGTH, WORD, Progress
+from hybridps.ps.rules.progress import LENGTH, WORD, Progress
 from hybridps.ps.rules.rule import Rule
 from hybridps.ps.server.admission import Budget
 from hybridps.ps.server.chunks.area import (
@@ -83,7 +83,7 @@ class TableJournal:
         words = array("words", "i8", areas, WORDS)
         entries = array("entries", "i8", areas, groups, 1 + len(Mark._fields))
         saved = array("saved", dtype, areas, rows, min(BLOCK, step) if blocks else step)
-        self._areas = [Area(words[i], entries[i], saved[i]) for i in range(areas)]
+        self._areas = [Area(words[i], entries[i], saved[i], rule.separate) for i in range(areas)]
         self._workers = workers
         self._budget = budget
         self._replies: dict[int, np.ndarray] = {}
@@ -227,7 +227,6 @@ class ChunkJournal:
                 index = self._ranges.pop(next(iter(self._ranges)))
         self._ranges[start, stop] = index
         area.entries[: len(marks)] = marks
-        area.words[KEEPS_SUM] = any(_overlap(each) for each in complete.counted)
         area.words[PLACE : SUMMED + 1] = self._place, index, start, stop, step, groups, len(marks), 0
         area.words[WORD] = 2 * (start + 1)
 
@@ -257,7 +256,8 @@ class ChunkJournal:
 
     def progress(self, start: int) -> Progress:
         """Return where to record the progress of the round, from element `start` on."""
-        return Progress(self._area.words, self._area.saved, start, bool(self._area.words[SUMMED] == start + 1))
+        area, is_summed = self._area, bool(self._area.words[SUMMED] == start + 1)
+        return Progress(area.words, area.saved, start, area.saves_sum, is_summed)
 
     def last_step(self) -> tuple[int, set[tuple[int, int]]]:
         """Return the number of the last round for the rule, and its elements; none if a snapshot has that round."""
@@ -307,9 +307,3 @@ class ChunkJournal:
             if group is None or {each[0] for each in cut.ids} == {group}:
                 cut.words[WORD] = 0
         self._cuts = [cut for cut in self._cuts if cut.words[WORD]]
-
-
-def _overlap(contribution: Contribution) -> bool:
-    """Return whether the answer may be written where the values lie."""
-    rows = [row for row in contribution.rows if isinstance(row, np.ndarray)]
-    return any(np.may_share_memory(row, target) for row in rows for target in contribution.targets or ())

@@ -202,23 +202,19 @@ class ChunkMemory:
         total, refused = np.empty_like(self.centre), Refused()
         begin, goes_on = self._begin_(complete)
         self._known(complete, {}, refused, goes_on)
-        progress, groups = self.journal.progress(begin), self.journal.groups
-        if progress is not None and progress.is_summed:
-            np.copyto(total, progress.saved[0][: len(total)])
-        else:
-            groups, refused = self.sum_(complete, total)
-            self.journal.refuse(refused)
-            self.journal.groups = groups
+        progress = self.journal.progress(begin)
+        groups, refused = self.sum_(complete, total)
+        self.journal.refuse(refused)
         rules = [rule for _, rule in complete.rules] or [self.rule]
         if progress is not None:
             progress.begin((total, *self.arrays), len(total))
         if groups and self._loaded is not None:
             self._loaded(rules[0], self.journal.step, self._shaped(total))
+        if progress is not None:
+            progress.end(len(total))
         for group, targets in complete.outlets.items():
             for target in targets if group not in refused else ():
                 np.copyto(target, self.centre)
-        if progress is not None:
-            progress.end(len(total))
         self.journal.end()
         return refused
 
