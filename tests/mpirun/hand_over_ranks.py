@@ -2,7 +2,8 @@
 
 - `back`: group 1 is killed in epoch 1, and comes in at a later epoch.
 - `late`: the same, and while group 1 waits, group 0 begins to use tables that group 1 has not joined.
-- `server`: as `back`, and the server is killed while group 1 waits.
+- `server`: as `back`, and the first server is killed while group 1 waits.
+- `news`: as `back`, and the second server is killed after group 1 has met the others, before it learns of that.
 - `all`: group 1 is killed, and so is group 0 while group 1 waits.
 - `early`: group 1 is killed before it has met the others.
 - `giver`: as `back`, with three groups, and group 0 is killed when it should hand over.
@@ -15,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ import psutil
 from hybridps import resume
 from hybridps.job import open_job
 from hybridps.memory import Layout
+from hybridps.ps import wire
+from hybridps.ps.joining import Meet
 
 EPOCHS, STEPS = 6, 5
 LAYOUT = Layout.of("float32", {"w": (100_000,), "b": (10,)})
@@ -37,11 +41,22 @@ def await_file(name: str) -> None:
         time.sleep(0.05)
 
 
-def kill_server() -> None:
+def kill_server(number: int) -> None:
     launcher = psutil.Process(int(os.environ["LAUNCHER_PID"]))
-    (server, *_) = (each for each in launcher.children() if "serve" in each.cmdline())
-    server.children()[0].kill()
+    servers = [each for each in launcher.children() if "serve" in each.cmdline()]
+    servers[number].children()[0].kill()
     (folder / "killed").touch()
+
+
+def news_of_a_meeting(request: int, number: int = 0, trains: Mapping[int, int] | None = None) -> Meet:
+    """Make the message in which a group tells a server of a meeting; kill the server first if group 1 has come in."""
+    if group == 0 and trains and trains.get(1) == 1 and not (folder / "killed").exists():
+        kill_server(1)
+    return Meet(request, number, trains or {})
+
+
+if what == "news":
+    wire.Meet = news_of_a_meeting  # type: ignore[assignment,misc]
 
 
 class Dies(dict[str, np.ndarray]):
@@ -97,7 +112,7 @@ with open_job() as job:
             await_file("back")
             time.sleep(0.7)
             if what == "server" and worker == 0:
-                kill_server()
+                kill_server(0)
             if what == "all":
                 os.kill(os.getpid(), signal.SIGKILL)
             if what == "over":
@@ -105,7 +120,7 @@ with open_job() as job:
         if what == "giver" and group == 2 and epoch == 3:
             await_file("back again")
             time.sleep(0.7)
-        if group != 1 and not life and what in ("back", "giver", "late", "server"):
+        if group != 1 and not life and what in ("back", "giver", "late", "server", "news"):
             time.sleep(0.4)  # at the end of one of these epochs group 1 has come to the meeting
     digest = state["w"].tobytes().hex()[:64]
     print(f"worker {worker} in life {life} ends at epoch {int(state['epoch'][0])} with {digest}", flush=True)

@@ -34,6 +34,7 @@ def ends(text: str) -> dict[int, tuple[int, int, str]]:
     [
         ("back", ("-s", "3")),
         ("late", ("-s", "3")),
+        ("news", ("-s", "2")),
         ("server", ()),
         pytest.param("server", ("-s", "2"), marks=pytest.mark.nightly),
     ],
@@ -51,7 +52,7 @@ def test_a_group_comes_back_alone(tmp_path: Path, what: str, options: tuple[str,
     }
     assert len({digest for _, _, digest in found.values()}) == 1
     assert len(re.findall("came in at epoch [345]", done.stdout)) == 2
-    if what == "server":
+    if what in ("server", "news"):
         assert (tmp_path / "killed").exists()
 
 
