@@ -245,7 +245,8 @@ def main(arguments: list[str] | None = None) -> int:
             raise UsageError(
                 f"--dtype float16 trains float32 weights, which --kvstore {args.kvstore} does not average: use sync"
             )
-        args.run = options.run_folder(args, kv.num_workers if kv else 1)
+        if not args.dry_run:  # it writes nothing
+            args.run = options.run_folder(args, kv.num_workers if kv else 1)
         images = open_data(args)
         if not len(images.val.indices) and not (kv and kv.rank):
             print("there are no validation images: give val/ or val.rec, or use --val-fraction", flush=True)

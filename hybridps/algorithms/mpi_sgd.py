@@ -28,16 +28,22 @@ from hybridps.ps.rules import AnyRule, Sum
 from hybridps.tensor_collectives import Levels, Tensor
 from hybridps.tiers import Tier, UpdatingTier
 
-ROW = Row(name="sync", sends="gradients", holds="gradients", rule=Sum(), clock=BulkSynchronous())
+ROW = Row(name="sync", sends="gradients", holds="gradients", rule=Sum(), clock=BulkSynchronous(equally=True))
 
 
 def row(asked: Asked) -> Row:
     """Return the row: gradients in every step. Their sum is returned, or new weights if there is a rule."""
     if asked.rule is not None:
-        return server_sgd.row(asked, BulkSynchronous())
+        return server_sgd.row(asked, BulkSynchronous(equally=True))
     settings = asked.settings
     codec = settings.wire if settings.backend == "hybridps" else "exact"
-    return Row(sends="gradients", holds="gradients", rule=Sum(), clock=asked.clock or BulkSynchronous(), codec=codec)
+    return Row(
+        sends="gradients",
+        holds="gradients",
+        rule=Sum(),
+        clock=asked.clock or BulkSynchronous(equally=True),
+        codec=codec,
+    )
 
 
 class MpiSGD(Algorithm):
@@ -54,7 +60,7 @@ class MpiSGD(Algorithm):
             if not (self.levels.one_node and self.levels.shares_memory) or rule.whole_chunks:
                 return None
             tier = UpdatingTier(self.levels)
-        row = Row(name=self.name, sends="gradients", holds="weights", rule=rule, clock=BulkSynchronous())
+        row = Row(name=self.name, sends="gradients", holds="weights", rule=rule, clock=BulkSynchronous(equally=True))
         return ServerSGD(self.levels, tier, row, self.workers)
 
     def join_gradients(self, table: str, layout: Layout) -> None:

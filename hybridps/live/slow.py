@@ -46,7 +46,8 @@ class Measured(NamedTuple):
 
     step_seconds: float
     own_seconds: float
-    """From the end of the last step's communication to the arrival of the last gradient."""
+    """From the end of the last step's communication to the arrival of the last gradient, or from one step of the
+    program to the next if that takes longer."""
     program_seconds: float
     """The part of it before the program begins the step: its loader and other code; nan if it is not known."""
     cpu_seconds: float

@@ -30,7 +30,7 @@ from hybridps.ps.refusals import error_of as error_of
 from hybridps.ps.refusals import refusal as refusal
 from hybridps.ps.rules.rule import MOST_STATES
 
-VERSION = 19
+VERSION = 20
 """The version of the protocol, which must be the same on both sides."""
 
 LARGEST_CONTROL_BYTES = 1 << 22

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -30,12 +31,19 @@ _FIELDS = len(Measured._fields)
 class Pace:
     """Measures the steps of a model, on the communication thread. All ranks of the group end the same steps.
 
+    A rank's own part of a step is the time from the last sums to its last gradient. A program that does not wait for
+    the sums may be late by as much at every step, although it is no slower than the others: each of them is ahead of
+    its gradients. So the time of the program from one step to the next is the least that counts as its own part.
+
     Every few steps the ranks tell each other their medians. All of them then know who is slow; the leader says so, and
     each rank writes what concerns it to its events. A step costs one store for each figure.
+
+    `program_waits`: see `Schedule`.
     """
 
-    def __init__(self, levels: Levels, context: JobContext) -> None:
+    def __init__(self, levels: Levels, context: JobContext, program_waits: Callable[[], bool]) -> None:
         self._levels, self._context = levels, context
+        self._program_waits = program_waits
         self.computes_before = False
         """Whether the program computes before it begins a step, so that its part of a step is not known apart."""
         size = levels.group.size
@@ -47,6 +55,8 @@ class Pace:
         self._window = WINDOW
         self._done = 0
         self._freed_at = self._ended_at = math.nan
+        self._program_freed_at = math.inf
+        """When the program began its last step, or was last seen to wait for its sums."""
         self._cpu_seconds = time.process_time()
         self._delayed: tuple[dict[str, float], int] | None = None
         """While any rank is suspected: how long each thread had waited for a core, and the steps done by then."""
@@ -54,6 +64,12 @@ class Pace:
     def leave_out(self, seconds: float) -> None:
         """Note a wait of the program between two steps, which does not count as its part of the next step."""
         self._freed_at += seconds
+        if self._program_waits():
+            self._program_freed_at = time.monotonic()
+
+    def program_seconds(self, begun_at: float) -> float:
+        """Return how long the program took until it began this step, without the waits for the sums of earlier ones."""
+        return max(0.0, begun_at - self._program_freed_at)
 
     def end_step(self, begun_at: float, last_gradient: float) -> None:
         """Note that all sums of a step have arrived.
@@ -64,14 +80,18 @@ class Pace:
         ended, freed = time.monotonic(), self._freed_at
         place = self._count % _MOST_STEPS
         self._steps[0, place] = ended - self._ended_at
-        self._steps[1, place] = max(0.0, last_gradient - freed)
-        self._steps[2, place] = max(0.0, min(max(begun_at, freed), last_gradient) - freed)
+        program = self.program_seconds(begun_at)
+        self._steps[1, place] = max(0.0, last_gradient - freed, program)
+        self._steps[2, place] = max(0.0, min(max(begun_at, freed), last_gradient) - freed, program)
         self._ended_at = self._freed_at = ended
+        self._program_freed_at = begun_at
         self._count += 1
         self._done += 1
         if self._count >= self._window:
             self._look()
             self._freed_at = self._ended_at = time.monotonic()
+        if self._program_waits():
+            self._program_freed_at = self._freed_at
 
     def _look(self) -> None:
         """Tell the other ranks how long this one takes, and find out who is slow. All ranks call this together."""

@@ -145,7 +145,7 @@ class Schedule:
         self.agreement = Agreement(levels)
         self.roll = Roll(self, levels, context)
         """How many groups and workers the job has."""
-        self.pace = Pace(levels, context)
+        self.pace = Pace(levels, context, self.program_waits)
         """How long the ranks of the group take for a step."""
         self.last_change = time.monotonic()
         """When this thread last found that an item was posted or had arrived, on the monotonic clock."""

@@ -246,8 +246,9 @@ class FusedStep:
         step.reducer.drain(step.number)
         if vote is Vote.COMPLETE:
             step.reducer.spent.end_step(self._last_arrival)
-            step.reducer.trace.end()
-            self._schedule.pace.end_step(self._begun_at, self._last_arrival)
+            pace = self._schedule.pace
+            step.reducer.trace.end(pace.program_seconds(self._begun_at))
+            pace.end_step(self._begun_at, self._last_arrival)
         return vote is Vote.STAY_OVER
 
     def _decide(self, number: int, bucket: Bucket) -> Vote:

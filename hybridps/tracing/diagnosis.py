@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from hybridps.quantities import duration
 from hybridps.tracing.clocks import OneClock
-from hybridps.tracing.parts import WORDS, Parts, hidden_seconds, mean_parts, parts_of
+from hybridps.tracing.parts import WORDS, Parts, hidden_seconds, mean_parts, pace_of, parts_of
 from hybridps.tracing.reading import Trace, TracedStep
 
 START_UP = 3
@@ -85,7 +85,7 @@ def diagnose(clock: OneClock) -> Diagnosis | None:
         min(length, key=lambda step: abs(length[step] - middle)),
         max(length, key=lambda step: length[step]),
     )
-    slow = slow_workers(every, table)
+    slow = slow_workers(table, has_servers)
     said = [_shares(parts), *map(_slow_in_words, slow)]
     said += _groups_in_words(clock.trace, table)
     said += [f"step {typical[1]}, a typical one of {_ms(length[typical])}: {path(clock.trace, table, typical)}"]
@@ -106,11 +106,12 @@ def steps_of(trace: Trace) -> dict[StepId, dict[int, TracedStep]]:
     return {step: row for step, row in whole.items() if step[1] >= START_UP} or whole
 
 
-def slow_workers(every: Mapping[StepId, Mapping[int, Parts]], table: Table) -> list[Slow]:
+def slow_workers(table: Table, has_servers: bool) -> list[Slow]:
     """Return the workers that take longer than the others by `SLOWER`, slowest first.
 
     That is so in the median of the steps, or in their mean without the worst one.
     """
+    every = {step: {worker: pace_of(each, has_servers) for worker, each in row.items()} for step, row in table.items()}
     workers = sorted(next(iter(every.values())))
     found = [slow for worker in workers if len(workers) > 1 and (slow := _slow(worker, every, table))]
     return sorted(found, key=lambda slow: -slow.share)
@@ -152,7 +153,7 @@ def path(trace: Trace, table: Table, step: StepId) -> str:
     It says which worker takes the longest until its last gradient, why, and what follows.
     """
     row = table[step]
-    parts = {worker: parts_of(each, trace.has_servers) for worker, each in row.items()}
+    parts = {worker: pace_of(each, trace.has_servers) for worker, each in row.items()}
     last = max(parts, key=lambda worker: parts[worker].own)
     mine, others = parts[last], _others(parts, last)
     said = [_last_in_words(last, mine, others if len(row) > 1 else None)]

@@ -63,6 +63,8 @@ class TracedStep:
     """The numbers of keys, and when their gradients had been computed, the earliest first."""
     spans: tuple[Communication, ...]
     loading: tuple[Interval, ...]
+    program_seconds: float = 0.0
+    """From when the script began the step before to when it began this one, without waits for sums."""
 
     @property
     def last_gradient(self) -> float:
@@ -217,7 +219,8 @@ def _step(line: Step, base: float, before: float | None) -> TracedStep:
     time = seconds(line.began, line.ended)
     began = min([time.began, *(when for _, when in arrived[:1])]) if before is None else before
     loading = tuple(seconds(*each) for each in line.loading)
-    return TracedStep(line.number, line.model, time, began, tuple(arrived), tuple(spans), loading)
+    program = 1e-6 * line.program
+    return TracedStep(line.number, line.model, time, began, tuple(arrived), tuple(spans), loading, program)
 
 
 def _add_servers(trace: Trace, lines: list[AnyLine]) -> None:

@@ -97,10 +97,10 @@ class Recorder:
                 Span(kind, self.microseconds(began), self.microseconds(time.monotonic()), number, nbytes)
             )
 
-    def end(self) -> None:
-        """End the step, which now has all of its sums, and write it."""
+    def end(self, program_seconds: float = 0.0) -> None:
+        """End the step, which now has all of its sums, and write it. `program_seconds`: `program` of its line."""
         if self._open is not None:
-            self._write(time.monotonic())
+            self._write(time.monotonic(), program_seconds)
             self.on_step()
 
     def microseconds(self, seconds: float) -> int:
@@ -114,7 +114,7 @@ class Recorder:
                 self._write(max([self._open[2], *self._arrived.values()]))
             self._file.close()
 
-    def _write(self, ended: float) -> None:
+    def _write(self, ended: float, program_seconds: float = 0.0) -> None:
         if self._open is None or self._file is None:
             return
         number, model, began = self._open
@@ -124,7 +124,8 @@ class Recorder:
         at_end = max([self.microseconds(ended), *(span.ended for span in self._spans)])
         loads = take_loads(max(self._arrived.values(), default=ended))  # later ones belong to the next step
         loaded = [(self.microseconds(start), self.microseconds(stop)) for start, stop in loads]
-        self._file.write(Step(number, model, self.microseconds(began), at_end, arrived, list(self._spans), loaded))
+        times, spans, program = (self.microseconds(began), at_end), list(self._spans), round(1e6 * program_seconds)
+        self._file.write(Step(number, model, *times, arrived, spans, loaded, program))
         self._open, self._arrived = None, {}
         self._spans.clear()
 

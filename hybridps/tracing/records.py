@@ -60,6 +60,7 @@ class Step(Line, frozen=True):
     """A step of a model of a worker. `began`: when its first key was pushed; `ended`: when it had all of its sums.
 
     `arrived`: the numbers of keys, and when their gradients had been computed. `loading`: when the script loaded data.
+    `program`: the time from when the script began the step before to when it began this one, without waits for sums.
     """
 
     number: Number
@@ -69,6 +70,7 @@ class Step(Line, frozen=True):
     arrived: list[tuple[Number, Microseconds]]
     spans: list[Span]
     loading: list[tuple[Microseconds, Microseconds]] = []
+    program: Microseconds = 0
 
 
 class Served(Line, frozen=True):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
 import pytest
@@ -16,7 +19,7 @@ KEYS = list(test_step.KEYS)
 USUAL_SECONDS, LONGER_SECONDS = 0.02, 0.06
 """What a rank's own part of a step takes: it does nothing for so long."""
 
-SLOW_STEPS = range(20, 50)
+SLOW_STEPS, AHEAD_STEPS = range(20, 50), 60
 
 
 def train(model: test_step.Model, slow: int | None, steps: int, waits: bool = False) -> list[Event]:
@@ -27,7 +30,9 @@ def train(model: test_step.Model, slow: int | None, steps: int, waits: bool = Fa
         longer = LONGER_SECONDS - USUAL_SECONDS if model.rank == slow and step in SLOW_STEPS else 0.0
         time.sleep(longer)
         if waits:
+            model._waits = True
             model.schedule.pace.leave_out(longer)
+            model._waits = False
         time.sleep(USUAL_SECONDS)
         model.step(KEYS, 1.0)
     return events
@@ -56,6 +61,51 @@ def test_time_that_a_rank_waits_between_steps_is_not_its_own() -> None:
     paced = [event for event in events[1] if isinstance(event, Paced)]
     during = [event for event in paced if SLOW_STEPS.start + 10 < event.steps <= SLOW_STEPS.stop]
     assert median(event.own_seconds for event in during) < LONGER_SECONDS <= min(event.step_seconds for event in during)
+
+
+def train_ahead(model: test_step.Model, pauses: Callable[[int], float]) -> list[Event]:
+    """The events of a rank whose program does not wait for sums, and pauses before each step. An engine computes."""
+    events: list[Event] = []
+    model.schedule._context.events.listen = events.append
+    engine, released = ThreadPoolExecutor(1), list[threading.Event]()
+
+    def compute(arrivals: list[Callable[[], None]], sums: list[threading.Event]) -> None:
+        assert all(each.wait(20) for each in sums)
+        for arrive in arrivals:
+            arrive()
+
+    for step in range(AHEAD_STEPS):
+        time.sleep(pauses(step))
+        model.sums.begin()
+        arrivals = [model.push(name, 1.0, arrives=False) for name in KEYS]
+        engine.submit(compute, arrivals, released)
+        released = [model.released[name] for name in KEYS]
+    for name in KEYS:
+        model.wait(name)
+    engine.shutdown()
+    return events
+
+
+def test_a_rank_that_stalled_once_is_late_afterwards_and_not_slow() -> None:
+    """No program waits for the sums, so that the others are ahead of this one until the end."""
+
+    def work(model: test_step.Model) -> list[Event]:
+        return train_ahead(model, lambda step: LONGER_SECONDS if (model.rank, step) == (1, 8) else USUAL_SECONDS)
+
+    every = test_step.on_ranks(3, work)
+    assert not [event for each in every for event in each if isinstance(event, Slowed)]
+    for events in every:
+        usual = [event.own_seconds for event in events if isinstance(event, Paced)]
+        assert len(usual) > 5
+        assert min(usual) > 0.9 * USUAL_SECONDS
+
+
+def test_a_rank_that_is_slower_at_each_step_is_slow_though_no_program_waits() -> None:
+    def work(model: test_step.Model) -> list[Event]:
+        return train_ahead(model, lambda step: LONGER_SECONDS if model.rank == 1 else USUAL_SECONDS)
+
+    every = test_step.on_ranks(3, work)
+    assert {event.worker for each in every for event in each if isinstance(event, Slowed)} == {1}
 
 
 def test_a_rank_alone_measures_itself() -> None:

@@ -871,6 +871,51 @@ def test_a_group_that_left_may_come_back(tier):
         np.testing.assert_array_equal(answer, numbers(layout, 0) + numbers(layout, 1))
 
 
+def in_step(tier, layout):
+    """Two groups that must do the same number of rounds, after the first one."""
+    stores = [tier.open(group, 2) for group in range(2)]
+    clock = BulkSynchronous(equally=True)
+    together(*(lambda s=store: s.register("w", layout, None, Sum(), clock) for store in stores))
+    together(*(lambda s=store: swap(s, numbers(layout, 1)) for store in stores))
+    return stores
+
+
+@pytest.mark.parametrize("first", ["the end", "the step"])
+@pytest.mark.parametrize("drops", [True, False])
+def test_a_step_that_another_group_does_not_do_any_more_is_an_error(tier, first, drops):
+    layout = layout_of()
+    one, other = in_step(tier, layout)
+    values = numbers(layout, 0)
+
+    def end():
+        if drops:
+            other.drop("w")
+        other.close()
+
+    if first == "the end":
+        end()
+    pending = one.exchange("w", values, values, 0, layout.length)
+    if first == "the step":
+        end()
+    with pytest.raises(ServerError, match="group 0 does another step, but group 1 came to the end of the training"):
+        pending.wait()
+    np.testing.assert_array_equal(values, numbers(layout, 0))
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_a_step_goes_on_without_a_group_that_leaves_before_its_end(tier, drops):
+    """Whether a group that drops the table is at its end is known when it has left the job."""
+    layout = layout_of()
+    one, other = in_step(tier, layout)
+    values = numbers(layout, 3)
+    if drops:
+        other.drop("w")
+    pending = one.exchange("w", values, values, 0, layout.length)
+    other.close(early=True)
+    pending.wait()
+    np.testing.assert_array_equal(values, numbers(layout, 3))
+
+
 def test_the_centre_outlives_its_initialiser_but_not_its_last_group(tier):
     layout = layout_of(3000)
     first, second = tier.open(0, 2), tier.open(1, 2)

@@ -67,6 +67,8 @@ def test_a_machine_that_cannot_be_is_refused(change: dict, message: str) -> None
 def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(OracleError, match="unknown machine 'fugaku': use one of abci"):
         machine_of("fugaku")
+    with pytest.raises(OracleError, match="there is no file cluster.json: `hybridps oracle calibrate` writes one"):
+        machine_of("cluster.json")
     with pytest.raises(OracleError, match="unknown setting 'latency' of a machine: use one of .*latency_plx_us"):
         with_settings(ABCI, {"latency": 1})
     path = tmp_path / "machine.json"

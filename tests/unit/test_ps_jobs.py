@@ -26,6 +26,7 @@ from hybridps.ps.server.tables.rack import RackTable
 
 LAYOUT = Layout.of("float32", {"w": (40,)})
 SPEC = TableSpec(LAYOUT, Sum(), BulkSynchronous(), 64, 0, 1)
+EQUALLY = TableSpec(LAYOUT, Sum(), BulkSynchronous(equally=True), 64, 0, 1)
 CHUNKS = 3
 
 
@@ -413,6 +414,27 @@ def test_a_round_goes_on_without_values_that_are_no_numbers(groups, bad):
     for group in range(groups):
         outcomes = jobs.contribute(origin(group, 2), "w", 0, values(3))
     assert told(outcomes) == [(group, 2, 3) for group in range(groups)]
+
+
+def test_groups_that_must_do_the_same_number_of_rounds_learn_who_does_fewer():
+    jobs = jobs_with(3, EQUALLY)
+    for group in range(3):
+        jobs.contribute(origin(group, 1), "w", 0, values(1))
+    jobs.leave("job", 2, lost=True)
+    jobs.contribute(origin(0, 2), "w", 0, values(1))
+    assert told(jobs.contribute(origin(1, 2), "w", 0, values(1))) == [(0, 2, 2), (1, 2, 2)]
+    jobs.leave("job", 1)
+    assert errors(jobs.contribute(origin(0, 3), "w", 0, values(1))) == [(0, ServerError)]
+
+
+def test_a_group_that_is_started_again_when_the_others_have_ended_trains_alone():
+    """It goes on from its checkpoint."""
+    jobs = jobs_with(2, EQUALLY)
+    jobs.leave("job", 1)
+    jobs.leave("job", 0, lost=True)
+    jobs.enter("job", 0, 2)
+    jobs.register(origin(0, epoch=1), "w", EQUALLY)
+    assert told(jobs.contribute(origin(0, 1, epoch=1), "w", 0, values(5))) == [(0, 1, 5)]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

@@ -117,6 +117,8 @@ def machine_of(name: str) -> Machine:
     if name.lower() in MACHINES:
         return MACHINES[name.lower()]
     path = Path(name)
+    if path.suffix and not path.is_file():
+        raise OracleError(f"there is no file {path}: `hybridps oracle calibrate` writes one for your hosts")
     if not path.is_file():
         raise OracleError(f"unknown machine {name!r}: use one of {', '.join(MACHINES)}, or a JSON or .plat file")
     text = read_text(path)

@@ -14,15 +14,22 @@ from hybridps.ps.clocks.stale import StaleRounds
 from hybridps.ps.clocks.synchronous import SynchronousRounds
 
 
-class BulkSynchronous(msgspec.Struct, frozen=True, tag="bulk-synchronous", forbid_unknown_fields=True):
+class BulkSynchronous(
+    msgspec.Struct, frozen=True, tag="bulk-synchronous", forbid_unknown_fields=True, omit_defaults=True
+):
     """A round has one contribution of every member, element by element. Members may cut a chunk into different parts.
 
     The contribution of a group that leaves stays in the round. A group that joins later waits until no round is under
     way, so that it enters neither a round that has an earlier contribution of its own nor the second half of a step.
+
+    `equally`: groups must do the same number of rounds. If one has come to the end of its training, a further round of
+    the others is an error, because it lacks a contribution although no group was lost.
     """
 
+    equally: bool = False
+
     def start(self, groups: Iterable[int]) -> Rounds:
-        return SynchronousRounds(groups)
+        return SynchronousRounds(groups, self.equally)
 
 
 class BoundedStale(msgspec.Struct, frozen=True, tag="bounded-stale", forbid_unknown_fields=True):

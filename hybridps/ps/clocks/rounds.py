@@ -49,6 +49,10 @@ class Rounds(ABC):
         one."""
         self.computed = 0
         """The number of elements of all computed rounds."""
+        self.equally = False
+        """Whether all groups must do the same number of rounds."""
+        self.ended: set[int] = set()
+        """In that case, the groups that have come to the end of their training."""
         self.held = False
         """Whether groups that join must wait even if nothing is under way, because others may be in the middle of a
         step."""
@@ -92,8 +96,13 @@ class Rounds(ABC):
         """Stop holding back the groups that join."""
         self.held = False
 
-    def leave(self, group: int) -> list[tuple[int, Verdict]]:
-        """Let a group take part no longer. Returns the verdicts that follow, with their chunks in ascending order."""
+    def leave(self, group: int, ends: bool = False) -> list[tuple[int, Verdict]]:
+        """Let a group take part no longer. Returns the verdicts that follow, with their chunks in ascending order.
+
+        `ends`: it has come to the end of its training.
+        """
+        if ends and self.equally:
+            self.ended.add(group)
         self.brought.pop(group, None)
         self.members.discard(group)
         return []

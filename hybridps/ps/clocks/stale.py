@@ -71,7 +71,7 @@ class StaleRounds(Rounds):
                     counts[group] = self._slowest(counts)
             self.members.add(group)
 
-    def leave(self, group: int) -> list[tuple[int, Verdict]]:
+    def leave(self, group: int, ends: bool = False) -> list[tuple[int, Verdict]]:
         super().leave(group)
         for chunk, cells in self._counts.items():
             for _, _, counts in cells:

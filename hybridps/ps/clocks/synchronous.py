@@ -8,8 +8,9 @@ from hybridps.ps.clocks.rounds import Cell, Part, Rounds, Verdict, answers_of, c
 
 
 class SynchronousRounds(Rounds):
-    def __init__(self, groups: Iterable[int]) -> None:
+    def __init__(self, groups: Iterable[int], equally: bool = False) -> None:
         super().__init__(groups)
+        self.equally = equally
         self._joining: set[int] = set()
         self._open: dict[int, list[Cell]] = {}
         """For each chunk with rounds under way, its elements in ascending order, cut wherever a part begins or ends."""
@@ -43,8 +44,8 @@ class SynchronousRounds(Rounds):
         super().let_in()
         self._admit()
 
-    def leave(self, group: int) -> list[tuple[int, Verdict]]:
-        super().leave(group)
+    def leave(self, group: int, ends: bool = False) -> list[tuple[int, Verdict]]:
+        super().leave(group, ends)
         self._joining.discard(group)
         if not self.members:
             self._open.clear()  # no group is left to be answered, so the rounds under way are void

@@ -208,7 +208,7 @@ class Loop:
         if not self.members.there(member.job):
             self.profiles.of.pop(member.job, None)
             if self.parents is not None:
-                self.parents.leave(member.job, lost)
+                self.parents.leave(member.job, lost, early)
 
     def _drop_lost(self, emptied: bool) -> None:
         """Remove clients that gave no sign of life, or do not read their answers."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -80,11 +81,11 @@ class Parents:
                 self.failed.setdefault(link.job, lost)
         return back
 
-    def leave(self, job: str, lost: bool) -> None:
-        """Leave a job that has no groups here any more; as `lost` if its groups were lost. It may come back."""
+    def leave(self, job: str, lost: bool, early: bool) -> None:
+        """Leave a job that has no groups here any more. `lost`, `early`: as the last of them. It may come back."""
         for known in [known for known in self._links if known[0] == job]:
             link = self._links.pop(known)
-            link.put(lost)
+            link.put(_Leaving(lost, early))
             self._leaving.append(link)
         self.failed.pop(job, None)
         self._leaving = [link for link in self._leaving if not link.over()]
@@ -92,7 +93,7 @@ class Parents:
     def close(self) -> None:
         """Leave all jobs and release all resources, in bounded time."""
         for job, _ in [*self._links]:
-            self.leave(job, lost=False)
+            self.leave(job, lost=False, early=True)
         end = time.monotonic() + _CLOSE_SECONDS
         self._leaving = [link for link in self._leaving if not link.over(end - time.monotonic())]
         if not self._leaving:
@@ -103,6 +104,13 @@ class Parents:
         os.eventfd_write(self.ready, 1)
 
 
+class _Leaving(NamedTuple):
+    """How a job leaves its parents: the arguments of `Client.close`."""
+
+    lost: bool
+    early: bool
+
+
 class _Link:
     """One job at the parents. Its thread owns the client, and can begin an operation while it waits for others."""
 
@@ -110,14 +118,14 @@ class _Link:
         self.job = job
         self._open = open_client
         self._tell = tell
-        self._queue: queue.SimpleQueue[ParentRequest | bool] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[ParentRequest | _Leaving] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._under_way: dict[ParentRequest, OperationSequence[None]] = {}
         self._thread = threading.Thread(target=self._run, name=f"hybridps-parents-{job}", daemon=True)
         self._thread.start()
 
-    def put(self, what: ParentRequest | bool) -> None:
-        """Begin a request; or leave, as the last call, with a bool that says whether as lost."""
+    def put(self, what: ParentRequest | _Leaving) -> None:
+        """Begin a request; or leave, as the last call."""
         self._queue.put(what)
         os.eventfd_write(self._wake, 1)
 
@@ -132,19 +140,19 @@ class _Link:
         try:
             with self._open() as client:
                 client.session.wake_by(self._wake)
-                client.close(lost=self._work(client))
+                client.close(*self._work(client))
         except HybridPSError as error:
             self._tell((self, None, error))
         except Exception as error:
             log.exception("the link to the parents failed")
             self._tell((self, None, ServerError(f"the rack server failed: {type(error).__name__}: {error}")))
 
-    def _work(self, client: Client) -> bool:
-        """Work until the job leaves. Returns whether it leaves as lost."""
+    def _work(self, client: Client) -> _Leaving:
+        """Work until the job leaves. Returns how it does so."""
         while True:
             while not self._queue.empty():
                 what = self._queue.get()
-                if isinstance(what, bool):
+                if isinstance(what, _Leaving):
                     return what
                 self._under_way[what] = OperationSequence(_ACTIONS[what.action](client, what))
             client.session.listen()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -82,6 +82,20 @@ def mark_not_finite(contributions: Iterable[Contribution], start: int, stop: int
 
 def rows_of(contribution: Contribution, start: int, stop: int) -> list[Values]:
     return [cut(row, contribution.span.start, start, stop) for row in contribution.rows]
+
+
+def error_of_end(ended: Set[int], contributions: Sequence[Contribution]) -> ServerError | None:
+    """Return the error for a round after the end of groups that all groups must do as many rounds as."""
+    if not ended:
+        return None
+    who, others = (
+        min(each.origin.group for each in contributions),
+        " and ".join(f"group {each}" for each in sorted(ended)),
+    )
+    return ServerError(
+        f"group {who} does another step, but {others} came to the end of the training: with synchronous training, all "
+        "workers must do the same number of steps, so give all of them as many batches"
+    )
 
 
 def error_of_rules(name: str, contributions: Sequence[Contribution], start: int, stop: int) -> ServerError | None:

@@ -28,7 +28,7 @@ from hybridps.ps.server.chunks.exchange import (
     kept_of,
 )
 from hybridps.ps.server.chunks.memory import ChunkMemory
-from hybridps.ps.server.chunks.round import SENT, EarlySum, Round, error_of_rules
+from hybridps.ps.server.chunks.round import SENT, EarlySum, Round, error_of_end, error_of_rules
 from hybridps.ps.server.tables.registrations import Registrations
 
 STREAMED = 4
@@ -140,13 +140,13 @@ class Chunk:
         counted = [each.contribution for each in applied]
         values = [self.rounds.values_of(part, self.span.chunk) for part in verdict.apply]
         complete = Round(start, stop, self._early or EarlySum(), late, outlets, finish, rules, counted, values)
-        differ = error_of_rules(self.memory.name, counted, start, stop)
+        wrong = error_of_end(self.rounds.ended, counted) or error_of_rules(self.memory.name, counted, start, stop)
         if any(not each.contribution.rows for each in answered):
             self._early = None
         for each in [each for each in answered if each.is_over]:
             # The group may be back and contribute the same part before this round is computed.
             self._release(self._exchanges[each.part.group].pop(each.part))
-        return self._compute(complete) if differ is None else finish(differ)
+        return self._compute(complete) if wrong is None else finish(wrong)
 
     @property
     def is_busy(self) -> bool:

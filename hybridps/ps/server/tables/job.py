@@ -117,14 +117,15 @@ class Job:
         self.gone.add(group)
         self.finished.discard(group)
         self.meetings.leave(group)
-        if not (lost or early) and group < self.groups:
+        ends = not (lost or early)
+        if ends and group < self.groups:
             self.finished.add(group)
         self.lost.pop(group, None)
         had = [table for table in self.tables.values() if table.registrations.is_admitted(group)]
         if may_return and had:
             self.lost[group] = had[0].registrations.joined[group].epoch, had
         returns, stays = self.returns.get(group, False), group in self.lost
-        left = [table.leave(group, returns=returns, lost=stays) for table in self.tables.values()]
+        left = [table.leave(group, returns=returns, lost=stays, ends=ends) for table in self.tables.values()]
         return [*(outcome for outcomes in left for outcome in outcomes), *self.meet()]
 
     def meet(self, origin: Origin | None = None) -> list[Outcome]:

@@ -250,7 +250,7 @@ class Jobs:
         job, done = self._job(origin), Answer(origin, None)
         if name in job.dropped:
             return [done]
-        outcomes = self.table(origin, name).leave(origin.group, drops=True)
+        outcomes = self.table(origin, name).drop(origin.group)
         self._note(job)
         return [*outcomes, *self._maker.free_unwanted(job), done]
 

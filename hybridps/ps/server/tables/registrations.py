@@ -52,6 +52,7 @@ class Registrations:
         return TableImage(
             self.rounds.members,
             self.rounds.joining,
+            self.rounds.ended,
             self._expected,
             self._dropped,
             self.joined,
@@ -65,6 +66,7 @@ class Registrations:
     def restore(self, image: TableImage) -> None:
         """Restore a state that was kept."""
         self.rounds.restore(image.members, image.joining)
+        self.rounds.ended = image.ended
         self._expected, self._dropped = image.expected, image.dropped
         self.joined, self._admitted = image.joined, image.admitted
         self._initialiser, self.initial, self.ready = image.initialiser, image.initial, image.ready
@@ -112,6 +114,7 @@ class Registrations:
         self._expected.add(group)
         self.joined[group] = origin
         self.rounds.join(group)
+        self.rounds.ended.clear()  # this group begins after their end, and trains on alone
         self.on_change()
         return [self._begin(group)] if initialise and not self._is_first_server else self.release()
 

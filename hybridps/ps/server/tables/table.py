@@ -216,10 +216,24 @@ class Table:
 
         return [Task(chunk.owner, lambda: self._write_initial(chunk, initial), then)]
 
-    def leave(self, group: int, drops: bool = False, returns: bool = False, lost: bool = False) -> list[Outcome]:
+    def drop(self, group: int) -> list[Outcome]:
+        """Let a group drop the table. The others continue without it.
+
+        If all groups must do the same number of rounds, the others wait until this one has left the job: then it is
+        known whether it was at its end.
+        """
+        if not self.rounds.equally:
+            return self.leave(group, drops=True)
+        self.registrations.leave(group, drops=True)
+        return []
+
+    def leave(
+        self, group: int, drops: bool = False, returns: bool = False, lost: bool = False, ends: bool = False
+    ) -> list[Outcome]:
         """Let a group go that has left the job, is lost, or `drops` the table. The others continue without it.
 
-        If it is `lost`, its answers are remembered, in case it comes back in this life.
+        If it is `lost`, its answers are remembered, in case it comes back in this life. `ends`: it has come to the end
+        of its training.
         """
         void = self.rounds.members <= {group}  # before it goes: waiting groups take part as soon as it has gone
         self._lost.pop(group, None)
@@ -230,7 +244,7 @@ class Table:
         for chunk in self._chunks.values():
             chunk.leave(group, stays=group in self._lost)
         outcomes: list[Outcome] = []
-        for index, verdict in self.rounds.leave(group):
+        for index, verdict in self.rounds.leave(group, ends):
             outcomes += self._chunks[index].carry_out(verdict)
         for chunk in self._chunks.values() if void else ():
             chunk.forget()
