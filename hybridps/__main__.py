@@ -6,6 +6,7 @@ command line.
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -15,6 +16,9 @@ from hybridps.config import started_by_mpi
 from hybridps.errors import ConfigError
 from hybridps.mxnet_import import register_types_with_mxnet
 from hybridps.processes import die_with_parent
+
+_RANK, _SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
+"""Open MPI's variables with the place of this worker in its MPI world, and the number of workers there."""
 
 
 def main() -> None:
@@ -58,12 +62,29 @@ def _end() -> None:
     store = sys.modules.get("hybridps.kvstore")
     job = store.release() if store is not None else None
     if job is None:
+        _say_if_apart()
         return
     settings = job.session.settings
     if job.worker == 0 and settings.run_folder and settings.group_index is None:
         from hybridps.cli.summary import print_summary
 
         print_summary(settings.run_folder, only_if_events=True)
+
+
+def _say_if_apart() -> None:
+    """Say so if this is the first of several workers, and the script has not connected it to the others."""
+    from hybridps.mpi_groups import Session
+
+    is_first = os.environ.get(_RANK) == "0" and os.environ.get("HYBRIDPS_GROUP_INDEX", "0") == "0"
+    workers = os.environ.get("HYBRIDPS_GROUP_SIZES") or os.environ.get(_SIZE, "1")
+    if is_first and workers != "1" and not Session.opened:
+        print(
+            "hybridps: this script has made no KVStore of hybridps, so each worker has trained by itself: name the "
+            "type in the Trainer (kvstore='dist_hybridps_sync'), or make the store with "
+            "mx.kv.create('dist_hybridps_sync')",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 
 Reason = Literal["cpu", "compute", "loader", "pauses", "link"]
 
-REASONS: dict[Reason, str] = {
+REASONS: dict[str, str] = {
     "cpu": "its threads wait for cores that other processes use or a CPU limit withholds",
     "compute": "it computes longer",
     "loader": "its program begins the step later: the loader, or other Python code",

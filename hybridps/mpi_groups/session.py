@@ -48,7 +48,11 @@ class Session:
     Leaving the context with an exception ends the group on all of its ranks.
     """
 
+    opened = 0
+    """How many sessions this process has opened."""
+
     def __init__(self, settings: Settings, plan: Plan, place: Place, world: Group, hosts: int) -> None:
+        Session.opened += 1
         self.settings = settings
         self.hosts = hosts
         """The number of hosts of this MPI world; more exactly, the number of sets of ranks that share memory."""

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hybridps.events import Ended, Joined, Launched, Noted, NotFinite, Planned, Restarted, Skipped
-from hybridps.quantities import counted
+from hybridps.events import (
+    Ended,
+    Joined,
+    Launched,
+    Noted,
+    NotFinite,
+    Planned,
+    Recovered,
+    Restarted,
+    Skipped,
+    Slowed,
+)
+from hybridps.live.slow import REASONS
+from hybridps.quantities import counted, duration
 from hybridps.report.points import started
 from hybridps.report.reading import Rank, Run
 
@@ -55,6 +67,17 @@ def _lines(rank: Rank) -> Iterator[Fault]:
                 yield when, f"the job ended with status {status}"
             case NotFinite(key=key, step=step, worker=worker):
                 yield when, f"worker {worker} had NaN or Inf in the gradient of {key!r}, step {step}"
+            case Slowed():
+                yield (
+                    when,
+                    (
+                        f"worker {event.worker} is slow from step {event.steps} on: its part of a step takes "
+                        f"{duration(event.own_seconds)}, and that of the others {duration(event.others_seconds)}; "
+                        f"{REASONS.get(event.reason, event.reason)}"
+                    ),
+                )
+            case Recovered(worker=worker, steps=steps):
+                yield when, f"worker {worker} keeps up with the others again, from step {steps} on"
             case Noted(message=message):
                 yield when, message
             case Launched(command=command):

@@ -43,13 +43,18 @@ def points_of(run: Run) -> list[Point]:
 
 def traffic_of(run: Run) -> list[GroupTraffic]:
     """Return the traffic of each group."""
+    return [traffic for traffic in traffic_of_ranks(run) if traffic.is_leader]
+
+
+def traffic_of_ranks(run: Run) -> list[GroupTraffic]:
+    """Return the traffic of each rank."""
     every = []
     for rank in run.ranks:
         traffic = GroupTraffic()
         for event, when in zip(rank.events, rank.times, strict=True):
             traffic.add(event, when)
         every.append(traffic)
-    return [traffic for traffic in every if traffic.is_leader]
+    return every
 
 
 def started(run: Run) -> float:

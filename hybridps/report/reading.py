@@ -32,6 +32,7 @@ from hybridps.events import (
     Noted,
     NotFinite,
     Planned,
+    Recovered,
     Restarted,
     Skipped,
     Slowed,
@@ -52,6 +53,7 @@ Known = (
     | Ended
     | Noted
     | NotFinite
+    | Recovered
     | Slowed
 )
 KnownT = TypeVar("KnownT", bound=Event)
@@ -108,14 +110,23 @@ class Worker:
 
 @dataclass(frozen=True)
 class Rank:
-    """The events that one rank, or the launcher, wrote since it was last configured."""
+    """The events that one rank, or the launcher, wrote in its last launch. A rank that was restarted has several lives,
+    each of which begins with a `Configured` event.
+    """
 
     events: list[Known]
     times: list[float] = field(default_factory=list)
     """The time of each event, in seconds since 1970."""
 
     def last(self, kind: type[KnownT]) -> KnownT | None:
-        return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
+        """Return the last event of this kind in the last life."""
+        return next((event for event, _ in reversed(self.last_life) if isinstance(event, kind)), None)
+
+    @property
+    def last_life(self) -> list[tuple[Known, float]]:
+        """The events of the last life, each with its time."""
+        begins = [place for place, event in enumerate(self.events) if isinstance(event, Configured)]
+        return [*zip(self.events, self.times, strict=True)][begins[-1] if begins else 0 :]
 
 
 @dataclass(frozen=True)
@@ -219,18 +230,19 @@ def read_worker(number: int, path: Path) -> Worker:
 
 
 def read_rank(path: Path) -> Rank:
-    """Read one event file from its last `Configured` event on. Events that are not `Known` are skipped."""
+    """Read the last launch in one event file. Events that are not `Known` are skipped."""
     events: list[Known] = []
     times: list[float] = []
-    start = 0.0
+    start, launch = 0.0, None
     for line in _lines(path):
         with suppress(msgspec.ValidationError):
             event = msgspec.convert(line, Known)
             seconds = msgspec.convert(line.get("seconds") or 0.0, float)
             if isinstance(event, Configured):
-                events.clear()
-                times.clear()
-                start = event.started_at - seconds
+                if not launch or launch != event.settings.get("launch"):
+                    events.clear()
+                    times.clear()
+                start, launch = event.started_at - seconds, event.settings.get("launch")
             events.append(event)
             times.append(start + seconds)
     return Rank(events, times)

@@ -67,9 +67,7 @@ def figures_of(time: StepTime | None) -> dict[str, Any]:
 
 def _parts(rank: Rank) -> dict[str, float]:
     """Return the parts of one worker's step, between its first and last events with sums; empty with fewer than two."""
-    known = [
-        (event, when) for event, when in zip(rank.events, rank.times, strict=True) if isinstance(event, Communicated)
-    ]
+    known = [(event, when) for event, when in rank.last_life if isinstance(event, Communicated)]
     if len(known) < 2 or known[-1][0].steps <= known[0][0].steps:
         return {}
     (first, began), (last, ended) = known[0], known[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hybridps.events import Closed, Ended, Launched, Planned, Restarted, Slowed
-from hybridps.report.points import points_of, started, traffic_of
+from hybridps.report.points import points_of, started, traffic_of_ranks
 from hybridps.report.reading import Run, fraction
 from hybridps.report.traffic import figures
 
@@ -20,7 +20,7 @@ def summarise(run: Run) -> dict[str, Any]:
     reached. `accuracy`, `accuracy_centre` and `loss` are the last ones reported up to that epoch. A run whose script
     wrote training files has more: see `_of_training`.
     """
-    points, plans, closed = points_of(run), run.last(Planned), run.last(Closed)
+    points, plans, closed, traffic = points_of(run), run.last(Planned), run.last(Closed), traffic_of_ranks(run)
     reported = points[-1].epoch if points else None
     launched = run.launch.last(Launched) if run.launch else None
     ended = run.launch.last(Ended) if run.launch else None
@@ -39,9 +39,10 @@ def summarise(run: Run) -> dict[str, Any]:
         "loss": latest("loss"),
         "seconds": _seconds(run),
         "bytes_within_groups": sum(event.bytes_within_group for event in closed),
-        "bytes_to_servers": _bytes_to_servers(run),
+        "bytes_to_servers": sum(rank.bytes_to_servers for rank in traffic if rank.has_servers),
     }
-    summary |= figures(traffic_of(run)) | (_of_training(run, reported) if run.workers else {})
+    summary |= figures([rank for rank in traffic if rank.is_leader])
+    summary |= _of_training(run, reported) if run.workers else {}
     summary |= {"finished": run.finished(), "lost": run.lost()}
     restarts = [event for event in run.launch.events if isinstance(event, Restarted)] if run.launch else []
     if restarts:
@@ -89,13 +90,6 @@ def _of_training(run: Run, reported: float | None) -> dict[str, Any]:
         "images_per_second": sum(worker.images_per_second() for worker in judged),
         "seconds": max((worker.seconds() for worker in judged), default=0.0),
     }
-
-
-def _bytes_to_servers(run: Run) -> int:
-    """Return the bytes sent to servers. Groups without servers are left out: they count bytes to other groups."""
-    without = {id(rank) for rank in run.ranks if (plan := rank.last(Planned)) and not plan.servers}
-    known = (rank.last(Closed) for rank in run.ranks if id(rank) not in without)
-    return sum(event.bytes_to_servers for event in known if event)
 
 
 def _whole(epoch: float) -> float:

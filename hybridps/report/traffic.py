@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,9 +15,20 @@ Curve = list[tuple[float, float]]
 """Pairs of a time, in seconds since 1970, and a value."""
 
 
+class _Before(NamedTuple):
+    """What the earlier lives of a group have done."""
+
+    steps: int = 0
+    nbytes: int = 0
+    bytes_to_servers: int = 0
+
+
 @dataclass
 class GroupTraffic:
-    """What one group has sent and received. It takes the events of a rank one by one; only leaders count."""
+    """What one group has sent and received. It takes the events of a rank one by one; only leaders count.
+
+    If the group is restarted in the same launch, all of its lives count.
+    """
 
     began: float = 0.0
     """When its leader was configured, in seconds since 1970."""
@@ -40,25 +51,29 @@ class GroupTraffic:
     """The steps in which an exchange was left out because a server was away."""
     distances: Curve = field(default_factory=list)
     """|w - centre| / |w| at the exchanges that know it."""
+    _before: _Before = _Before()
 
     def add(self, event: Event, when: float) -> None:
-        """Count an event. A `Configured` event resets all counts."""
+        """Count an event. The `Configured` event of another launch resets all counts."""
         match event:
             case Configured():
-                new = GroupTraffic(began=event.started_at, launch=event.settings.get("launch"))
-                vars(self).update(vars(new))
+                launch = event.settings.get("launch")
+                if launch and launch == self.launch:
+                    self._before = _Before(self.steps_done, self.total, self.bytes_to_servers)
+                else:
+                    vars(self).update(vars(GroupTraffic(began=event.started_at, launch=launch)))
             case Planned():
                 self.is_leader = event.role == "worker" and event.group_rank == 0
                 self.group, self.groups, self.has_servers = event.group, event.groups, bool(event.servers)
             case Communicated():
-                self.steps.append((when, event.steps))
+                self.steps.append((when, self._before.steps + event.steps))
                 self._count(event, when)
             case Exchanged():
                 self._exchanged(event, when)
             case Skipped():
-                self.skipped.add(event.step)
+                self.skipped.add(self._before.steps + event.step)
             case Closed():
-                self.steps.append((when, max(event.steps, self.steps_done)))
+                self.steps.append((when, max(self._before.steps + event.steps, self.steps_done)))
                 self._count(event, when)
 
     @property
@@ -92,12 +107,14 @@ class GroupTraffic:
         return float(at(before + self.nbytes, np.array([when]))[0])
 
     def _count(self, event: Communicated | Closed, when: float) -> None:
-        self.bytes_to_servers = event.bytes_to_servers
-        self.nbytes.append((when, max(self.total, event.bytes_to_servers + event.bytes_from_servers)))
+        before, nbytes = self._before, event.bytes_to_servers + event.bytes_from_servers
+        self.bytes_to_servers = before.bytes_to_servers + event.bytes_to_servers
+        self.nbytes.append((when, max(self.total, before.nbytes + nbytes)))
 
     def _exchanged(self, event: Exchanged, when: float) -> None:
-        self.exchanges.append((when, event.step))
-        self.steps.append((when, max(event.step + 1, self.steps_done)))
+        step = self._before.steps + event.step
+        self.exchanges.append((when, step))
+        self.steps.append((when, max(step + 1, self.steps_done)))
         if event.distance is not None:
             self.distances.append((when, event.distance))
         answers = event.nbytes if self.has_servers else 0  # answers of other groups count as sent by them

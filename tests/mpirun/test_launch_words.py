@@ -112,3 +112,23 @@ def test_a_role_of_mxnet_s_servers_is_not_inherited() -> None:
     """`import mxnet` would never return."""
     done = launch("-n", "1", "sh", "-c", 'echo "role is $DMLC_ROLE"', extra={"DMLC_ROLE": "server"})
     assert (done.returncode, told(done.stdout)) == (0, ["role is "])
+
+
+@pytest.mark.parametrize(
+    ("store", "options", "apart"),
+    [
+        ("device", ["-n", "2"], True),
+        ("device", ["-n", "2", "--groups", "2"], True),
+        ("device", ["-n", "1"], False),
+        ("dist_hybridps_sync", ["-n", "2"], False),
+    ],
+)
+def test_workers_that_train_by_themselves_are_told_once(
+    tmp_path: Path, store: str, options: list[str], apart: bool
+) -> None:
+    """The user has started an unchanged script, and forgotten to name the type."""
+    script = tmp_path / "train.py"
+    script.write_text(f"import mxnet as mx\nmx.kv.create({store!r})\n")
+    done = run(*options, "--", "python", str(script), environ=environment())
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count("has made no KVStore of hybridps") == apart

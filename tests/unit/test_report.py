@@ -25,7 +25,9 @@ from hybridps.events import (
     Launched,
     Noted,
     Planned,
+    Recovered,
     Restarted,
+    Slowed,
 )
 from hybridps.report import Following, make_report, points_of, read_run
 from hybridps.report.faults import MOST, faults_of
@@ -233,6 +235,29 @@ def events_of_group(
 
 def exchanged(step: int, nbytes: int = 100, distance: float | None = 0.5) -> Exchanged:
     return Exchanged("weights", step, 0.1, nbytes, distance)
+
+
+def test_all_lives_of_a_group_count_but_not_earlier_launches(tmp_path):
+    """The first life of the last launch was killed after 11 steps, the second one did 20."""
+    steps = [exchanged(step) for step in (0, 5, 10)]
+    closed = Closed(steps=20, bytes_within_group=7, bytes_to_servers=400, bytes_from_servers=450)
+    for launch, end in (("before", closed), ("now", None), ("now", closed)):
+        events_of_group(tmp_path, 0, ["tcp://a:1"], *steps, *([end] if end else []), launch=launch)
+    summary = make_report(tmp_path)
+    assert (summary["steps"], summary["exchanges"]) == (11 + 20, 6)
+    assert (summary["bytes_across_groups"], summary["bytes_to_servers"]) == (600 + 850, 400)
+    assert summary["finished"] == [0]
+
+
+def test_the_page_says_who_was_slow_and_why(tmp_path):
+    slow = [Slowed(0, 35, 0.08, 0.02, "loader"), Recovered(0, 60)]
+    events_of_group(tmp_path, 0, [], *slow, Closed(steps=90, bytes_within_group=7, bytes_to_servers=0))
+    summary = make_report(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "worker 0 is slow from step 35 on: its part of a step takes 80 ms, and that of the others 20 ms" in page
+    assert "its program begins the step later" in page
+    assert "worker 0 keeps up with the others again, from step 60 on" in page
+    assert summary["slow"] == [{"worker": 0, "step": 35, "factor": 4.0, "reason": "loader"}]
 
 
 def test_any_script_s_run_has_a_summary(tmp_path):
