@@ -67,6 +67,9 @@ class LaunchLive:
         settings, started_at, host = self.launch.settings, time.time(), socket.gethostname()
 
         def status() -> LaunchStatus:
+            known = _groups(self.launch, groups, lives)
+            running = {group.number for group in known if group.running}
+            slow = {number: found.reason for number, found in list(self._groups.named.items())}
             return LaunchStatus(
                 run=settings.launch or "",
                 host=host,
@@ -74,12 +77,12 @@ class LaunchLive:
                 started_at=started_at,
                 command=list(self.launch.command),
                 workers=sum(group.size for group in self.launch.groups),
-                groups=_groups(self.launch, groups, lives),
+                groups=known,
                 servers=[server.name for server in self.launch.servers],
                 lost_servers=[child.name for child in servers.children if child.status is not None],
                 run_folder=settings.run_folder,
                 reports=_reports(log),
-                slow={number: found.reason for number, found in list(self._groups.named.items())},
+                slow={number: reason for number, reason in slow.items() if number in running},
                 message=self._screen.said,
             )
 
