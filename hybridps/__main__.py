@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from hybridps.config import started_by_mpi
+from hybridps.config import load_settings, started_by_mpi
 from hybridps.errors import ConfigError
 from hybridps.mxnet_import import register_types_with_mxnet
 from hybridps.processes import die_with_parent
@@ -75,9 +76,12 @@ def _say_if_apart() -> None:
     """Say so if this is the first of several workers, and the script has not connected it to the others."""
     from hybridps.mpi_groups import Session
 
-    is_first = os.environ.get(_RANK) == "0" and os.environ.get("HYBRIDPS_GROUP_INDEX", "0") == "0"
-    workers = os.environ.get("HYBRIDPS_GROUP_SIZES") or os.environ.get(_SIZE, "1")
-    if is_first and workers != "1" and not Session.opened:
+    with suppress(ConfigError):
+        settings = load_settings()
+        is_first = os.environ.get(_RANK) == "0" and not settings.group_index
+        workers = sum(settings.group_sizes or (int(os.environ.get(_SIZE, "1")),))
+        if not is_first or workers == 1 or Session.opened:
+            return
         print(
             "hybridps: this script has made no KVStore of hybridps, so each worker has trained by itself: name the "
             "type in the Trainer (kvstore='dist_hybridps_sync'), or make the store with "

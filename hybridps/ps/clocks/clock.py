@@ -15,7 +15,12 @@ from hybridps.ps.clocks.synchronous import SynchronousRounds
 
 
 class BulkSynchronous(
-    msgspec.Struct, frozen=True, tag="bulk-synchronous", forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct,
+    frozen=True,
+    tag="bulk-synchronous",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    repr_omit_defaults=True,
 ):
     """A round has one contribution of every member, element by element. Members may cut a chunk into different parts.
 
