@@ -99,7 +99,7 @@ class Meet(Message, frozen=True, omit_defaults=True):
     """
 
     request: Number
-    number: Number = 0
+    number: Annotated[int, Meta(ge=0, le=1 << 53)] = 0  # the server counts on from here
     trains: Lives = {}
 
 

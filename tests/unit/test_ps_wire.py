@@ -108,6 +108,7 @@ def test_each_side_reads_its_own_messages_only():
         changed(REQUESTS[10], answers=1025 * [{"region": 0, "offset": 0}]),
         changed(REQUESTS[10], values=[0, 0]),
         changed(REQUESTS[2], spec=None),
+        changed(wire.Meet(1), number=1 << 62),  # the next meeting's number could not be sent
         b"\x84\xa4kind\xa4Pull\xa7request\x01\xa5table\xa2\xff\xfe\xa5chunk\x00",
     ],
 )
