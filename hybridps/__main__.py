@@ -80,12 +80,12 @@ def _say_if_apart() -> None:
         settings = load_settings()
         is_first = os.environ.get(_RANK) == "0" and not settings.group_index
         workers = sum(settings.group_sizes or (int(os.environ.get(_SIZE, "1")),))
-        if not is_first or workers == 1 or Session.opened:
+        if not is_first or workers == 1 or Session.opened or "mxnet" not in sys.modules:
             return
         print(
-            "hybridps: this script has made no KVStore of hybridps, so each worker has trained by itself: name the "
-            "type in the Trainer (kvstore='dist_hybridps_sync'), or make the store with "
-            "mx.kv.create('dist_hybridps_sync')",
+            "hybridps: this script has made no KVStore of hybridps, so each worker has trained by itself, unless "
+            "something else connects them: name the type in the Trainer (kvstore='dist_hybridps_sync'), or make the "
+            "store with mx.kv.create('dist_hybridps_sync')",
             file=sys.stderr,
             flush=True,
         )

@@ -17,8 +17,9 @@ def summarise(run: Run) -> dict[str, Any]:
     """Return the figures of `summary.json`, for a run of any script. Accuracies are shares of all validation images.
 
     `epochs` is the last epoch that was reported or, if no worker finished, the last one that every reporting worker
-    reached. `accuracy`, `accuracy_centre` and `loss` are the last ones reported up to that epoch. A run whose script
-    wrote training files has more: see `_of_training`.
+    reached. `bytes_within_groups` has only lives that ended in good order. `accuracy`, `accuracy_centre` and `loss`
+    are the last ones reported up to that epoch. A run whose script wrote training files has more: see
+    `_of_training`.
     """
     points, plans, closed, traffic = points_of(run), run.last(Planned), run.last(Closed), traffic_of_ranks(run)
     reported = points[-1].epoch if points else None

@@ -55,7 +55,7 @@ class Pace:
         self._window = WINDOW
         self._done = 0
         self._freed_at = self._ended_at = math.nan
-        self._program_freed_at = math.inf
+        self._program_freed_at = math.nan
         """When the program began its last step, or was last seen to wait for its sums."""
         self._cpu_seconds = time.process_time()
         self._delayed: tuple[dict[str, float], int] | None = None
@@ -69,7 +69,7 @@ class Pace:
 
     def program_seconds(self, begun_at: float) -> float:
         """Return how long the program took until it began this step, without the waits for the sums of earlier ones."""
-        return max(0.0, begun_at - self._program_freed_at)
+        return max(0.0, begun_at - self._program_freed_at)  # 0 in the first step
 
     def end_step(self, begun_at: float, last_gradient: float) -> None:
         """Note that all sums of a step have arrived.
@@ -84,7 +84,7 @@ class Pace:
         self._steps[1, place] = max(0.0, last_gradient - freed, program)
         self._steps[2, place] = max(0.0, min(max(begun_at, freed), last_gradient) - freed, program)
         self._ended_at = self._freed_at = ended
-        self._program_freed_at = begun_at
+        self._program_freed_at = max(begun_at, self._program_freed_at)  # begun_at in the first step
         self._count += 1
         self._done += 1
         if self._count >= self._window:

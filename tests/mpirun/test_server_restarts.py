@@ -50,10 +50,7 @@ def test_a_server_that_is_killed_is_said_to_be_back(tmp_path: Path) -> None:
         assert launcher.stderr.readline() == f"[server 0] hybridps: the server is back at {address}"
         processes = [server, *server.children()]
         (tmp_path / "end").touch()
-        printed, said = launcher.communicate(timeout=30)
-        assert printed == ""
-        assert "made no KVStore of hybridps" in said
-        assert said.count("\n") == 1
+        assert launcher.communicate(timeout=30) == ("", "")
         assert launcher.returncode == 0
     assert psutil.wait_procs(processes, timeout=10)[1] == []
 

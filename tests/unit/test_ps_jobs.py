@@ -427,14 +427,40 @@ def test_groups_that_must_do_the_same_number_of_rounds_learn_who_does_fewer():
     assert errors(jobs.contribute(origin(0, 3), "w", 0, values(1))) == [(0, ServerError)]
 
 
-def test_a_group_that_is_started_again_when_the_others_have_ended_trains_alone():
+@pytest.mark.parametrize("first", ["the end", "the start"])
+def test_a_group_that_is_started_again_may_have_more_rounds_left_than_others(first):
     """It goes on from its checkpoint."""
     jobs = jobs_with(2, EQUALLY)
-    jobs.leave("job", 1)
+    for group in range(2):
+        jobs.contribute(origin(group, 1), "w", 0, values(1))
+    if first == "the end":
+        jobs.leave("job", 1)
     jobs.leave("job", 0, lost=True)
     jobs.enter("job", 0, 2)
     jobs.register(origin(0, epoch=1), "w", EQUALLY)
+    if first == "the start":
+        jobs.leave("job", 1)
     assert told(jobs.contribute(origin(0, 1, epoch=1), "w", 0, values(5))) == [(0, 1, 5)]
+
+
+def test_a_round_that_a_group_has_contributed_to_before_its_end_is_no_error():
+    jobs = jobs_with(2, EQUALLY)
+    jobs.contribute(origin(1, 1), "w", 0, values(2))
+    jobs.leave("job", 1)
+    assert (0, 1, 3) in told(jobs.contribute(origin(0, 1), "w", 0, values(1)))
+    assert errors(jobs.contribute(origin(0, 2), "w", 0, values(1))) == [(0, ServerError)]
+
+
+def test_a_table_that_is_dropped_leaves_the_group_s_memory_alone():
+    """The value that it had contributed counts, whatever it does with its memory afterwards."""
+    jobs = jobs_with(2, EQUALLY)
+    mine = values(2)
+    jobs.contribute(origin(1, 1), "w", 0, mine, targets=[mine])
+    jobs.drop(origin(1), "w")
+    mine[:] = 100
+    jobs.leave("job", 1, early=True)
+    assert told(jobs.contribute(origin(0, 1), "w", 0, values(1)))[-1] == (0, 1, 3)
+    assert (mine == 100).all()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

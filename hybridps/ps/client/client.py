@@ -230,7 +230,7 @@ class Client:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        self.close(early=error[0] is not None)
 
     def _join(
         self,

@@ -53,6 +53,8 @@ class Rounds(ABC):
         """Whether all groups must do the same number of rounds."""
         self.ended: set[int] = set()
         """In that case, the groups that have come to the end of their training."""
+        self.late: set[int] = set()
+        """Groups that joined when rounds had been computed, such as restarted ones. They may have more rounds left."""
         self.held = False
         """Whether groups that join must wait even if nothing is under way, because others may be in the middle of a
         step."""

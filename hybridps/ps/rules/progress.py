@@ -24,7 +24,7 @@ class Progress(NamedTuple):
     """
 
     words: np.ndarray
-    """An int64 array. See `WORD`, `LENGTH` and `KEEPS_SUM`."""
+    """An int64 array. See `WORD` and `LENGTH`."""
     saved: np.ndarray
     """The saved block, with rows as long as the largest block: the sum of the contributions, then the previous centre
     and states, if the update changes them."""

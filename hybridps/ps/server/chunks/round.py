@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ import numpy as np
 from hybridps.codecs import Values, decoded
 from hybridps.compiled.finite import is_finite
 from hybridps.errors import ServerError
+from hybridps.ps.clocks import Rounds
 from hybridps.ps.model import Contribution, Outcome, Rules, rules_of_span
 from hybridps.ps.rules.finite import NotFiniteError, find_not_finite
 
@@ -84,14 +85,15 @@ def rows_of(contribution: Contribution, start: int, stop: int) -> list[Values]:
     return [cut(row, contribution.span.start, start, stop) for row in contribution.rows]
 
 
-def error_of_end(ended: Set[int], contributions: Sequence[Contribution]) -> ServerError | None:
-    """Return the error for a round after the end of groups that all groups must do as many rounds as."""
-    if not ended:
+def error_of_end(rounds: Rounds, contributions: Sequence[Contribution]) -> ServerError | None:
+    """Return the error for a round after the end of groups, if all groups must do the same number of rounds."""
+    if not rounds.ended:
         return None
-    who, others = (
-        min(each.origin.group for each in contributions),
-        " and ".join(f"group {each}" for each in sorted(ended)),
-    )
+    groups = {each.origin.group for each in contributions}
+    ended, more = rounds.ended - groups, groups - rounds.late
+    if not ended or not more:
+        return None
+    who, others = min(more), " and ".join(f"group {each}" for each in sorted(ended))
     return ServerError(
         f"group {who} does another step, but {others} came to the end of the training: with synchronous training, all "
         "workers must do the same number of steps, so give all of them as many batches"

@@ -140,7 +140,7 @@ class Chunk:
         counted = [each.contribution for each in applied]
         values = [self.rounds.values_of(part, self.span.chunk) for part in verdict.apply]
         complete = Round(start, stop, self._early or EarlySum(), late, outlets, finish, rules, counted, values)
-        wrong = error_of_end(self.rounds.ended, counted) or error_of_rules(self.memory.name, counted, start, stop)
+        wrong = error_of_end(self.rounds, counted) or error_of_rules(self.memory.name, counted, start, stop)
         if any(not each.contribution.rows for each in answered):
             self._early = None
         for each in [each for each in answered if each.is_over]:

@@ -48,6 +48,7 @@ class TableImage(msgspec.Struct, frozen=True, array_like=True):
     members: set[int]
     joining: set[int]
     ended: set[int]
+    late: set[int]
     expected: set[int]
     dropped: set[int]
     joined: dict[int, Origin]

@@ -53,6 +53,7 @@ class Registrations:
             self.rounds.members,
             self.rounds.joining,
             self.rounds.ended,
+            self.rounds.late,
             self._expected,
             self._dropped,
             self.joined,
@@ -66,7 +67,7 @@ class Registrations:
     def restore(self, image: TableImage) -> None:
         """Restore a state that was kept."""
         self.rounds.restore(image.members, image.joining)
-        self.rounds.ended = image.ended
+        self.rounds.ended, self.rounds.late = image.ended, image.late
         self._expected, self._dropped = image.expected, image.dropped
         self.joined, self._admitted = image.joined, image.admitted
         self._initialiser, self.initial, self.ready = image.initialiser, image.initial, image.ready
@@ -114,7 +115,8 @@ class Registrations:
         self._expected.add(group)
         self.joined[group] = origin
         self.rounds.join(group)
-        self.rounds.ended.clear()  # this group begins after their end, and trains on alone
+        if self.rounds.computed:
+            self.rounds.late.add(group)
         self.on_change()
         return [self._begin(group)] if initialise and not self._is_first_server else self.release()
 

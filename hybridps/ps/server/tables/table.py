@@ -225,6 +225,8 @@ class Table:
         if not self.rounds.equally:
             return self.leave(group, drops=True)
         self.registrations.leave(group, drops=True)
+        for chunk in self._chunks.values():
+            chunk.leave(group)
         return []
 
     def leave(
