@@ -97,7 +97,7 @@ def test_a_rank_that_stalled_once_is_late_afterwards_and_not_slow() -> None:
     for events in every:
         usual = [event.own_seconds for event in events if isinstance(event, Paced)]
         assert len(usual) > 5
-        assert min(usual) > 0.9 * USUAL_SECONDS
+        assert median(usual) > 0.9 * USUAL_SECONDS  # at its end the program waits
 
 
 def test_a_rank_that_is_slower_at_each_step_is_slow_though_no_program_waits() -> None:
