@@ -32,8 +32,8 @@ class Pace:
     """Measures the steps of a model, on the communication thread. All ranks of the group end the same steps.
 
     A rank's own part of a step is the time from the last sums to its last gradient. A program that does not wait for
-    the sums may be late by as much at every step, although it is no slower than the others: each of them is ahead of
-    its gradients. So the time of the program from one step to the next is the least that counts as its own part.
+    sums may stall once, and then be late by the same time at every step, although it is no slower than the others. So
+    the time that the program takes from one step to the next is the least that counts as its own part.
 
     Every few steps the ranks tell each other their medians. All of them then know who is slow; the leader says so, and
     each rank writes what concerns it to its events. A step costs one store for each figure.

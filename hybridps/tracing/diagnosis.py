@@ -85,7 +85,7 @@ def diagnose(clock: OneClock) -> Diagnosis | None:
         min(length, key=lambda step: abs(length[step] - middle)),
         max(length, key=lambda step: length[step]),
     )
-    slow = slow_workers(table, has_servers)
+    slow = slow_workers(every, table)
     said = [_shares(parts), *map(_slow_in_words, slow)]
     said += _groups_in_words(clock.trace, table)
     said += [f"step {typical[1]}, a typical one of {_ms(length[typical])}: {path(clock.trace, table, typical)}"]
@@ -106,14 +106,17 @@ def steps_of(trace: Trace) -> dict[StepId, dict[int, TracedStep]]:
     return {step: row for step, row in whole.items() if step[1] >= START_UP} or whole
 
 
-def slow_workers(table: Table, has_servers: bool) -> list[Slow]:
+def slow_workers(every: Mapping[StepId, Mapping[int, Parts]], table: Table) -> list[Slow]:
     """Return the workers that take longer than the others by `SLOWER`, slowest first.
 
     That is so in the median of the steps, or in their mean without the worst one.
     """
-    every = {step: {worker: pace_of(each, has_servers) for worker, each in row.items()} for step, row in table.items()}
-    workers = sorted(next(iter(every.values())))
-    found = [slow for worker in workers if len(workers) > 1 and (slow := _slow(worker, every, table))]
+    paces = {
+        step: {worker: pace_of(parts, table[step][worker]) for worker, parts in row.items()}
+        for step, row in every.items()
+    }
+    workers = sorted(next(iter(paces.values())))
+    found = [slow for worker in workers if len(workers) > 1 and (slow := _slow(worker, paces, table))]
     return sorted(found, key=lambda slow: -slow.share)
 
 
@@ -153,7 +156,7 @@ def path(trace: Trace, table: Table, step: StepId) -> str:
     It says which worker takes the longest until its last gradient, why, and what follows.
     """
     row = table[step]
-    parts = {worker: pace_of(each, trace.has_servers) for worker, each in row.items()}
+    parts = {worker: pace_of(parts_of(each, trace.has_servers), each) for worker, each in row.items()}
     last = max(parts, key=lambda worker: parts[worker].own)
     mine, others = parts[last], _others(parts, last)
     said = [_last_in_words(last, mine, others if len(row) > 1 else None)]

@@ -64,14 +64,13 @@ def parts_of(step: TracedStep, has_servers: bool = True) -> Parts:
     return Parts(compute, loading, waiting, allreduce, exchange, averaging, max(0.0, ended - began - known))
 
 
-def pace_of(step: TracedStep, has_servers: bool = True) -> Parts:
-    """Return the parts of one step, with the time that its program takes from one step to the next as the least for
+def pace_of(parts: Parts, step: TracedStep) -> Parts:
+    """Return the `parts` of a step, with the time that its program takes from one step to the next as the least for
     computing and loading.
 
     A program that does not wait for sums may be ahead of its gradients, and then computes between two sums for less
     than a step takes. That does not mean that it is faster than the other workers.
     """
-    parts = parts_of(step, has_servers)
     return parts._replace(compute=max(parts.compute, step.program_seconds - parts.loading))
 
 

@@ -110,13 +110,13 @@ def apply_(
     dtype = np.result_type(centre.dtype, np.float32)
     numbers = tuple(map(dtype.type, rule.numbers(step, contributions)))
     kept = [centre] if rule.centre_is_answer else []
+    before, after = (targets, []) if rule.separate else (kept, targets)
     if centre.dtype in COMPILED:
         loop = block_loop(rule.update_)
         states = (*state, centre, centre)[:2]  # always two: a rule that keeps fewer does not read the others
         streams = rule.centre_is_answer and whole_bytes >= LEAST_BYTES
-        before, after = (targets, []) if rule.separate else ([] if streams else kept, targets)
         notes = tuple(progress or NONE[centre.dtype.type])
-        into = addresses(before), addresses(after)
+        into = addresses([] if streams else before), addresses(after)
         return loop(described(sources), *into, centre, states, numbers, check_finite, streams, notes)
     total = np.empty_like(centre)
     if progress is not None and progress.is_summed:
@@ -128,7 +128,6 @@ def apply_(
         progress.begin((total, centre, *state), done)
     blocks = [array[None, :done] for array in (total, centre, *state)]
     answer = rule.update_.py_func(*blocks[:2], blocks[2:], [*map(np.atleast_1d, numbers)])
-    before, after = (targets, []) if rule.separate else (kept, targets)
     for target in before:
         np.copyto(target[:done], answer[0])
     if progress is not None:
