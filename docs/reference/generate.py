@@ -118,8 +118,8 @@ def metrics_page() -> Page:
     """Every metric of servers and workers."""
     yield f"{WIDE}# Metrics\n"
     yield "A server that was started with `--metrics-port` exposes these metrics in the form of Prometheus"
-    yield "([The servers](../parameter-server.md#seen-from-outside)). `hybridps top` shows them. The usual metrics of a"
-    yield "process, such as `process_cpu_seconds_total`, are there too.\n"
+    yield "([The servers](../parameter-server.md#monitoring-a-server)). `hybridps top` shows them. The usual metrics of"
+    yield "a process, such as `process_cpu_seconds_total`, are there too.\n"
     yield "| metric | kind | labels | unit | what it is |\n|---|---|---|---|---|"
     for (family, labels), metrics in METRICS.items():
         kind = family.__name__.removesuffix("MetricFamily").lower()

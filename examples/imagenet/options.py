@@ -206,7 +206,7 @@ def make_store(name: str) -> mx.kv.KVStore | None:
     """Return the KVStore of that name; None for `none`. Raises UsageError."""
     if name == "none":
         return None
-    # For any unknown name with `dist` in it, MXNet makes its own store, which waits for servers.
+    # For any unknown name with `dist` in it, MXNet makes its own store, whose error is about DMLC_NUM_WORKER.
     if "hybridps" in name and name not in list(mx.kv.KVStoreBase.kv_registry):
         raise UsageError(
             f"MXNet does not know --kvstore {name}: start with `hybridps run ... -- python train.py ...` or "

@@ -128,7 +128,7 @@ class Algorithm:
         already, with the same result on all ranks of the group; `weights` then hold the centre. Raises LayoutError like
         `initialise`.
         """
-        return self.register(table, layout, weights, receives) is Joining.LATE
+        return self.register(table, layout, weights, receives).takes_centre
 
     def averages(self, step: int) -> bool:
         """Return whether the caller must call `average_` in this step (0, 1, ...), before the local update."""

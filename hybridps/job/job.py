@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from types import TracebackType
 
-from hybridps.algorithms import Algorithm, Row, choose_row, make_algorithm
+from hybridps.algorithms import Algorithm, Row, choose_row, definition, make_algorithm
 from hybridps.algorithms.choose import choose_name
 from hybridps.errors import ConfigError, HybridPSError, ServerError
 from hybridps.events import AlgorithmChosen, Closed
@@ -151,10 +151,11 @@ class Job:
         ask for different things.
         """
         row = self._agree_on(name, rule, clock)
-        if row.sends == "weights" and self.session.plan.groups == 1 < self.session.plan.workers and not self.servers:
+        averages_alone = row.sends == "weights" and not self.servers
+        if self.session.plan.groups == 1 < self.workers and (averages_alone or definition(row.name).is_asynchronous):
             self.session.note(
-                f"there is one group, which has nobody to average weights with, so {row.name} does what sync does: set "
-                f"HYBRIDPS_GROUPS, or start it with `hybridps run --groups {self.workers}`"
+                f"there is one group, so {row.name} does what sync does: set HYBRIDPS_GROUPS, or start it with "
+                f"`hybridps run --groups {self.workers}`"
             )
         if row.sends == "gradients" and (tau := self.session.settings.tau) is not None:
             self.session.note(f"HYBRIDPS_TAU={tau} (--tau) has no effect: {row.name} sends gradients in each step")

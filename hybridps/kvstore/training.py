@@ -116,8 +116,7 @@ class Training:
             self._begin(may_move)
         self._pushed[name] = values
         self._averaging.announce(name)  # a key that the store trains may have been initialised, not broadcast
-        values = self._of_these_weights(name, values, is_first=not self._step)
-        summed = self._sum(name, values, priority, in_step=True)
+        summed = self._sum(name, values, priority, in_step=True, is_first=not self._step)
         if not self._store_updates() and not self._averaging.averages(name):
             self.keys[name].stored = _kept(summed[0])
         return summed
@@ -128,9 +127,8 @@ class Training:
         self._averaging.push_alone(name)
         if name in self._leading and self._step >= 2 and self._before.keys() <= self._pushed.keys():
             self._begin(may_move=False)
-        values = self._of_these_weights(name, values, is_first=not key.pushes)
         key.pushes += 1
-        summed = self._sum(name, values, priority, in_step=False)[0]
+        summed = self._sum(name, values, priority, in_step=False, is_first=key.pushes == 1)[0]
         if not self._store_updates():
             key.stored = _kept(summed)
         return summed
@@ -183,9 +181,8 @@ class Training:
     def _is_first(self, name: str) -> bool:
         """Return whether a step begins with this key.
 
-        A step begins if the key was already pushed in this one. It also begins if this step has left the key out, as
-        with a frozen parameter: the key's place is before the first key of the step, and all keys after that one have
-        been pushed.
+        A step begins if the key was already pushed in this one. It also begins if the key belongs before the first key
+        of this step, which has left it out, as with a frozen parameter, and all later keys have been pushed.
         """
         if self._step < 0 or name in self._pushed:
             return True
@@ -219,20 +216,10 @@ class Training:
             self._gradients.move_in(weights, {name: came[name] for name in came if name in self._sums})
         self._before, self._pushed = self._pushed, {}
 
-    def _of_these_weights(self, name: str, values: Sequence[NDArray], is_first: bool) -> Sequence[NDArray]:
-        """Return the gradients of a key; zeros for the first ones of a group that came back.
-
-        Those belong to the weights that its script began with, which the weights of the job have replaced by now.
-        """
-        if not (self._came_back and is_first):
-            return values
-        at_servers = self._store_updates() and self._algorithm.tier.has_servers
-        # Synchronous groups are restarted together, so a restarted group adopts no weights.
-        takes_over = self._averaging.averages(name) or (at_servers and not self._algorithm.is_synchronous)
-        return [mx.nd.zeros_like(value.as_nd_ndarray()) for value in values] if takes_over else values
-
-    def _sum(self, name: str, values: Sequence[NDArray], priority: int, in_step: bool) -> Sequence[NDArray]:
-        """Begin to sum a key. Return the arrays for the sum.
+    def _sum(
+        self, name: str, values: Sequence[NDArray], priority: int, in_step: bool, is_first: bool
+    ) -> Sequence[NDArray]:
+        """Begin to sum a key. Return the arrays for the sum. `is_first`: these are its first gradients.
 
         The first key without memory allocates it for all others too, except those without a gradient. Row-sparse
         gradients need no memory there.
@@ -246,6 +233,7 @@ class Training:
             raise HybridPSError(f"the gradient of key {name!r} is of storage type {unknown}: use default or row_sparse")
         if kinds == {"row_sparse"} and 0 not in values[0].shape:
             self.updates.take_back(name)
+            values = self._of_these_weights(name, values) if is_first else values
             return [self._sparse.sum(name, values, self._like(name)[0], priority)]
         servers = self.updates.at_servers(name)
         has_memory = self._sums if servers is None else servers
@@ -264,9 +252,23 @@ class Training:
                     self._gradients.lay_out(weights)
                 else:
                     self.updates.hand_over(weights, servers)
+        values = self._of_these_weights(name, values) if is_first else values
         if servers is not None:
             return servers.update(name, self.keys[name].index, values, priority, in_step)
         return self._gradients.sum(name, values, priority, in_step)
+
+    def _of_these_weights(self, name: str, values: Sequence[NDArray]) -> Sequence[NDArray]:
+        """Return the first gradients of a key; zeros if they belong to weights that those of the job have replaced.
+
+        So it is if the group came back, or if the servers had the weights from a snapshot.
+        """
+        servers = self.keys[name].at_servers
+        # Synchronous groups are restarted together, so a restarted group adopts no weights.
+        adopts = self._averaging.averages(name) or (
+            self._store_updates() and self._algorithm.tier.has_servers and not self._algorithm.is_synchronous
+        )
+        replaced = (self._came_back and adopts) or (servers is not None and servers.from_snapshot)
+        return [mx.nd.zeros_like(value.as_nd_ndarray()) for value in values] if replaced else values
 
     def _store_updates(self) -> bool:
         return self.updates.updater is not None

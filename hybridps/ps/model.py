@@ -40,8 +40,15 @@ class Joining(enum.Enum):
     """This group has initialised the centre."""
     LATE = "late"
     """The centre existed already."""
+    SNAPSHOT = "snapshot"
+    """The centre is that of a snapshot, and no group has trained since."""
     DROPPED = "dropped"
     """All groups had registered the table and dropped it, so there is nothing to read."""
+
+    @property
+    def takes_centre(self) -> bool:
+        """Whether the group's own initial values do not count, because there is a centre."""
+        return self in (Joining.LATE, Joining.SNAPSHOT)
 
 
 class Meeting(NamedTuple):

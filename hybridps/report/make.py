@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridps.errors import HybridPSError
-from hybridps.report.page import make_page
+from hybridps.report.page import TITLES, make_page
 from hybridps.report.pictures import pictures_of
 from hybridps.report.plots import plot
 from hybridps.report.run_report import RunReport, read_report
@@ -20,14 +20,18 @@ PAGE = "report.html"
 def make_report(folder: Path) -> dict[str, Any]:
     """Write `summary.json`, the pictures and `report.html` to a run folder. Return the summary.
 
-    Half-written lines are skipped. Raises HybridPSError if no process wrote anything there, or if matplotlib is not
-    installed; the summary is written before the pictures.
+    Pictures of an earlier report that this one does not have are removed. Half-written lines are skipped. Raises
+    HybridPSError if no process wrote anything there, or if matplotlib is not installed; the summary is written
+    before the pictures.
     """
     report = read_report(folder)
     _write_summary(report)
     pictures = _draw(report)
     for name, content in pictures.items():
         _write_atomically(folder / f"{name}.png", content)
+    if (folder / PAGE).exists():
+        for name in TITLES.keys() - pictures.keys():
+            (folder / f"{name}.png").unlink(missing_ok=True)
     _write_atomically(folder / PAGE, make_page([report], pictures, {}).encode())
     return report.summary
 

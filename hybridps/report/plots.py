@@ -9,8 +9,9 @@ from typing import Any
 from hybridps.errors import HybridPSError
 from hybridps.events import Planned
 from hybridps.report.points import Point, points_of
-from hybridps.report.reading import Line, Run, Worker, fraction, mean_loss
+from hybridps.report.reading import Run
 from hybridps.report.traffic import in_words
+from hybridps.report.training_file import Line, Worker, fraction, mean_loss
 
 Value = Callable[[list[Line]], float | None]
 

@@ -30,15 +30,33 @@ class Point(NamedTuple):
 
 
 def points_of(run: Run) -> list[Point]:
-    """Return a point for each epoch that was reported, in order.
+    """Return a point for each epoch that was reported, in order, also by earlier launches that this one continues.
 
-    Seconds count from the report of epoch 0 if there is one, and otherwise from the start of the workers.
+    A launch continues an earlier one of its folder if its first epoch is after the earlier one's first. Their seconds
+    and bytes add up, up to the last epoch that is continued.
     """
+    points = _points(run)
+    for earlier in reversed(run.earlier):
+        before = _points(earlier)
+        continued = [point for point in before if points and point.epoch < points[0].epoch]
+        if any(point.epoch > 0 for point in continued):
+            points = continued + [_after(continued[-1], point) for point in points]
+        elif before:
+            break  # this launch began anew
+    return points
+
+
+def _points(run: Run) -> list[Point]:
+    """Return the points of one launch. Seconds count from the report of epoch 0, or else from the workers' start."""
     reports = _latest(run)
     begun = reports.get(0.0, [])
     start = max((when for when, _ in begun), default=started(run))
     groups = traffic_of(run)
     return [_point(epoch, reports[epoch], start, groups) for epoch in _whole_epochs(run, reports)]
+
+
+def _after(last: Point, point: Point) -> Point:
+    return point._replace(seconds=last.seconds + point.seconds, nbytes=last.nbytes + point.nbytes)
 
 
 def traffic_of(run: Run) -> list[GroupTraffic]:

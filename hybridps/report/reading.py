@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 
 from hybridps.errors import HybridPSError
 from hybridps.events import (
@@ -22,7 +21,6 @@ from hybridps.events import (
     Closed,
     Communicated,
     Configured,
-    Count,
     Ended,
     Evaluated,
     Event,
@@ -37,6 +35,7 @@ from hybridps.events import (
     Skipped,
     Slowed,
 )
+from hybridps.report.training_file import Worker, lines_of, read_worker
 
 Known = (
     Configured
@@ -57,55 +56,9 @@ Known = (
     | Slowed
 )
 KnownT = TypeVar("KnownT", bound=Event)
-Line = dict[str, Any]
 
 _DIGITS = 6
 """The largest number of digits in the number of a worker."""
-
-
-class _TrainingSettings(msgspec.Struct):
-    """The settings of a training script that the report reads."""
-
-    workers: Count | None = None
-
-
-class _TrainingLine(msgspec.Struct):
-    """The fields of a training file's line that the report reads. A script may write more."""
-
-    first_epoch: int | None = None
-    started_at: float | None = None
-    settings: _TrainingSettings | None = None
-    epoch: int | None = None
-    seconds: float | None = None
-    images_per_second: float | None = None
-    loss: float | None = None
-    val_images: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    val_top1_correct: float | None = None
-    val_top5_correct: float | None = None
-    centre_top1_correct: float | None = None
-
-
-@dataclass(frozen=True)
-class Worker:
-    """What one worker wrote about its training since its last fresh start."""
-
-    number: int
-    run: Line
-    epochs: dict[int, Line]
-    end: Line | None
-
-    def settings(self) -> Line:
-        found = self.run.get("settings")
-        return found if isinstance(found, dict) else {}
-
-    def images_per_second(self) -> float:
-        """Return the mean over the epochs. The first one includes the start-up, and is left out if there are others."""
-        rates = [epoch.get("images_per_second") or 0.0 for _, epoch in sorted(self.epochs.items())]
-        return float(np.mean(rates[1:] or rates)) if rates else 0.0
-
-    def seconds(self) -> float:
-        lines = [self.end] if self.end else list(self.epochs.values())
-        return max((float(line.get("seconds") or 0.0) for line in lines), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -142,6 +95,8 @@ class Run:
     """The events that the launcher wrote; None without a launcher."""
     reports: list[Rank] = field(default_factory=list)
     """The events in the workers' own progress files, which they write without a launcher."""
+    earlier: list[Run] = field(default_factory=list)
+    """The earlier launches in the folder, oldest first, without training files; none without a launcher."""
 
     def last(self, kind: type[KnownT]) -> list[KnownT]:
         """Return the last event of this kind of each rank that has one."""
@@ -178,8 +133,10 @@ def read_run(folder: Path) -> Run:
     """Read the files of all workers, ranks and the launcher. Raises HybridPSError if no process wrote anything."""
     workers = {number: read_worker(number, path) for number, path in _numbered(folder, "train-")}
     workers = {number: worker for number, worker in workers.items() if worker.run or worker.epochs}
-    ranks = [read_rank(path) for _, path in _numbered(folder, "hybridps-")]
-    launch = _launch(folder / "hybridps-launcher.jsonl", ranks)
+    of_ranks = [read_launches(path) for _, path in _numbered(folder, "hybridps-")]
+    ranks = [launches[-1] for launches in of_ranks if launches]
+    launches = read_launches(path) if (path := folder / "hybridps-launcher.jsonl").is_file() else []
+    launch = _last_launch(launches, ranks)
     if launch is not None:
         ranks = [rank for rank in ranks if is_of(rank, launch)]  # the others belong to an earlier run
     reports = [read_rank(path) for _, path in _numbered(folder, "hybridps-progress-")]
@@ -191,7 +148,8 @@ def read_run(folder: Path) -> Run:
     expected = _expected(workers, ranks, launch)
     workers = {number: worker for number, worker in workers.items() if number < expected}
     ranks = [rank for rank in ranks if not (plan := rank.last(Planned)) or plan.worker < expected]
-    return Run(workers, ranks, expected, launch, reports)
+    earlier = [_earlier(each, of_ranks) for each in launches[:-1]] if launch is not None else []
+    return Run(workers, ranks, expected, launch, reports, earlier)
 
 
 def began(rank: Rank) -> float:
@@ -212,73 +170,46 @@ def is_of(rank: Rank, launch: Rank) -> bool:
     return theirs == own if theirs and own else began(rank) >= began(launch)
 
 
-def read_worker(number: int, path: Path) -> Worker:
-    """Read one training file. A run from the first epoch on replaces earlier lines; a resumed run adds to them."""
-    run: Line = {}
-    epochs: dict[int, Line] = {}
-    end = None
-    for line in filter(_is_sound, _lines(path)):
-        if line.get("event") == "run":
-            first = line.get("first_epoch") or 0
-            run, end = line, None
-            epochs = {epoch: fields for epoch, fields in epochs.items() if epoch <= first}
-        elif line.get("event") == "epoch" and line.get("epoch") is not None:
-            epochs[line["epoch"]] = line
-        elif line.get("event") == "end":
-            end = line
-    return Worker(number, run, epochs, end)
-
-
 def read_rank(path: Path) -> Rank:
-    """Read the last launch in one event file. Events that are not `Known` are skipped."""
-    events: list[Known] = []
-    times: list[float] = []
+    """Read the last launch in one event file."""
+    launches = read_launches(path)
+    return launches[-1] if launches else Rank([])
+
+
+def read_launches(path: Path) -> list[Rank]:
+    """Read one event file: the launches in it, oldest first. Events that are not `Known` are skipped."""
+    launches: list[Rank] = []
     start, launch = 0.0, None
-    for line in _lines(path):
+    for line in lines_of(path):
         with suppress(msgspec.ValidationError):
             event = msgspec.convert(line, Known)
             seconds = msgspec.convert(line.get("seconds") or 0.0, float)
             if isinstance(event, Configured):
                 if not launch or launch != event.settings.get("launch"):
-                    events.clear()
-                    times.clear()
+                    launches.append(Rank([]))
                 start, launch = event.started_at - seconds, event.settings.get("launch")
-            events.append(event)
-            times.append(start + seconds)
-    return Rank(events, times)
+            launches = launches or [Rank([])]
+            launches[-1].events.append(event)
+            launches[-1].times.append(start + seconds)
+    return launches
 
 
-def mean_loss(lines: list[Line]) -> float | None:
-    """Return the mean of the training losses in these lines; None if no line has one."""
-    losses = [line["loss"] for line in lines if line.get("loss") is not None]
-    return float(np.mean(losses)) if losses else None
-
-
-def fraction(lines: list[Line], key: str) -> float | None:
-    """Return the sum of `key` divided by the validation images, over the lines that have both; None if no line has."""
-    counted = [line for line in lines if line.get(key) is not None and line.get("val_images")]
-    images = sum(line["val_images"] for line in counted)
-    return sum(line[key] for line in counted) / images if images else None
-
-
-def _is_sound(line: Line) -> bool:
-    """Return whether a line of a training file has numbers where the report computes with them."""
-    try:
-        msgspec.convert(line, _TrainingLine)
-    except msgspec.ValidationError:
-        return False
-    return True
-
-
-def _launch(path: Path, ranks: list[Rank]) -> Rank | None:
-    """Return the launcher's events of the last run; None if there are none, or if ranks have run without it since."""
-    launch = read_rank(path) if path.is_file() else Rank([])
-    if not launch.events:
+def _last_launch(launches: list[Rank], ranks: list[Rank]) -> Rank | None:
+    """Return the last of the launcher's launches; None if there are none, or if ranks have run without it since."""
+    if not launches:
         return None
+    launch = launches[-1]
     ended = launch.times[-1] if launch.last(Ended) else float("inf")
     # A rank with an id was started by a launcher, which wrote to this file.
     alone = (rank for rank in ranks if not (launch_of(launch) and launch_of(rank)))
     return None if any(began(rank) > ended for rank in alone) else launch
+
+
+def _earlier(launch: Rank, of_ranks: list[list[Rank]]) -> Run:
+    """Return an earlier launch. Ranks belong to it by its id."""
+    name = launch_of(launch)
+    ranks = [rank for launches in of_ranks for rank in launches if name is not None and launch_of(rank) == name]
+    return Run({}, ranks, _expected({}, ranks, launch), launch)
 
 
 def _expected(workers: dict[int, Worker], ranks: list[Rank], launch: Rank | None) -> int:
@@ -298,14 +229,3 @@ def _numbered(folder: Path, prefix: str) -> Iterator[tuple[int, Path]]:
         number = path.stem.removeprefix(prefix)
         if number.isdecimal() and len(number) <= _DIGITS and path.is_file():
             yield int(number), path
-
-
-def _lines(path: Path) -> Iterator[Line]:
-    """Yield the JSON objects of a file. Lines that a killed process left half written are skipped."""
-    for text in path.read_bytes().splitlines():
-        try:
-            line = msgspec.json.decode(text)
-        except msgspec.DecodeError:
-            continue
-        if isinstance(line, dict):
-            yield line

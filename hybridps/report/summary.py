@@ -6,8 +6,9 @@ from typing import Any
 
 from hybridps.events import Closed, Ended, Launched, Planned, Restarted, Slowed
 from hybridps.report.points import points_of, started, traffic_of_ranks
-from hybridps.report.reading import Run, fraction
+from hybridps.report.reading import Run
 from hybridps.report.traffic import figures
+from hybridps.report.training_file import fraction
 
 _MOST_SLOW = 100
 """The largest number of reports of slow workers in a summary."""

@@ -49,6 +49,8 @@ class Gradients:
         self._pushed: set[str] = set()
         self._known = 0
         """The version of the roll that the algorithm knows."""
+        self.from_snapshot = False
+        """Whether the weights that `join_weights` has registered are those of a snapshot."""
 
     def __contains__(self, name: str) -> bool:
         """Return whether the key has been laid out."""
@@ -195,8 +197,10 @@ class Gradients:
                 weights = tensor.vectors[0]
                 before = weights.copy()
                 late = self._algorithm.join_weights(table.name, table.layout, tensor, tensor is table.weights)
-            is_refused = late and self._algorithm.is_synchronous and not self._algorithm.tier.rejoining.done
-            if is_refused and not np.array_equal(before, weights):
+            tier = self._algorithm.tier
+            self.from_snapshot |= tier.from_snapshot(table.name)
+            may_be_late = not self._algorithm.is_synchronous or tier.rejoining.done or self.from_snapshot
+            if late and not may_be_late and not np.array_equal(before, weights):
                 raise LateError(
                     f"other groups of this job had trained before this one came to {table.name!r}: start all groups "
                     "together, with another name of the job (HYBRIDPS_JOB), or use elastic or async, where a late "

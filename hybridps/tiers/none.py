@@ -45,6 +45,9 @@ class NoTier:
     def begun(self, table: str) -> bool:
         return False
 
+    def from_snapshot(self, table: str) -> bool:
+        return False
+
     def is_alone(self, table: str, tensor: Tensor) -> bool:
         return False
 

@@ -110,7 +110,7 @@ class ServersTier:
         def join(store: ParameterStore) -> str:
             name, initial = self._prefix + table, None if tensor is None else tensor.vectors[0]
             joining = store.register(name, layout, initial, rule, clock, codec)
-            if joining is Joining.LATE and initial is not None:
+            if joining.takes_centre and initial is not None:
                 store.pull(name, initial).wait()
             return joining.value
 
@@ -134,6 +134,9 @@ class ServersTier:
 
         is_late = self._tables[table].joining is Joining.LATE and not self.rejoining.done
         return is_late and bool(self._lead(has_values))
+
+    def from_snapshot(self, table: str) -> bool:
+        return self._tables[table].joining is Joining.SNAPSHOT
 
     def is_alone(self, table: str, tensor: Tensor) -> bool:
         if not self._tables[table].can_wait:

@@ -61,6 +61,9 @@ class Tier(Protocol):
     def begun(self, table: str) -> bool:
         """Return whether other groups had exchanged a table that begins with zeros before this group registered it."""
 
+    def from_snapshot(self, table: str) -> bool:
+        """Return whether all groups begin with what a snapshot had of a table, because its servers were lost."""
+
     def is_alone(self, table: str, tensor: Tensor) -> bool:
         """Return whether this group must skip an exchange of the tensor now because a server is away. A collective.
 

@@ -106,7 +106,7 @@ def test_a_job_that_goes_on_has_the_bits_of_one_that_was_not_disturbed(rule, ser
         before = arrays(store, rule)
         await_snapshot(tmp_path / "a", servers)
     with serving(tmp_path / "a", servers) as addresses, joined(addresses, rule=rule, initial=9.0) as (store, joining):
-        assert joining is Joining.LATE
+        assert joining is Joining.SNAPSHOT
         np.testing.assert_array_equal(arrays(store, rule), before)
         answers = [exchange(store, step) for step in range(3, 6)]
         after = arrays(store, rule)
@@ -147,7 +147,7 @@ def test_servers_that_are_killed_at_any_moment_lose_little(servers, tmp_path):
         with serving(tmp_path, servers) as addresses:
             for future in [pool.submit(train, addresses, group, 5) for group in range(2)]:
                 joining, _, centre = future.result()
-                assert joining is Joining.LATE
+                assert joining is Joining.SNAPSHOT
                 rounds = -128 * centre
                 np.testing.assert_array_equal(rounds, np.round(rounds))
                 assert 0 < rounds.min() <= rounds.max() <= done + 2 + 5  # each group may have had one under way
@@ -161,7 +161,7 @@ def test_the_newest_snapshot_that_both_servers_have_is_taken(tmp_path):
     place = SnapshotFolder(str(tmp_path)).of("job", 1, 2)
     shutil.rmtree(place.path(place.numbers()[-1]))
     with serving(tmp_path, 2) as addresses, joined(addresses) as (store, joining):
-        assert joining is Joining.LATE
+        assert joining is Joining.SNAPSHOT
         np.testing.assert_array_equal(arrays(store, SGD(rate=1.0))[0], first)
 
 
@@ -187,11 +187,11 @@ def test_a_server_that_was_not_lost_starts_from_the_snapshot_too(tmp_path):
         await_snapshot(tmp_path, 2)
     with serving(tmp_path, 1, seconds=1e5) as (survivor,), serving(tmp_path, 2, seconds=1e5) as (new, other):
         with serving(tmp_path, 1, seconds=1e5) as (lost,), joined([lost, survivor]) as (store, joining):
-            assert joining is Joining.LATE
+            assert joining is Joining.SNAPSHOT
             exchange(store, 2)
         for _ in range(2):
             with joined([new, survivor]) as (store, joining):
-                assert joining is Joining.LATE
+                assert joining is Joining.SNAPSHOT
                 np.testing.assert_array_equal(arrays(store, SGD(rate=1.0))[0], first)
         with joined([new, other]) as (store, _):
             np.testing.assert_array_equal(arrays(store, SGD(rate=1.0))[0], first)
@@ -224,7 +224,7 @@ def test_a_table_that_comes_late_starts_from_the_same_snapshot(tmp_path):
         for step in range(3):
             exchange(store, step)
             await_snapshot(tmp_path, 2)
-        assert store.register("late", LAYOUT, None, rule) is Joining.LATE
+        assert store.register("late", LAYOUT, None, rule) is Joining.SNAPSHOT
         np.testing.assert_array_equal(arrays(store, rule, "late")[0], before[1])
         assert store.register("new", LAYOUT, None, rule) is Joining.NEW
 
@@ -268,7 +268,7 @@ def test_a_server_with_restarts_keeps_what_it_has_from_a_snapshot(tmp_path):
         RestartedServer(Settings(), options) as server,
         joined([server.address], rule=Adam()) as (store, joining),
     ):
-        assert joining is Joining.LATE
+        assert joining is Joining.SNAPSHOT
         server.kill()  # nothing was computed here before
         exchange(store, 2)
         server.kill()

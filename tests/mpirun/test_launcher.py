@@ -219,6 +219,21 @@ def test_at_mxnet_s_servers_a_group_that_fails_ends_the_others(script: Path) -> 
     assert "finished" not in done.stdout
 
 
+TRAINS = """
+import time
+import numpy as np
+from hybridps.job import open_job
+from hybridps.step import ArrayModel
+
+with open_job() as job, ArrayModel(job.algorithm(), job.session, {"weight": np.zeros(10, "float32")}) as model:
+    for step in range(10_000):
+        model.reduce()
+        if step == 1:
+            print("up", flush=True)
+        time.sleep(0.01)
+"""
+
+
 class Launched:
     """A launcher whose ranks are all up, and everything that it started."""
 
@@ -315,6 +330,23 @@ def test_a_dead_server_is_one_message_and_the_groups_go_on(script: Path) -> None
         assert line.startswith("hybridps: server 0 ended with exit status 137 (killed by signal 9)")
         launched.popen.send_signal(signal.SIGTERM)
         assert launched.end() == (143, "hybridps: SIGTERM: stopping 2 groups and 0 servers\n")
+    finally:
+        launched.clean()
+
+
+def test_groups_are_not_restarted_where_their_server_is_gone_for_good(tmp_path: Path) -> None:
+    """Its supervisor is killed, so nothing starts it again."""
+    script = tmp_path / "trains.py"
+    script.write_text(TRAINS)
+    options = ["-n", "2", "--groups", "2", "--restarts", "2", "--set", "lost_seconds=2"]
+    run = [sys.executable, "-m", "hybridps", "run", *options, "--", "python", str(script)]
+    launched = Launched(run, ranks=2)
+    try:
+        server_of(launched).kill()
+        status, said = launched.end()
+        assert status != 0
+        assert said.count("not started again, because server 0 has ended") == 2
+        assert "of 2" not in said
     finally:
         launched.clean()
 

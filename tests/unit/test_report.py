@@ -419,6 +419,50 @@ def test_an_epoch_of_one_worker_is_none_where_a_run_was_ended(tmp_path, status, 
     assert points[1].accuracy == 0.5
 
 
+def launch_lines(launch: str, start: float, *lines: tuple[float, dict]) -> str:
+    """The lines of one launch in an event file, `start` seconds since 1970."""
+    first = {"event": "Configured", "seconds": 0, "started_at": start, "settings": {"launch": launch}}
+    return "".join(json.dumps(line) + "\n" for line in [first, *({"seconds": after} | each for after, each in lines)])
+
+
+@pytest.mark.parametrize(
+    ("first", "epochs", "seconds"),
+    [
+        (3, [0, 1, 2, 3, 4], [0, 1, 2, 4, 5]),  # goes on after epoch 2, though epoch 3 had been reported before
+        (4, [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 5, 6]),
+        (1, [1, 2], [2, 3]),  # a fresh start in a used folder
+        (0, [0, 1], [0, 1]),
+    ],
+)
+def test_a_launch_that_continues_an_earlier_one_has_its_epochs_too(tmp_path, first, epochs, seconds):
+    """Between them is a launch that was ended before it reported anything."""
+    before = [(2.0 + epoch, evaluated(epoch, accuracy=0.1 * epoch)) for epoch in range(4)]
+    after = [(2.0 + place, evaluated(first + place, accuracy=0.9)) for place in range(2)]
+    text = launch_lines("a", 1000, (0, LAUNCHED), *before, (6, {"event": "Ended", "status": 143}))
+    text += launch_lines("b", 2000, (0, LAUNCHED), (1, {"event": "Ended", "status": 143}))
+    text += launch_lines("c", 3000, (0, LAUNCHED), *after, (6, {"event": "Ended", "status": 0}))
+    (tmp_path / "hybridps-launcher.jsonl").write_text(text)
+    sent = [(2.5 + place, {"event": "Exchanged", "table": "w", "step": place, "nbytes": 10}) for place in range(3)]
+    sent = [(when, line | {"took_seconds": 0, "distance": None}) for when, line in sent]
+    text = "".join(launch_lines(name, start, (0, planned(0, [])), *sent) for name, start in (("a", 1000), ("c", 3000)))
+    (tmp_path / "hybridps-0.jsonl").write_text(text)
+    points = points_of(read_run(tmp_path))
+    assert [point.epoch for point in points] == epochs
+    assert [point.seconds for point in points] == pytest.approx(seconds)
+    assert points[-1].accuracy == 0.9
+    if first == 3:  # two exchanges before the report of epoch 2, and one before that of epoch 4
+        assert [point.nbytes for point in points] == [0, 10, 20, 20, 30]
+
+
+def test_a_picture_of_an_earlier_report_does_not_stay(tmp_path):
+    events_of_group(tmp_path, 0, ["tcp://a:1"], Communicated(5, 1, 1, 1), Closed(20, 7, 0))
+    (tmp_path / "timeline.png").write_bytes(b"the user's own")
+    make_report(tmp_path)
+    assert (tmp_path / "timeline.png").exists(), "there was no report yet"
+    make_report(tmp_path)
+    assert not (tmp_path / "timeline.png").exists()
+
+
 def test_a_trigger_that_never_fires_saves_everything(tmp_path):
     for group in (0, 1):
         events_of_group(tmp_path, group, ["tcp://a:1"], Communicated(5, 1, 1, 1), Closed(20, 7, 0))

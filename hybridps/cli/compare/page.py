@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from shlex import join
@@ -11,7 +10,7 @@ from hybridps.cli.compare.outcomes import Outcome, Row, Spread
 from hybridps.cli.compare.plan import Comparison
 from hybridps.cli.compare.trials import FAILED
 from hybridps.quantities import counted
-from hybridps.report import size
+from hybridps.report import STYLE, picture, size
 
 TITLES = {
     "accuracy-over-time": "Accuracy over time",
@@ -21,17 +20,6 @@ TITLES = {
     "distance": "Distance between workers and centre",
     "traffic": "Bytes sent, and bytes saved",
 }
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1180px; margin: 2em auto; padding: 0 1em; }
-h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
-pre { background: #f5f5f5; padding: .7em 1em; overflow-x: auto; }
-table { border-collapse: collapse; font-size: 14px; } .wide { overflow-x: auto; }
-th, td { padding: .3em .8em; text-align: right; border-bottom: 1px solid #ddd; vertical-align: top; }
-th:first-child, td:first-child { text-align: left; } th { font-weight: 600; border-bottom: 2px solid #999; }
-small { color: #777; white-space: nowrap; } .failed { color: #b00020; }
-.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 1.5em; }
-figure { margin: 0; } figcaption { font-weight: 600; } img { width: 100%; }
-"""
 
 
 def make_page(
@@ -42,11 +30,11 @@ def make_page(
     pictures: Mapping[str, bytes],
 ) -> str:
     """Return the HTML of the page."""
-    shown = "".join(_picture(name, pictures[name]) for name in TITLES if name in pictures)
+    shown = "".join(picture(TITLES[name], pictures[name]) for name in TITLES if name in pictures)
     heading = "" if accuracy is None else f"<h2>To an accuracy of {_percent(accuracy)}</h2>"
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>hybridps compare</title>'
-        f"<style>{_STYLE}</style></head><body>\n<h1>{escape(', '.join(row.contender for row in rows))}</h1>\n"
+        f"<style>{STYLE}</style></head><body>\n<h1>{escape(', '.join(row.contender for row in rows))}</h1>\n"
         f"{_about(comparison)}\n{heading}\n"
         f'<div class="wide">{_table(rows, accuracy)}</div>\n{_notes(comparison, outcomes)}\n'
         f'<div class="pictures">{shown}</div>\n{_failures(outcomes)}</body></html>\n'
@@ -132,12 +120,6 @@ def _failures(outcomes: Sequence[Outcome]) -> str:
         for outcome in failed
     )
     return f"<h2>Failed</h2><ul>{lines}</ul>"
-
-
-def _picture(name: str, picture: bytes) -> str:
-    content = b64encode(picture).decode()
-    title = escape(TITLES[name])
-    return f'<figure><figcaption>{title}</figcaption><img alt="{title}" src="data:image/png;base64,{content}"></figure>'
 
 
 def _percent(share: float | None) -> str:

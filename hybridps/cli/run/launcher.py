@@ -217,7 +217,8 @@ class Launcher:
         group, restart = self._groups.children.index(child), ""
         others = [other for other in self._groups.children if other is not child]
         # A group that gossips would find no partner if the others have finished.
-        if child.status and (self._has_weights(others) or all(other.status for other in others)):
+        has_weights = self._has_weights(others) or all(other.status for other in others)
+        if child.status and has_weights and not self._servers.gone:
             restart = self._lives.failed(group, child.status, others_train=bool(running(others)))
         if child.status:
             said = f"{child.name} ended with {how_ended(child)}{self._what_follows(child, restart)}"
@@ -235,11 +236,13 @@ class Launcher:
         if restart:
             return f"; {restart}"
         self._failed = self._failed or child.status or 0
+        gone = self._servers.gone if self._launch.restarts else []
+        why_not = f"; not started again, because {', '.join(gone)} has ended" if gone else ""
         # with MXNet's servers, the other groups could not continue
         self._ends_all = child.status == MISUSED or self._launch.settings.backend == "mxnet" or self._never_ran(child)
         if not any(other is not child for other in self._groups.running):
-            return ""
-        return "; stopping the others" if self._ends_all else "; the other groups go on"
+            return why_not
+        return why_not + ("; stopping the others" if self._ends_all else "; the other groups go on")
 
     def _never_ran(self, child: Child) -> bool:
         """Return whether not all ranks of a group were started, for example because a host cannot be reached."""

@@ -53,6 +53,11 @@ class LaunchedServers:
     def children(self) -> list[Child]:
         return [*chain(*self.tiers)]
 
+    @property
+    def gone(self) -> list[str]:
+        """The names of the servers that have ended for good: they have no restarts left, or were not supervised."""
+        return [server.name for server in self.children if server.status is not None]
+
     def start(self) -> None:
         """Start the servers; those of racks last, as they need the addresses of their parents.
 

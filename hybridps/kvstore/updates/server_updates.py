@@ -41,6 +41,11 @@ class ServerUpdates:
         """Return whether the servers hold the key."""
         return name in self._gradients
 
+    @property
+    def from_snapshot(self) -> bool:
+        """Whether the servers had the weights from a snapshot, so that the stored values did not count."""
+        return self._gradients.from_snapshot
+
     def add(self, weights: Mapping[str, Arrays], stored: Mapping[str, NDArray]) -> None:
         """Let the servers hold these keys, with their `stored` values or with those there. Waits for other workers.
 
@@ -51,6 +56,8 @@ class ServerUpdates:
         for name, slot in slots.items():
             stored[name].copyto(slot)
         operate(list(slots.values()), self._gradients.join_weights())
+        for slot in slots.values():
+            slot.wait_to_read()
 
     def begin(self) -> None:
         """Begin a step."""

@@ -138,7 +138,8 @@ class Updates:
         servers.add(like, {name: self._stored(name) for name in weights})
         for name in weights:
             self._keys[name].at_servers, self._keys[name].stored = servers, None
-        if not self._algorithm.tier.rejoining.done:  # otherwise the servers have the states of the others' training
+        # In the other cases the servers have the states of a training, as well as its weights.
+        if not (self._algorithm.tier.rejoining.done or servers.from_snapshot):
             self._put_states(weights)
 
     def take_back(self, name: str) -> None:

@@ -101,6 +101,8 @@ class Client:
         for servers in (self.servers[1:], self.servers[:1]) if initialise else ():
             yield self._transfer(wire.Initial, joined, 0, spec.layout.length, initial, servers=servers)
         self._tables[table] = joined
+        if start is not None:
+            return Joining.SNAPSHOT
         return Joining.NEW if initialise and not self.has_parent else Joining.LATE
 
     def exchange(
