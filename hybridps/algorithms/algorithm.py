@@ -14,7 +14,6 @@ from hybridps.codecs import Quantised, Residuals, codec_of, spec_for
 from hybridps.errors import ConfigError
 from hybridps.memory import Layout
 from hybridps.packing import pack_arrays, unpack_arrays
-from hybridps.ps.clocks import BulkSynchronous
 from hybridps.ps.model import Joining, Meeting, Rules
 from hybridps.ps.rules import AnyRule, Sum
 from hybridps.tensor_collectives import Levels, Tensor, broadcast_
@@ -77,12 +76,12 @@ class Algorithm:
     @property
     def is_synchronous(self) -> bool:
         """Whether every round has a contribution from each group."""
-        return isinstance(self.row.clock, BulkSynchronous)
+        return self.row.is_synchronous
 
     @property
     def trains_in_step(self) -> bool:
         """Whether all groups do each step together, so that one that was restarted needs the state of another one."""
-        return self.is_synchronous and self.row.sends == "gradients"
+        return self.row.trains_in_step
 
     @property
     def keeps_gradients(self) -> bool:
@@ -96,19 +95,20 @@ class Algorithm:
         """
         return None
 
-    def initialise(self, table: str, layout: Layout, values: Tensor) -> None:
+    def initialise(self, table: str, layout: Layout, values: Tensor) -> bool:
         """Give all ranks of all groups the same `values`: those of the first group's leader.
 
         A group that starts after all others have their values, or rejoins them, keeps those of its own leader until it
-        joins the weights. Raises LayoutError, with the first keys that differ, unless all ranks and groups give the
-        same layout.
+        joins the weights. Returns whether this is such a group, with the same result on all of its ranks. Raises
+        LayoutError, with the first keys that differ, unless all ranks and groups give the same layout.
         """
         if self.tier.rejoining.restarted:
             check_same_layout(self.levels.group, table, layout)
             broadcast_(values, self.levels.group)
-            return
-        self.tier.register(f"{table}.initial", layout, values, Sum())
+            return True
+        joining = self.tier.register(f"{table}.initial", layout, values, Sum())
         self.tier.drop(f"{table}.initial")
+        return joining is Joining.DROPPED
 
     def join_gradients(self, table: str, layout: Layout) -> None:
         """Register a table of gradients. Call this before the first `reduce_`. Raises LayoutError like `initialise`."""

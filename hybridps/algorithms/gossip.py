@@ -76,11 +76,10 @@ class Gossip(AverageWeights):
         """On the leader: the trigger's state for each table."""
         self._step = 0
 
-    def initialise(self, table: str, layout: Layout, values: Tensor) -> None:
+    def initialise(self, table: str, layout: Layout, values: Tensor) -> bool:
         if self._gossip_tier is None:
-            super().initialise(table, layout, values)
-        else:
-            self._gossip_tier.share(f"{table}.initial", layout, values)
+            return super().initialise(table, layout, values)
+        return not self._gossip_tier.share(f"{table}.initial", layout, values)
 
     def join_weights(self, table: str, layout: Layout, weights: Tensor, receives: bool = False) -> bool:
         late = super().join_weights(table, layout, weights, receives)

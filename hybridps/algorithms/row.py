@@ -12,7 +12,7 @@ from msgspec import Meta
 from hybridps.codecs import CodecSpec
 from hybridps.config import Settings
 from hybridps.gossip import Partnership
-from hybridps.ps.clocks import Clock
+from hybridps.ps.clocks import BulkSynchronous, Clock
 from hybridps.ps.rules import AnyRule, Rule
 from hybridps.triggers import AnyTrigger, Every, parse
 
@@ -47,6 +47,16 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the rule's alpha is 0.9 / groups and follows the number of groups."""
     optimizer: Literal["any", "nesterov"] = "any"
     """The optimizer that each worker must use, checked where it is visible."""
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether every round has a contribution from each group."""
+        return isinstance(self.clock, BulkSynchronous)
+
+    @property
+    def trains_in_step(self) -> bool:
+        """Whether all groups do each step together, so that one that was restarted needs the state of another one."""
+        return self.is_synchronous and self.sends == "gradients"
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):

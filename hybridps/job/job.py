@@ -159,6 +159,7 @@ class Job:
             )
         if row.sends == "gradients" and (tau := self.session.settings.tau) is not None:
             self.session.note(f"HYBRIDPS_TAU={tau} (--tau) has no effect: {row.name} sends gradients in each step")
+        self._rejoining.takes_centre = self.session.settings.life > 0 and not row.trains_in_step
         levels = self._connect(row)
         tier = self._tier(row, levels.group, f"{self._algorithms}/")
         self._algorithms += 1

@@ -55,16 +55,17 @@ class GossipTier(NoTier):
         """What the leader tells its group: whether it failed, whether weights have changed, bytes sent, distance, and
         the silences."""
 
-    def share(self, table: str, layout: Layout, tensor: Tensor) -> None:
+    def share(self, table: str, layout: Layout, tensor: Tensor) -> bool:
         """Give all ranks of all groups the same `tensor`: that of the first group's leader.
 
-        A group that starts after all others have their tensors keeps its leader's. Raises, on all ranks of the group,
-        LayoutError with the first keys that differ between ranks or groups, or DeadlineError if the first group does
+        A group that starts after all others have their tensors keeps its leader's. Returns False in such a group.
+        Raises, on all ranks of the group, LayoutError with the first keys that differ between ranks or groups, or DeadlineError if the first group does
         not register the table in time.
         """
         check_same_layout(self._group, table, layout)
-        self._lead(lambda partners: partners.tables.share(self._prefix + table, layout, tensor.vectors[0]))
+        is_given = self._lead(lambda partners: partners.tables.share(self._prefix + table, layout, tensor.vectors[0]))
         broadcast_(tensor, self._group)
+        return bool(is_given)
 
     def register(
         self,

@@ -1,4 +1,7 @@
-"""How a group that was restarted takes part again in training in step: it waits for a meeting with the other groups."""
+"""How a group that was restarted, or that joins, takes part in a job under way.
+
+If the groups train in step, it waits for a meeting with the others. Otherwise it takes their centre.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,8 @@ class Rejoining:
     """Whether this group has rejoined the others, and has what they had given it."""
     deadline_seconds: float = 0.0
     announce: Callable[[], None] | None = None
+    takes_centre: bool = False
+    """Whether this group was restarted, or joins, where groups do not train in step, and so begins with the centre."""
 
     @property
     def restarted(self) -> bool:

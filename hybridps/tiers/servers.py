@@ -18,18 +18,14 @@ from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.session import agree
 from hybridps.ps.clocks import Clock
 from hybridps.ps.model import Joining, Meeting, Rules
-from hybridps.ps.rules import Rule, Sum
-from hybridps.ps.store import HasBarrier, HasMeetings, ParameterStore, Pending
+from hybridps.ps.rules import Rule
+from hybridps.ps.store import HasMeetings, ParameterStore, Pending
 from hybridps.shared_memory import shared_memory
 from hybridps.tensor_collectives import Tensor, broadcast_, reduce_
 from hybridps.tensor_collectives.tensor import Rows
+from hybridps.tiers.barrier import Barrier
 from hybridps.tiers.rejoining import TRY_SECONDS, Rejoining
 from hybridps.tiers.tier import check_same_layout, rows_for_servers
-
-BARRIER = "barrier"
-"""The barrier of a tier is an exchange of this table."""
-
-BARRIER_LAYOUT = Layout.of("float32", {BARRIER: (1,)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +85,7 @@ class ServersTier:
         self._store = store
         self._prefix = prefix
         self._tables: dict[str, _Table] = {}
+        self._barrier = None if store is None else Barrier(store, f"{prefix}barrier")
         self._under_way: deque[_Exchange] = deque()
         self._interrupted: list[_Exchange] = []
         """On the leader: exchanges that had no answer when a server went away. Each counts once or not at all."""
@@ -220,8 +217,8 @@ class ServersTier:
 
     def barrier(self) -> None:
         self._group.barrier()
-        if self._store is not None and not self.rejoining.waits:  # the others are in the middle of their training
-            self._meet_leaders(self._store)
+        if self._barrier is not None and not self.rejoining.waits:  # the others are in the middle of their training
+            self._barrier.meet(comes_late=self.rejoining.takes_centre and not self._tables)
         self._group.barrier()
 
     def meet(self) -> Meeting | None:
@@ -234,6 +231,8 @@ class ServersTier:
     def close(self) -> None:
         for table in list(self._tables):
             self.drop(table)
+        if self._barrier is not None:
+            self._barrier.close()
 
     def _end_interrupted(self, table: str) -> bool:
         """Complete the interrupted exchanges of a table that servers can answer. Returns whether one was completed."""
@@ -292,19 +291,6 @@ class ServersTier:
             values, answer = (array[done.start : done.stop] for array in (done.tensor.vectors[0], table.difference))
             self.distance = rule.distance(values, answer)
             rule.apply_answer_(values, answer)
-
-    def _meet_leaders(self, store: ParameterStore) -> None:
-        if isinstance(store, HasBarrier):
-            store.barrier()
-            return
-        name = self._prefix + BARRIER
-        if BARRIER not in self._tables:
-            joining = store.register(name, BARRIER_LAYOUT, None, Sum())
-            self._tables[BARRIER] = _Table(BARRIER_LAYOUT, Sum(), joining)
-        if self._tables[BARRIER].joining is Joining.DROPPED:
-            return  # the other groups have closed this algorithm, so there is nobody to wait for
-        values = np.ones(BARRIER_LAYOUT.length, BARRIER_LAYOUT.dtype)
-        store.exchange(name, values, values, 0, BARRIER_LAYOUT.length).wait()
 
     def _lead(self, work: Callable[[ParameterStore], Any]) -> Any:
         """Return the result of `work` on the leader (bool or str) to all ranks. An error is raised on all ranks."""

@@ -90,6 +90,69 @@ sys.exit(train.main(sys.argv[2:]))
 """
 
 
+BARRIERS = """
+import os, signal, sys, time
+from pathlib import Path
+import mxnet as mx
+
+back, states = Path(sys.argv[1], "back"), Path(sys.argv[1], "states")
+life = int(os.environ.get("HYBRIDPS_LIFE", "0"))
+kv = mx.kv.create("dist_hybridps")
+kv.barrier()  # as after a download
+weight, updates = mx.nd.zeros(4), "async" in kv.type
+kv.broadcast("w", weight, out=weight)
+if updates:
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.001, momentum=0.5, wd=0))
+    if states.exists():
+        kv.load_optimizer_states(str(states))  # this has a barrier too
+for step in range(3000):
+    kv.pushpull("w", mx.nd.ones(4), out=weight if updates else None)
+    weight.wait_to_read()
+    if step == 10 and kv.rank == 1 and not life:
+        if updates:
+            kv.save_optimizer_states(str(states))
+        os.kill(os.getpid(), signal.SIGKILL)
+    if life:
+        back.touch()
+    if step > 20 and back.exists():
+        break
+    time.sleep(0.01)
+before = time.monotonic()
+if kv.rank == 1:
+    time.sleep(2)
+kv.barrier()
+print(f"worker {kv.rank} in life {life} waited: {time.monotonic() - before > 1}", flush=True)
+"""
+
+READS_BETWEEN = """
+import os, signal, sys, time
+from pathlib import Path
+import mxnet as mx
+
+back, life = Path(sys.argv[1], "back"), int(os.environ.get("HYBRIDPS_LIFE", "0"))
+kv = mx.kv.create("dist_hybridps")
+weights = [mx.nd.full(10, kv.rank), mx.nd.full(10, kv.rank)]
+for key, weight in enumerate(weights):
+    kv.broadcast(key, weight, out=weight)
+    if life == int(sys.argv[2]):
+        weight.asnumpy()  # so the values travel one by one in this life, and together in the other
+if "async" in kv.type:
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.0, wd=0))
+for step in range(3000):
+    for key, weight in enumerate(weights):
+        kv.pushpull(key, mx.nd.ones(10), out=weight if "async" in kv.type else None)
+    mx.nd.waitall()
+    if step == 10 and kv.rank == 1 and not life:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if life:
+        back.touch()
+    if step > 20 and back.exists():
+        break
+    time.sleep(0.01)
+print(f"worker {kv.rank} in life {life} ends with {weights[1].asnumpy()[0]}", flush=True)
+"""
+
+
 def launch(script: Path, *words: object, options: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     command = [sys.executable, "-m", "hybridps.cli", "run", "-n", "2", "--groups", "2", "--restarts", "1", *options]
@@ -108,6 +171,34 @@ def test_a_first_gradient_of_old_weights_does_not_count(tmp_path: Path, algorith
     told = [line.partition("reached ")[2] for line in done.stdout.splitlines() if "reached" in line]
     assert len(told) == 2
     assert all(-5 < float(weight) < -0.01 for weight in told), told
+
+
+@pytest.mark.parametrize("algorithm", ["elastic", "async"])
+def test_a_group_that_comes_back_meets_nobody_before_it_trains_and_all_at_the_end(
+    tmp_path: Path, algorithm: str
+) -> None:
+    """The others are in the middle of their training, where they do not call the barriers of a script's beginning."""
+    script = tmp_path / "script.py"
+    script.write_text(BARRIERS)
+    done = launch(script, tmp_path, options=("--algorithm", algorithm, "--set", "deadline_seconds=60"))
+    assert done.returncode == 0, done.stderr
+    told = sorted(line.partition("worker ")[2] for line in done.stdout.splitlines() if "waited" in line)
+    assert told == ["0 in life 0 waited: True", "1 in life 1 waited: True"]
+
+
+@pytest.mark.parametrize("reader", [0, 1])
+@pytest.mark.parametrize("algorithm", ["elastic", "async", "gossip"])
+def test_a_group_comes_back_though_its_initial_values_come_in_other_parts(
+    tmp_path: Path, algorithm: str, reader: int
+) -> None:
+    """How many keys travel together depends on when the script reads them."""
+    script = tmp_path / "script.py"
+    script.write_text(READS_BETWEEN)
+    done = launch(script, tmp_path, reader, options=("--algorithm", algorithm))
+    assert done.returncode == 0, done.stderr
+    told = sorted(line.partition("worker ")[2] for line in done.stdout.splitlines() if "ends with" in line)
+    # Groups that gossip send only what has changed.
+    assert told == ["0 in life 0 ends with 0.0", f"1 in life 1 ends with {1.0 if algorithm == 'gossip' else 0.0}"]
 
 
 @pytest.mark.parametrize("options", [(), ("--algorithm", "sync")], ids=["named by the script", "named at the start"])

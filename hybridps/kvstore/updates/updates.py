@@ -139,7 +139,8 @@ class Updates:
         for name in weights:
             self._keys[name].at_servers, self._keys[name].stored = servers, None
         # In the other cases the servers have the states of a training, as well as its weights.
-        if not (self._algorithm.tier.rejoining.done or servers.from_snapshot):
+        rejoining = self._algorithm.tier.rejoining
+        if not (rejoining.done or rejoining.takes_centre or servers.from_snapshot):
             self._put_states(weights)
 
     def take_back(self, name: str) -> None:
@@ -182,37 +183,28 @@ class Updates:
             self.updater.states = own
 
     @property
-    def servers_have_states(self) -> bool:
-        """Whether this worker has no states of its own, and those at the servers are another worker's."""
-        if self._place.worker == 0 or self._group_updates:
-            return False
-        return all(self.at_servers(name) is not None for name in self._keys)
-
-    @property
     def are_at_servers(self) -> bool:
         """Whether servers update, the same on all workers."""
         return bool(self._at_servers)
 
-    def set_states(self, states: bytes | None, name: str) -> None:
+    def set_states(self, states: bytes, name: str) -> None:
         """Continue from `states`, the contents of the file `name`. Servers take the states of the first worker.
 
         Raises HybridPSError, and changes nothing, if the states do not fit these keys and, at servers, this optimizer.
         """
         updater = self.updater
-        before = updater.optimizer
-        if states is not None:
-            kept = {name: getattr(updater, name) for name in ("optimizer", "states", "states_synced")}
-            try:
-                set_states(updater, states, name)
-                self._check_states()
-            except HybridPSError:
-                vars(updater).update(kept)
-                raise
+        kept = {name: getattr(updater, name) for name in ("optimizer", "states", "states_synced")}
+        try:
+            set_states(updater, states, name)
+            self._check_states()
+        except HybridPSError:
+            vars(updater).update(kept)
+            raise
         if self._group_updates:
             self._begin_anew(updater, table_rule(updater.optimizer))
             return
         names = [name for name, key in self._keys.items() if key.at_servers is not None]
-        self._put_states(names, adds_up_anew=updater.optimizer is not before)
+        self._put_states(names, adds_up_anew=updater.optimizer is not kept["optimizer"])
 
     @property
     def _group_updates(self) -> bool:

@@ -51,6 +51,9 @@ class InitialValues:
     on the values; both are those of the first group. So groups need not have the same keys at the same time: one that
     has fewer keeps the remaining values until it reaches their keys. A group that finds another network in the stream
     keeps its own values. The tables that it then joins have another layout, and the error names the key.
+
+    A stream ends when tables are made, and the next key begins another one. How a stream is divided depends on when its
+    keys come. So a group that comes too late for one part keeps its own values for the rest of the stream.
     """
 
     def __init__(self, schedule: Schedule, algorithm: Algorithm, context: JobContext, prefix: str) -> None:
@@ -62,8 +65,10 @@ class InitialValues:
         """Whether this group has found another network in the stream."""
         self._one_each = context.whole_tables
         self._prefix = prefix
-        self._parts = 0
-        """The number of parts of the stream, and of messages about them, that the groups have shared."""
+        self._streams = self._parts = 0
+        """The number of streams that have ended; and of this one's parts, and of messages about them."""
+        self._is_late = False
+        """Whether this group has come too late for the stream."""
         self._left = np.empty(0)
         """Values of keys that this group has not reached yet."""
 
@@ -94,13 +99,14 @@ class InitialValues:
         """
         if not self._follows or self._differs:
             return
-        first = self._share_numbers(0, 0, len(layouts))
-        if not first[0] and first[2] != len(layouts):
+        count, _, tables = self._share_numbers(0, 0, len(layouts))
+        if not count and tables != len(layouts):
             kinds = ", ".join(f"key {layout.slots[0].key!r} of {layout.dtype}" for layout in layouts)
             raise LayoutError(
-                f"this group has {len(layouts)} kinds of keys ({kinds}), and the first group has {first[2]}: all "
-                "groups must have the same network"
+                f"this group has {len(layouts)} kinds of keys ({kinds}), and the first group has {tables}: all groups "
+                "must have the same network"
             )
+        self._streams, self._parts, self._is_late = self._streams + 1, 0, False
 
     def _take(self, value: np.ndarray) -> None:
         if value.size <= self._left.size and value.dtype == self._left.dtype:
@@ -111,27 +117,27 @@ class InitialValues:
 
     def _agree(self, values: np.ndarray, key: str) -> np.ndarray:
         """Return the next values of the stream, from the key on: these, or those of the first group."""
-        if self._differs:
-            broadcast_(Tensor([values]), self._algorithm.levels.group)
-            return values
-        if self._follows:
+        if self._follows and not self._differs:
             count, itemsize, _ = self._share_numbers(values.size, values.itemsize, 0)
             if not count or itemsize != values.itemsize:
                 self._differs = True
                 return values
             values = np.resize(values, count)
-        self._parts += 1
-        return self._share(f"{self._prefix}{self._parts}.values", values, key)
+        return self._share("values", values, key)
 
     def _share_numbers(self, count: int, itemsize: int, tables: int) -> tuple[int, int, int]:
         """Return the first group's numbers."""
-        self._parts += 1
-        told = self._share(f"{self._prefix}{self._parts}", np.array([count, itemsize, tables], "float64"))
+        told = self._share("numbers", np.array([count, itemsize, tables], "float64"), "numbers")
         return int(told[0]), int(told[1]), int(told[2])
 
-    def _share(self, table: str, values: np.ndarray, key: str = "numbers") -> np.ndarray:
-        """Return the first group's values. `key`: the first key that they belong to, for messages."""
+    def _share(self, what: str, values: np.ndarray, key: str) -> np.ndarray:
+        """Return the first group's values, or its own. `key`: the first key that they belong to, for messages."""
+        if self._differs or self._is_late:
+            broadcast_(Tensor([values]), self._algorithm.levels.group)
+            return values
+        self._parts += 1
         layout = Layout.of(values.dtype.name, {key: values.shape})
         flat = values if values.size == layout.length else np.resize(values, layout.length)
-        self._algorithm.initialise(table, layout, Tensor([flat]))
+        table = f"{self._prefix}{self._streams}.{self._parts}.{what}"
+        self._is_late = self._algorithm.initialise(table, layout, Tensor([flat])) and self._follows
         return flat[: values.size]
