@@ -293,7 +293,7 @@ class Job:
 
     def _tier(self, row: Row, group: Group, prefix: str) -> Tier:
         if row.partnership is not None and self.session.plan.groups > 1:
-            self._gossip_tier = GossipTier(group, self._partners, row.partnership, prefix)
+            self._gossip_tier = GossipTier(group, self._partners, row.partnership, self.session.plan.groups, prefix)
             return self._gossip_tier
         if self.servers and row.tier != "gossip":
             return ServersTier(group, self._store, prefix, self._rejoining)

@@ -36,11 +36,13 @@ class GossipTier(NoTier):
     """One rank's gossip with other groups. `Tier` documents the methods.
 
     `partners`: given to the leader; None on the other ranks. Several tiers share them; `prefix` keeps their tables
-    apart. The weights of a table are the group's own. `register` compares layouts, and finds out whether the group is
+    apart. `groups`: how many the job has. The weights of a table are the group's own. `register` compares layouts, and finds out whether the group is
     late.
     """
 
-    def __init__(self, group: Group, partners: Partners | None, partnership: Partnership, prefix: str = "") -> None:
+    def __init__(
+        self, group: Group, partners: Partners | None, partnership: Partnership, groups: int, prefix: str = ""
+    ) -> None:
         super().__init__(group)
         self.distance = float("nan")
         self._partners = partners
@@ -48,7 +50,6 @@ class GossipTier(NoTier):
         self._prefix = prefix
         self._tables: dict[str, Exchange | None] = {}
         """The registered tables. On the leader, each with its exchange."""
-        groups = int(self._lead(lambda partners: partners.size))
         self.silences = np.zeros(groups)
         """For how many seconds each group had not answered the leader, at the last averaging."""
         self._told = np.zeros(4 + groups)
@@ -59,8 +60,8 @@ class GossipTier(NoTier):
         """Give all ranks of all groups the same `tensor`: that of the first group's leader.
 
         A group that starts after all others have their tensors keeps its leader's. Returns False in such a group.
-        Raises, on all ranks of the group, LayoutError with the first keys that differ between ranks or groups, or DeadlineError if the first group does
-        not register the table in time.
+        Raises, on all ranks of the group, LayoutError with the first keys that differ between ranks or groups, or
+        DeadlineError if the first group does not register the table in time.
         """
         check_same_layout(self._group, table, layout)
         is_given = self._lead(lambda partners: partners.tables.share(self._prefix + table, layout, tensor.vectors[0]))

@@ -97,7 +97,7 @@ def _run_gossip(groups: Groups, row: Row, work: Callable[[Algorithm, int], objec
         index = groups.index_of(world.rank)
         partners = circle.open(index) if levels.group.rank == 0 else None
         assert row.partnership is not None
-        tier = GossipTier(levels.group, partners, row.partnership, "0/")
+        tier = GossipTier(levels.group, partners, row.partnership, len(groups.sizes), "0/")
         try:
             algorithm = make_algorithm(row, levels, tier, workers=sum(groups.sizes))
             result = work(algorithm, world.rank)
