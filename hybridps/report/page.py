@@ -16,7 +16,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1180px; mar
 h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
 pre { background: #f5f5f5; padding: .7em 1em; overflow-x: auto; }
 table { border-collapse: collapse; font-size: 14px; } .wide { overflow-x: auto; }
-th, td { padding: .3em .8em; text-align: right; border-bottom: 1px solid #ddd; vertical-align: top; }
+th, td { padding: .3em .6em; text-align: right; border-bottom: 1px solid #ddd; vertical-align: top; }
 th:first-child, td:first-child { text-align: left; } th { font-weight: 600; border-bottom: 2px solid #999; }
 small { color: #777; white-space: nowrap; } .failed { color: #b00020; }
 .pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 1.5em; }

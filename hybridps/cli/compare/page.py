@@ -129,6 +129,8 @@ def _percent(share: float | None) -> str:
 def _spread(spread: Spread | None, text: Callable[[float], str]) -> str:
     if spread is None:
         return "-"
-    if spread.count == 1:
-        return text(spread.mean)
-    return f"{text(spread.mean)} ({text(spread.least)} to {text(spread.most)})"
+    mean, least, most = text(spread.mean), text(spread.least), text(spread.most)
+    if spread.count == 1 or least == most:
+        return mean
+    number, _, unit = least.partition(" ")
+    return f"{mean} ({number if most.endswith(f' {unit}') else least} to {most})"
