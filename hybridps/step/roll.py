@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
 
 from hybridps.events import Counted
 from hybridps.resuming import notice
@@ -56,21 +57,30 @@ class Roll:
         self._workers_of = [self.divisor]
         """The number of workers after each number of changes."""
         self._begun, self._next, self._soon = 0, 1, 0
+        self._latest: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        """For each model, which of the steps of all models was its latest one."""
+        self._to_hand_in: WeakSet[object] | None = None
+        """The models in training that have not begun a step since the group was told to leave."""
         self._looked = 0, time.monotonic()
         self._seen: deque[_Seen] = deque()
         self._told = threading.Event()
         self._asked = False
 
-    def begin(self) -> None:
-        """Begin a step."""
-        if self.hands_in:
-            notice.agreed = True
+    def begin(self, model: object) -> None:
+        """Begin a step of a model, which may be any object. A group leaves when all its models were averaged again."""
+        if self._to_hand_in is not None:
+            self._to_hand_in.discard(model)
+            notice.agreed |= not self._to_hand_in
         self._begun += 1
+        before = self._latest.get(model, self._begun)
+        self._latest[model] = self._begun
         if self._begun < self._next:
             return
         steps = 1
         if self._asked:
             steps = self._take()
+            if self.hands_in and self._to_hand_in is None:  # too late for this step of this model
+                self._to_hand_in = WeakSet(other for other, latest in self._latest.items() if latest >= before)
         self._next = self._begun + steps
         self._asked = True
         begun, since = self._looked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -54,7 +55,7 @@ def test_sums_stand_for_more_workers_when_all_programs_have_read_that() -> None:
         headcount, seen = Headcount(2, 2), []
         schedule = schedule_of(group, headcount)
         for step in range(3 * LATE):
-            schedule.roll.begin()
+            schedule.roll.begin(group)
             if step >= LATE * group.rank:
                 headcount.read_workers()
             seen.append((headcount.workers, schedule.roll.groups, schedule.roll.divisor))
@@ -73,19 +74,42 @@ def test_all_ranks_leave_after_the_same_step(told: Notice) -> None:
         schedule = schedule_of(group, Headcount(3, 4))
         step = 0
         while not schedule.roll.hands_in:
-            schedule.roll.begin()
+            schedule.roll.begin(group)
             step += 1
             if group.rank == 1 and step == 3:
                 assert not leaving()
                 told.given = True
             time.sleep(0.001)
-        schedule.roll.begin()
+        schedule.roll.begin(group)
         assert leaving()
         schedule.close()
         return step
 
     first, second = ThreadGroup.run(2, body)
     assert first == second
+
+
+def test_a_group_leaves_when_both_of_its_models_were_averaged_again(told: Notice) -> None:
+    """And not later because of a model that is no longer trained."""
+
+    def body(group: ThreadGroup) -> None:
+        schedule = schedule_of(group, Headcount(2, 2))
+        earlier, *both = (type("Model", (), {})() for _ in range(3))
+        models = itertools.cycle(both)
+        for model in (earlier, *both):
+            schedule.roll.begin(model)
+        told.given = True
+        while not schedule.roll.hands_in:
+            schedule.roll.begin(next(models))
+            time.sleep(0.001)
+        assert not leaving(), "the model that was told had decided about its averaging before"
+        schedule.roll.begin(next(models))
+        assert not leaving()
+        schedule.roll.begin(next(models))
+        assert leaving()
+        schedule.close()
+
+    ThreadGroup.run(1, body)
 
 
 @pytest.mark.parametrize(("given", "alpha"), [({}, 0.3), ({"alpha": 0.5}, 0.5)])

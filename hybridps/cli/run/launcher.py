@@ -210,8 +210,10 @@ class Launcher:
         if self._stopping or self._signals:
             return
         if child not in self._groups.children:
+            folder = self._launch.settings.snapshots
+            then = "" if folder is None else f"; the same command starts again from the snapshots in {folder}"
             self._screen.message(
-                f"{child.name} ended with {how_ended(child)}; groups that need it end at their deadline"
+                f"{child.name} ended with {how_ended(child)}; groups that need it end at their deadline{then}"
             )
             return
         group, restart = self._groups.children.index(child), ""
