@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from contextlib import suppress
 from types import FrameType
@@ -36,6 +37,17 @@ class Notice:
             with suppress(ValueError):
                 signal.signal(signal.SIGUSR1, self._hear)
                 signal.signal(signal.SIGTERM, self._hear)
+                os.register_at_fork(after_in_child=self._leave_to_parent)
+
+    def _leave_to_parent(self) -> None:
+        """Take no notice in a forked process, such as a worker of a DataLoader, which its parent ends by SIGTERM.
+
+        It ignores SIGUSR1: `mpirun` sends that signal to the whole process group of a rank, which needs its processes
+        until it leaves.
+        """
+        for number, handler in ((signal.SIGUSR1, signal.SIG_IGN), (signal.SIGTERM, signal.SIG_DFL)):
+            if signal.getsignal(number) == self._hear:
+                signal.signal(number, handler)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self.given = True

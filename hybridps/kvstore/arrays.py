@@ -99,14 +99,19 @@ def address_of(array: NDArray) -> int | None:
     return address.value
 
 
+def all_arrays() -> list[NDArray]:
+    """Return all arrays that Python's garbage collector tracks."""
+    found = [each for each in gc.get_objects() if issubclass(type(each), NDArray)]
+    # An array without a handle is being made or freed, on this thread or another, and uses no memory.
+    return [each for each in found if hasattr(each, "handle")]
+
+
 class MemoryInUse:
     """The memory that the program's dense arrays use now."""
 
     def __init__(self) -> None:
-        """Inspect all arrays that Python's garbage collector tracks."""
-        found = [each for each in gc.get_objects() if issubclass(type(each), NDArray)]
-        # An array without a handle is being made or freed, on this thread or another, and uses no memory.
-        arrays = [each for each in found if hasattr(each, "handle") and each.stype == "default"]
+        """Inspect the memory of all arrays."""
+        arrays = [each for each in all_arrays() if each.stype == "default"]
         begins = sorted((address_of(array) or 0, nbytes_of(array)) for array in arrays)
         self._begins = [begin for begin, _ in begins]
         self._ends = list(itertools.accumulate((begin + nbytes for begin, nbytes in begins), max))

@@ -9,7 +9,7 @@ from mxnet.ndarray import NDArray
 
 from hybridps.algorithms import AnyRule
 from hybridps.kvstore.arrays import address_of, array_over, dense, dtype_of, is_dense, operate
-from hybridps.kvstore.moved import Movable, MovedArray, is_overwritten, mark
+from hybridps.kvstore.moved import Movable, MovedArray, in_graphs, is_overwritten, mark
 from hybridps.step import Gradients, KeySpec
 
 Arrays = Sequence[NDArray]
@@ -83,16 +83,24 @@ class GradientArrays:
         """Return whether a sum leaves the gradients of a key unchanged."""
         return name in self._answers
 
-    def sum(self, name: str, values: Arrays, priority: int, in_step: bool, rule: AnyRule | None = None) -> Arrays:
+    def sum(
+        self,
+        name: str,
+        values: Arrays,
+        priority: int,
+        in_step: bool,
+        rule: AnyRule | None = None,
+        in_place: bool = False,
+    ) -> Arrays:
         """Begin to sum a gradient over devices and workers. Return the arrays for the sum: one, or one for each device.
 
-        If the servers update by `rule`, the arrays receive the new weights.
+        If the servers update by `rule`, the arrays receive the new weights. `in_place`: the sum may replace `values`.
         """
         slots = self._slots[name]
         if name in self._empty:
             self._gradients.push(name, in_step, rule)()
             return values
-        summed, item = self._fill(name, slots, values), self._gradients.push(name, in_step, rule)
+        summed, item = self._fill(name, slots, values, in_place), self._gradients.push(name, in_step, rule)
         if name not in self._answers:
             operate(slots, item, priority)
             return summed
@@ -102,17 +110,17 @@ class GradientArrays:
     def move_in(self, weights: Mapping[str, Arrays], gradients: Mapping[str, Arrays]) -> None:
         """Let backward write gradients directly into the arenas, where that is safe. Waits for the gradients.
 
-        An array stays where it is if the program has a view of it, which would keep the old memory, or if another store
-        has moved it.
+        An array stays where it is if another store has moved it, or if something would keep its old memory: a view, or
+        a graph that autograd has recorded.
         """
         if not gradients:
             return
-        movable = Movable()
+        movable, kept = Movable(), in_graphs(weight for name in gradients for weight in weights[name])
         for name, arrays in gradients.items():
             slots = self._slots[name]
             for device, (weight, gradient) in enumerate(zip(weights[name], arrays[: len(slots)], strict=False)):
                 is_own = gradient in movable and _is_gradient_of(weight, gradient, slots[device])
-                if is_own and is_overwritten(weight, gradient):
+                if is_own and id(weight) not in kept and is_overwritten(weight, gradient):
                     self._moved[name, device] = MovedGradient(weight, gradient, slots[device])
                     slots[device] = gradient
 
@@ -130,18 +138,18 @@ class GradientArrays:
             elif moved.weight._fresh_grad:
                 moved.is_settled = True
 
-    def _fill(self, name: str, slots: list[NDArray], values: Arrays) -> Arrays:
+    def _fill(self, name: str, slots: list[NDArray], values: Arrays, in_place: bool) -> Arrays:
         """Copy the values to the slots, unless they are there already. Return the slots for the sum."""
         if len(values) == len(slots) and all(is_dense(value) for value in values):
             for device, gradient in enumerate(values):
                 if not self._lives_here(name, device, gradient):
                     gradient.copyto(slots[device])
+                elif not (in_place or self.stay(name)):
+                    self._leave(name, device)
             return list(slots)
         parts = [dense(value).as_in_context(values[0].context) for value in values]
         for device in range(len(slots)):
-            moved = self._moved.get((name, device))
-            if moved is not None:
-                self._move_out(name, device, moved.leave() if moved.holds else None)
+            self._leave(name, device)
         (mx.nd.add_n(*parts) if len(parts) > 1 else parts[0]).copyto(slots[0])
         for slot in slots[1:]:
             slot[:] = 0
@@ -161,8 +169,14 @@ class GradientArrays:
         # The last sum may be under way, and MXNet orders later work after it only on the array that it uses.
         if not moved.holds:
             mx.nd.waitall()
-        self._move_out(name, device, moved.leave() if moved.holds else None)
+        self._leave(name, device)
         return False
+
+    def _leave(self, name: str, device: int) -> None:
+        """Give the user's array memory of its own, if it was moved."""
+        moved = self._moved.get((name, device))
+        if moved is not None:
+            self._move_out(name, device, moved.leave() if moved.holds else None)
 
     def _move_out(self, name: str, device: int, slot: NDArray | None = None) -> None:
         """Use another array over the slot from now on: the user's array is no longer the slot."""

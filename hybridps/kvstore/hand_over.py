@@ -107,8 +107,7 @@ def unpack(content: bytes, holders: Sequence[Holder]) -> tuple[int, int]:
             _check(parameter, array)
         for parameter, array in zip(parameters, weights, strict=True):
             if array is not None:
-                parameter.set_data(_like(parameter, array))
-                parameter._finish_deferred_init()  # its shape is known now, also before a first forward pass
+                _set_weight(parameter, _like(parameter, array))
         if is_trainer:
             _set_optimizer(holder, arrays[f"{number} optimizer"].tobytes())
         scaler, scale = getattr(holder, "_amp_loss_scaler", None), arrays.get(f"{number} scaler")
@@ -141,6 +140,20 @@ def _updaters(trainer: gluon.Trainer) -> list[Any]:
 def _like(parameter: gluon.Parameter, array: np.ndarray) -> mx.nd.NDArray:
     values = mx.nd.array(array, dtype=array.dtype)
     return values if parameter._stype == "default" else values.tostype(parameter._stype)
+
+
+def _set_weight(parameter: gluon.Parameter, values: mx.nd.NDArray) -> None:
+    """Set a parameter and, if its Trainer's store has it already, the stored value."""
+    trainer = parameter._trainer
+    store: Any = None if trainer is None or parameter in trainer._params_to_init else trainer._kvstore
+    if not hasattr(store, "set_stored"):
+        parameter.set_data(values)
+        parameter._finish_deferred_init()  # its shape is known now, also before a first forward pass
+        return
+    # `set_data` would make the Trainer create its store anew, which MXNet refuses if the store is distributed.
+    store.set_stored(trainer._param2idx[parameter.name], values)
+    for array in parameter._data:
+        array[:] = values
 
 
 def _set_optimizer(trainer: gluon.Trainer, content: bytes) -> None:

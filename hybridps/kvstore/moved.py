@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from weakref import WeakSet
 
+import mxnet as mx
 from mxnet import autograd
 from mxnet.executor import Executor
 from mxnet.gluon import HybridBlock
 from mxnet.ndarray import CachedOp, NDArray
 
-from hybridps.kvstore.arrays import MemoryInUse, is_alike
+from hybridps.kvstore.arrays import MemoryInUse, all_arrays, is_alike
 
 
 class MovedArray:
@@ -63,17 +64,38 @@ class Movable:
 def move_weights(weights: Mapping[str, NDArray], slots: Mapping[str, NDArray]) -> dict[str, MovedWeight]:
     """Move weights to the memory of their slots, where that is safe. Waits for their gradients.
 
-    A weight stays where it is if something may keep its old memory: a view, an executor, or a network that is
-    hybridized with static shapes.
+    A weight stays where it is if something may keep its old memory: a view, an executor, a graph that autograd has
+    recorded, or a network that is hybridized with static shapes.
     """
     if not weights or _networks_keep_memory():
         return {}
-    movable, bound = Movable(), _bound()
+    movable, kept = Movable(), _bound() | in_graphs(weights.values())
     return {
         name: MovedWeight(weight, slots[name])
         for name, weight in weights.items()
-        if id(weight) not in bound and is_alike(weight, slots[name]) and weight in movable and _can_be_marked(weight)
+        if id(weight) not in kept and is_alike(weight, slots[name]) and weight in movable and _can_be_marked(weight)
     }
+
+
+def in_graphs(weights: Iterable[NDArray]) -> set[int]:
+    """Return the identities of the weights in graphs that the program may still differentiate.
+
+    Such a graph reads the memory that the weights had when autograd recorded it, and writes to that of their gradients.
+    """
+    variables = {id(weight): _graph_of(weight) for weight in weights}
+    graphs = [_graph_of(array) for array in all_arrays() if id(array) not in variables]
+    graphs = [graph for graph in graphs if graph is not None]
+    reached = set(mx.sym.Group(graphs).list_arguments()) if graphs else set()
+    names = {each: graph.list_arguments() for each, graph in variables.items() if graph is not None}
+    return {each for each, of_weight in names.items() if not reached.isdisjoint(of_weight)}
+
+
+def _graph_of(array: NDArray) -> mx.sym.Symbol | None:
+    """Return the graph that leads to an array; None if autograd has recorded none, or has freed it after backward."""
+    try:
+        return autograd.get_symbol(array)
+    except mx.MXNetError:
+        return None
 
 
 def mark(weight: NDArray, gradient: NDArray, fresh: bool) -> None:

@@ -68,8 +68,16 @@ class SharedJob:
         mx.nd.waitall()
 
     def close(self) -> None:
-        """Finish, and leave the job."""
-        self.finish()
+        """Finish, and leave the job. MXNet says nothing of a failed operation whose result no script reads; this does.
+
+        It is no reason to end the process in another way than MXNet's own stores do, and other ranks wait for this one.
+        """
+        try:
+            self.finish()
+        except mx.MXNetError as error:
+            why = str(error).rpartition("\n")[2]
+            told = f"an operation of MXNet failed on worker {self.job.worker}, and the script has not read its result"
+            print(f"hybridps: {told}: {why}", file=sys.stderr, flush=True)
         try:
             if self._profile is not None:
                 self._profile.close()

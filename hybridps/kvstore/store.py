@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hybridps.kvstore.servers import StoreHandle, command, watched_workers
 from hybridps.kvstore.sparse import retained
 from hybridps.kvstore.training import Training
 from hybridps.kvstore.updates.optimizers import open_scale, optimizer_of
+from hybridps.kvstore.updates.reading import read_together
 from hybridps.ps.rules import SGD
 
 PREFIX = "dist_hybridps_"
@@ -60,9 +62,12 @@ class HybridKVStore(KVStore):
         self._closed = False
         self._workers_read = held.job.workers
         """The number of workers that the script last read."""
+        self._reads = count()
+        """Numbers for what is read together."""
         self._kind: type | None = None
         """The kind of all keys, int or str; None as long as there is no key."""
-        held.trainings.add(self._training)
+        self._trainings = held.trainings
+        self._trainings.add(self._training)
 
     def close(self) -> None:
         """Free what the store holds, here and at the servers. Not a collective. A second call does nothing."""
@@ -99,8 +104,8 @@ class HybridKVStore(KVStore):
                     "Let the store update (unset MXNET_UPDATE_ON_KVSTORE), or broadcast the weights; for plain sums "
                     "use push"
                 )
-            may_move = not (updates or each.others)
-            summed = self._training.sum_in_step(each.name, each.values, priority, may_move)
+            in_place = not (updates or each.others)
+            summed = self._training.sum_in_step(each.name, each.values, priority, in_place)
             if updates:
                 summed = [self._training.updates.update(each.name, summed[0], each.others)]
             copy_all(summed, each.others or each.values)
@@ -178,17 +183,20 @@ class HybridKVStore(KVStore):
 
     @as_mxnet_does
     def load_optimizer_states(self, fname: str) -> None:
-        """Load the optimizer's states from a file. All workers call this; the servers take the first worker's.
+        """Load the optimizer's states from a file. All workers call this.
 
-        A worker other than the first needs no file if all its states are at the servers.
+        If servers update, or each worker a part of the weights, all take the first worker's file, and no other worker
+        needs one. Raises OSError on all workers if that one cannot be read. Otherwise each worker has a file of its
+        own; the workers of a group raise OSError if one of them cannot read its file.
         """
         assert self._updater is not None, "there is no optimizer: call set_optimizer first"
-        path = Path(fname)
-        states = None if self._training.updates.servers_have_states and not path.exists() else path.read_bytes()
+        updates = self._training.updates
+        table = f"states{next(self._reads)}" if updates.are_at_servers else None
+        states, is_late = read_together(Path(fname), self.rank, self._algorithm, self._schedule.call, table)
         try:
-            self._training.updates.set_states(states, fname)
+            updates.set_states(states, fname)
         finally:
-            if self._training.updates.are_at_servers:
+            if updates.are_at_servers and not is_late:
                 self.barrier()  # also after an error, as other workers may have none
 
     @as_mxnet_does
@@ -211,6 +219,10 @@ class HybridKVStore(KVStore):
         and nothing is given.
         """
         return epochs(self._job, self._algorithm, self._schedule, range(begin, total), holders)
+
+    def set_stored(self, key: int | str, value: NDArray) -> None:
+        """Replace the stored value of a key, before its first gradient, by one that another group has handed over."""
+        self._training.set_stored(str(key), value)
 
     def is_capable(self, capability: str) -> bool:
         """Return whether the store can be given an optimizer. Raises ValueError for an unknown capability."""
@@ -242,7 +254,8 @@ class HybridKVStore(KVStore):
         workers = self._job.workers
         if workers != self._workers_read:
             self._workers_read = workers
-            open_scale(optimizer_of(self._updater))
+            for training in self._trainings:  # the Trainer that divides may have created a store of its own
+                open_scale(optimizer_of(training.updates.updater))
         return workers
 
     @as_mxnet_does

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mxnet as mx
 import numpy as np
@@ -23,6 +23,9 @@ from hybridps.kvstore.sparse import SparseArrays, all_rows
 from hybridps.kvstore.updates import Updates
 from hybridps.memory import Layout
 from hybridps.step import Gradients, InitialValues, JobContext, KeySpec, Schedule, SparseGradients, Weights
+
+if TYPE_CHECKING:
+    from hybridps.kvstore.updates.server_updates import ServerUpdates
 
 
 class Training:
@@ -58,6 +61,8 @@ class Training:
         self._pushed: dict[str, Sequence[NDArray]] = {}
         self._before: dict[str, Sequence[NDArray]] = {}
         """The arrays that were pushed in the previous step."""
+        self._preserved: set[str] = set()
+        """Keys with a gradient that was summed elsewhere, as the program may still read it."""
         self._places: dict[str, int] = {}
         """The position of each key in a step, from the second step on."""
         self._leading: set[str] = set()
@@ -105,18 +110,24 @@ class Training:
             raise LayoutError(f"key {name!r} is unknown: broadcast or init it first ({len(self.keys)} keys are known)")
         return self.keys[name]
 
-    def sum_in_step(self, name: str, values: Sequence[NDArray], priority: int, may_move: bool) -> Sequence[NDArray]:
+    def set_stored(self, name: str, value: NDArray) -> None:
+        """Replace the stored value of a key. From the first gradient on, the servers may have it instead."""
+        stored = self.key(name).stored
+        if stored is not None:
+            value.copyto(stored)
+
+    def sum_in_step(self, name: str, values: Sequence[NDArray], priority: int, in_place: bool) -> Sequence[NDArray]:
         """Begin to sum the values over devices and workers. Return the arrays for the sum: one, or one for each device.
 
-        If the servers update, the arrays receive the weights. `may_move`: the sum replaces the values, so that these
+        If the servers update, the arrays receive the weights. `in_place`: the sum replaces the values, so that these
         may live in memory of hybridps.
         """
         self.key(name)
         if self._is_first(name):
-            self._begin(may_move)
+            self._begin()
         self._pushed[name] = values
         self._averaging.announce(name)  # a key that the store trains may have been initialised, not broadcast
-        summed = self._sum(name, values, priority, in_step=True, is_first=not self._step)
+        summed = self._sum(name, values, priority, in_step=True, is_first=not self._step, in_place=in_place)
         if not self._store_updates() and not self._averaging.averages(name):
             self.keys[name].stored = _kept(summed[0])
         return summed
@@ -126,7 +137,7 @@ class Training:
         key = self.key(name)
         self._averaging.push_alone(name)
         if name in self._leading and self._step >= 2 and self._before.keys() <= self._pushed.keys():
-            self._begin(may_move=False)
+            self._begin()
         key.pushes += 1
         summed = self._sum(name, values, priority, in_step=False, is_first=key.pushes == 1)[0]
         if not self._store_updates():
@@ -191,7 +202,7 @@ class Training:
             return False
         return all(other in self._pushed for other in self._before if self._places.get(other, 0) > place)
 
-    def _begin(self, may_move: bool) -> None:
+    def _begin(self) -> None:
         """Begin a step."""
         self._step += 1
         if self._step == 1:
@@ -212,18 +223,22 @@ class Training:
         came = {name: each for name, each in pushed.items() if same_arrays(each, self._before.get(name, ()))}
         weights = {name: self._like(name) for name in came}
         self.updates.begin(weights, came)
-        if may_move:
-            self._gradients.move_in(weights, {name: came[name] for name in came if name in self._sums})
+        in_place = {name: arrays for name, arrays in came.items() if name in self._sums and name not in self._preserved}
+        self._gradients.move_in(weights, in_place)
         self._before, self._pushed = self._pushed, {}
 
     def _sum(
-        self, name: str, values: Sequence[NDArray], priority: int, in_step: bool, is_first: bool
+        self,
+        name: str,
+        values: Sequence[NDArray],
+        priority: int,
+        in_step: bool,
+        is_first: bool,
+        in_place: bool = False,
     ) -> Sequence[NDArray]:
-        """Begin to sum a key. Return the arrays for the sum. `is_first`: these are its first gradients.
-
-        The first key without memory allocates it for all others too, except those without a gradient. Row-sparse
-        gradients need no memory there.
-        """
+        """Begin to sum a key. Return the arrays for the sum. `is_first`: these are its first gradients."""
+        if not in_place:
+            self._preserved.add(name)
         if self._compresses:
             for value in values:
                 check_compressible(name, value)
@@ -236,26 +251,35 @@ class Training:
             values = self._of_these_weights(name, values) if is_first else values
             return [self._sparse.sum(name, values, self._like(name)[0], priority)]
         servers = self.updates.at_servers(name)
-        has_memory = self._sums if servers is None else servers
-        if name not in has_memory:
-            all_keys = not self.keys[name].may_have_gradient
-            new = [
-                other
-                for other, key in self.keys.items()
-                if other not in has_memory
-                and (other == name or not key.is_sparse and (key.may_have_gradient or all_keys))
-                and self.updates.at_servers(other) is servers
-            ]
-            weights = {other: self._like(other) for other in new}
-            with autograd.pause():
-                if servers is None:
-                    self._gradients.lay_out(weights)
-                else:
-                    self.updates.hand_over(weights, servers)
+        self._allocate(name, servers)
         values = self._of_these_weights(name, values) if is_first else values
         if servers is not None:
             return servers.update(name, self.keys[name].index, values, priority, in_step)
-        return self._gradients.sum(name, values, priority, in_step)
+        return self._gradients.sum(name, values, priority, in_step, in_place=in_place)
+
+    def _allocate(self, name: str, servers: ServerUpdates | None) -> None:
+        """Allocate memory for the gradients of a key, here or for the `servers` that update it.
+
+        The first key without memory allocates it for all others too, except those without a gradient. Row-sparse
+        gradients need no memory there.
+        """
+        has_memory = self._sums if servers is None else servers
+        if name in has_memory:
+            return
+        all_keys = not self.keys[name].may_have_gradient
+        new = [
+            other
+            for other, key in self.keys.items()
+            if other not in has_memory
+            and (other == name or not key.is_sparse and (key.may_have_gradient or all_keys))
+            and self.updates.at_servers(other) is servers
+        ]
+        weights = {other: self._like(other) for other in new}
+        with autograd.pause():
+            if servers is None:
+                self._gradients.lay_out(weights)
+            else:
+                self.updates.hand_over(weights, servers)
 
     def _of_these_weights(self, name: str, values: Sequence[NDArray]) -> Sequence[NDArray]:
         """Return the first gradients of a key; zeros if they belong to weights that those of the job have replaced.

@@ -36,8 +36,8 @@ class GossipTier(NoTier):
     """One rank's gossip with other groups. `Tier` documents the methods.
 
     `partners`: given to the leader; None on the other ranks. Several tiers share them; `prefix` keeps their tables
-    apart. `groups`: how many the job has. The weights of a table are the group's own. `register` compares layouts, and finds out whether the group is
-    late.
+    apart. `groups`: how many the job has. The weights of a table are the group's own. `register` compares layouts,
+    and finds out whether the group is late.
     """
 
     def __init__(

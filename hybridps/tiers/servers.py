@@ -121,6 +121,10 @@ class ServersTier:
             broadcast_(tensor, self._group)
         return joining
 
+    @property
+    def comes_late(self) -> bool:
+        return self.rejoining.waits or (self.rejoining.takes_centre and not self._tables)
+
     def begun(self, table: str) -> bool:
         layout = self._tables[table].layout
 
@@ -218,7 +222,7 @@ class ServersTier:
     def barrier(self) -> None:
         self._group.barrier()
         if self._barrier is not None and not self.rejoining.waits:  # the others are in the middle of their training
-            self._barrier.meet(comes_late=self.rejoining.takes_centre and not self._tables)
+            self._barrier.meet(self.comes_late)
         self._group.barrier()
 
     def meet(self) -> Meeting | None:

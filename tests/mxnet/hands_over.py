@@ -1,5 +1,6 @@
 """A script whose groups train in step, and hand over what a restarted group needs. Words: a folder, what updates, the
-group that is killed, the optimizer.
+group that is killed, the optimizer. With `checkpoint`, the servers update, and each worker begins with what it has
+saved last.
 
 Each worker prints a digest of its weights after each epoch. With the word `alone` in place of a group, one process
 computes what all workers together should reach; it is told when the group came back.
@@ -79,11 +80,16 @@ def alone(workers: int, victims: list[int], back: int, name: str) -> None:
         say(0, epoch, net)
 
 
-def together(folder: Path, updates: bool, victim: int, name: str) -> None:
+def together(folder: Path, updates: str, victim: int, name: str) -> None:
     kv = mx.kv.create("dist_hybridps_sync")
     group, life = int(os.environ["HYBRIDPS_GROUP_INDEX"]), resume().life
     net = network(1 + 100 * life)
-    trainer = gluon.Trainer(net.collect_params(), optimizer(name), kvstore=kv, update_on_kvstore=updates)
+    on_store = updates != "workers"
+    trainer = gluon.Trainer(net.collect_params(), optimizer(name), kvstore=kv, update_on_kvstore=on_store)
+    weights, states = (str(folder / f"{kind}{kv.rank}") for kind in ("weights", "states"))
+    if os.path.exists(states):
+        net.load_parameters(weights)
+        trainer.load_states(states)
     kv.barrier()  # a group that rejoins meets nobody here
     if life:
         (folder / "back").touch()
@@ -95,6 +101,9 @@ def together(folder: Path, updates: bool, victim: int, name: str) -> None:
                 mx.nd.waitall()
                 os.kill(os.getpid(), signal.SIGKILL)
         say(kv.rank, epoch, net)
+        if updates == "checkpoint":
+            net.save_parameters(weights)
+            trainer.save_states(states)
         end = time.monotonic() + 60
         while group != victim and epoch == 2 and not (folder / "back").exists() and time.monotonic() < end:
             time.sleep(0.1)
@@ -106,4 +115,4 @@ def together(folder: Path, updates: bool, victim: int, name: str) -> None:
 if sys.argv[3] == "alone":
     alone(int(sys.argv[5]), [int(each) for each in sys.argv[6].split(",")], int(sys.argv[2]), sys.argv[4])
 else:
-    together(Path(sys.argv[1]), sys.argv[2] == "servers", int(sys.argv[3]), sys.argv[4])
+    together(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])

@@ -19,11 +19,11 @@ import os, signal, sys, time
 import mxnet as mx
 from mxnet import autograd, gluon
 
-wanted = int(sys.argv[1])
+wanted, named = int(sys.argv[1]), sys.argv[2] == "named"
 kv = mx.kv.create("dist_hybridps")
 weight = gluon.Parameter("weight", shape=(4,))
 weight.initialize(mx.init.Zero())
-trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 0.5}, kvstore=kv)
+trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 0.5}, kvstore="dist_hybridps" if named else kv)
 
 
 def step():
@@ -53,19 +53,20 @@ print(f"worker {kv.rank} of {kv.num_workers} moved by {before - weight.data().as
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "workers", "moved"),
+    ("algorithm", "store", "workers", "moved"),
     [
-        pytest.param("elastic", 2, "5.0000", id="elastic: the number follows, and so does the divisor"),
-        pytest.param("sync", 3, "3.3333", id="sync: the number stays, and the sum has fewer terms"),
+        pytest.param("elastic", "given", 2, "5.0000", id="elastic: the number follows, and so does the divisor"),
+        pytest.param("elastic", "named", 2, "5.0000", id="elastic: so it does if the Trainer creates its own store"),
+        pytest.param("sync", "given", 3, "3.3333", id="sync: the number stays, and the sum has fewer terms"),
     ],
 )
-def test_the_others_go_on(algorithm: str, workers: int, moved: str, tmp_path: Path) -> None:
+def test_the_others_go_on(algorithm: str, store: str, workers: int, moved: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "hybridps.cli", "run", "-n", "3", "--groups", "3", "--algorithm", algorithm]
     command += ["--tau", "1000000"] if algorithm == "elastic" else []
     kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    words = [*command, "--", "python", str(script), str(workers)]
+    words = [*command, "--", "python", str(script), str(workers), store]
     done = subprocess.run(words, env=kept, capture_output=True, text=True, timeout=100)
     assert done.returncode == 137, done.stderr
     for worker in (0, 1):

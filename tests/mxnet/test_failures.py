@@ -23,6 +23,22 @@ TRAIN = HERE.parents[1] / "examples" / "imagenet" / "train.py"
 DIGITS = [str(TRAIN), "--data", "digits", "--network", "digits", "--batch-size", "16"]
 
 
+UNREAD = """
+import os
+import mxnet as mx
+import hybridps.kvstore
+
+kv, out = mx.kv.create("dist_hybridps_sync"), mx.nd.zeros(3)
+kv.init("w", out)
+for _ in range(3):
+    kv.push("w", mx.nd.ones(3))
+    kv.pull("w", out=out)
+assert (out.asnumpy() == 2).all()
+if kv.rank == 0:
+    mx.nd.random.normal(0, -1, (2, 2))
+"""
+
+
 def launcher(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "hybridps", "run", *arguments]
 
@@ -157,6 +173,21 @@ def test_mpi4py_as_the_runner_does_as_well(tmp_path) -> None:
     done = mpirun(2, ["-m", "mpi4py", str(script)], {"FAILS_ON": "1"}, timeout=60)
     assert done.returncode != 0
     assert done.stderr.count("Traceback") == 1, done.stderr
+
+
+@pytest.mark.parametrize("groups", ["1", "2"])
+@pytest.mark.parametrize("runner", [[], ["-m", "hybridps"]], ids=["python", "runner"])
+def test_an_error_that_no_script_reads_is_said_and_ends_nothing(tmp_path, runner: list[str], groups: str) -> None:
+    """As under `local`, the status is 0."""
+    script = tmp_path / "train.py"
+    script.write_text(UNREAD)
+    done = mpirun(2, [*runner, str(script)], {"HYBRIDPS_GROUPS": groups, "HYBRIDPS_QUIET": "1"}, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("hybridps: an operation of MXNet failed")]
+    assert len(said) == 1, done.stderr
+    assert "failed on worker 0, and the script has not read its result: MXNetError: Check failed" in said[0]
+    assert said[0].endswith("scale parameter in gaussian has to be positive")
 
 
 def test_a_killed_server_ends_the_groups(start, tmp_path) -> None:

@@ -45,6 +45,7 @@ def weights_in(text: str) -> dict[tuple[int, int, int], np.ndarray]:
     [
         ("workers", 1, "sgd", 2, ()),
         ("servers", 0, "sgd", 2, ()),
+        ("checkpoint", 1, "nag", 2, ()),
         ("workers", 0, "adam", 4, ("-s", "2", "--algorithm", "sync")),
         pytest.param("servers", 1, "adam", 4, ("-s", "2"), marks=pytest.mark.nightly),
         pytest.param("servers", 0, "nag", 2, ("-s", "3"), marks=pytest.mark.nightly),

@@ -1,0 +1,102 @@
+"""Optimizer states that some workers have no file of. Started with a name of a program here, and a folder."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon, nd
+
+from hybridps.kvstore.updates import reading
+
+reading.PART_BYTES = 256  # files of several parts
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+group_size = int(os.environ["OMPI_COMM_WORLD_SIZE"]) // int(os.environ["HYBRIDPS_GROUPS"])
+leader = rank - rank % group_size
+TYPE = os.environ.get("STORE", "dist_hybridps_sync")
+STEPS = 3
+
+
+def make(optimizer, **settings):
+    mx.random.seed(7)
+    net = gluon.nn.Dense(3, in_units=5)
+    net.initialize(mx.init.Xavier())
+    params = net.collect_params()
+    return net, gluon.Trainer(params, optimizer, settings, kvstore=mx.kv.create(TYPE), update_on_kvstore=True)
+
+
+def train(net, trainer, steps=STEPS):
+    for step in range(steps):
+        data = nd.array(np.random.default_rng([step, rank]).standard_normal((4, 5)))
+        with autograd.record():
+            loss = (net(data) ** 2).sum()
+        loss.backward()
+        trainer.step(8)
+    return net.weight.data().asnumpy()
+
+
+def check_raises(trainer, path, worker):
+    try:
+        trainer.load_states(str(path))
+    except FileNotFoundError as error:
+        said = str(error)
+    else:
+        raise AssertionError(f"{path} was loaded")
+    assert f"worker {worker} cannot read it" in said, said
+    assert "none" in said, said
+
+
+def missing(folder):
+    """Nobody has the file; whoever goes on without it trains, and so do the others. A later file is loaded."""
+    for optimizer in ("sgd", "adam", "rmsprop"):
+        net, trainer = make(optimizer, learning_rate=0.01)
+        train(net, trainer)  # MXNet's Trainer takes no other batch size than 1 after a file that it could not load
+        for _ in range(2):
+            check_raises(trainer, folder / "none", leader if optimizer == "rmsprop" else 0)
+            assert np.isfinite(train(net, trainer)).all()
+        path = folder / f"{optimizer}-{rank if optimizer == 'rmsprop' else 0}"
+        trainer.save_states(str(path))
+        trainer._kvstore.barrier()
+        trainer.load_states(str(path))
+        assert np.isfinite(train(net, trainer)).all()
+
+
+def missing_on_one(folder):
+    """Where each worker of a group updates by its own file, nobody goes on if one of them has none."""
+    net, trainer = make("rmsprop", learning_rate=0.01)
+    train(net, trainer)
+    if rank == 0:
+        trainer.save_states(str(folder / "none-0"))
+    check_raises(trainer, folder / f"none-{rank}", 1)
+    assert np.isfinite(train(net, trainer)).all()
+
+
+def only_first(folder):
+    """All continue from the first worker's file, with its counts of updates, as if nothing had happened."""
+    settings = {"lr_scheduler": mx.lr_scheduler.FactorScheduler(step=2, factor=0.7, base_lr=0.05)}
+    net, trainer = make("adam", **settings)
+    train(net, trainer)
+    path = folder / f"host-{rank}" / "states"
+    if rank == 0:
+        path.parent.mkdir()
+        trainer.save_states(str(path))
+    values = [parameter.data().copy() for parameter in net.collect_params().values()]
+    trainer._kvstore.barrier()
+    expected = train(net, trainer)
+    net, trainer = make("adam", **settings)
+    for parameter, value in zip(net.collect_params().values(), values, strict=True):
+        parameter.set_data(value)
+    trainer.load_states(str(path))
+    assert set(trainer._optimizer._index_update_count.values()) == {STEPS}
+    found = train(net, trainer)
+    if TYPE.endswith("sync") and not TYPE.endswith("async"):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert set(trainer._optimizer._index_update_count.values()) == {2 * STEPS}
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](Path(sys.argv[2]))
+    print(f"{sys.argv[1]} is right", flush=True)
