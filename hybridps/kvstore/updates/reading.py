@@ -27,8 +27,9 @@ def read_together(path: Path, worker: int, algorithm: Algorithm, call: Call, tab
     """Return the contents of the first worker's file, on all workers; of this worker's own file if `table` is None.
 
     All workers call this. `table` is a name that was not used before. A group that comes late gets its leader's file
-    instead of the first worker's. The second result says whether this is such a group. Raises OSError, on all workers of all groups, if the first worker cannot read its
-    file; if `table` is None, on all workers of the group in which one cannot.
+    instead of the first worker's. The second result says whether this is such a group. Raises OSError, on all workers
+    of all groups, if the first worker cannot read its file; if `table` is None, on all workers of the group in which
+    one cannot.
     """
     group = algorithm.levels.group
     reads, is_late = table is None or group.rank == 0, False
