@@ -90,7 +90,8 @@ def text_of(value: Any) -> str:
     if isinstance(value, float):
         return rounded(value, 4)
     if isinstance(value, (list, tuple)):
-        return ", ".join(text_of(part) for part in value) or "none"
+        between = "; " if any(isinstance(part, Mapping) for part in value) else ", "
+        return between.join(text_of(part) for part in value) or "none"
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {text_of(part)}" for key, part in value.items())
     return str(value)

@@ -194,7 +194,7 @@ class Paced(Event, frozen=True):
 
 class Slowed(Event, frozen=True):
     """A worker is slower than the others of its group, whose median is `others_seconds`. Its leader writes this too.
-    For a group that is slower than the other groups, the launcher writes this about its leader.
+    For a group that is slower than the other groups, the launcher writes this about its leader, with the `group`.
 
     `reason`: one of the words of `hybridps.live.slow`, as far as the reason is known.
     """
@@ -204,6 +204,7 @@ class Slowed(Event, frozen=True):
     own_seconds: float
     others_seconds: float
     reason: str
+    group: Count | None = None
 
     @property
     def factor(self) -> float:

@@ -68,10 +68,11 @@ def _lines(rank: Rank) -> Iterator[Fault]:
             case NotFinite(key=key, step=step, worker=worker):
                 yield when, f"worker {worker} had NaN or Inf in the gradient of {key!r}, step {step}"
             case Slowed():
+                who = f"worker {event.worker}" if event.group is None else f"group {event.group}"
                 yield (
                     when,
                     (
-                        f"worker {event.worker} is slow from step {event.steps} on: its part of a step takes "
+                        f"{who} is slow from step {event.steps} on: its part of a step takes "
                         f"{duration(event.own_seconds)}, and that of the others {duration(event.others_seconds)}; "
                         f"{REASONS.get(event.reason, event.reason)}"
                     ),

@@ -64,12 +64,8 @@ def _slow(run: Run) -> list[dict[str, Any]]:
         if isinstance(event, Slowed)
     ]
     return [
-        {
-            "worker": event.worker,
-            "step": event.steps,
-            "factor": round(event.factor, 2),
-            "reason": event.reason,
-        }
+        ({"worker": event.worker} if event.group is None else {"group": event.group})
+        | {"step": event.steps, "factor": round(event.factor, 2), "reason": event.reason}
         for event in events[:_MOST_SLOW]
     ]
 

@@ -63,7 +63,7 @@ class SlowGroups:
             )
             leader = workers[0]
             times = slow.own_seconds, slow.others_seconds
-            self.news.append((text, Slowed(leader.worker, leader.steps, *times, slow.reason)))
+            self.news.append((text, Slowed(leader.worker, leader.steps, *times, slow.reason, number)))
         for place in changes.recovered:
             number, leader = self._numbers[place], groups[self._numbers[place]][0]
             self.named.pop(number, None)

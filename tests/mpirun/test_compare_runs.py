@@ -213,6 +213,7 @@ def test_a_dry_run_prints_the_commands(tmp_path: Path) -> None:
         ("elastic+evry:4", (), "did you mean"),
         ("elastic", ("--servers", "0", "--dry-run"), "--servers 0: the groups of 'elastic' need a server"),
         ("elastic", ("--link", "1gbit", "--groups", "1"), "--link 1gbit has no effect with one group"),
+        ("sync,async", ("--groups", "1"), "'async' needs several groups, and there is one"),
         ("sync,gossip", ("--groups", "1"), "'gossip' averages weights with other groups, and there is one group"),
         ("elastic+every:4", ("--groups", "1"), "'elastic+every:4' averages weights with other groups"),
         ("sync", ("--groups", "3"), "every group needs a worker, so give at most 2 groups"),

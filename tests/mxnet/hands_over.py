@@ -37,7 +37,8 @@ def network(seed: int) -> gluon.nn.HybridSequential:
 
 def optimizer(name: str) -> mx.optimizer.Optimizer:
     schedule = mx.lr_scheduler.FactorScheduler(step=15, factor=0.8, base_lr=0.05)
-    own = {"momentum": 0.9} if name == "sgd" else {}
+    # Without epsilon, Adam makes a step of full size from the rounding of a gradient that is 0, as before BatchNorm.
+    own = {"sgd": {"momentum": 0.9}, "adam": {"epsilon": 1e-3}}.get(name, {})
     return mx.optimizer.create(name, learning_rate=0.05, lr_scheduler=schedule, wd=1e-3, **own)
 
 

@@ -46,7 +46,7 @@ def test_a_group_is_named_after_three_looks_and_recovers() -> None:
     assert said.startswith(
         "group 2 (worker 2 on h) is slow: its part of a step takes 200 ms, and that of the other groups"
     )
-    assert event == Slowed(2, 10 * LOOKS, 0.2, 0.08, "loader")
+    assert event == Slowed(2, 10 * LOOKS, 0.2, 0.08, "loader", 2)
     assert groups.named[2].reason == "loader"
     ((said, event),) = watched(groups, range(10, 20), {})
     assert said == "group 2 keeps up with the other groups again"

@@ -93,15 +93,15 @@ def test_with_a_launcher_the_call_only_prints(tmp_path: Path) -> None:
 def test_a_launch_writes_what_it_hears(tmp_path: Path) -> None:
     log = RunLog(Settings(run_folder=str(tmp_path), algorithm="elastic"))
     log.launched(2, 2, 1, ["python", "train.py"])
-    assert log.hear(0, "any line", 2) == (False, "")
-    assert log.hear(0, "hybridps: epoch=1 accuracy=0.5 loss=2", 2) == (False, "")
+    assert log.hear(0, "any line", 2) == (False, ())
+    assert log.hear(0, "hybridps: epoch=1 accuracy=0.5 loss=2", 2) == (False, ())
     first, second = (
         "hybridps: epoch=2 accuracy=0.5 images=10 worker=0",
         "hybridps: epoch=2 accuracy=1 images=30 worker=1",
     )
-    assert log.hear(0, first, 2) == (True, "")
-    assert log.hear(1, second, 2) == (True, "epoch 2: accuracy 0.875")
-    hide, message = log.hear(1, "hybridps: epoch=2 accuracy=50", 2)
+    assert log.hear(0, first, 2) == (True, [])
+    assert log.hear(1, second, 2) == (True, ["epoch 2: accuracy 0.875"])
+    hide, (message,) = log.hear(1, "hybridps: epoch=2 accuracy=50", 2)
     assert not hide
     assert "a progress line of group 1 is ignored" in message
     log.ended(3)
@@ -117,37 +117,56 @@ def test_a_launch_writes_what_it_hears(tmp_path: Path) -> None:
 
 def test_the_last_worker_that_runs_completes_an_epoch(tmp_path: Path) -> None:
     log = RunLog(Settings())
-    assert log.hear(0, "hybridps: epoch=1 loss=2 worker=0", 1) == (True, "epoch 1: loss 2")
+    assert log.hear(0, "hybridps: epoch=1 loss=2 worker=0", 1) == (True, ["epoch 1: loss 2"])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_lines_of_a_worker_that_reports_alone_are_shown(tmp_path: Path) -> None:
     log = RunLog(Settings())
-    assert log.hear(0, "hybridps: epoch=0 worker=0", 4) == (True, "")
-    assert log.hear(0, "hybridps: epoch=1 loss=2 worker=0", 4) == (True, "")
-    assert log.hear(0, "hybridps: epoch=2 loss=1 worker=0", 4) == (True, "epoch 1: loss 2")
-    assert log.ended(0) == "epoch 2: loss 1"
+    assert log.hear(0, "hybridps: epoch=0 worker=0", 4) == (True, [])
+    assert log.hear(0, "hybridps: epoch=1 loss=2 worker=0", 4) == (True, [])
+    assert log.hear(0, "hybridps: epoch=2 loss=1 worker=0", 4) == (True, ["epoch 1, 1 of 4 workers: loss 2"])
+    assert log.ended(0) == ["epoch 2, 1 of 4 workers: loss 1"]
+
+
+def test_each_report_of_workers_that_are_far_apart_is_shown() -> None:
+    log = RunLog(Settings())
+    said = [log.hear(0, f"hybridps: epoch={epoch} loss=1 worker=0", 2).messages for epoch in (1, 2, 3)]
+    said += [log.hear(1, f"hybridps: epoch={epoch} loss=2 worker=1", 2).messages for epoch in (1, 2, 3)]
+    expected = [
+        [],
+        ["epoch 1, 1 of 2 workers: loss 1"],
+        ["epoch 2, 1 of 2 workers: loss 1"],
+        [],
+        [],
+        ["epoch 1, 1 of 2 workers: loss 2", "epoch 3: loss 1.5"],
+    ]
+    assert [[*lines] for lines in said] == expected
+    assert log.ended(0) == ["epoch 2, 1 of 2 workers: loss 2"]
 
 
 def test_a_worker_that_reports_alone_goes_on_when_the_others_have_ended() -> None:
     log = RunLog(Settings())
-    assert log.hear(0, "hybridps: epoch=1 loss=2 worker=0", 2) == (True, "")
-    assert log.hear(0, "hybridps: epoch=2 loss=1 worker=0", 1) == (True, "epoch 1: loss 2; epoch 2: loss 1")
-    assert log.ended(0) == ""
+    assert log.hear(0, "hybridps: epoch=1 loss=2 worker=0", 2) == (True, [])
+    assert log.hear(0, "hybridps: epoch=2 loss=1 worker=0", 1) == (
+        True,
+        ["epoch 1, 1 of 2 workers: loss 2", "epoch 2, 1 of 2 workers: loss 1"],
+    )
+    assert log.ended(0) == []
 
 
 def test_an_epoch_that_a_group_was_away_in_is_shown_without_it() -> None:
     log = RunLog(Settings())
     log.hear(0, "hybridps: epoch=1 loss=2 worker=0", 2)
-    assert log.hear(1, "hybridps: epoch=1 loss=4 worker=1", 2) == (True, "epoch 1: loss 3")
+    assert log.hear(1, "hybridps: epoch=1 loss=4 worker=1", 2) == (True, ["epoch 1: loss 3"])
     for epoch in (2, 3):
-        assert log.hear(0, f"hybridps: epoch={epoch} loss=1 worker=0", 2) == (True, "")
-    assert log.hear(0, "hybridps: epoch=4 loss=0.5 worker=0", 2) == (True, "epoch 2, 1 of 2 workers: loss 1")
-    assert log.hear(1, "hybridps: epoch=4 loss=1.5 worker=1", 2) == (True, "epoch 4: loss 1")
+        assert log.hear(0, f"hybridps: epoch={epoch} loss=1 worker=0", 2) == (True, [])
+    assert log.hear(0, "hybridps: epoch=4 loss=0.5 worker=0", 2) == (True, ["epoch 2, 1 of 2 workers: loss 1"])
+    assert log.hear(1, "hybridps: epoch=4 loss=1.5 worker=1", 2) == (True, ["epoch 4: loss 1"])
 
 
 def test_an_epoch_of_those_that_still_train_shows_how_many_they_are() -> None:
     log = RunLog(Settings())
     for worker in (0, 1):
         log.hear(worker, f"hybridps: epoch=1 loss=2 worker={worker}", 2)
-    assert log.hear(1, "hybridps: epoch=2 loss=1 worker=1", 1) == (True, "epoch 2, 1 of 2 workers: loss 1")
+    assert log.hear(1, "hybridps: epoch=2 loss=1 worker=1", 1) == (True, ["epoch 2, 1 of 2 workers: loss 1"])

@@ -93,8 +93,13 @@ def _check_launch(comparison: Comparison, contender: Contender) -> None:
     algorithm, has_servers = resolve(settings).algorithm or "", bool(launch.servers or settings.servers)
     if len(launch.groups) > 1 and not (has_servers or definition(algorithm).gossips):
         raise ConfigError(f"--servers 0: the groups of {contender.name!r} need a server; give --servers 1 or more")
-    alone = len(launch.groups) == 1 < comparison.workers and not has_servers
-    if alone and choose_row(algorithm, settings, 1, False, None, None).sends == "weights":
+    is_one_group = len(launch.groups) == 1 < comparison.workers
+    if is_one_group and definition(algorithm).is_asynchronous:
+        raise ConfigError(
+            f"{contender.name!r} needs several groups, and there is one, which would train as with sync: give "
+            f"--groups {comparison.workers}"
+        )
+    if is_one_group and not has_servers and choose_row(algorithm, settings, 1, False, None, None).sends == "weights":
         raise ConfigError(
             f"{contender.name!r} averages weights with other groups, and there is one group: give --groups 2 or more"
         )

@@ -64,7 +64,7 @@ class Native:
             self._processes.stop([*self._workers, *self._service], lambda: bool(self._failed))
             self._processes.close()
         status = 128 + self._signals[0] if self._signals else self._failed
-        if said := self._log.ended(status):
+        for said in self._log.ended(status):
             self._screen.message(said)
         return status
 
@@ -85,8 +85,8 @@ class Native:
 
     def _hear(self, group: int, line: str) -> bool:
         heard = self._log.hear(group, line, len(_running(self._workers)))
-        if heard.message:
-            self._screen.message(heard.message)
+        for message in heard.messages:
+            self._screen.message(message)
         return heard.hide
 
     def _ended(self, child: Child) -> None:

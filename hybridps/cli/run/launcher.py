@@ -104,7 +104,7 @@ class Launcher:
                 self._live.close()
                 stay.close()
         status = 128 + self._signals.heard[0] if self._signals and not self._left else self._failed
-        if said := self._log.ended(status):
+        for said in self._log.ended(status):
             self._screen.message(said)
         lost = [child.name for child in self._groups.children if child.status]
         if status and not self._signals and 0 < len(lost) < len(self._groups.children) and not self._ends_all:
@@ -201,8 +201,8 @@ class Launcher:
         heard = self._log.hear(group, line, self._groups.workers_running)
         if known != (self._log.epoch, self._log.step):
             self._servers.tell_progress(self._launch)
-        if heard.message:
-            self._screen.message(heard.message)
+        for message in heard.messages:
+            self._screen.message(message)
         return heard.hide
 
     def _ended(self, child: Child) -> None:

@@ -23,8 +23,8 @@ class Heard(NamedTuple):
 
     hide: bool = False
     """Whether to hide the line: it is the report of one worker, and the launcher shows the mean of all."""
-    message: str = ""
-    """What the launcher prints now; empty for nothing."""
+    messages: Sequence[str] = ()
+    """The lines that the launcher prints now."""
 
 
 _OVERDUE_EPOCHS = 2
@@ -46,6 +46,8 @@ class RunLog:
         """The last report of each worker, by group and number; the number is None if the group does not number them."""
         self._reporters: set[tuple[int, int]] = set()
         """The group and number of each worker that has reported."""
+        self._workers = 0
+        """How many workers have run or reported."""
         self.epoch, self.step = 0.0, 0
         """The epochs and steps done, as reported by the worker that is furthest ahead."""
 
@@ -77,7 +79,7 @@ class RunLog:
         try:
             event = parse_progress(line)
         except ConfigError as error:
-            return Heard(message=f"a progress line of group {group} is ignored: {error}")
+            return Heard(messages=[f"a progress line of group {group} is ignored: {error}"])
         if event is None:
             return Heard()
         event = msgspec.structs.replace(event, group=group)
@@ -87,31 +89,28 @@ class RunLog:
         if event.worker is None:
             return Heard()
         self._reporters.add((group, event.worker))
-        said, workers = [self._say_of_one(event.epoch)], max(running, len(self._reporters))
+        self._workers = max(self._workers, running, len(self._reporters))
         parts = self._parts.setdefault(event.epoch, [])
         parts.append(event)
-        if len(parts) >= running:
-            said.append(self._say(event.epoch, workers))
-        overdue = [epoch for epoch in sorted(self._parts) if epoch <= event.epoch - _OVERDUE_EPOCHS]
-        said += [self._say(epoch, workers) for epoch in overdue if len(self._reporters) > 1]
-        return Heard(hide=True, message="; ".join(filter(None, said)))
+        # If only one worker has reported, nobody may complete what it reports.
+        patience = _OVERDUE_EPOCHS if len(self._reporters) > 1 else 0
+        over = [epoch for epoch in self._parts if epoch < event.epoch and epoch <= event.epoch - patience]
+        over += [event.epoch] if len(parts) >= running else []
+        return Heard(hide=True, messages=self._say_all(over))
 
-    def ended(self, status: int) -> str:
-        """Record the end. Return what remains to be printed."""
+    def ended(self, status: int) -> list[str]:
+        """Record the end. Return the lines that remain to be printed."""
         self._events.emit(Ended(status))
         self._events.close()
-        return self._say_of_one(None)
+        return self._say_all([*self._parts])
 
-    def _say_of_one(self, epoch: float | None) -> str:
-        """Return what a worker that reports alone reported before `epoch`, as no other completes it; else nothing."""
-        if len(self._reporters) > 1:
-            return ""
-        return "; ".join(filter(None, [self._say(before) for before in sorted(self._parts) if before != epoch]))
+    def _say_all(self, epochs: Sequence[float]) -> list[str]:
+        return [*filter(None, map(self._say, sorted(epochs)))]
 
-    def _say(self, epoch: float, workers: int = 0) -> str:
-        """Return the means of an epoch. `workers`: how many report, so that it shows if these are only some of them."""
+    def _say(self, epoch: float) -> str:
+        """Return the means of an epoch, and whether these are only those of some workers."""
         parts = self._parts.pop(epoch)
-        who = f", {len(parts)} of {workers} workers" if len(parts) < workers else ""
+        who = f", {len(parts)} of {self._workers} workers" if len(parts) < self._workers else ""
         named = (("accuracy", "accuracy"), ("centre_accuracy", "centre"), ("loss", "loss"))
         values = [(title, mean_of(parts, field)) for field, title in named]
         said = [f"{title} {value:.4g}" for title, value in values if value is not None]

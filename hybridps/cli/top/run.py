@@ -81,7 +81,10 @@ def page(before: Live, now: Live, width: int = PLAIN_WIDTH) -> Group:
         tables += [Text(), make_table(_SERVERS, server_rows(before, now), 2, width, _SPARE_OF_SERVERS)]
     said = now.launch.status.message if now.launch is not None else ""
     return Group(
-        *map(Text, headlines(before, now)), Text(), *tables, *([Text(), Text(printable(said))] if said else [])
+        *map(Text, headlines(before, now)),
+        Text(),
+        *tables,
+        *([Text(), Text(printable(said, PLAIN_WIDTH))] if said else []),
     )
 
 
@@ -105,7 +108,7 @@ def headlines(before: Live, now: Live) -> list[str]:
     if launch is not None:
         where = f"started by process {launch.pid} on {launch.host}"
         folder = f", run folder {launch.run_folder}" if launch.run_folder else ""
-        lines += [printable(" ".join(launch.command)), printable(where + folder)]
+        lines += [printable(" ".join(launch.command), PLAIN_WIDTH), printable(where + folder, PLAIN_WIDTH)]
     return lines
 
 

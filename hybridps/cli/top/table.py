@@ -44,14 +44,14 @@ def make_table(
     return table
 
 
-def printable(text: str) -> str:
+def printable(text: str, longest: int = _LONGEST_NAME) -> str:
     """Return a name that somebody else chose, made safe for a terminal and cut to a reasonable length.
 
     >>> printable("w" + chr(27) + "[2J")
     'w?[2J'
     """
     shown = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return shown if len(shown) <= _LONGEST_NAME else shown[: _LONGEST_NAME - 3] + "..."
+    return shown if len(shown) <= longest else shown[: longest - 3] + "..."
 
 
 def number(value: float | None) -> str:
