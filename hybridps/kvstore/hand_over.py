@@ -58,7 +58,11 @@ def _meet(job: Job, algorithm: Algorithm, schedule: Schedule, epoch: int, holder
     if algorithm.tier.rejoining.waits:
         job.session.note("this group waits until the others begin an epoch")
     process.hold().finish()
-    meeting = algorithm.meet(lambda: pack(holders, epoch, job.steps), take, schedule.call)
+    try:
+        meeting = algorithm.meet(lambda: pack(holders, epoch, job.steps), take, schedule.call)
+    except SystemExit:
+        job.session.note("the other groups have finished their training, so this one ends")
+        raise
     if meeting.joins:
         job.session.note(f"this group trains from epoch {epoch} on, with the weights of group {meeting.giver}")
     elif meeting.newcomers:

@@ -28,7 +28,8 @@ class StatusFile:
     """A thread that writes what `make` returns to `<folder>/<name>.json`, whole or not at all.
 
     `processes`: the number of processes that write; the more there are, the less often each of them writes. A status
-    never ends a job: if it cannot be written, the thread reports that once on standard error, and ends.
+    never ends a job: if it cannot be written, the thread reports that once on standard error, and ends. If the folder
+    is gone, the run is over for whoever made it, and nothing is reported.
     """
 
     def __init__(self, folder: Path, name: str, make: Callable[[], Status], processes: int = 1) -> None:
@@ -65,11 +66,9 @@ class StatusFile:
             self._partial.write_bytes(self._encoder.encode(status))
             os.replace(self._partial, self._path)
         except OSError as error:
+            told = f"{self._path} cannot be written ({error.strerror}), so `hybridps top` does not show it"
             with suppress(OSError, ValueError):
-                print(
-                    f"hybridps: {self._path} cannot be written ({error.strerror}), so `hybridps top` does not show it",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                if self._path.parent.exists():
+                    print(f"hybridps: {told}", file=sys.stderr, flush=True)
             return False
         return True

@@ -247,7 +247,7 @@ class FusedStep:
         if vote is Vote.COMPLETE:
             step.reducer.spent.end_step(self._last_arrival)
             pace = self._schedule.pace
-            step.reducer.trace.end(pace.program_seconds(self._begun_at))
+            step.reducer.trace.end(pace.program_seconds(self._begun_at), pace.computes_before)
             pace.end_step(self._begun_at, self._last_arrival)
         return vote is Vote.STAY_OVER
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Literal, NamedTuple
 
-from hybridps.quantities import duration
+from hybridps.quantities import duration, rounded
 from hybridps.tracing.clocks import OneClock
 from hybridps.tracing.parts import WORDS, Parts, hidden_seconds, mean_parts, pace_of, parts_of
 from hybridps.tracing.reading import Trace, TracedStep
@@ -145,9 +145,9 @@ def _excess(pair: tuple[Parts, Parts]) -> float:
 
 
 def _late(step: TracedStep) -> float:
-    """Return the seconds until the program began a step, without loading; 0 if it computed before it began the step."""
+    """Return the seconds until the program began a step, without loading; 0 if it computes before it begins a step."""
     until = step.time.began - step.began - sum(each.within(step.began, step.time.began) for each in step.loading)
-    return max(0.0, until) if step.last_gradient - step.time.began > 0.1 * until else 0.0
+    return 0.0 if step.computes_before else max(0.0, until)
 
 
 def path(trace: Trace, table: Table, step: StepId) -> str:
@@ -159,7 +159,8 @@ def path(trace: Trace, table: Table, step: StepId) -> str:
     parts = {worker: pace_of(parts_of(each, trace.has_servers), each) for worker, each in row.items()}
     last = max(parts, key=lambda worker: parts[worker].own)
     mine, others = parts[last], _others(parts, last)
-    said = [_last_in_words(last, mine, others if len(row) > 1 else None)]
+    program = _late(row[last]) - median(_late(each) for worker, each in row.items() if worker != last or len(row) == 1)
+    said = [_last_in_words(last, mine, others if len(row) > 1 else None, program)]
     least = max(LEAST_SECONDS, 0.01 * mine.whole)
     if mine.allreduce > least:
         said.append(f"{_ms(mine.allreduce)} of its allreduce are not hidden")
@@ -172,7 +173,8 @@ def path(trace: Trace, table: Table, step: StepId) -> str:
     return "; ".join(said)
 
 
-def _last_in_words(worker: int, mine: Parts, others: Parts | None) -> str:
+def _last_in_words(worker: int, mine: Parts, others: Parts | None, program: float) -> str:
+    """Return what the worker does that is last. `program`: how much longer its program takes to begin the step."""
     who = f"worker {worker}"
     loads = f", of which it loads data for {_ms(mine.loading)}" if mine.loading > 0.05 * mine.own else ""
     if others is None or others.own <= 0:
@@ -182,8 +184,10 @@ def _last_in_words(worker: int, mine: Parts, others: Parts | None) -> str:
         return f"all workers take about as long until their last gradient ({_ms(mine.own)})"
     if mine.loading - others.loading > (mine.own - others.own) / 2:
         return f"{who} loads data for {_ms(mine.loading)}, the others for {_ms(others.loading)}"
-    times = f"{_ms(mine.own)}{loads}; the others {_ms(others.own)}"
-    return f"{who} computes {_longer(more)} ({times})"
+    times = f"({_ms(mine.own)}{loads}; the others {_ms(others.own)})"
+    if program > (mine.own - others.own) / 2:
+        return f"{who} spends time on other code of its program {times}"
+    return f"{who} computes {_longer(more)} {times}"
 
 
 def _longer(share: float) -> str:
@@ -192,9 +196,9 @@ def _longer(share: float) -> str:
     >>> _longer(0.41), _longer(3.2)
     ('41 % longer than the others', '4.2 times as long as the others')
     """
-    return (
-        f"{100 * share:.0f} % longer than the others" if share < 1 else f"{1 + share:.2g} times as long as the others"
-    )
+    if share < 1:
+        return f"{100 * share:.0f} % longer than the others"
+    return f"{rounded(1 + share, 2)} times as long as the others"
 
 
 def _others(row: Mapping[int, Parts], worker: int) -> Parts:

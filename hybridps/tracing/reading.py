@@ -65,6 +65,8 @@ class TracedStep:
     loading: tuple[Interval, ...]
     program_seconds: float = 0.0
     """From when the script began the step before to when it began this one, without waits for sums."""
+    computes_before: bool = False
+    """Whether the script computes the gradients before it begins the step."""
 
     @property
     def last_gradient(self) -> float:
@@ -219,8 +221,8 @@ def _step(line: Step, base: float, before: float | None) -> TracedStep:
     time = seconds(line.began, line.ended)
     began = min([time.began, *(when for _, when in arrived[:1])]) if before is None else before
     loading = tuple(seconds(*each) for each in line.loading)
-    program = 1e-6 * line.program
-    return TracedStep(line.number, line.model, time, began, tuple(arrived), tuple(spans), loading, program)
+    of_program = 1e-6 * line.program, line.computes_before
+    return TracedStep(line.number, line.model, time, began, tuple(arrived), tuple(spans), loading, *of_program)
 
 
 def _add_servers(trace: Trace, lines: list[AnyLine]) -> None:

@@ -97,10 +97,10 @@ class Recorder:
                 Span(kind, self.microseconds(began), self.microseconds(time.monotonic()), number, nbytes)
             )
 
-    def end(self, program_seconds: float = 0.0) -> None:
-        """End the step, which now has all of its sums, and write it. `program_seconds`: `program` of its line."""
+    def end(self, program_seconds: float = 0.0, computes_before: bool = False) -> None:
+        """End the step, which now has all of its sums, and write it, with fields of its line."""
         if self._open is not None:
-            self._write(time.monotonic(), program_seconds)
+            self._write(time.monotonic(), program_seconds, computes_before)
             self.on_step()
 
     def microseconds(self, seconds: float) -> int:
@@ -114,7 +114,7 @@ class Recorder:
                 self._write(max([self._open[2], *self._arrived.values()]))
             self._file.close()
 
-    def _write(self, ended: float, program_seconds: float = 0.0) -> None:
+    def _write(self, ended: float, program_seconds: float = 0.0, computes_before: bool = False) -> None:
         if self._open is None or self._file is None:
             return
         number, model, began = self._open
@@ -125,7 +125,7 @@ class Recorder:
         loads = take_loads(max(self._arrived.values(), default=ended))  # later ones belong to the next step
         loaded = [(self.microseconds(start), self.microseconds(stop)) for start, stop in loads]
         times, spans, program = (self.microseconds(began), at_end), list(self._spans), round(1e6 * program_seconds)
-        self._file.write(Step(number, model, *times, arrived, spans, loaded, program))
+        self._file.write(Step(number, model, *times, arrived, spans, loaded, program, computes_before))
         self._open, self._arrived = None, {}
         self._spans.clear()
 

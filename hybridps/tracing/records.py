@@ -16,7 +16,7 @@ Kind = Literal["vote", "allreduce", "exchange", "averaging"]
 the group; waits for the answer of the servers; exchanges weights with other groups."""
 
 
-class Line(msgspec.Struct, frozen=True, tag=str.lower, tag_field="line"):
+class Line(msgspec.Struct, frozen=True, omit_defaults=True, tag=str.lower, tag_field="line"):
     """Base class. `line` is the name of the class in lower case."""
 
 
@@ -61,6 +61,7 @@ class Step(Line, frozen=True):
 
     `arrived`: the numbers of keys, and when their gradients had been computed. `loading`: when the script loaded data.
     `program`: the time from when the script began the step before to when it began this one, without waits for sums.
+    `computes_before`: the script computes the gradients before it begins the step.
     """
 
     number: Number
@@ -71,6 +72,7 @@ class Step(Line, frozen=True):
     spans: list[Span]
     loading: list[tuple[Microseconds, Microseconds]] = []
     program: Microseconds = 0
+    computes_before: bool = False
 
 
 class Served(Line, frozen=True):
