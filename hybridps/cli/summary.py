@@ -61,10 +61,14 @@ def print_comparison(folders: Sequence[str], page: Path) -> None:
 
 
 def write_trace(folder: Path, out: Path | None) -> None:
-    """Write the Chrome trace of a run. Raises HybridPSError if it was not traced or the file cannot be written."""
+    """Write the Chrome trace of the last launch in a run folder.
+
+    Raises HybridPSError if it was not traced or the file cannot be written.
+    """
+    from hybridps.report import launch_id, read_run
     from hybridps.tracing import on_one_clock, read_trace, write_chrome_trace
 
-    clock = on_one_clock(read_trace(folder))
+    clock = on_one_clock(read_trace(folder, launch_id(read_run(folder))))
     if not clock.trace:
         raise HybridPSError(
             f"{folder} has no trace of a step: start the run with `hybridps run --trace --run {folder}`"

@@ -1,18 +1,27 @@
-"""The forms in which MXNet accepts the arguments of a KVStore's calls, and the errors that they raise."""
+"""The forms in which MXNet accepts the arguments of a KVStore's calls, such as keys and the parameters of gradient
+compression, and the errors that they raise."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import mxnet as mx
 from mxnet import MXNetError, autograd
 from mxnet.ndarray import NDArray
 
+from hybridps.codecs import Quantised
 from hybridps.errors import HybridPSError
+from hybridps.kvstore.arrays import dtype_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+
+BITS: dict[str, Literal[1, 2]] = {"1bit": 1, "2bit": 2}
+"""The number of bits of each compression type. MXNet 1.9.1 itself knows only `2bit`, MXNet 2 both."""
+
+DEFAULT_THRESHOLD = 0.5
+"""MXNet's default threshold."""
 
 
 class KeyArrays(NamedTuple):
@@ -53,6 +62,30 @@ def key_kind(key: Any) -> type | None:
         return next(iter(kinds), None)
     assert isinstance(key, (int, str)), f"unexpected type for keys: {type(key)}"
     return str if isinstance(key, str) else int
+
+
+def compression_of(params: Any, workers: int) -> Quantised:
+    """Return the codec that `compression_params` describe. `workers`: the number of workers in the largest group.
+
+    Raises HybridPSError; AssertionError, as MXNet does, if `compression_params` is not a dict.
+    """
+    assert isinstance(params, dict), f"unexpected type for compression_params: {type(params)}"
+    kind, threshold = params.get("type"), params.get("threshold", DEFAULT_THRESHOLD)
+    if kind not in BITS:
+        raise HybridPSError(f"gradient compression of the type {kind!r} is unknown: use one of {', '.join(BITS)}")
+    try:
+        return Quantised(BITS[kind], float(threshold), workers)
+    except (TypeError, ValueError) as error:
+        raise HybridPSError(f"gradient compression cannot use threshold={threshold!r}: {error}") from None
+
+
+def check_compressible(name: str, array: NDArray) -> None:
+    """Raise HybridPSError if a key, or a gradient of it, cannot be compressed. As in MXNet: only dense float32 can."""
+    if array.stype != "default" or dtype_of(array) != "float32":
+        raise HybridPSError(
+            f"gradient compression needs dense arrays of float32, and key {name!r} has {array.stype} of "
+            f"{dtype_of(array)}: leave the compression out, or train this key with a store of its own"
+        )
 
 
 def as_mxnet_does(method: Method) -> Method:

@@ -68,9 +68,9 @@ class SharedJob:
         mx.nd.waitall()
 
     def close(self) -> None:
-        """Finish, and leave the job. MXNet says nothing of a failed operation whose result no script reads; this does.
+        """Finish, and leave the job. If an operation failed and no script read its result, this prints a line.
 
-        It is no reason to end the process in another way than MXNet's own stores do, and other ranks wait for this one.
+        MXNet is silent then. The process ends as with MXNet's own stores, because other ranks wait for this one.
         """
         try:
             self.finish()

@@ -15,8 +15,7 @@ from hybridps.algorithms import DEFAULT, definition, short_name
 from hybridps.errors import ConfigError, HybridPSError
 from hybridps.kvstore import process
 from hybridps.kvstore.arrays import copy_all
-from hybridps.kvstore.calls import as_mxnet_does, calls, key_kind
-from hybridps.kvstore.compression import compression_of
+from hybridps.kvstore.calls import as_mxnet_does, calls, compression_of, key_kind
 from hybridps.kvstore.hand_over import Holder, epochs
 from hybridps.kvstore.servers import StoreHandle, command, watched_workers
 from hybridps.kvstore.sparse import retained
@@ -186,17 +185,22 @@ class HybridKVStore(KVStore):
         """Load the optimizer's states from a file. All workers call this.
 
         If servers update, or each worker a part of the weights, all take the first worker's file, and no other worker
-        needs one. Raises OSError on all workers if that one cannot be read. Otherwise each worker has a file of its
-        own; the workers of a group raise OSError if one of them cannot read its file.
+        needs one. After the first step, and in a group that was restarted or joins, they take their leader's file.
+        Raises OSError on all of these workers if it cannot be read. Otherwise each worker has a file of its own.
         """
         assert self._updater is not None, "there is no optimizer: call set_optimizer first"
         updates = self._training.updates
-        table = f"states{next(self._reads)}" if updates.are_at_servers else None
-        states, is_late = read_together(Path(fname), self.rank, self._algorithm, self._schedule.call, table)
+        if not updates.are_at_servers:
+            updates.set_states(Path(fname).read_bytes(), fname)
+            return
+        trains = self._training.has_begun
+        begins = not trains and self._job.session.settings.life == 0  # otherwise the other groups may read no states
+        table = f"states{next(self._reads)}" if begins else None
         try:
+            states = read_together(Path(fname), self.rank, self._algorithm, self._schedule, table)
             updates.set_states(states, fname)
         finally:
-            if updates.are_at_servers and not is_late:
+            if trains:
                 self.barrier()  # also after an error, as other workers may have none
 
     @as_mxnet_does

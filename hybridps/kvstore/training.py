@@ -16,9 +16,10 @@ from hybridps.errors import HybridPSError, LayoutError
 from hybridps.job import Job
 from hybridps.kvstore.arrays import array_over, copy_all, dense, dtype_of, is_dense, operate, same_arrays
 from hybridps.kvstore.averaged_weights import Averaging
-from hybridps.kvstore.compression import check_compressible
+from hybridps.kvstore.calls import check_compressible
 from hybridps.kvstore.gradient_arrays import GradientArrays
 from hybridps.kvstore.key import Key
+from hybridps.kvstore.program_steps import ProgramSteps
 from hybridps.kvstore.sparse import SparseArrays, all_rows
 from hybridps.kvstore.updates import Updates
 from hybridps.memory import Layout
@@ -31,9 +32,8 @@ if TYPE_CHECKING:
 class Training:
     """The keys of a store, and the steps of those that are used with `pushpull`.
 
-    A step ends when a key is pushed for the second time, or when a key comes that the step had left out. From the third
-    step on, gradients that were pushed twice in the same arrays live in memory of hybridps. `is_asynchronous` as in
-    `Updates`.
+    From the third step on, gradients that were pushed twice in the same arrays live in memory of hybridps.
+    `is_asynchronous` as in `Updates`.
     """
 
     def __init__(self, job: Job, algorithm: Algorithm, schedule: Schedule, is_asynchronous: bool) -> None:
@@ -57,14 +57,9 @@ class Training:
         """Whether this group may take over weights of the job in its first step, after its first gradients."""
         self._compresses = False
         """Whether gradients are compressed."""
-        self._step = -1
-        self._pushed: dict[str, Sequence[NDArray]] = {}
-        self._before: dict[str, Sequence[NDArray]] = {}
-        """The arrays that were pushed in the previous step."""
+        self._steps = ProgramSteps()
         self._preserved: set[str] = set()
-        """Keys with a gradient that was summed elsewhere, as the program may still read it."""
-        self._places: dict[str, int] = {}
-        """The position of each key in a step, from the second step on."""
+        """Keys with a gradient that was summed elsewhere, because the program may still read it."""
         self._leading: set[str] = set()
         """Keys with row-sparse gradients that are pushed before those of a step, but whose gradients arrive last.
 
@@ -104,6 +99,11 @@ class Training:
         self.updates.compress(quantised)
         self._compresses = True
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the program has begun a step."""
+        return self._steps.number >= 0
+
     def key(self, name: str) -> Key:
         """Return a key. Raises LayoutError if it was not added."""
         if name not in self.keys:
@@ -123,11 +123,11 @@ class Training:
         may live in memory of hybridps.
         """
         self.key(name)
-        if self._is_first(name):
+        if self._steps.is_first(name):
             self._begin()
-        self._pushed[name] = values
+        self._steps.pushed[name] = values
         self._averaging.announce(name)  # a key that the store trains may have been initialised, not broadcast
-        summed = self._sum(name, values, priority, in_step=True, is_first=not self._step, in_place=in_place)
+        summed = self._sum(name, values, priority, in_step=True, is_first=not self._steps.number, in_place=in_place)
         if not self._store_updates() and not self._averaging.averages(name):
             self.keys[name].stored = _kept(summed[0])
         return summed
@@ -136,7 +136,7 @@ class Training:
         """Like `sum_in_step`, for a key outside of the steps. Return the array for the sum, or for the weights."""
         key = self.key(name)
         self._averaging.push_alone(name)
-        if name in self._leading and self._step >= 2 and self._before.keys() <= self._pushed.keys():
+        if name in self._leading and self._steps.number >= 2 and self._steps.has_all:
             self._begin()
         key.pushes += 1
         summed = self._sum(name, values, priority, in_step=False, is_first=key.pushes == 1)[0]
@@ -160,7 +160,7 @@ class Training:
             return key.at_servers.weights(name)
         if key.stored is None:
             return self._gradients.slot(name)
-        trained_in_steps = not self._store_updates() or (self._step >= 0 and not key.pushes)
+        trained_in_steps = not self._store_updates() or (self.has_begun and not key.pushes)
         if key.outs and trained_in_steps and self._averaging.averages(name):
             if not self._algorithm.has_centre:
                 return key.stored if self._store_updates() else dense(key.outs[0])
@@ -177,7 +177,7 @@ class Training:
 
     def settle(self) -> None:
         """End the step under way without the keys that are missing: somebody waits for the others."""
-        if self._step >= 0:
+        if self.has_begun:
             self._sums.settle()
             self.updates.settle()
 
@@ -189,43 +189,23 @@ class Training:
         self._averaging.close()
         self.keys.clear()
 
-    def _is_first(self, name: str) -> bool:
-        """Return whether a step begins with this key.
-
-        A step begins if the key was already pushed in this one. It also begins if the key belongs before the first key
-        of this step, which has left it out, as with a frozen parameter, and all later keys have been pushed.
-        """
-        if self._step < 0 or name in self._pushed:
-            return True
-        place = self._places.get(next(iter(self._pushed), name), 0)
-        if self._places.get(name, place) >= place:
-            return False
-        return all(other in self._pushed for other in self._before if self._places.get(other, 0) > place)
-
     def _begin(self) -> None:
         """Begin a step."""
-        self._step += 1
-        if self._step == 1:
-            first, known = list(self._pushed), list(self.keys)
-            is_known = first == [name for name in known if name in self._pushed]
-            self._places = {name: place for place, name in enumerate(known if is_known else first)}
-        if not self._step:
+        came = self._steps.begin(self.keys)
+        step = self._steps.number
+        if not step:
             self._leading = {name for name, key in self.keys.items() if key.pushes == 1 and key.is_sparse}
-        self._job.steps = max(self._job.steps, self._step + 1)
+        self._job.steps = max(self._job.steps, step + 1)
         optimizer = getattr(self.updates.updater, "optimizer", None)
         if optimizer is not None:
-            self._algorithm.note_rate(self._step, float(optimizer.learning_rate))
-        self._averaging.begin_step(self._step)
+            self._algorithm.note_rate(step, float(optimizer.learning_rate))
+        self._averaging.begin_step(step)
         self._gradients.move_out_what_is_written_elsewhere()
         self._sums.begin()
-        # Only arrays that were pushed in both steps so far: others, such as `weight.grad`, may be gone before the next.
-        pushed = self._pushed if self._step == 2 else {}
-        came = {name: each for name, each in pushed.items() if same_arrays(each, self._before.get(name, ()))}
         weights = {name: self._like(name) for name in came}
         self.updates.begin(weights, came)
         in_place = {name: arrays for name, arrays in came.items() if name in self._sums and name not in self._preserved}
         self._gradients.move_in(weights, in_place)
-        self._before, self._pushed = self._pushed, {}
 
     def _sum(
         self,
@@ -284,7 +264,7 @@ class Training:
     def _of_these_weights(self, name: str, values: Sequence[NDArray]) -> Sequence[NDArray]:
         """Return the first gradients of a key; zeros if they belong to weights that those of the job have replaced.
 
-        So it is if the group came back, or if the servers had the weights from a snapshot.
+        This is the case if the group came back, or if the servers had the weights from a snapshot.
         """
         servers = self.keys[name].at_servers
         # Synchronous groups are restarted together, so a restarted group adopts no weights.

@@ -10,6 +10,7 @@ from hybridps.report.make import compare_reports, make_report
 from hybridps.report.page import STYLE, picture
 from hybridps.report.points import Point, points_of, started, traffic_of
 from hybridps.report.reading import Rank, Run, read_rank, read_run
+from hybridps.report.step_time import launch_id
 from hybridps.report.summary import summarise
 from hybridps.report.traffic import Curve, figures, in_words, size
 from hybridps.report.training_file import Worker, read_worker
@@ -25,6 +26,7 @@ __all__ = [
     "compare_reports",
     "figures",
     "in_words",
+    "launch_id",
     "make_report",
     "picture",
     "points_of",

@@ -115,11 +115,15 @@ def _point(epoch: float, reports: Sequence[Report], start: float, groups: list[G
 def _reports(run: Run) -> Iterator[Report]:
     """Yield each report with its time: those of the launcher and of progress files, or else those of training files."""
     found: list[Report] = []
+    earlier: dict[int | None, set[tuple[float, int | None]]] = {}
+    """The epochs and workers that restarted groups had reported in their earlier lives. These reports count."""
     for rank in [*([run.launch] if run.launch else []), *run.reports]:
         for event, when in zip(rank.events, rank.times, strict=True):
-            if isinstance(event, Restarted) and event.anew:
-                found.clear()
-            elif isinstance(event, Evaluated):
+            if isinstance(event, Restarted):
+                if event.anew:
+                    found.clear()
+                earlier[event.group] = {(each.epoch, each.worker) for _, each in found if each.group == event.group}
+            elif isinstance(event, Evaluated) and (event.epoch, event.worker) not in earlier.get(event.group, ()):
                 found.append((when, event))
     if found:
         yield from found

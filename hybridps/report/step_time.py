@@ -35,7 +35,7 @@ class StepTime(NamedTuple):
 
 def step_time(run: Run, folder: Path) -> StepTime | None:
     """Return what is known of a run's steps; None if its workers have done too few of them."""
-    clock = on_one_clock(read_trace(folder, _launch(run)))
+    clock = on_one_clock(read_trace(folder, launch_id(run)))
     diagnosis = diagnose(clock)
     if diagnosis is not None:
         by_worker = {worker: _filled(parts._asdict()) for worker, parts in diagnosis.by_worker.items()}
@@ -88,8 +88,8 @@ def _filled(parts: Mapping[str, float]) -> dict[str, float]:
     return {name: float(seconds) for name, seconds in parts.items()}
 
 
-def _launch(run: Run) -> str | None:
-    """Return the id of the launch, if there was one."""
+def launch_id(run: Run) -> str | None:
+    """Return the id of the launch, if there was one. Other files in the folder may be of earlier launches."""
     known = [*([run.launch] if run.launch else []), *run.ranks]
     ids = (event.settings.get("launch") for rank in known if (event := rank.last(Configured)))
     return next(filter(None, ids), None)

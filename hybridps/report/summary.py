@@ -18,9 +18,9 @@ def summarise(run: Run) -> dict[str, Any]:
     """Return the figures of `summary.json`, for a run of any script. Accuracies are shares of all validation images.
 
     `epochs` is the last epoch that was reported or, if no worker finished, the last one that every reporting worker
-    reached. `bytes_within_groups` has only lives that ended in good order. `accuracy`, `accuracy_centre` and `loss`
-    are the last ones reported up to that epoch. A run whose script wrote training files has more: see
-    `_of_training`.
+    reached. `bytes_within_groups` has only lives that ended in good order, and is None if none did. `accuracy`,
+    `accuracy_centre` and `loss` are the last ones reported up to that epoch. A run whose script wrote training files
+    has more: see `_of_training`.
     """
     points, plans, closed, traffic = points_of(run), run.last(Planned), run.last(Closed), traffic_of_ranks(run)
     reported = points[-1].epoch if points else None
@@ -40,7 +40,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "accuracy_centre": latest("centre_accuracy"),
         "loss": latest("loss"),
         "seconds": _seconds(run),
-        "bytes_within_groups": sum(event.bytes_within_group for event in closed),
+        "bytes_within_groups": sum(event.bytes_within_group for event in closed) if closed or not run.ranks else None,
         "bytes_to_servers": sum(rank.bytes_to_servers for rank in traffic if rank.has_servers),
     }
     summary |= figures([rank for rank in traffic if rank.is_leader])

@@ -39,6 +39,7 @@ class Gradients:
         self._context = context
         self._prefix = prefix
         self._reducer = Reducer(algorithm, context)
+        self._model = schedule.roll.enter()
         self._tables: list[Table] = []
         self._to_join: list[Table] = []
         self._table_of: dict[str, Table] = {}
@@ -49,8 +50,8 @@ class Gradients:
         self._pushed: set[str] = set()
         self._known = 0
         """The version of the roll that the algorithm knows."""
-        self.from_snapshot = False
-        """Whether the weights that `join_weights` has registered are those of a snapshot."""
+        self.from_snapshot = self.took_centre = False
+        """Whether the weights that `join_weights` has registered are those of a snapshot; of any centre."""
 
     def __contains__(self, name: str) -> bool:
         """Return whether the key has been laid out."""
@@ -162,7 +163,7 @@ class Gradients:
     def _follow(self) -> None:
         """Tell the algorithm how many groups and workers there are from this step on."""
         roll = self._schedule.roll
-        roll.begin(self)
+        roll.begin(self._model)
         if roll.version != self._known:
             self._known = roll.version
             follow = partial(self._algorithm.follow, roll.groups, roll.divisor, roll.hands_in)
@@ -199,6 +200,7 @@ class Gradients:
                 late = self._algorithm.join_weights(table.name, table.layout, tensor, tensor is table.weights)
             tier = self._algorithm.tier
             self.from_snapshot |= tier.from_snapshot(table.name)
+            self.took_centre |= bool(late)
             may_be_late = not self._algorithm.is_synchronous or tier.rejoining.done or self.from_snapshot
             if late and not may_be_late and not np.array_equal(before, weights):
                 raise LateError(

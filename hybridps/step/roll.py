@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
-from weakref import WeakKeyDictionary, WeakSet
 
 from hybridps.events import Counted
 from hybridps.resuming import notice
@@ -57,30 +57,36 @@ class Roll:
         self._workers_of = [self.divisor]
         """The number of workers after each number of changes."""
         self._begun, self._next, self._soon = 0, 1, 0
-        self._latest: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-        """For each model, which of the steps of all models was its latest one."""
-        self._to_hand_in: WeakSet[object] | None = None
+        self._models = count()
+        self._latest: dict[int, tuple[int, int]] = {}
+        """For each model, which of the steps of all models was its latest one, and how many after the one before."""
+        self._to_hand_in: set[int] | None = None
         """The models in training that have not begun a step since the group was told to leave."""
         self._looked = 0, time.monotonic()
         self._seen: deque[_Seen] = deque()
         self._told = threading.Event()
         self._asked = False
 
-    def begin(self, model: object) -> None:
-        """Begin a step of a model, which may be any object. A group leaves when all its models were averaged again."""
+    def enter(self) -> int:
+        """Return a number for a model. All ranks call this in the same order."""
+        return next(self._models)
+
+    def begin(self, model: int) -> None:
+        """Begin a step of a model. A group leaves when all models in training were averaged again."""
         if self._to_hand_in is not None:
             self._to_hand_in.discard(model)
             notice.agreed |= not self._to_hand_in
         self._begun += 1
-        before = self._latest.get(model, self._begun)
-        self._latest[model] = self._begun
+        before, _ = self._latest.get(model, (self._begun, 0))
+        self._latest[model] = self._begun, self._begun - before
         if self._begun < self._next:
             return
         steps = 1
         if self._asked:
             steps = self._take()
             if self.hands_in and self._to_hand_in is None:  # too late for this step of this model
-                self._to_hand_in = WeakSet(other for other, latest in self._latest.items() if latest >= before)
+                recent = {each: self._begun - latest <= 2 * gap for each, (latest, gap) in self._latest.items()}
+                self._to_hand_in = {each for each, trains in recent.items() if trains}
         self._next = self._begun + steps
         self._asked = True
         begun, since = self._looked

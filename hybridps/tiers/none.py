@@ -42,10 +42,6 @@ class NoTier:
             broadcast_(tensor, self._group)
         return Joining.NEW
 
-    @property
-    def comes_late(self) -> bool:
-        return False
-
     def begun(self, table: str) -> bool:
         return False
 

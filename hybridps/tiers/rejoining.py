@@ -33,6 +33,13 @@ class Rejoining:
     announce: Callable[[], None] | None = None
     takes_centre: bool = False
     """Whether this group was restarted, or joins, where groups do not train in step, and so begins with the centre."""
+    trains: bool = False
+    """Whether this group has exchanged something in its training."""
+
+    @property
+    def comes_late(self) -> bool:
+        """Whether this group has come into a job under way, and has not trained yet."""
+        return self.waits or (self.takes_centre and not self.trains)
 
     @property
     def restarted(self) -> bool:

@@ -121,10 +121,6 @@ class ServersTier:
             broadcast_(tensor, self._group)
         return joining
 
-    @property
-    def comes_late(self) -> bool:
-        return self.rejoining.waits or (self.rejoining.takes_centre and not self._tables)
-
     def begun(self, table: str) -> bool:
         layout = self._tables[table].layout
 
@@ -151,6 +147,7 @@ class ServersTier:
         return bool(told[0])
 
     def sum_(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
+        self.rejoining.trains = True
         if self._begin_in_place(table, tensor, start, stop, rules):
             return
         out = self._tables[table].out
@@ -167,6 +164,7 @@ class ServersTier:
         return self._tables[table].finds_not_finite and (reached or own)
 
     def exchange(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
+        self.rejoining.trains = True
         known, pending = self._tables[table], None
         out = known.out or tensor
         if self._store is not None:
@@ -222,7 +220,7 @@ class ServersTier:
     def barrier(self) -> None:
         self._group.barrier()
         if self._barrier is not None and not self.rejoining.waits:  # the others are in the middle of their training
-            self._barrier.meet(self.comes_late)
+            self._barrier.meet(self.rejoining.comes_late)
         self._group.barrier()
 
     def meet(self) -> Meeting | None:

@@ -37,10 +37,6 @@ class Tier(Protocol):
     rejoining: Rejoining
     """How this group takes part again if it was restarted."""
 
-    @property
-    def comes_late(self) -> bool:
-        """Whether this group has come into a job under way, and has not trained yet."""
-
     def register(
         self,
         table: str,

@@ -55,7 +55,7 @@ def test_sums_stand_for_more_workers_when_all_programs_have_read_that() -> None:
         headcount, seen = Headcount(2, 2), []
         schedule = schedule_of(group, headcount)
         for step in range(3 * LATE):
-            schedule.roll.begin(group)
+            schedule.roll.begin(0)
             if step >= LATE * group.rank:
                 headcount.read_workers()
             seen.append((headcount.workers, schedule.roll.groups, schedule.roll.divisor))
@@ -74,13 +74,13 @@ def test_all_ranks_leave_after_the_same_step(told: Notice) -> None:
         schedule = schedule_of(group, Headcount(3, 4))
         step = 0
         while not schedule.roll.hands_in:
-            schedule.roll.begin(group)
+            schedule.roll.begin(0)
             step += 1
             if group.rank == 1 and step == 3:
                 assert not leaving()
                 told.given = True
             time.sleep(0.001)
-        schedule.roll.begin(group)
+        schedule.roll.begin(0)
         assert leaving()
         schedule.close()
         return step
@@ -94,9 +94,9 @@ def test_a_group_leaves_when_both_of_its_models_were_averaged_again(told: Notice
 
     def body(group: ThreadGroup) -> None:
         schedule = schedule_of(group, Headcount(2, 2))
-        earlier, *both = (type("Model", (), {})() for _ in range(3))
+        earlier, *both = (schedule.roll.enter() for _ in range(3))
         models = itertools.cycle(both)
-        for model in (earlier, *both):
+        for model in (earlier, earlier, *both, *both, *both):
             schedule.roll.begin(model)
         told.given = True
         while not schedule.roll.hands_in:

@@ -454,6 +454,17 @@ def test_a_launch_that_continues_an_earlier_one_has_its_epochs_too(tmp_path, fir
         assert [point.nbytes for point in points] == [0, 10, 20, 20, 30]
 
 
+def test_a_group_that_comes_back_does_not_report_an_epoch_again(tmp_path):
+    """It repeats its first epoch with the weights of the others, in a later life."""
+    reports = [(1.0, evaluated(1, 0, 0.4)), (1.0, evaluated(1, 1, 0.4)), (2.0, evaluated(2, 0, 0.8))]
+    reports += [(2.5, {"event": "Restarted", "group": 1, "life": 1, "status": 137, "anew": False})]
+    reports += [(3.0, evaluated(1, 1, 0.9)), (4.0, evaluated(2, 1, 0.9))]
+    lines_of(tmp_path, "hybridps-launcher", [(0, LAUNCHED), *reports, (6, {"event": "Ended", "status": 0})])
+    points = points_of(read_run(tmp_path))
+    assert [point.accuracy for point in points] == pytest.approx([0.4, 0.85])
+    assert [point.seconds for point in points] == pytest.approx([1.0, 4.0])
+
+
 def test_a_picture_of_an_earlier_report_does_not_stay(tmp_path):
     events_of_group(tmp_path, 0, ["tcp://a:1"], Communicated(5, 1, 1, 1), Closed(20, 7, 0))
     (tmp_path / "timeline.png").write_bytes(b"the user's own")

@@ -92,7 +92,7 @@ class RunLog:
         self._workers = max(self._workers, running, len(self._reporters))
         parts = self._parts.setdefault(event.epoch, [])
         parts.append(event)
-        # If only one worker has reported, nobody may complete what it reports.
+        # If only one worker has reported, no other may ever do.
         patience = _OVERDUE_EPOCHS if len(self._reporters) > 1 else 0
         over = [epoch for epoch in self._parts if epoch < event.epoch and epoch <= event.epoch - patience]
         over += [event.epoch] if len(parts) >= running else []

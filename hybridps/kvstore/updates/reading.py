@@ -4,44 +4,33 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from hybridps.algorithms import Algorithm
 from hybridps.memory import Layout
+from hybridps.step import Schedule
 from hybridps.tensor_collectives import Tensor
 
 PART_BYTES = 64 << 20
 """How much of a file travels at a time. It is small, so that the servers need little memory for it."""
 
-Call = Callable[[str, Callable[[], Any]], Any]
-"""Does named work that communicates, as `Schedule.call`."""
 
-CALL = "reading optimizer states"
+def read_together(path: Path, worker: int, algorithm: Algorithm, schedule: Schedule, table: str | None) -> bytes:
+    """Return the contents of the first worker's file, on all workers of all groups.
 
-
-def read_together(path: Path, worker: int, algorithm: Algorithm, call: Call, table: str | None) -> tuple[bytes, bool]:
-    """Return the contents of the first worker's file, on all workers; of this worker's own file if `table` is None.
-
-    All workers call this. `table` is a name that was not used before. A group that comes late gets its leader's file
-    instead of the first worker's. The second result says whether this is such a group. Raises OSError, on all workers
-    of all groups, if the first worker cannot read its file; if `table` is None, on all workers of the group in which
-    one cannot.
+    All workers call this, with a `table` name that was not used before. Without one, or in a group that comes late, it
+    is the file of the group's leader, and only the workers of the group call it. Raises OSError on all of these workers
+    if that file cannot be read.
     """
-    group = algorithm.levels.group
-    reads, is_late = table is None or group.rank == 0, False
-    problem, content = _read(path, worker) if reads else (b"", b"")
-    if table is None:
-        problems = call(CALL, lambda: group.allgather_bytes(problem))
-    else:
-        told, is_late = call(CALL, lambda: _of_first(algorithm, table, problem + b"\n" + content))
-        *problems, content = told.split(b"\n", 1)
-    for each in filter(None, problems):
-        raise OSError(*json.loads(each))
-    return content, is_late
+    is_leader = algorithm.levels.group.rank == 0
+    given = b"\n".join(_read(path, worker)) if is_leader else b""
+    told: bytes = schedule.call("reading optimizer states", lambda: _of_first(algorithm, table, given))
+    problem, content = told.split(b"\n", 1)
+    if problem:
+        raise OSError(*json.loads(problem))
+    return content
 
 
 def _read(path: Path, worker: int) -> tuple[bytes, bytes]:
@@ -53,22 +42,19 @@ def _read(path: Path, worker: int) -> tuple[bytes, bytes]:
         return json.dumps([error.errno or errno.EIO, why, str(path)]).encode(), b""
 
 
-def _of_first(algorithm: Algorithm, table: str, given: bytes) -> tuple[bytes, bool]:
-    """Return what the first worker gives, or the own leader in a group that comes late, and whether this one does.
-
-    On the communication thread. The others may have read no states, or the states of another time.
-    """
+def _of_first(algorithm: Algorithm, table: str | None, given: bytes) -> bytes:
+    """Return what the first worker gives, or else the leader of the group. On the communication thread."""
     size = np.array([len(given)])
-    is_late = algorithm.tier.comes_late or _share_(algorithm, f"{table}.size", size)
-    words = np.zeros(0 if is_late else -(-int(size[0]) // size.itemsize), size.dtype)
+    if table is None or _share_(algorithm, f"{table}.size", size):
+        return algorithm.levels.group.allgather_bytes(given)[0]
+    words = np.zeros(-(-int(size[0]) // size.itemsize), size.dtype)
     own = np.frombuffer(given, np.uint8)[: words.nbytes]
     words.view(np.uint8)[: len(own)] = own
     step = PART_BYTES // size.itemsize
     for start in range(0, len(words), step):
-        is_late = is_late or _share_(algorithm, f"{table}.{start}", words[start : start + step])
-    if is_late:
-        return algorithm.levels.group.allgather_bytes(given)[0], True
-    return words.tobytes()[: int(size[0])], False
+        if _share_(algorithm, f"{table}.{start}", words[start : start + step]):
+            return algorithm.levels.group.allgather_bytes(given)[0]
+    return words.tobytes()[: int(size[0])]
 
 
 def _share_(algorithm: Algorithm, table: str, values: np.ndarray) -> bool:

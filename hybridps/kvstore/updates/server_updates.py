@@ -42,8 +42,13 @@ class ServerUpdates:
         return name in self._gradients
 
     @property
+    def took_centre(self) -> bool:
+        """Whether the servers had the weights already, so that the stored values did not count."""
+        return self._gradients.took_centre
+
+    @property
     def from_snapshot(self) -> bool:
-        """Whether the servers had the weights from a snapshot, so that the stored values did not count."""
+        """Whether they had them from a snapshot."""
         return self._gradients.from_snapshot
 
     def add(self, weights: Mapping[str, Arrays], stored: Mapping[str, NDArray]) -> None:

@@ -140,7 +140,8 @@ class Updates:
             self._keys[name].at_servers, self._keys[name].stored = servers, None
         # In the other cases the servers have the states of a training, as well as its weights.
         rejoining = self._algorithm.tier.rejoining
-        if not (rejoining.done or rejoining.takes_centre or servers.from_snapshot):
+        came_late = rejoining.done or (rejoining.takes_centre and servers.took_centre)
+        if not (came_late or servers.from_snapshot):
             self._put_states(weights)
 
     def take_back(self, name: str) -> None:

@@ -52,21 +52,24 @@ class InitialValues:
     has fewer keeps the remaining values until it reaches their keys. A group that finds another network in the stream
     keeps its own values. The tables that it then joins have another layout, and the error names the key.
 
-    A stream ends when tables are made, and the next key begins another one. How a stream is divided depends on when its
-    keys come. So a group that comes too late for one part keeps its own values for the rest of the stream.
+    A stream ends when tables are made, and the next key begins another one. How many keys travel together depends on
+    when they arrive. So a group that comes too late for one part keeps its own values for the rest of the stream.
     """
 
     def __init__(self, schedule: Schedule, algorithm: Algorithm, context: JobContext, prefix: str) -> None:
         self._schedule = schedule
         self._algorithm = algorithm
-        self._follows = context.groups > 1 and not context.whole_tables
-        """Whether there may be another group to follow."""
+        may_follow = context.groups > 1 or algorithm.tier.has_servers  # groups may join, and a group be restarted
+        self._follows = may_follow and not context.whole_tables
+        """Whether there may be another group to follow, or an earlier life of this one."""
         self._differs = False
         """Whether this group has found another network in the stream."""
         self._one_each = context.whole_tables
         self._prefix = prefix
-        self._streams = self._parts = 0
-        """The number of streams that have ended; and of this one's parts, and of messages about them."""
+        self._streams = 0
+        """The number of streams that have ended."""
+        self._parts = 0
+        """The number of tables that this stream has used so far."""
         self._is_late = False
         """Whether this group has come too late for the stream."""
         self._left = np.empty(0)
