@@ -98,20 +98,21 @@ import mxnet as mx
 back, states = Path(sys.argv[1], "back"), Path(sys.argv[1], "states")
 life = int(os.environ.get("HYBRIDPS_LIFE", "0"))
 kv = mx.kv.create("dist_hybridps")
-if sys.argv[2] == "barriers":
+if sys.argv[2] != "states":
     kv.barrier()  # as after a download
 weight, updates = mx.nd.zeros(4), "async" in kv.type
-kv.broadcast("w", weight, out=weight)
+model = mx.kv.create("dist_hybridps") if sys.argv[2] == "stores" else kv  # as of a Trainer that names its type
+model.broadcast("w", weight, out=weight)
 if updates:
-    kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.001, momentum=0.5, wd=0))
+    model.set_optimizer(mx.optimizer.SGD(learning_rate=0.001, momentum=0.5, wd=0))
     if states.exists() and sys.argv[2] == "states":
-        kv.load_optimizer_states(str(states))  # the others have not
+        model.load_optimizer_states(str(states))  # the others have not
 for step in range(3000):
-    kv.pushpull("w", mx.nd.ones(4), out=weight if updates else None)
+    model.pushpull("w", mx.nd.ones(4), out=weight if updates else None)
     weight.wait_to_read()
     if step == 10 and kv.rank == 1 and not life:
         if updates:
-            kv.save_optimizer_states(str(states))
+            model.save_optimizer_states(str(states))
         os.kill(os.getpid(), signal.SIGKILL)
     if life:
         back.touch()
@@ -174,7 +175,9 @@ def test_a_first_gradient_of_old_weights_does_not_count(tmp_path: Path, algorith
     assert all(-5 < float(weight) < -0.01 for weight in told), told
 
 
-@pytest.mark.parametrize(("algorithm", "does"), [("elastic", "barriers"), ("async", "barriers"), ("async", "states")])
+@pytest.mark.parametrize(
+    ("algorithm", "does"), [("elastic", "barriers"), ("async", "barriers"), ("async", "states"), ("elastic", "stores")]
+)
 def test_a_group_that_comes_back_meets_nobody_before_it_trains_and_all_at_the_end(
     tmp_path: Path, algorithm: str, does: str
 ) -> None:
@@ -200,6 +203,16 @@ def test_a_group_comes_back_though_its_initial_values_come_in_other_parts(
     told = sorted(line.partition("worker ")[2] for line in done.stdout.splitlines() if "ends with" in line)
     # Groups that gossip send only what has changed.
     assert told == ["0 in life 0 ends with 0.0", f"1 in life 1 ends with {1.0 if algorithm == 'gossip' else 0.0}"]
+
+
+def test_a_single_group_comes_back_though_its_initial_values_come_in_other_parts(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(READS_BETWEEN)
+    options = ("--algorithm", "elastic", "--groups", "1", "--servers", "1")
+    done = launch(script, tmp_path, 1, options=options)
+    assert done.returncode == 0, done.stderr
+    told = sorted(line.partition("worker ")[2] for line in done.stdout.splitlines() if "ends with" in line)
+    assert told == ["0 in life 1 ends with 0.0", "1 in life 1 ends with 0.0"]
 
 
 @pytest.mark.parametrize("options", [(), ("--algorithm", "sync")], ids=["named by the script", "named at the start"])
