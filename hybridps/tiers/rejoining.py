@@ -38,8 +38,8 @@ class Rejoining:
 
     @property
     def comes_late(self) -> bool:
-        """Whether this group has come into a job under way, and has not trained yet."""
-        return self.waits or (self.takes_centre and not self.trains)
+        """Whether this group has come into a job under way, not in step, and has not trained yet."""
+        return self.takes_centre and not self.trains
 
     @property
     def restarted(self) -> bool:
