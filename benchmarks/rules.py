@@ -113,7 +113,8 @@ class _Server:
 
     def _fused(self, values: Arrays, centre: np.ndarray, state: Arrays) -> None:
         numbers = {"step": self._rounds, "contributions": len(values), "whole_bytes": self._whole_bytes}
-        apply_(self._rule, values, values, centre, state, **numbers)
+        looks = not self._rule.transparent
+        apply_(self._rule, values, values, centre, state, **numbers, check_finite=looks)
 
     def _apart(self, values: Arrays, centre: np.ndarray, state: Arrays) -> None:
         """Sum, update and copy to all groups, one after the other, with NumPy, in existing memory, without clipping."""

@@ -20,7 +20,7 @@ from hybridps.algorithms.choose import (
 from hybridps.algorithms.mpi_sgd import MpiSGD
 from hybridps.algorithms.row import USUAL, Asked, Definition, Row
 from hybridps.algorithms.server_sgd import ServerSGD
-from hybridps.ps.model import Rules
+from hybridps.ps.model import Joining, Rules
 from hybridps.ps.rules import AnyRule
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Asked",
     "AverageWeights",
     "Definition",
+    "Joining",
     "MpiSGD",
     "Row",
     "Rules",

@@ -23,6 +23,7 @@ from hybridps.kvstore.program_steps import ProgramSteps
 from hybridps.kvstore.sparse import SparseArrays, all_rows
 from hybridps.kvstore.updates import Updates
 from hybridps.memory import Layout
+from hybridps.ps.model import Joining
 from hybridps.step import Gradients, InitialValues, JobContext, KeySpec, Schedule, SparseGradients, Weights
 
 if TYPE_CHECKING:
@@ -271,7 +272,7 @@ class Training:
         adopts = self._averaging.averages(name) or (
             self._store_updates() and self._algorithm.tier.has_servers and not self._algorithm.is_synchronous
         )
-        replaced = (self._came_back and adopts) or (servers is not None and servers.from_snapshot)
+        replaced = (self._came_back and adopts) or (servers is not None and servers.joined is Joining.SNAPSHOT)
         return [mx.nd.zeros_like(value.as_nd_ndarray()) for value in values] if replaced else values
 
     def _store_updates(self) -> bool:

@@ -69,13 +69,18 @@ def find_live(run: str | None) -> Path:
             "the address HOST:PORT of a server's metrics"
         )
     try:
-        runs = runs_folder()
+        found = runs_in_progress()
     except OSError as error:
         raise ConfigError(f"runs of this user cannot be found: {error.strerror}; give the run folder") from None
-    for entry in sorted(runs.iterdir(), reverse=True):
-        if _owner_lives(entry) and entry.exists():
-            return entry.resolve()
-    raise ConfigError("no run of this user goes on on this host: give its run folder, as in `hybridps top runs/mine`")
+    if not found:
+        raise ConfigError("no run of this user is in progress on this host: give a folder: `hybridps top runs/mine`")
+    return found[0]
+
+
+def runs_in_progress() -> list[Path]:
+    """Return the live folders of this user's runs on this host, the newest first. Raises OSError."""
+    entries = sorted(runs_folder().iterdir(), reverse=True)
+    return [entry.resolve() for entry in entries if _owner_lives(entry) and entry.exists()]
 
 
 def _enter(path: Path | None) -> Path:

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from hybridps.algorithms import Algorithm, AnyRule
+from hybridps.algorithms import Algorithm, AnyRule, Joining
 from hybridps.errors import GroupError, LateError
 from hybridps.events import Registered
 from hybridps.memory import Arena, Layout
@@ -50,8 +50,8 @@ class Gradients:
         self._pushed: set[str] = set()
         self._known = 0
         """The version of the roll that the algorithm knows."""
-        self.from_snapshot = self.took_centre = False
-        """Whether the weights that `join_weights` has registered are those of a snapshot; of any centre."""
+        self.joined = Joining.NEW
+        """What the group found when `join_weights` registered the weights: `SNAPSHOT` or `LATE` if a table was so."""
 
     def __contains__(self, name: str) -> bool:
         """Return whether the key has been laid out."""
@@ -199,9 +199,10 @@ class Gradients:
                 before = weights.copy()
                 late = self._algorithm.join_weights(table.name, table.layout, tensor, tensor is table.weights)
             tier = self._algorithm.tier
-            self.from_snapshot |= tier.from_snapshot(table.name)
-            self.took_centre |= bool(late)
-            may_be_late = not self._algorithm.is_synchronous or tier.rejoining.done or self.from_snapshot
+            if late and self.joined is not Joining.SNAPSHOT:
+                self.joined = tier.joining(table.name)
+            from_snapshot = self.joined is Joining.SNAPSHOT
+            may_be_late = not self._algorithm.is_synchronous or tier.rejoining.done or from_snapshot
             if late and not may_be_late and not np.array_equal(before, weights):
                 raise LateError(
                     f"other groups of this job had trained before this one came to {table.name!r}: start all groups "

@@ -45,8 +45,8 @@ class NoTier:
     def begun(self, table: str) -> bool:
         return False
 
-    def from_snapshot(self, table: str) -> bool:
-        return False
+    def joining(self, table: str) -> Joining:
+        return Joining.NEW
 
     def is_alone(self, table: str, tensor: Tensor) -> bool:
         return False

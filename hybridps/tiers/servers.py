@@ -132,8 +132,8 @@ class ServersTier:
         is_late = self._tables[table].joining is Joining.LATE and not self.rejoining.done
         return is_late and bool(self._lead(has_values))
 
-    def from_snapshot(self, table: str) -> bool:
-        return self._tables[table].joining is Joining.SNAPSHOT
+    def joining(self, table: str) -> Joining:
+        return self._tables[table].joining
 
     def is_alone(self, table: str, tensor: Tensor) -> bool:
         if not self._tables[table].can_wait:

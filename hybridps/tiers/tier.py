@@ -61,8 +61,8 @@ class Tier(Protocol):
     def begun(self, table: str) -> bool:
         """Return whether other groups had exchanged a table that begins with zeros before this group registered it."""
 
-    def from_snapshot(self, table: str) -> bool:
-        """Return whether all groups begin with what a snapshot had of a table, because its servers were lost."""
+    def joining(self, table: str) -> Joining:
+        """Return what this group found when it registered a table at the servers; `NEW` without servers."""
 
     def is_alone(self, table: str, tensor: Tensor) -> bool:
         """Return whether this group must skip an exchange of the tensor now because a server is away. A collective.

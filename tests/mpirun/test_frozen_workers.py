@@ -77,7 +77,7 @@ def test_others_go_on_and_its_group_ends(tmp_path: Path, name: str, worker: int)
     assert process.returncode == 1, out
     assert f"hybridps: error: rank {worker - 2} of group 1 (process {pid_of_stopped(tmp_path)} on " in out
     assert "gave no sign of life for" in out
-    assert "was taken as lost, and the others went on without it" in out
+    assert "was treated as lost, and the others went on without it" in out
     assert "Traceback" not in out
     assert not psutil.pid_exists(pid_of_stopped(tmp_path))
 
@@ -170,4 +170,4 @@ def test_others_of_one_world_go_on_until_the_job_ends(tmp_path: Path) -> None:
         os.kill(pid_of_stopped(tmp_path), signal.SIGCONT)
         out = process.communicate(timeout=SECONDS)[0]
     assert process.returncode == 1, out
-    assert "was taken as lost, and the others went on without it" in out
+    assert "was treated as lost, and the others went on without it" in out

@@ -135,7 +135,7 @@ def test_servers_are_told_of_a_group_that_has_ended(steps: Path, tmp_path: Path)
     assert done.returncode == 137, done.stderr
     assert done.stdout.count("[group 0] all steps") == 1
     assert "group 1 of job" in done.stderr
-    assert "has ended: the others go on without it" in done.stderr
+    assert "has ended, as its launcher says: lost" in done.stderr
     assert "Traceback" not in done.stderr
     assert "group 0 ended" not in done.stderr
     assert "hybridps: the job ends with status 137, because group 1 failed" in done.stderr

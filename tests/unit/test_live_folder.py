@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hybridps.cli.run.children import keeper
+from hybridps.cli.top.watch import watch as top
 from hybridps.errors import ConfigError
 from hybridps.live import Live, StatusFile, WorkerStatus, read_live
 from hybridps.live.folder import LiveFolder, find_live, runs_folder
@@ -33,7 +34,7 @@ def written(folder: Path, *found: WorkerStatus) -> Live:
 
 
 def test_the_newest_run_is_found_until_it_has_ended(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no run of this user goes on"):
+    with pytest.raises(ConfigError, match="no run of this user is in progress"):
         find_live(None)
     first, second = LiveFolder(None), LiveFolder(str(tmp_path / "run"))
     assert find_live(None) == second.path == tmp_path / "run" / "live"
@@ -42,6 +43,17 @@ def test_the_newest_run_is_found_until_it_has_ended(tmp_path: Path) -> None:
     first.close()
     assert not list(tmp_path.glob(".hybridps-*"))
     assert second.path.is_dir()  # what lies in a run folder stays
+
+
+def test_top_names_the_other_runs_in_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    others = LiveFolder(str(tmp_path / "run")), LiveFolder(None)
+    newest = LiveFolder(None)
+    written(newest.path, status(workers=1))
+    top(None, once=True, tables=False)
+    commands = [line.split()[-1] for line in capsys.readouterr().out.splitlines() if line.startswith("also in")]
+    assert commands == [str(others[1].path), str(tmp_path / "run")]
+    for folder in (newest, *others):
+        folder.close()
 
 
 def test_a_run_folder_is_found_by_what_was_written_there(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def pulled(store):
 
 @for_seconds(3.0)
 def test_an_asynchronous_group_comes_back_and_its_gradient_counts_once(links, seconds):
-    """Another group goes on meanwhile, without the one that is cut off and taken as lost."""
+    """Another group goes on meanwhile, without the one that is cut off and treated as lost."""
     waits = WAITS | {"deadline_seconds": 40.0 + 2 * seconds}
     with cut_links.serving(links, **waits) as server, ThreadPoolExecutor(2) as pool:
         stores = both(pool, *((client, links, group, 2, None, waits) for group in (0, 1)))
@@ -146,7 +146,7 @@ def test_a_synchronous_group_whose_others_went_on_is_told(links):
         late = pool.submit(step, stores[1], 1.0)
         assert step(stores[0], 1.0) == 1
         links.heal(1)
-        with pytest.raises(ServerError, match="taken as lost, and the others went on without it"):
+        with pytest.raises(ServerError, match="treated as lost, and the others went on without it"):
             late.result(40)
         both(pool, *((store.close,) for store in stores))
 

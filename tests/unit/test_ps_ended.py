@@ -48,7 +48,7 @@ def test_others_go_on_without_a_group_that_has_ended() -> None:
             server.end_group(job, group)
         waiting.wait()
         assert answer.tolist() == [1.0] * 16
-        told = "this group has ended, as its launcher says, was taken as lost, .*: register again with a new client$"
+        told = "this group has ended, as its launcher says, was treated as lost, .*: register again with a new client$"
         with pytest.raises(ServerError, match=told):
             clients[1].exchange("w", answer, answer, 0, 16).wait()
         pending = [client.exchange("w", np.ones(16, np.float32), answer, 0, 16) for client in clients[2:]]

@@ -59,7 +59,7 @@ def test_a_group_with_a_silent_rank_is_lost_though_its_leader_gives_signs_of_lif
     began = time.monotonic()
     with in_thread(Server(lost_seconds=0.5)) as server, three(server, lambda: time.monotonic() - began) as clients:
         assert sum_without_group_1(clients) == 2.0
-        with pytest.raises(ServerError, match=r"gave no sign of life for 0\.5 s, was taken as lost"):
+        with pytest.raises(ServerError, match=r"gave no sign of life for 0\.5 s, was treated as lost"):
             clients[1].exchange("w", *np.ones((2, 16), np.float32), 0, 16).wait()
 
 
@@ -84,7 +84,7 @@ def test_a_group_that_asks_for_nothing_is_lost_and_not_those_that_wait_for_it() 
         assert sum_without_group_1(clients) == 2.0
         assert sum_without_group_1(clients) == 2.0
         with pytest.raises(
-            ServerError, match=r"asked for nothing for 0\.5 s, in which others waited, was taken as lost"
+            ServerError, match=r"asked for nothing for 0\.5 s, in which others waited, was treated as lost"
         ):
             clients[1].exchange("w", *np.ones((2, 16), np.float32), 0, 16).wait()
 

@@ -14,7 +14,7 @@ from hybridps.ps.chunk_map import Span
 from hybridps.ps.clocks import FreeRunning
 from hybridps.ps.model import ChunkPlace, Contribution, Origin, TableSpec
 from hybridps.ps.rules import SGD, Adam, Elastic, ElasticTogether, Mean, Momentum, Outer, Sum
-from hybridps.ps.rules.kernel import BLOCK
+from hybridps.ps.rules.kernel import KEPT_BLOCK
 from hybridps.ps.rules.progress import WORD
 from hybridps.ps.rules.rule import Rule
 from hybridps.ps.server.admission import Budget
@@ -23,7 +23,7 @@ from hybridps.ps.server.chunks.journal import TableJournal
 from hybridps.ps.server.chunks.memory import ChunkMemory
 from hybridps.ps.server.chunks.round import EarlySum, Round
 
-SIZE = BLOCK + BLOCK + 100
+SIZE = KEPT_BLOCK + KEPT_BLOCK + 100
 """More than two blocks of the kernel."""
 
 
@@ -245,7 +245,7 @@ def test_who_was_refused_is_known_after_a_cut():
         life = Life(arrays, rule, dtype)
         life.begin()
         rows = rows_of(dtype, 0)
-        rows[1][BLOCK + 904] = np.nan
+        rows[1][KEPT_BLOCK + 904] = np.nan
         return life, rows, [np.zeros_like(row) for row in rows]
 
     life, rows, answers = prepare({})
@@ -321,7 +321,7 @@ def test_a_round_with_an_early_sum_goes_on_with_the_same_groups():
         life = Life(arrays, rule, dtype)
         life.begin()
         rows = rows_of(dtype, 0)
-        rows[1][BLOCK + 904] = np.nan
+        rows[1][KEPT_BLOCK + 904] = np.nan
         return life, rows
 
     def sum_early(life, rows):
@@ -365,18 +365,18 @@ def test_a_round_of_a_kernel_goes_on_at_each_block(rule):
     rows = rows_of(dtype, 0)
     answers = [np.zeros_like(row) for row in rows]
     whole.compute(rows, answers, 10, groups)
-    for done in (0, BLOCK, 2 * BLOCK):
+    for done in (0, KEPT_BLOCK, 2 * KEPT_BLOCK):
         arrays = {}
         life = Life(arrays, rule, dtype)
         life.begin()
         rows = rows_of(dtype, 0)
-        lost = done + BLOCK if rule.separate else done
+        lost = done + KEPT_BLOCK if rule.separate else done
         rows = [np.concatenate([np.full(SIZE, np.nan, dtype)[:lost], row[lost:]]) for row in rows]
         life.journal._areas[0].words[WORD] = 0
         before = [array.copy() for array in life.memory.arrays]
         for array, after in zip(life.memory.arrays, whole.memory.arrays, strict=True):
             array[:done] = after[:done]
-            array[done : done + BLOCK] = 777  # half changed
+            array[done : done + KEPT_BLOCK] = 777  # half changed
         fake_begin(life, done, before, groups)
         life = Life(arrays, rule, dtype)
         targets = [np.zeros_like(row) for row in rows]
@@ -391,6 +391,6 @@ def fake_begin(life, done, before, groups):
     journal = life.memory.journal
     contributions = [Contribution(Origin("job", g, 77 + g, 10), Span(0, 0, SIZE), [], None) for g in groups]
     journal.begin(round_of(contributions), 1, len(groups))
-    length = min(BLOCK, SIZE - done)
+    length = min(KEPT_BLOCK, SIZE - done)
     total = sum(rows_of("float32", 0)[group] for group in groups)
     journal.progress(done).begin([array[done:] for array in (total, *before)], length)

@@ -49,7 +49,7 @@ def server():
 
 @pytest.fixture
 def lossy():
-    """A server that takes a group as lost soon: its rule is compiled before."""
+    """A server that treats a group as lost soon: its rule is compiled before."""
     warm_up(Sum(), LAYOUT.dtype)
     with in_thread(Server.of(Settings(lost_seconds=0.3, reconnect_seconds=0.0), "tcp://127.0.0.1:*")) as server:
         yield server
@@ -306,8 +306,8 @@ def test_a_lost_group_is_left_out_and_told(lossy, caplog):
             store.exchange("w", values, values, 0, LENGTH).wait()
             assert (values == 1).all()
             answer = raw.ask(wire.Exchange(9, "w", 0, 256), bytes(1024))
-            assert "taken as lost" in answer.message
-            assert "taken as lost" in raw.ask(wire.Heartbeat(1000, 0)).message
+            assert "treated as lost" in answer.message
+            assert "treated as lost" in raw.ask(wire.Heartbeat(1000, 0)).message
             raw.enter(0, 2, session=77)
             raw.register()
     assert [r.getMessage() for r in caplog.records if "group 0 of job 'job'" in r.getMessage()] == [

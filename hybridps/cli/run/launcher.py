@@ -210,10 +210,11 @@ class Launcher:
         if self._stopping or self._signals:
             return
         if child not in self._groups.children:
-            folder = self._launch.settings.snapshots
+            settings = self._launch.settings
+            folder, seconds = settings.snapshots, settings.lost_seconds
             then = "" if folder is None else f"; the same command starts again from the snapshots in {folder}"
             self._screen.message(
-                f"{child.name} ended with {how_ended(child)}; groups that need it end at their deadline{then}"
+                f"{child.name} ended with {how_ended(child)}; groups that need it end after {seconds:g} s{then}"
             )
             return
         group, restart = self._groups.children.index(child), ""

@@ -7,6 +7,8 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -49,28 +51,30 @@ _SERVERS = ("SERVER", "HOST", "CPU", "GROUPS", "ROUNDS", "ROUNDS/S", "LAG", "IN/
 _SPARE_OF_SERVERS = ("HOST", "LAG", "ROUNDS", "GROUPS", "CPU", "MEMORY")
 
 
-def watch(folder: Path, *, once: bool) -> None:
+def watch(folder: Path, *, once: bool, others: Sequence[Path] = ()) -> None:
     """Show the run in a live folder until it ends or the user presses Ctrl-C. With `once`, and where the output does
-    not go to a terminal, print it once and return."""
+    not go to a terminal, print it once and return. Below it stand the folders of `others`, runs in progress too.
+    """
     on_terminal = sys.stdout.isatty()
     console = Console(width=None if on_terminal else PLAIN_WIDTH)
+    shown = partial(page, width=console.width, others=others)
     with contextlib.suppress(KeyboardInterrupt):
         before = read_live(folder)
         if not before.is_over:
             time.sleep(REFRESH_SECONDS)  # rates need two readings
         now = read_live(folder)
         if once or not on_terminal:
-            console.print(page(before, now, console.width))
+            console.print(shown(before, now))
             return
-        with Screen(page(before, now, console.width), console=console, screen=True, auto_refresh=False) as screen:
+        with Screen(shown(before, now), console=console, screen=True, auto_refresh=False) as screen:
             while not now.is_over:
                 time.sleep(REFRESH_SECONDS)
                 before, now = now, read_live(folder)
-                screen.update(page(before, now, console.width), refresh=True)
-        console.print(page(before, now, console.width))  # leaving the alternate screen erased what it showed
+                screen.update(shown(before, now), refresh=True)
+        console.print(shown(before, now))  # leaving the alternate screen erased what it showed
 
 
-def page(before: Live, now: Live, width: int = PLAIN_WIDTH) -> Group:
+def page(before: Live, now: Live, width: int = PLAIN_WIDTH, others: Sequence[Path] = ()) -> Group:
     """Return what is known of the run `now`, with rates since the earlier reading `before`, in so many columns."""
     tables: list[Table | Text] = [
         make_table(_WORKERS, worker_rows(before, now), 3, width, _SPARE_OF_WORKERS),
@@ -80,11 +84,13 @@ def page(before: Live, now: Live, width: int = PLAIN_WIDTH) -> Group:
     if now.servers:
         tables += [Text(), make_table(_SERVERS, server_rows(before, now), 2, width, _SPARE_OF_SERVERS)]
     said = now.launch.status.message if now.launch is not None else ""
+    also = [Text(f"also in progress: hybridps top {printable(str(path), PLAIN_WIDTH)}") for path in others]
     return Group(
         *map(Text, headlines(before, now)),
         Text(),
         *tables,
         *([Text(), Text(printable(said, PLAIN_WIDTH))] if said else []),
+        *([Text(), *also] if also else []),
     )
 
 

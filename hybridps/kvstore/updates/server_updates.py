@@ -12,6 +12,7 @@ from hybridps.kvstore.arrays import operate
 from hybridps.kvstore.centre import Centre
 from hybridps.kvstore.gradient_arrays import Arrays, GradientArrays
 from hybridps.kvstore.updates.optimizers import rule_of_update
+from hybridps.ps.model import Joining
 from hybridps.ps.rules import AnyRule
 from hybridps.step import Gradients
 
@@ -42,14 +43,9 @@ class ServerUpdates:
         return name in self._gradients
 
     @property
-    def took_centre(self) -> bool:
-        """Whether the servers had the weights already, so that the stored values did not count."""
-        return self._gradients.took_centre
-
-    @property
-    def from_snapshot(self) -> bool:
-        """Whether they had them from a snapshot."""
-        return self._gradients.from_snapshot
+    def joined(self) -> Joining:
+        """Whether the servers had the weights already (`takes_centre`), so that the stored values did not count."""
+        return self._gradients.joined
 
     def add(self, weights: Mapping[str, Arrays], stored: Mapping[str, NDArray]) -> None:
         """Let the servers hold these keys, with their `stored` values or with those there. Waits for other workers.

@@ -22,6 +22,7 @@ from hybridps.kvstore.updates.server_updates import ServerUpdates
 from hybridps.kvstore.updates.states import adds_up, kept_of, split, state_of
 from hybridps.kvstore.updates.states_file import set_states, states_to_bytes
 from hybridps.memory import FLOATS
+from hybridps.ps.model import Joining
 from hybridps.ps.rules import SGD, AnyRule
 from hybridps.step import Gradients, InitialValues, JobContext, Schedule
 
@@ -140,8 +141,8 @@ class Updates:
             self._keys[name].at_servers, self._keys[name].stored = servers, None
         # In the other cases the servers have the states of a training, as well as its weights.
         rejoining = self._algorithm.tier.rejoining
-        came_late = rejoining.done or (rejoining.takes_centre and servers.took_centre)
-        if not (came_late or servers.from_snapshot):
+        came_late = rejoining.done or (rejoining.takes_centre and servers.joined.takes_centre)
+        if not (came_late or servers.joined is Joining.SNAPSHOT):
             self._put_states(weights)
 
     def take_back(self, name: str) -> None:

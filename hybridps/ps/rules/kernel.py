@@ -20,8 +20,11 @@ from hybridps.compiled.ordered import store
 from hybridps.compiled.streaming_copy import fence, stream_
 from hybridps.ps.rules.progress import LENGTH, WORD
 
-BLOCK = 8192
+BLOCK = 4096
 """The number of elements of a block."""
+
+KEPT_BLOCK = 8192
+"""The same for rounds whose progress is recorded: the fewer blocks there are, the less it costs to save them."""
 
 COMPILED = (np.dtype(np.float32), np.dtype(np.float64))
 """The dtypes with compiled loops. NumPy computes the others."""
@@ -116,9 +119,10 @@ def _blocks_(  # type: ignore[no-untyped-def]
     `block_loop` binds.
     """
     words, saved, first, saves_sum, is_summed = progress
-    buffer = np.empty(BLOCK, centre.dtype)
-    for start in range(0, centre.size, BLOCK):
-        block = centre[start : start + BLOCK]
+    length = saved.shape[1] if words.size else BLOCK
+    buffer = np.empty(length, centre.dtype)
+    for start in range(0, centre.size, length):
+        block = centre[start : start + length]
         total = buffer[: block.size]
         if start or not is_summed:
             finite = add_up_(total, sources, start)
@@ -129,7 +133,7 @@ def _blocks_(  # type: ignore[no-untyped-def]
             if streams:
                 fence()
             return start
-        states = state[0][start : start + BLOCK], state[1][start : start + BLOCK]
+        states = state[0][start : start + length], state[1][start : start + length]
         if words.size:
             _save_(saved, (total, block, states[0], states[1]), 0 if saves_sum else 1)
             words[LENGTH] = block.size

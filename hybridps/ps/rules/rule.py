@@ -104,8 +104,8 @@ def apply_(
     `contributions`: how many contributions the sum stands for. A target may be one of the sources: it is written after
     the block of elements is done, unless the rule is `separate`, whose answer is not kept. `whole_bytes`: the size of
     the table, as far as it is known. `progress`: records how far the round is. Returns the number of elements that are
-    done: all of them or, with `check_finite`, those before the first block of `BLOCK` elements whose sum has
-    NaN or Inf. From that block on nothing changes.
+    done: all of them or, with `check_finite`, those before the first block (at most `KEPT_BLOCK` elements) whose sum
+    has NaN or Inf. From that block on nothing changes.
     """
     dtype = np.result_type(centre.dtype, np.float32)
     numbers = tuple(map(dtype.type, rule.numbers(step, contributions)))

@@ -45,7 +45,7 @@ _END_SECONDS = 5.0
 """The longest time to end all connections."""
 
 MOST_UNREAD = 1 << 16
-"""The number of answers that may wait for one connection. A client with more is taken as lost."""
+"""The number of answers that may wait for one connection. A client with more is treated as lost."""
 
 
 class Gatekeeper:

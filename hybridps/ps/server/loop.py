@@ -219,7 +219,7 @@ class Loop:
         for ended, member in self.launchers.take_ended() if emptied else ():
             self._handle_outcomes(self.jobs.end(*ended))
             if member is not None:
-                self._lose(member, "has ended", ", as its launcher says")
+                self._lose(member, "has ended, as its launcher says")
         now = time.monotonic()
         if now < self.judged_seconds + self.members.lost_seconds / JUDGED_PER_LOST:
             return
@@ -229,9 +229,9 @@ class Loop:
         self.launchers.look(now)
         self._handle_outcomes(self.members.begin_without_absent(now))
 
-    def _lose(self, member: Member, fault: str, source: str = "") -> None:
-        log.warning("%s %s: %s", member, fault, "the others go on without it" if source else "lost")
-        member.fault = fault + source
+    def _lose(self, member: Member, fault: str) -> None:
+        log.warning("%s %s: lost", member, fault)
+        member.fault = fault
         self._remove(member, lost=True)
 
     def _collect_from_parents(self) -> None:

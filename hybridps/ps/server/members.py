@@ -74,7 +74,7 @@ class Member:
     overdue: tuple[float, int] | None = None
     """When it was first seen to be overdue: its last sign of life, and how many messages had been read."""
     fault: str = ""
-    """Why it was taken as lost, as the group is told."""
+    """Why it was treated as lost, as the group is told."""
 
     def __str__(self) -> str:
         return f"group {self.group} of job {self.job!r}"
@@ -90,7 +90,7 @@ class Member:
 
 
 class _Lost(NamedTuple):
-    """A client that was taken as lost, and why."""
+    """A client that was treated as lost, and why."""
 
     job: str
     group: int
@@ -103,7 +103,7 @@ class Members:
 
     `kept`: memory that outlives the process, if there is some. A group that has asked for nothing for
     `patience_seconds`, while others of its job waited as long, is lost too. While no group of a job is heard, as when
-    the network is cut, none of them is taken as lost for `reconnect_seconds`, because no group waits for another one.
+    the network is cut, none of them is treated as lost for `reconnect_seconds`, because no group waits for another one.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Members:
         self.by_name[known.identity] = known
 
     def _may_come_back(self, new: Member) -> bool:
-        """Return whether a client was taken as lost, and its group can continue as if it had not been."""
+        """Return whether a client was treated as lost, and its group can continue as if it had not been."""
         lost = self._lost.get(new.session)
         if lost is None or lost[:3] != (new.job, new.group, new.key):
             return False
@@ -234,8 +234,8 @@ class Members:
         if name in self._lost:
             fault = self._lost[name].fault
             return UnknownClientError(
-                f"this group {fault}, was taken as lost, and the others went on without it: register again with a new "
-                f"client{', and raise lost_seconds if it was only slow' if fault == self._silence else ''}"
+                f"this group {fault}, was treated as lost, and the others went on without it: register again with a "
+                f"new client{', and raise lost_seconds if it was only slow' if fault == self._silence else ''}"
             )
         return UnknownClientError(
             "this client is not known here: was the server or the connection restarted? Open a new client"
@@ -266,7 +266,7 @@ class Members:
         return tuple(sorted(group for group, when in seen.items() if now - when > seconds))
 
     def silent(self, now: float, emptied: bool, reads: int) -> list[Member]:
-        """Return the clients to be taken as lost, each with its `fault`.
+        """Return the clients to be treated as lost, each with its `fault`.
 
         They are overdue although every message that may be theirs was read and served; or they are idle while another
         client has waited for `patience_seconds`. `reads`: the messages read so far. `emptied`: none was left unread.

@@ -13,7 +13,7 @@ from operator import itemgetter
 import numpy as np
 
 from hybridps.ps.model import Contribution, TableSpec
-from hybridps.ps.rules.kernel import BLOCK, COMPILED
+from hybridps.ps.rules.kernel import COMPILED, KEPT_BLOCK
 from hybridps.ps.rules.progress import LENGTH, WORD, Progress
 from hybridps.ps.rules.rule import Rule
 from hybridps.ps.server.admission import Budget
@@ -82,7 +82,7 @@ class TableJournal:
         areas = workers + CUTS
         words = array("words", "i8", areas, WORDS)
         entries = array("entries", "i8", areas, groups, 1 + len(Mark._fields))
-        saved = array("saved", dtype, areas, rows, min(BLOCK, step) if blocks else step)
+        saved = array("saved", dtype, areas, rows, min(KEPT_BLOCK, step) if blocks else step)
         self._areas = [Area(words[i], entries[i], saved[i], rule.separate) for i in range(areas)]
         self._workers = workers
         self._budget = budget
