@@ -193,14 +193,14 @@ class Gradient(Item):
 
 
 class Vote(IntEnum):
-    """The vote of a rank before a bucket. The largest vote counts."""
+    """The vote of a rank before a bucket. The smallest vote counts."""
 
-    COMPLETE = 0
-    """All gradients of the bucket have arrived."""
+    STAY_OVER = 0
+    """As `GO_OVER`, and for the following steps too, as long as they have the same keys."""
     GO_OVER = 1
     """A gradient cannot come: use program order for the rest of the step."""
-    STAY_OVER = 2
-    """The same, and for the following steps too, as long as they have the same keys."""
+    COMPLETE = 2
+    """All gradients of the bucket have arrived. If those of the next n buckets have too, the vote is larger by n."""
 
 
 class FusedStep:
@@ -237,33 +237,33 @@ class FusedStep:
 
         All ranks of the group get the same result.
         """
-        step, vote = self._step, Vote.COMPLETE
-        for number, bucket in enumerate(step.plan.buckets):
+        step, number, vote = self._step, 0, int(Vote.COMPLETE)
+        while number < len(step.plan.buckets) and vote >= Vote.COMPLETE:
+            bucket = step.plan.buckets[number]
             vote = self._vote(bucket, self._decide(number, bucket))
-            if vote is not Vote.COMPLETE:
-                break
-            self._reduce(bucket)
+            for _ in range(Vote.COMPLETE, vote + 1):
+                self._reduce(step.plan.buckets[number])
+                number += 1
         step.reducer.drain(step.number)
-        if vote is Vote.COMPLETE:
+        if vote >= Vote.COMPLETE:
             step.reducer.spent.end_step(self._last_arrival)
             pace = self._schedule.pace
             step.reducer.trace.end(pace.program_seconds(self._begun_at), pace.computes_before)
             pace.end_step(self._begun_at, self._last_arrival)
-        return vote is Vote.STAY_OVER
+        return vote == Vote.STAY_OVER
 
-    def _decide(self, number: int, bucket: Bucket) -> Vote:
+    def _decide(self, number: int, bucket: Bucket) -> int:
         """Wait until the bucket is complete, or cannot be completed, and return this rank's vote."""
         self._schedule.take_all()
-        if not self._missing[number]:
-            return Vote.COMPLETE
-        for name in bucket.keys:
+        for name in bucket.keys if self._missing[number] else ():
             if not self._has_arrived(name):
                 verb = "computed" if name in self._items else "pushed"
                 with self._watch(f"{self._step.title}: the gradient of key {name!r}, which this worker has not {verb}"):
                     vote = self._await(name, bucket)
                 if vote is not Vote.COMPLETE:
                     return vote
-        return Vote.COMPLETE
+        following = self._missing[number + 1 :]
+        return Vote.COMPLETE + next((n for n, missing in enumerate(following) if missing), len(following))
 
     def _await(self, name: str, bucket: Bucket) -> Vote:
         began = time.monotonic()
@@ -287,12 +287,12 @@ class FusedStep:
             return Vote.STAY_OVER
         return Vote.COMPLETE
 
-    def _vote(self, bucket: Bucket, own: Vote) -> Vote:
+    def _vote(self, bucket: Bucket, own: int) -> int:
         began = time.monotonic()
         with self._watch(partial(self._awaited, bucket)):
-            _, largest = self._schedule.agreement.vote(self._step.phase, int(own), self._step.title)
+            smallest, _ = self._schedule.agreement.vote(self._step.phase, own, self._step.title)
         self._step.reducer.trace.span("vote", began, bucket.spans[0].table.name, bucket.keys[0])
-        return Vote(largest)
+        return smallest
 
     def _awaited(self, bucket: Bucket) -> str:
         """Return what a vote waits for, in words. The watchdog's thread calls this."""

@@ -22,10 +22,12 @@ from hybridps.mpi_groups.plan import make_plan as plan_job
 from hybridps.mpi_groups.session import Session
 from hybridps.mpi_groups.watchdog import Watchdog
 from hybridps.step import DifferentLayoutsError, DisagreementError, Gradients, InitialValues, KeySpec, Schedule
+from hybridps.step.agreement import digest
 from hybridps.step.arrays import ArrayModel
 from hybridps.step.finite import NotFiniteGradientError
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import Span, Table, make_plan, merged, parts
+from hybridps.step.steps import Vote
 from hybridps.tensor_collectives import Levels, Tensor
 from hybridps.tiers import NoTier
 
@@ -213,6 +215,27 @@ def test_a_known_step_is_reduced_by_buckets_and_the_last_layers_first() -> None:
     for reductions in on_ranks(2, work):
         assert [start for start, _ in reductions] == sorted((start for start, _ in reductions), reverse=True)
         assert all(start % 256 == 0 for start, _ in reductions)
+
+
+def test_buckets_that_are_complete_together_share_a_vote() -> None:
+    def work(model: Model) -> list[int]:
+        model.step([*KEYS], 1)
+        vote, votes = model.schedule.agreement.vote, []
+
+        def note(phase: int, value: int, here: str) -> tuple[int, int]:
+            votes.extend([value] if phase == digest(["step 1"]) else [])
+            return vote(phase, value, here)
+
+        model.schedule.agreement.vote = note
+        model.sums.begin()
+        arrivals = [model.push(name, 1, arrives=False) for name in KEYS]
+        for arrive in arrivals:  # the key of the last layers, and of the first bucket, comes last
+            arrive()
+        assert {name: model.wait(name) for name in KEYS} == expected([*KEYS], 2)
+        return votes
+
+    several = 4  # 1024 bytes each, for 3624 bytes of gradients
+    assert on_ranks(2, work) == [[Vote.COMPLETE + several - 1]] * 2
 
 
 def test_many_small_keys_that_have_arrived_are_reduced_together() -> None:
