@@ -113,8 +113,7 @@ class _Server:
 
     def _fused(self, values: Arrays, centre: np.ndarray, state: Arrays) -> None:
         numbers = {"step": self._rounds, "contributions": len(values), "whole_bytes": self._whole_bytes}
-        looks = not self._rule.transparent
-        apply_(self._rule, values, values, centre, state, **numbers, check_finite=looks)
+        apply_(self._rule, values, values, centre, state, **numbers, check_finite=True)
 
     def _apart(self, values: Arrays, centre: np.ndarray, state: Arrays) -> None:
         """Sum, update and copy to all groups, one after the other, with NumPy, in existing memory, without clipping."""

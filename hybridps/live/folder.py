@@ -69,18 +69,29 @@ def find_live(run: str | None) -> Path:
             "the address HOST:PORT of a server's metrics"
         )
     try:
-        found = runs_in_progress()
+        runs = runs_folder()
     except OSError as error:
         raise ConfigError(f"runs of this user cannot be found: {error.strerror}; give the run folder") from None
-    if not found:
-        raise ConfigError("no run of this user is in progress on this host: give a folder: `hybridps top runs/mine`")
-    return found[0]
+    for entry in sorted(runs.iterdir(), reverse=True):
+        if _owner_lives(entry) and entry.exists():
+            return entry.resolve()
+    raise ConfigError("no run of this user is in progress on this host: give a folder: `hybridps top runs/mine`")
 
 
-def runs_in_progress() -> list[Path]:
-    """Return the live folders of this user's runs on this host, the newest first. Raises OSError."""
-    entries = sorted(runs_folder().iterdir(), reverse=True)
-    return [entry.resolve() for entry in entries if _owner_lives(entry) and entry.exists()]
+def other_runs(live: Path) -> list[Path]:
+    """Return the folders, for `find_live`, of this user's runs in progress on this host, without the one in `live`.
+
+    The newest comes first. Entries that cannot be read are left out, as are those of other hosts and containers: their
+    processes may have ended.
+    """
+    found = []
+    with suppress(OSError):
+        for entry in sorted(runs_folder().iterdir(), reverse=True):
+            with suppress(OSError):
+                path = entry.resolve()
+                if _host_of(entry) == socket.gethostname() and _owner_lives(entry) and path.exists() and path != live:
+                    found.append(path.parent if path.name == LIVE else path)
+    return found
 
 
 def _enter(path: Path | None) -> Path:
@@ -103,16 +114,20 @@ def _remove_dead(runs: Path) -> None:
 
 def _owner_lives(entry: Path) -> bool:
     """Return whether the process that made an entry runs. One of another host or container counts as running."""
-    began, _, number = entry.name.rpartition("-")
+    number = entry.name.rpartition("-")[2]
     if not number.isdecimal():
         return False
-    if began.partition("-")[2] != socket.gethostname():
+    if _host_of(entry) != socket.gethostname():
         return True
     try:
         os.kill(int(number), 0)
     except (ProcessLookupError, PermissionError, OverflowError):
         return False
     return True
+
+
+def _host_of(entry: Path) -> str:
+    return entry.name.rpartition("-")[0].partition("-")[2]
 
 
 def _remove(entry: Path) -> None:

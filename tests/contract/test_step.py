@@ -217,25 +217,43 @@ def test_a_known_step_is_reduced_by_buckets_and_the_last_layers_first() -> None:
         assert all(start % 256 == 0 for start, _ in reductions)
 
 
-def test_buckets_that_are_complete_together_share_a_vote() -> None:
+@pytest.mark.parametrize("late", [[], ["a", "b"]], ids=["together", "one rank is late"])
+def test_buckets_that_are_complete_share_a_vote(late: list[str]) -> None:
+    """As many as are complete on all ranks. The key of the last layers, which is in the first bucket, arrives last."""
+    has_voted = threading.Event()
+
     def work(model: Model) -> list[int]:
         model.step([*KEYS], 1)
         vote, votes = model.schedule.agreement.vote, []
 
         def note(phase: int, value: int, here: str) -> tuple[int, int]:
-            votes.extend([value] if phase == digest(["step 1"]) else [])
-            return vote(phase, value, here)
+            told = vote(phase, value, here)
+            if phase == digest(["step 1"]):
+                votes.append(value)
+                has_voted.set()
+            return told
 
         model.schedule.agreement.vote = note
         model.sums.begin()
-        arrivals = [model.push(name, 1, arrives=False) for name in KEYS]
-        for arrive in arrivals:  # the key of the last layers, and of the first bucket, comes last
-            arrive()
+        arrivals = {name: model.push(name, 1, arrives=False) for name in KEYS}
+        for name in KEYS:
+            if model.rank == 0 or name not in late:
+                arrivals[name]()
+        if model.rank == 1 and late:
+            assert has_voted.wait(10)
+            for name in late:
+                arrivals[name]()
         assert {name: model.wait(name) for name in KEYS} == expected([*KEYS], 2)
         return votes
 
-    several = 4  # 1024 bytes each, for 3624 bytes of gradients
-    assert on_ranks(2, work) == [[Vote.COMPLETE + several - 1]] * 2
+    first, second = on_ranks(2, work)
+    every = Vote.COMPLETE + 3  # four buckets of 1024 bytes, for 3624 bytes of gradients
+    assert first[0] == every
+    if late:
+        assert Vote.COMPLETE <= second[0] < every
+        assert len(first) == len(second) >= 2
+    else:
+        assert first == second == [every]
 
 
 def test_many_small_keys_that_have_arrived_are_reduced_together() -> None:

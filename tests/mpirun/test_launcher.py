@@ -327,7 +327,8 @@ def test_a_dead_server_is_one_message_and_the_groups_go_on(script: Path) -> None
     try:
         server_of(launched).kill()
         line = launched.output.readline()
-        assert line.startswith("hybridps: server 0 ended with exit status 137 (killed by signal 9)")
+        killed = "hybridps: server 0 ended with exit status 137 (killed by signal 9)"
+        assert line == f"{killed}; groups that need it end after 10 s\n"
         launched.popen.send_signal(signal.SIGTERM)
         assert launched.end() == (143, "hybridps: SIGTERM: stopping 2 groups and 0 servers\n")
     finally:

@@ -46,12 +46,16 @@ def test_the_newest_run_is_found_until_it_has_ended(tmp_path: Path) -> None:
 
 
 def test_top_names_the_other_runs_in_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    others = LiveFolder(str(tmp_path / "run")), LiveFolder(None)
+    others = LiveFolder(str(tmp_path / "my run")), LiveFolder(None)
     newest = LiveFolder(None)
+    elsewhere = newest.entry.with_name(f"00000000000000000001-other-host-{os.getpid()}")
+    elsewhere.mkdir()
     written(newest.path, status(workers=1))
     top(None, once=True, tables=False)
-    commands = [line.split()[-1] for line in capsys.readouterr().out.splitlines() if line.startswith("also in")]
-    assert commands == [str(others[1].path), str(tmp_path / "run")]
+    commands = [line for line in capsys.readouterr().out.splitlines() if line.startswith("also in")]
+    assert commands == [f"also in progress: hybridps top {name}" for name in (others[1].path, f"'{tmp_path}/my run'")]
+    top(str(newest.path), once=True, tables=False)
+    assert "also in progress" not in capsys.readouterr().out
     for folder in (newest, *others):
         folder.close()
 

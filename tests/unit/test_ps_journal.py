@@ -14,7 +14,7 @@ from hybridps.ps.chunk_map import Span
 from hybridps.ps.clocks import FreeRunning
 from hybridps.ps.model import ChunkPlace, Contribution, Origin, TableSpec
 from hybridps.ps.rules import SGD, Adam, Elastic, ElasticTogether, Mean, Momentum, Outer, Sum
-from hybridps.ps.rules.kernel import KEPT_BLOCK
+from hybridps.ps.rules.kernel import BLOCK, KEPT_BLOCK
 from hybridps.ps.rules.progress import WORD
 from hybridps.ps.rules.rule import Rule
 from hybridps.ps.server.admission import Budget
@@ -267,6 +267,19 @@ def test_who_was_refused_is_known_after_a_cut():
         if not died:
             break
     assert line > 30
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_values_count_up_to_the_kept_block_with_the_first_that_is_no_number(dtype):
+    life = Life({}, Outer(rate=1.0, momentum=0.0), dtype)  # the new centre is the mean
+    life.begin()
+    rows = [np.full(SIZE, group, dtype) for group in (1, 2)]
+    rows[0][BLOCK + 904] = rows[1][KEPT_BLOCK + BLOCK - 1] = np.nan  # in the first kept block, and in the second
+    before = state_of(life)[0].copy()
+    life.compute(rows, [np.zeros(SIZE, dtype) for _ in rows], 10)
+    centre = state_of(life)[0]
+    np.testing.assert_allclose(centre[:KEPT_BLOCK], 2, atol=0.01)
+    np.testing.assert_array_equal(centre[KEPT_BLOCK:], before[KEPT_BLOCK:])
 
 
 def test_a_kill_while_a_rule_is_loaded_changes_nothing():

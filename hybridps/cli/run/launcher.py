@@ -211,11 +211,10 @@ class Launcher:
             return
         if child not in self._groups.children:
             settings = self._launch.settings
-            folder, seconds = settings.snapshots, settings.lost_seconds
+            folder = settings.snapshots
+            when = f" after {settings.lost_seconds:g} s" if settings.backend == "hybridps" else ""
             then = "" if folder is None else f"; the same command starts again from the snapshots in {folder}"
-            self._screen.message(
-                f"{child.name} ended with {how_ended(child)}; groups that need it end after {seconds:g} s{then}"
-            )
+            self._screen.message(f"{child.name} ended with {how_ended(child)}; groups that need it end{when}{then}")
             return
         group, restart = self._groups.children.index(child), ""
         others = [other for other in self._groups.children if other is not child]

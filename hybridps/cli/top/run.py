@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import socket
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -18,11 +18,14 @@ from rich.text import Text
 
 from hybridps.cli.top.table import PLAIN_WIDTH, Row, make_table, nbytes, number, printable
 from hybridps.live import Live, ServerStatus, WorkerStatus, read_live
+from hybridps.live.folder import other_runs
 from hybridps.live.reading import Seen, clock, rate, report_of, silent_seconds, steps_per_second
 from hybridps.live.status import Status
 from hybridps.quantities import counted, duration
 
 REFRESH_SECONDS = 1.0
+MOST_PATH = 5000
+"""The largest number of characters in a line that names a path."""
 
 _WORKERS = (
     *(
@@ -51,13 +54,17 @@ _SERVERS = ("SERVER", "HOST", "CPU", "GROUPS", "ROUNDS", "ROUNDS/S", "LAG", "IN/
 _SPARE_OF_SERVERS = ("HOST", "LAG", "ROUNDS", "GROUPS", "CPU", "MEMORY")
 
 
-def watch(folder: Path, *, once: bool, others: Sequence[Path] = ()) -> None:
+def watch(folder: Path, *, once: bool, is_newest: bool = False) -> None:
     """Show the run in a live folder until it ends or the user presses Ctrl-C. With `once`, and where the output does
-    not go to a terminal, print it once and return. Below it stand the folders of `others`, runs in progress too.
+    not go to a terminal, print it once and return. `is_newest`: other runs in progress are named below it.
     """
     on_terminal = sys.stdout.isatty()
     console = Console(width=None if on_terminal else PLAIN_WIDTH)
-    shown = partial(page, width=console.width, others=others)
+
+    def shown(before: Live, now: Live) -> Group:
+        others = other_runs(folder) if is_newest else ()
+        return page(before, now, console.width, others)
+
     with contextlib.suppress(KeyboardInterrupt):
         before = read_live(folder)
         if not before.is_over:
@@ -84,7 +91,8 @@ def page(before: Live, now: Live, width: int = PLAIN_WIDTH, others: Sequence[Pat
     if now.servers:
         tables += [Text(), make_table(_SERVERS, server_rows(before, now), 2, width, _SPARE_OF_SERVERS)]
     said = now.launch.status.message if now.launch is not None else ""
-    also = [Text(f"also in progress: hybridps top {printable(str(path), PLAIN_WIDTH)}") for path in others]
+    commands = [f"also in progress: hybridps top {shlex.quote(str(path))}" for path in others]
+    also = [Text(printable(text, MOST_PATH), no_wrap=True, overflow="ignore") for text in commands]
     return Group(
         *map(Text, headlines(before, now)),
         Text(),

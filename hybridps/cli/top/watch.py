@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hybridps.errors import ConfigError
-from hybridps.live.folder import LIVE, find_live, runs_in_progress
+from hybridps.live.folder import find_live
 
 
 def watch(run: str | None, *, once: bool, tables: bool) -> None:
@@ -24,6 +24,4 @@ def watch(run: str | None, *, once: bool, tables: bool) -> None:
         raise ConfigError("--tables belongs to the address of a server's metrics: omit it, or give HOST:PORT")
     from hybridps.cli.top.run import watch as watch_run
 
-    folder = find_live(run)
-    others = [] if run is not None else [path for path in runs_in_progress() if path != folder]
-    watch_run(folder, once=once, others=[path.parent if path.name == LIVE else path for path in others])
+    watch_run(find_live(run), once=once, is_newest=run is None)

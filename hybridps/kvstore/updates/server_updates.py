@@ -44,7 +44,7 @@ class ServerUpdates:
 
     @property
     def joined(self) -> Joining:
-        """Whether the servers had the weights already (`takes_centre`), so that the stored values did not count."""
+        """What the group found at the servers, as `Gradients.joined`. The stored values count only if it is `NEW`."""
         return self._gradients.joined
 
     def add(self, weights: Mapping[str, Arrays], stored: Mapping[str, NDArray]) -> None:

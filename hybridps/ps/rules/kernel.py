@@ -1,8 +1,8 @@
 """The compiled form of all rules: one loop over the blocks of a chunk, which calls the rule's update on each block.
 
 One block of every array together fits into the second-level cache, so that values read from memory are still there when
-they are written. Within that, long blocks are faster, because the processor reads ahead in each array. Contributions
-and answers are given by their addresses, so that one compiled loop serves any number of groups.
+they are written. Contributions and answers are given by their addresses, so that one compiled loop serves any number of
+groups.
 """
 
 from __future__ import annotations
@@ -18,16 +18,22 @@ from hybridps.codecs.loops import take_
 from hybridps.compiled import at, compiled
 from hybridps.compiled.ordered import store
 from hybridps.compiled.streaming_copy import fence, stream_
-from hybridps.ps.rules.progress import LENGTH, WORD
+from hybridps.ps.rules.progress import LENGTH, WORD, Progress
 
 BLOCK = 4096
-"""The number of elements of a block."""
+"""The number of elements of a block. In float32 a block and its sum fit into the first-level cache."""
 
 KEPT_BLOCK = 8192
-"""The same for rounds whose progress is recorded: the fewer blocks there are, the less it costs to save them."""
+"""The same for rounds whose progress is recorded. Fewer blocks are then saved, and the processor reads ahead for longer
+in each array."""
 
 COMPILED = (np.dtype(np.float32), np.dtype(np.float64))
 """The dtypes with compiled loops. NumPy computes the others."""
+
+
+def block_length(progress: Progress | None) -> int:
+    """Return the number of elements of a block."""
+    return BLOCK if progress is None else min(KEPT_BLOCK, progress.saved.shape[1])
 
 
 @compiled
