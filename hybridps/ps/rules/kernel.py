@@ -31,7 +31,7 @@ COMPILED = (np.dtype(np.float32), np.dtype(np.float64))
 """The dtypes with compiled loops. NumPy computes the others."""
 
 
-def block_length(progress: Progress | None) -> int:
+def block_size(progress: Progress | None) -> int:
     """Return the number of elements of a block."""
     return BLOCK if progress is None else min(KEPT_BLOCK, progress.saved.shape[1])
 

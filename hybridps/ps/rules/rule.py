@@ -17,7 +17,7 @@ from hybridps.compiled.finite import is_finite
 from hybridps.compiled.streaming_copy import LEAST_BYTES
 from hybridps.ps.clocks import BoundedStale, BulkSynchronous, Clock, FreeRunning
 from hybridps.ps.rules.finite import find_not_finite
-from hybridps.ps.rules.kernel import COMPILED, block_length, block_loop, sum_
+from hybridps.ps.rules.kernel import COMPILED, block_loop, block_size, sum_
 from hybridps.ps.rules.progress import NONE, Progress
 
 MOST_STATES = 3
@@ -104,7 +104,7 @@ def apply_(
     `contributions`: how many contributions the sum stands for. A target may be one of the sources: it is written after
     the block of elements is done, unless the rule is `separate`, whose answer is not kept. `whole_bytes`: the size of
     the table, as far as it is known. `progress`: records how far the round is. Returns the number of elements that are
-    done: all of them or, with `check_finite`, those before the first block (see `block_length`) whose sum has NaN
+    done: all of them or, with `check_finite`, those before the first block (see `block_size`) whose sum has NaN
     or Inf. From that block on nothing changes.
     """
     dtype = np.result_type(centre.dtype, np.float32)
@@ -123,7 +123,7 @@ def apply_(
         np.copyto(total, progress.saved[0][: len(total)])
     else:
         add_up_(total, sources)
-    done, length = centre.size, block_length(progress)
+    done, length = centre.size, block_size(progress)
     if check_finite and not is_finite(total):
         done = find_not_finite(total) // length * length
     if progress is not None:

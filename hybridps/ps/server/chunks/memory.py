@@ -13,7 +13,7 @@ from hybridps.compiled.finite import is_finite
 from hybridps.ps.model import ChunkPlace, Contribution
 from hybridps.ps.rules import AnyRule, Rule, add_up_, apply_
 from hybridps.ps.rules.finite import NotFiniteError, check_finite, not_finite, refused_error
-from hybridps.ps.rules.kernel import block_length
+from hybridps.ps.rules.kernel import block_size
 from hybridps.ps.rules.progress import Progress
 from hybridps.ps.server.chunks.area import REFUSED
 from hybridps.ps.server.chunks.journal import ChunkJournal
@@ -186,7 +186,7 @@ class ChunkMemory:
                 self.journal.mark_not_finite(complete.counted)
                 check = False
             elif not is_done:
-                block_end = min(begin + block_length(progress), stop)
+                block_end = min(begin + block_size(progress), stop)
                 bad = self._refused(left.values(), begin, block_end)
                 refused |= bad
                 for group in bad:
