@@ -38,12 +38,12 @@ class Pace:
     Every few steps the ranks tell each other their medians. All of them then know who is slow; the leader says so, and
     each rank writes what concerns it to its events. A step costs one store for each figure.
 
-    `program_waits`: see `Schedule`.
+    `waited_until`: see `Schedule`.
     """
 
-    def __init__(self, levels: Levels, context: JobContext, program_waits: Callable[[], bool]) -> None:
+    def __init__(self, levels: Levels, context: JobContext, waited_until: Callable[[], float]) -> None:
         self._levels, self._context = levels, context
-        self._program_waits = program_waits
+        self._waited_until = waited_until
         self.computes_before = False
         """Whether the program computes before it begins a step, so that its part of a step is not known apart."""
         size = levels.group.size
@@ -64,8 +64,7 @@ class Pace:
     def leave_out(self, seconds: float) -> None:
         """Note a wait of the program between two steps, which does not count as its part of the next step."""
         self._freed_at += seconds
-        if self._program_waits():
-            self._program_freed_at = time.monotonic()
+        self._program_freed_at = max(self._program_freed_at, self._waited_until())
 
     def program_seconds(self, begun_at: float) -> float:
         """Return how long the program took until it began this step, without the waits for the sums of earlier ones."""
@@ -84,14 +83,12 @@ class Pace:
         self._steps[1, place] = max(0.0, last_gradient - freed, program)
         self._steps[2, place] = max(0.0, min(max(begun_at, freed), last_gradient) - freed, program)
         self._ended_at = self._freed_at = ended
-        self._program_freed_at = max(begun_at, self._program_freed_at)  # begun_at in the first step
+        self._program_freed_at = max(begun_at, self._program_freed_at, self._waited_until())  # NaN in the first step
         self._count += 1
         self._done += 1
         if self._count >= self._window:
             self._look()
             self._freed_at = self._ended_at = time.monotonic()
-        if self._program_waits():
-            self._program_freed_at = self._freed_at
 
     def _look(self) -> None:
         """Tell the other ranks how long this one takes, and find out who is slow. All ranks call this together."""

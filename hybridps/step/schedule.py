@@ -8,6 +8,7 @@ completed.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -145,7 +146,7 @@ class Schedule:
         self.agreement = Agreement(levels)
         self.roll = Roll(self, levels, context)
         """How many groups and workers the job has."""
-        self.pace = Pace(levels, context, self.program_waits)
+        self.pace = Pace(levels, context, self.waited_until)
         """How long the ranks of the group take for a step."""
         self.last_change = time.monotonic()
         """When this thread last found that an item was posted or had arrived, on the monotonic clock."""
@@ -155,6 +156,7 @@ class Schedule:
         self._error: BaseException | None = None
         self._program_thread = 0
         self._waits_here = False
+        self._waited_here_until = -math.inf
         self._items: deque[Item] = deque()
         self._mergeable = 0
         """The number of items that more may be merged with, and that have not arrived."""
@@ -205,6 +207,7 @@ class Schedule:
                 if not self._thread.is_alive():
                     raise GroupError("the schedule of this worker was closed")
         finally:
+            self._waited_here_until = time.monotonic()
             self._waits_here = False
 
     def close(self) -> None:
@@ -249,6 +252,10 @@ class Schedule:
     def program_waits(self) -> bool:
         """Return whether the program's thread is waiting now."""
         return self._waits_here or self._program_waits(self._program_thread)
+
+    def waited_until(self) -> float:
+        """Return when the program was last known to wait, on the monotonic clock: now if it waits."""
+        return time.monotonic() if self.program_waits() else self._waited_here_until
 
     def _note(self, item: Item, release: Release | None) -> None:
         if release is None:

@@ -108,6 +108,30 @@ def test_a_rank_that_is_slower_at_each_step_is_slow_though_no_program_waits() ->
     assert {event.worker for each in every for event in each if isinstance(event, Slowed)} == {1}
 
 
+def train_at_once(model: test_step.Model, seconds: float) -> list[Event]:
+    """The events of a rank whose program goes on before the communication thread has done more than release its sum."""
+    events: list[Event] = []
+    model.schedule._context.events.listen = events.append
+    for _ in range(40):
+        time.sleep(seconds)
+        model.sums.begin()
+        item, ended, resumed = model.sums.push("a"), threading.Event(), threading.Event()
+        item(lambda ended=ended, resumed=resumed: (ended.set(), resumed.wait(20)))
+        model.schedule.wait_for(ended)
+        resumed.set()
+    return events
+
+
+def test_a_wait_that_has_just_ended_is_not_a_ranks_own_time() -> None:
+    def work(model: test_step.Model) -> list[Event]:
+        return train_at_once(model, LONGER_SECONDS if model.rank == 1 else USUAL_SECONDS)
+
+    every = test_step.on_ranks(2, work, keys={"a": test_step.SPECS["a"]})
+    assert {event.worker for each in every for event in each if isinstance(event, Slowed)} == {1}
+    usual = median(event.own_seconds for event in every[0] if isinstance(event, Paced))
+    assert usual < (USUAL_SECONDS + LONGER_SECONDS) / 2
+
+
 def test_a_rank_alone_measures_itself() -> None:
     (events,) = test_step.on_ranks(1, lambda model: train(model, None, 25))
     paced = [event for event in events if isinstance(event, Paced)]

@@ -1,6 +1,7 @@
 """Steps of NumPy for test_traces.py: `traced_ranks.py STEPS SLOW [KILLED]`.
 
-Worker SLOW multiplies three times as many matrices as the others. Worker KILLED kills itself at the last step.
+Worker SLOW takes 30 ms longer than the others, which it sleeps: a busy machine cannot make up for them. Worker KILLED
+kills itself at the last step.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 
 import numpy as np
 
@@ -23,8 +25,10 @@ with open_job() as job, ArrayModel(job.algorithm(), job.session, parameters) as 
     for step in range(steps):
         with loading():
             batch = matrix.copy()
-        for _ in range(90 if job.worker == slow else 30):
+        for _ in range(30):
             batch = batch @ matrix
+        if job.worker == slow:
+            time.sleep(0.03)
         if job.worker == killed and step == steps - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         for gradient in model.gradients.values():
