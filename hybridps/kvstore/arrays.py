@@ -7,6 +7,7 @@ import gc
 import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from threading import get_ident
 from typing import Any
 
@@ -40,7 +41,13 @@ def _start(_run_context: int, on_complete: ctypes._Pointer[ctypes.Array[ctypes.c
         _known_threads.add(thread)
         ctypes.pythonapi.PyGILState_Ensure()
     callback, engine, parameter = on_complete.contents  # copied now: they live on the engine's stack
-    _waiting.pop(number)(lambda: _DONE(callback or 0)(engine, parameter, None))
+    _waiting.pop(number)(partial(_done_by(callback or 0), engine, parameter, None))
+
+
+@cache
+def _done_by(callback: int) -> Callable[..., None]:
+    """Return the function at this address, which ends an operation. MXNet has one for all operations."""
+    return _DONE(callback)
 
 
 def operate(arrays: Sequence[NDArray], started: Started, priority: int = 0, reads: Sequence[NDArray] = ()) -> None:

@@ -8,7 +8,7 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from hybridps.algorithms import AnyRule
-from hybridps.kvstore.arrays import address_of, array_over, dense, dtype_of, is_dense, operate
+from hybridps.kvstore.arrays import address_of, array_over, dtype_of, operate
 from hybridps.kvstore.moved import Movable, MovedArray, in_graphs, is_overwritten, mark
 from hybridps.step import Gradients, KeySpec
 
@@ -140,14 +140,14 @@ class GradientArrays:
 
     def _fill(self, name: str, slots: list[NDArray], values: Arrays, in_place: bool) -> Arrays:
         """Copy the values to the slots, unless they are there already. Return the slots for the sum."""
-        if len(values) == len(slots) and all(is_dense(value) for value in values):
+        if len(values) == len(slots):
             for device, gradient in enumerate(values):
                 if not self._lives_here(name, device, gradient):
                     gradient.copyto(slots[device])
                 elif not (in_place or self.stay(name)):
                     self._leave(name, device)
             return list(slots)
-        parts = [dense(value).as_in_context(values[0].context) for value in values]
+        parts = [value.as_in_context(values[0].context) for value in values]
         for device in range(len(slots)):
             self._leave(name, device)
         (mx.nd.add_n(*parts) if len(parts) > 1 else parts[0]).copyto(slots[0])

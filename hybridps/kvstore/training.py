@@ -223,14 +223,16 @@ class Training:
         if self._compresses:
             for value in values:
                 check_compressible(name, value)
-        kinds = {"default" if is_dense(value) else value.stype for value in values}
-        if not kinds <= {"default", "row_sparse"}:
-            unknown = ", ".join(sorted(kinds - {"default", "row_sparse"}))
-            raise HybridPSError(f"the gradient of key {name!r} is of storage type {unknown}: use default or row_sparse")
-        if kinds == {"row_sparse"} and 0 not in values[0].shape:
-            self.updates.take_back(name)
-            values = self._of_these_weights(name, values) if is_first else values
-            return [self._sparse.sum(name, values, self._like(name)[0], priority)]
+        if sparse := [value for value in values if not is_dense(value)]:
+            if unknown := ", ".join(sorted({value.stype for value in sparse} - {"row_sparse"})):
+                raise HybridPSError(
+                    f"the gradient of key {name!r} is of storage type {unknown}: use default or row_sparse"
+                )
+            if len(sparse) == len(values) and 0 not in values[0].shape:
+                self.updates.take_back(name)
+                values = self._of_these_weights(name, values) if is_first else values
+                return [self._sparse.sum(name, values, self._like(name)[0], priority)]
+            values = [dense(value) for value in values]
         servers = self.updates.at_servers(name)
         self._allocate(name, servers)
         values = self._of_these_weights(name, values) if is_first else values

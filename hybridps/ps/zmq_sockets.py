@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import itertools
 import os
 import socket
 import sys
@@ -15,6 +16,8 @@ import zmq
 
 _READABLE = int(zmq.POLLIN)
 """As an integer, because the operations of ZeroMQ's flags would take as long as a small message."""
+
+_monitors = itertools.count()
 
 
 class Context(zmq.Context):  # type: ignore[type-arg]
@@ -37,6 +40,15 @@ class Context(zmq.Context):  # type: ignore[type-arg]
     def __del__(self) -> None:
         if not self.closed and not sys.is_finalizing():
             _thread.start_new_thread(self.term, ())
+
+
+def monitor_of(zmq_socket: Any, events: int) -> Any:
+    """Return a socket that receives these events of another one.
+
+    Its address is unique. The address that pyzmq would choose contains a file descriptor, which another socket may get
+    while the address is still in use.
+    """
+    return zmq_socket.get_monitor_socket(events, f"inproc://monitor-{next(_monitors)}")
 
 
 def has_message(zmq_socket: Any) -> bool:

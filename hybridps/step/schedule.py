@@ -12,8 +12,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -90,6 +89,9 @@ class Item:
         """Whether more items of this kind may follow soon, so that it is worth waiting for them."""
         return False
 
+    def noticed(self) -> None:
+        """Note that the item was posted, or has arrived. The communication thread calls this for each of the two."""
+
     def run(self, items: Sequence[Item]) -> int:
         """Do this item, and those behind it in `items` that can be done together with it. Returns how many were done.
 
@@ -160,7 +162,6 @@ class Schedule:
         self._items: deque[Item] = deque()
         self._mergeable = 0
         """The number of items that more may be merged with, and that have not arrived."""
-        self._listener: Callable[[Item], None] | None = None
         self._thread = threading.Thread(target=self._run, name="hybridps-communication", daemon=True)
         self._thread.start()
 
@@ -240,15 +241,6 @@ class Schedule:
             self._note(*entry)
             self.last_change = time.monotonic()
 
-    @contextmanager
-    def reporting_to(self, listener: Callable[[Item], None]) -> Iterator[None]:
-        """Call the listener with each item that is posted or arrives, beginning with the items that are not done."""
-        for item in self._items:
-            listener(item)
-        self._listener = listener
-        yield
-        self._listener = None
-
     def program_waits(self) -> bool:
         """Return whether the program's thread is waiting now."""
         return self._waits_here or self._program_waits(self._program_thread)
@@ -264,8 +256,7 @@ class Schedule:
         else:
             item.release = release
             self._mergeable -= item.can_merge
-        if self._listener is not None:
-            self._listener(item)
+        item.noticed()
 
     def _run(self) -> None:
         shorten_time_slice()

@@ -38,6 +38,8 @@ class Reducer:
         """The number of this model in the trace."""
         self.in_order: Plan | None = None
         """The plan of the steps that stay in program order."""
+        self.latest: Step | None = None
+        """The latest step that the program is known to have begun."""
 
     def reduce(self, spans: Iterable[Span], step: int, items: Mapping[str, Gradient]) -> None:
         """Reduce these spans of the gradients `items`, which may be used when this returns."""
@@ -84,7 +86,10 @@ class Reducer:
 
 
 class Step:
-    """One step of a model: what is expected in it, and how far the communication thread has got."""
+    """One step of a model: what is expected in it, what has come, and how far the communication thread has got.
+
+    The program's thread makes it. Everything but the title and the number belongs to the communication thread.
+    """
 
     def __init__(self, number: int, plan: Plan, reducer: Reducer) -> None:
         self.number = number
@@ -92,8 +97,27 @@ class Step:
         self.reducer = reducer
         self.title = f"step {number}"
         self.phase = digest([self.title])
+        self.items: dict[str, Gradient] = {}
+        """The expected gradients that the program has pushed."""
+        self.missing = [len(bucket.keys) for bucket in plan.buckets]
+        """For each bucket, the number of keys that have not arrived."""
+        self.last_arrival = 0.0
+        """When the last of the expected gradients arrived, on the monotonic clock."""
+        self.closed = False
+        """Whether the program pushes no more gradients in this step."""
         self.reached: dict[str, int] = {}
         """By table, the element from which on expected keys are reduced."""
+
+    def notice(self, gradient: Gradient) -> None:
+        """Note that a gradient of this step was pushed, or has arrived."""
+        numbers = self.plan.buckets_of.get(gradient.name, ())
+        if not gradient.arrived:
+            if numbers:
+                self.items[gradient.name] = gradient
+            return
+        for number in numbers:
+            self.missing[number] -= 1
+            self.last_arrival = max(self.last_arrival, gradient.arrived_at)
 
     def remaining(self, name: str, span: Span) -> Span:
         """Return the part of a key's span that is not reduced yet."""
@@ -102,8 +126,23 @@ class Step:
         return span._replace(stop=max(span.start, min(span.stop, self.reached.get(span.table.name, span.stop))))
 
 
+class Vote(IntEnum):
+    """The vote of a rank before a bucket. The smallest vote counts."""
+
+    STAY_OVER = 0
+    """As `GO_OVER`, and for the following steps too, as long as they have the same keys."""
+    GO_OVER = 1
+    """A gradient cannot come: use program order for the rest of the step."""
+    COMPLETE = 2
+    """All gradients of the bucket have arrived. If those of the next n buckets have too, the vote is larger by n."""
+
+
 class Begin(Item):
-    """The program begins a step, which ends the previous step of the same model."""
+    """The program begins a step, which ends the previous step of the same model.
+
+    If its keys are known, this is a *fused step*: buckets are reduced from the last layers on, in whatever order
+    gradients arrive. The rest follows in program order.
+    """
 
     alone = True
 
@@ -112,19 +151,101 @@ class Begin(Item):
         self.step = step
         self.release = do_nothing
         self._schedule = schedule
-        self._context = context
+        self._watch = context.watch
+        self._worker = context.worker
         self._begun_at = time.monotonic()
 
+    def noticed(self) -> None:
+        reducer = self.step.reducer
+        if reducer.latest is not None:
+            reducer.latest.closed = True
+        reducer.latest = self.step
+
     def run(self, items: Sequence[Item]) -> int:
-        """Reduce what the step expects. The rest follows in program order."""
         self.finish()
         plan, reducer = self.step.plan, self.step.reducer
         reducer.trace.begin(self.step.number, reducer.model)
         if plan.buckets and plan is not reducer.in_order:
-            fused = FusedStep(self.step, self._schedule, self._context, self._begun_at)
-            with self._schedule.reporting_to(fused.see):
-                reducer.in_order = plan if fused.run() else None
+            reducer.in_order = plan if self._fuse() else None
         return 1
+
+    def _fuse(self) -> bool:
+        """Reduce all buckets, or those before one that cannot be completed. Returns whether to stay in program order.
+
+        All ranks of the group get the same result.
+        """
+        step, number, vote = self.step, 0, int(Vote.COMPLETE)
+        while number < len(step.plan.buckets) and vote >= Vote.COMPLETE:
+            bucket = step.plan.buckets[number]
+            vote = self._vote(bucket, self._decide(number, bucket))
+            for _ in range(Vote.COMPLETE, vote + 1):
+                self._reduce(step.plan.buckets[number])
+                number += 1
+        step.reducer.drain(step.number)
+        if vote >= Vote.COMPLETE:
+            step.reducer.spent.end_step(step.last_arrival)
+            pace = self._schedule.pace
+            step.reducer.trace.end(pace.program_seconds(self._begun_at), pace.computes_before)
+            pace.end_step(self._begun_at, step.last_arrival)
+        return vote == Vote.STAY_OVER
+
+    def _decide(self, number: int, bucket: Bucket) -> int:
+        """Wait until the bucket is complete, or cannot be completed, and return this rank's vote."""
+        self._schedule.take_all()
+        for name in bucket.keys if self.step.missing[number] else ():
+            if not self._has_arrived(name):
+                verb = "computed" if name in self.step.items else "pushed"
+                with self._watch(f"{self.step.title}: the gradient of key {name!r}, which this worker has not {verb}"):
+                    vote = self._await(name, bucket)
+                if vote is not Vote.COMPLETE:
+                    return vote
+        following = self.step.missing[number + 1 :]
+        return Vote.COMPLETE + next((n for n, missing in enumerate(following) if missing), len(following))
+
+    def _await(self, name: str, bucket: Bucket) -> Vote:
+        began = time.monotonic()
+        while not self._has_arrived(name):
+            if self.step.closed and name not in self.step.items:
+                return Vote.GO_OVER
+            head = self._schedule.head()
+            could_go_on = head is not None and head.arrived
+            keys = (name, head.name) if head is not None else ()
+            if not self._schedule.take(POLL_SECONDS if could_go_on else None, keys):
+                vote = self._when_quiet(bucket, began)
+                if vote is not Vote.COMPLETE:
+                    return vote
+        return Vote.COMPLETE
+
+    def _when_quiet(self, bucket: Bucket, began: float) -> Vote:
+        """Return the vote when nothing has come for a moment, and something could be done in program order."""
+        if self._schedule.program_waits() and any(name not in self.step.items for name in bucket.keys):
+            return Vote.GO_OVER
+        if time.monotonic() - max(began, self._schedule.last_change) > STALL_SECONDS:
+            return Vote.STAY_OVER
+        return Vote.COMPLETE
+
+    def _vote(self, bucket: Bucket, own: int) -> int:
+        began = time.monotonic()
+        with self._watch(partial(self._awaited, bucket)):
+            smallest, _ = self._schedule.agreement.vote(self.step.phase, own, self.step.title)
+        self.step.reducer.trace.span("vote", began, bucket.spans[0].table.name, bucket.keys[0])
+        return smallest
+
+    def _awaited(self, bucket: Bucket) -> str:
+        """Return what a vote waits for, in words. The watchdog's thread calls this."""
+        who = self._schedule.agreement.awaited(self._worker)
+        keys = f"keys {bucket.keys[0]!r} to {bucket.keys[-1]!r}"
+        return f"{self.step.title}: gradients of {keys} that {who} has not computed"
+
+    def _reduce(self, bucket: Bucket) -> None:
+        step, finished = self.step, [self.step.items[name] for name in bucket.completed]
+        for span in bucket.spans:
+            step.reducer.begin(span, finished if span is bucket.spans[-1] else (), step.number, step.items)
+        step.reached[bucket.spans[0].table.name] = bucket.spans[0].start
+
+    def _has_arrived(self, name: str) -> bool:
+        item = self.step.items.get(name)
+        return item is not None and item.arrived
 
 
 class End(Item):
@@ -136,6 +257,9 @@ class End(Item):
         super().__init__(step.title, inbox)
         self.step = step
         self.release = do_nothing
+
+    def noticed(self) -> None:
+        self.step.closed = True
 
     def run(self, items: Sequence[Item]) -> int:
         self.finish()
@@ -164,9 +288,9 @@ class Gradient(Item):
         self.arrived_at = time.monotonic()
         super().__call__(release)
 
-    def note_arrival(self) -> None:
-        """Record the arrival in the trace."""
-        self.step.reducer.trace.arrived(self._span.table.name, self.name, self.arrived_at)
+    def noticed(self) -> None:
+        if self.in_step:
+            self.step.notice(self)
 
     @property
     def remaining(self) -> Span:
@@ -178,9 +302,12 @@ class Gradient(Item):
         mates = self._mates(items)
         self.step.reducer.reduce(merged(mate.remaining for mate in mates.values()), self.step.number, mates)
         for mate in mates.values():
-            mate.note_arrival()
             mate.finish()
         return len(mates)
+
+    def finish(self) -> None:
+        self.step.reducer.trace.arrived(self._span.table.name, self.name, self.arrived_at)
+        super().finish()
 
     def _mates(self, items: Sequence[Item]) -> dict[str, Gradient]:
         """Return the first of the items, as long as they are different gradients of this model."""
@@ -190,123 +317,3 @@ class Gradient(Item):
                 break
             mates[item.name] = item
         return mates
-
-
-class Vote(IntEnum):
-    """The vote of a rank before a bucket. The smallest vote counts."""
-
-    STAY_OVER = 0
-    """As `GO_OVER`, and for the following steps too, as long as they have the same keys."""
-    GO_OVER = 1
-    """A gradient cannot come: use program order for the rest of the step."""
-    COMPLETE = 2
-    """All gradients of the bucket have arrived. If those of the next n buckets have too, the vote is larger by n."""
-
-
-class FusedStep:
-    """A step whose keys are known. Buckets are reduced from the last layers on, in whatever order gradients arrive."""
-
-    def __init__(self, step: Step, schedule: Schedule, context: JobContext, begun_at: float) -> None:
-        """`begun_at`: when the program began the step, on the monotonic clock."""
-        self._step = step
-        self._schedule = schedule
-        self._begun_at = begun_at
-        self._watch = context.watch
-        self._worker = context.worker
-        self._missing = [len(bucket.keys) for bucket in step.plan.buckets]
-        """For each bucket, the number of keys that have not arrived."""
-        self._items: dict[str, Gradient] = {}
-        self._closed = False
-        self._last_arrival = 0.0
-
-    def see(self, item: Item) -> None:
-        """Note that the program has posted this item, or that it has arrived."""
-        if isinstance(item, Gradient):
-            if item.in_step and item.step is self._step and item.name in self._step.plan.buckets_of:
-                self._items[item.name] = item
-                if item.arrived:
-                    item.note_arrival()
-                    self._last_arrival = max(self._last_arrival, item.arrived_at)
-                    for number in self._step.plan.buckets_of[item.name]:
-                        self._missing[number] -= 1
-        elif isinstance(item, (Begin, End)) and item.step.reducer is self._step.reducer and not item.done:
-            self._closed = True
-
-    def run(self) -> bool:
-        """Reduce all buckets, or those before one that cannot be completed. Returns whether to stay in program order.
-
-        All ranks of the group get the same result.
-        """
-        step, number, vote = self._step, 0, int(Vote.COMPLETE)
-        while number < len(step.plan.buckets) and vote >= Vote.COMPLETE:
-            bucket = step.plan.buckets[number]
-            vote = self._vote(bucket, self._decide(number, bucket))
-            for _ in range(Vote.COMPLETE, vote + 1):
-                self._reduce(step.plan.buckets[number])
-                number += 1
-        step.reducer.drain(step.number)
-        if vote >= Vote.COMPLETE:
-            step.reducer.spent.end_step(self._last_arrival)
-            pace = self._schedule.pace
-            step.reducer.trace.end(pace.program_seconds(self._begun_at), pace.computes_before)
-            pace.end_step(self._begun_at, self._last_arrival)
-        return vote == Vote.STAY_OVER
-
-    def _decide(self, number: int, bucket: Bucket) -> int:
-        """Wait until the bucket is complete, or cannot be completed, and return this rank's vote."""
-        self._schedule.take_all()
-        for name in bucket.keys if self._missing[number] else ():
-            if not self._has_arrived(name):
-                verb = "computed" if name in self._items else "pushed"
-                with self._watch(f"{self._step.title}: the gradient of key {name!r}, which this worker has not {verb}"):
-                    vote = self._await(name, bucket)
-                if vote is not Vote.COMPLETE:
-                    return vote
-        following = self._missing[number + 1 :]
-        return Vote.COMPLETE + next((n for n, missing in enumerate(following) if missing), len(following))
-
-    def _await(self, name: str, bucket: Bucket) -> Vote:
-        began = time.monotonic()
-        while not self._has_arrived(name):
-            if self._closed and name not in self._items:
-                return Vote.GO_OVER
-            head = self._schedule.head()
-            could_go_on = head is not None and head.arrived
-            keys = (name, head.name) if head is not None else ()
-            if not self._schedule.take(POLL_SECONDS if could_go_on else None, keys):
-                vote = self._when_quiet(bucket, began)
-                if vote is not Vote.COMPLETE:
-                    return vote
-        return Vote.COMPLETE
-
-    def _when_quiet(self, bucket: Bucket, began: float) -> Vote:
-        """Return the vote when nothing has come for a moment, and something could be done in program order."""
-        if self._schedule.program_waits() and any(name not in self._items for name in bucket.keys):
-            return Vote.GO_OVER
-        if time.monotonic() - max(began, self._schedule.last_change) > STALL_SECONDS:
-            return Vote.STAY_OVER
-        return Vote.COMPLETE
-
-    def _vote(self, bucket: Bucket, own: int) -> int:
-        began = time.monotonic()
-        with self._watch(partial(self._awaited, bucket)):
-            smallest, _ = self._schedule.agreement.vote(self._step.phase, own, self._step.title)
-        self._step.reducer.trace.span("vote", began, bucket.spans[0].table.name, bucket.keys[0])
-        return smallest
-
-    def _awaited(self, bucket: Bucket) -> str:
-        """Return what a vote waits for, in words. The watchdog's thread calls this."""
-        who = self._schedule.agreement.awaited(self._worker)
-        keys = f"keys {bucket.keys[0]!r} to {bucket.keys[-1]!r}"
-        return f"{self._step.title}: gradients of {keys} that {who} has not computed"
-
-    def _reduce(self, bucket: Bucket) -> None:
-        step, finished = self._step, [self._items[name] for name in bucket.completed]
-        for span in bucket.spans:
-            step.reducer.begin(span, finished if span is bucket.spans[-1] else (), step.number, self._items)
-        first = bucket.spans[0]
-        step.reached[first.table.name] = first.start
-
-    def _has_arrived(self, name: str) -> bool:
-        item = self._items.get(name)
-        return item is not None and item.arrived

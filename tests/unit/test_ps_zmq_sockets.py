@@ -1,4 +1,4 @@
-"""Connections inside of one host are not paced, whatever the system's usual congestion control."""
+"""Connections inside of one host are not paced, whatever the usual congestion control; and monitors of sockets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import socket
 
 import pytest
+import zmq
 from in_thread import in_thread
 
 from hybridps.config import Settings
@@ -62,3 +63,19 @@ def test_both_ends_of_a_client_and_its_server(monkeypatch) -> None:
     ends = {(own, other) for own, other, _ in seen}
     assert {(other, own) for own, other in ends} & ends, seen
     assert {kind for _, _, kind in seen} == {b"reno"}
+
+
+def test_a_monitor_needs_no_address_of_a_socket_that_is_being_closed() -> None:
+    """Such a socket's descriptor may be used again before its monitor's address is free."""
+    with zmq.Context() as context:
+        with zmq.Context() as other, other.socket(zmq.DEALER) as probe:
+            first = probe.FD
+        taken = [context.socket(zmq.PAIR) for _ in range(first, first + 100)]
+        for number, each in enumerate(taken):
+            each.bind(f"inproc://monitor.s-{first + number}")
+        server = Server("inproc://server", context=context)
+        options = {"job": "job", "group": 0, "groups": 1, "settings": Settings(), "context": context}
+        with in_thread(server), Client(["inproc://server"], **options):
+            pass
+        for each in taken:
+            each.close(linger=0)

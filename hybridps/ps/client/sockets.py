@@ -12,7 +12,7 @@ from hybridps.errors import ServerError
 from hybridps.memory import keep_message_memory
 from hybridps.ps import wire
 from hybridps.ps.keys import Credentials
-from hybridps.ps.zmq_sockets import Context, send_unpaced
+from hybridps.ps.zmq_sockets import Context, monitor_of, send_unpaced
 
 _CONNECTED = int(zmq.Event.CONNECTED)
 _UP = int(zmq.Event.HANDSHAKE_SUCCEEDED)
@@ -120,7 +120,7 @@ class Sockets:
         # Messages that wait to be sent are the caller's memory, not copies, so there is no need for a limit.
         socket = self.make(0, wire.LARGEST_CHUNK_BYTES)
         self.sockets.append(socket)
-        self.monitors.append(socket.get_monitor_socket(_CONNECTED | _UP | _FAILED))
+        self.monitors.append(monitor_of(socket, _CONNECTED | _UP | _FAILED))
         try:
             socket.connect(address)
         except zmq.ZMQError as error:

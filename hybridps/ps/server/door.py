@@ -21,7 +21,7 @@ from hybridps.addresses import is_local
 from hybridps.errors import ServerError
 from hybridps.ps import wire
 from hybridps.ps.keys import AllowList
-from hybridps.ps.zmq_sockets import Context, has_message, send_unpaced
+from hybridps.ps.zmq_sockets import Context, has_message, monitor_of, send_unpaced
 
 log = logging.getLogger("hybridps.ps")
 
@@ -80,7 +80,7 @@ class Gatekeeper:
         # A router drops messages over this mark, which is far more than a group that reads its answers leaves waiting.
         self.socket.setsockopt(zmq.SNDHWM, MOST_UNREAD)
         # This comes before the address is known to anybody.
-        self._events: Any = self.socket.get_monitor_socket(_ACCEPTED | _ENDED | _FAILED)
+        self._events: Any = monitor_of(self.socket, _ACCEPTED | _ENDED | _FAILED)
         try:
             if self._questions is not None and allowed is not None:
                 self._questions.bind("inproc://zeromq.zap.01")
