@@ -57,8 +57,9 @@ def place_of(array: np.ndarray) -> Place | None:
     start = address_of(array)
     while isinstance(array.base, np.ndarray):
         array = array.base
-    whole = _mapped.get(address_of(array))
-    return None if whole is None else whole._replace(offset=start - address_of(array))
+    begin = address_of(array)
+    whole = _mapped.get(begin)
+    return None if whole is None else whole._replace(offset=start - begin)
 
 
 _mapped: dict[int, Place] = {}

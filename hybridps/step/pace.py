@@ -38,7 +38,7 @@ class Pace:
     Every few steps the ranks tell each other their medians. All of them then know who is slow; the leader says so, and
     each rank writes what concerns it to its events. A step costs one store for each figure.
 
-    `waited_until`: see `Schedule`.
+    `waited_until`: see `Schedule.waited_until`.
     """
 
     def __init__(self, levels: Levels, context: JobContext, waited_until: Callable[[], float]) -> None:
@@ -55,8 +55,10 @@ class Pace:
         self._window = WINDOW
         self._done = 0
         self._freed_at = self._ended_at = math.nan
-        self._program_freed_at = math.nan
-        """When the program began its last step, or was last seen to wait for its sums."""
+        self._begun_at = math.nan
+        """When the program began its last step."""
+        self._waited = -math.inf
+        """When the program was last known to wait for sums."""
         self._cpu_seconds = time.process_time()
         self._delayed: tuple[dict[str, float], int] | None = None
         """While any rank is suspected: how long each thread had waited for a core, and the steps done by then."""
@@ -64,17 +66,17 @@ class Pace:
     def leave_out(self, seconds: float) -> None:
         """Note a wait of the program between two steps, which does not count as its part of the next step."""
         self._freed_at += seconds
-        self._program_freed_at = max(self._program_freed_at, self._waited_until())
+        self._waited = max(self._waited, self._waited_until())
 
     def program_seconds(self, begun_at: float) -> float:
         """Return how long the program took until it began this step, without the waits for the sums of earlier ones."""
-        return max(0.0, begun_at - self._program_freed_at)  # 0 in the first step
+        return max(0.0, begun_at - max(self._begun_at, self._waited))  # 0 in the first step: NaN is not larger than 0
 
-    def end_step(self, begun_at: float, last_gradient: float) -> None:
+    def end_step(self, begun_at: float, last_gradient: float, waited: float) -> None:
         """Note that all sums of a step have arrived.
 
-        `begun_at` and `last_gradient`: when the program began the step, and when its last gradient arrived, on the
-        monotonic clock.
+        When the program began the step, when its last gradient arrived, and until when the program is known to have
+        waited as the last sums were released: all on the monotonic clock.
         """
         ended, freed = time.monotonic(), self._freed_at
         place = self._count % _MOST_STEPS
@@ -83,12 +85,13 @@ class Pace:
         self._steps[1, place] = max(0.0, last_gradient - freed, program)
         self._steps[2, place] = max(0.0, min(max(begun_at, freed), last_gradient) - freed, program)
         self._ended_at = self._freed_at = ended
-        self._program_freed_at = max(begun_at, self._program_freed_at, self._waited_until())  # NaN in the first step
+        self._begun_at, self._waited = begun_at, max(self._waited, waited)
         self._count += 1
         self._done += 1
         if self._count >= self._window:
             self._look()
             self._freed_at = self._ended_at = time.monotonic()
+            self._waited = max(self._waited, self._waited_until())
 
     def _look(self) -> None:
         """Tell the other ranks how long this one takes, and find out who is slow. All ranks call this together."""

@@ -89,8 +89,11 @@ class Item:
         """Whether more items of this kind may follow soon, so that it is worth waiting for them."""
         return False
 
-    def noticed(self) -> None:
-        """Note that the item was posted, or has arrived. The communication thread calls this for each of the two."""
+    def seen(self) -> None:
+        """Called on the communication thread when the item was posted, and again when it has arrived.
+
+        Items that arrive when they are posted (`Begin`, `End`) are only posted.
+        """
 
     def run(self, items: Sequence[Item]) -> int:
         """Do this item, and those behind it in `items` that can be done together with it. Returns how many were done.
@@ -256,7 +259,7 @@ class Schedule:
         else:
             item.release = release
             self._mergeable -= item.can_merge
-        item.noticed()
+        item.seen()
 
     def _run(self) -> None:
         shorten_time_slice()

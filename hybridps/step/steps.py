@@ -98,7 +98,7 @@ class Step:
         self.title = f"step {number}"
         self.phase = digest([self.title])
         self.items: dict[str, Gradient] = {}
-        """The expected gradients that the program has pushed."""
+        """The expected gradients that the program has pushed, and that are not done."""
         self.missing = [len(bucket.keys) for bucket in plan.buckets]
         """For each bucket, the number of keys that have not arrived."""
         self.last_arrival = 0.0
@@ -108,16 +108,17 @@ class Step:
         self.reached: dict[str, int] = {}
         """By table, the element from which on expected keys are reduced."""
 
-    def notice(self, gradient: Gradient) -> None:
+    def see(self, gradient: Gradient) -> None:
         """Note that a gradient of this step was pushed, or has arrived."""
-        numbers = self.plan.buckets_of.get(gradient.name, ())
-        if not gradient.arrived:
-            if numbers:
-                self.items[gradient.name] = gradient
+        numbers = self.plan.buckets_of.get(gradient.name)
+        if numbers is None:
             return
+        if not gradient.arrived:
+            self.items[gradient.name] = gradient
+            return
+        self.last_arrival = max(self.last_arrival, gradient.arrived_at)
         for number in numbers:
             self.missing[number] -= 1
-            self.last_arrival = max(self.last_arrival, gradient.arrived_at)
 
     def remaining(self, name: str, span: Span) -> Span:
         """Return the part of a key's span that is not reduced yet."""
@@ -155,7 +156,7 @@ class Begin(Item):
         self._worker = context.worker
         self._begun_at = time.monotonic()
 
-    def noticed(self) -> None:
+    def seen(self) -> None:
         reducer = self.step.reducer
         if reducer.latest is not None:
             reducer.latest.closed = True
@@ -182,11 +183,11 @@ class Begin(Item):
                 self._reduce(step.plan.buckets[number])
                 number += 1
         step.reducer.drain(step.number)
+        pace, waited = self._schedule.pace, self._schedule.waited_until()
         if vote >= Vote.COMPLETE:
             step.reducer.spent.end_step(step.last_arrival)
-            pace = self._schedule.pace
             step.reducer.trace.end(pace.program_seconds(self._begun_at), pace.computes_before)
-            pace.end_step(self._begun_at, step.last_arrival)
+            pace.end_step(self._begun_at, step.last_arrival, waited)
         return vote == Vote.STAY_OVER
 
     def _decide(self, number: int, bucket: Bucket) -> int:
@@ -210,19 +211,17 @@ class Begin(Item):
             head = self._schedule.head()
             could_go_on = head is not None and head.arrived
             keys = (name, head.name) if head is not None else ()
-            if not self._schedule.take(POLL_SECONDS if could_go_on else None, keys):
-                vote = self._when_quiet(bucket, began)
-                if vote is not Vote.COMPLETE:
-                    return vote
+            came = self._schedule.take(POLL_SECONDS if could_go_on else None, keys)
+            if not came and (vote := self._when_quiet(bucket, began)) is not Vote.COMPLETE:
+                return vote
         return Vote.COMPLETE
 
     def _when_quiet(self, bucket: Bucket, began: float) -> Vote:
         """Return the vote when nothing has come for a moment, and something could be done in program order."""
         if self._schedule.program_waits() and any(name not in self.step.items for name in bucket.keys):
             return Vote.GO_OVER
-        if time.monotonic() - max(began, self._schedule.last_change) > STALL_SECONDS:
-            return Vote.STAY_OVER
-        return Vote.COMPLETE
+        stalls = time.monotonic() - max(began, self._schedule.last_change) > STALL_SECONDS
+        return Vote.STAY_OVER if stalls else Vote.COMPLETE
 
     def _vote(self, bucket: Bucket, own: int) -> int:
         began = time.monotonic()
@@ -258,7 +257,7 @@ class End(Item):
         self.step = step
         self.release = do_nothing
 
-    def noticed(self) -> None:
+    def seen(self) -> None:
         self.step.closed = True
 
     def run(self, items: Sequence[Item]) -> int:
@@ -288,9 +287,9 @@ class Gradient(Item):
         self.arrived_at = time.monotonic()
         super().__call__(release)
 
-    def noticed(self) -> None:
+    def seen(self) -> None:
         if self.in_step:
-            self.step.notice(self)
+            self.step.see(self)
 
     @property
     def remaining(self) -> Span:
@@ -306,7 +305,9 @@ class Gradient(Item):
         return len(mates)
 
     def finish(self) -> None:
-        self.step.reducer.trace.arrived(self._span.table.name, self.name, self.arrived_at)
+        self.step.reducer.trace.arrived(self._span.table.name, self.name, self.arrived_at)  # its step has begun there
+        if self.in_step:
+            self.step.items.pop(self.name, None)
         super().finish()
 
     def _mates(self, items: Sequence[Item]) -> dict[str, Gradient]:

@@ -86,8 +86,8 @@ class Recorder:
     def arrived(self, table: str, key: str, when: float) -> None:
         """Note when the gradient of a key had been computed."""
         if self._file is not None:
-            seen = len(self._arrived) >= MOST_ARRIVALS
-            self._arrived[-1 if seen else self._keys.get((table, key), -1)] = when
+            number = self._keys.get((table, key), -1) if len(self._arrived) < MOST_ARRIVALS else -1
+            self._arrived[number] = max(when, self._arrived.get(number, when))
 
     def span(self, kind: Kind, began: float, table: str = "", key: str = "", nbytes: int = 0) -> None:
         """Note what the communication thread has done from `began` until now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -27,7 +28,7 @@ from hybridps.step.arrays import ArrayModel
 from hybridps.step.finite import NotFiniteGradientError
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import Span, Table, make_plan, merged, parts
-from hybridps.step.steps import Vote
+from hybridps.step.steps import Gradient, Step, Vote
 from hybridps.tensor_collectives import Levels, Tensor
 from hybridps.tiers import NoTier
 
@@ -138,6 +139,22 @@ def test_a_program_may_read_each_sum_before_it_pushes_the_next_key(size: int) ->
             assert model.step(list(KEYS), step + 1, wait_each=True) == expected(list(KEYS), (step + 1) * size)
 
     on_ranks(size, work)
+
+
+@pytest.mark.parametrize("names", [list(KEYS), ["a"]])
+def test_steps_that_are_done_are_freed_without_a_garbage_collection(names: list[str]) -> None:
+    def work(model: Model) -> int:
+        for step in range(20):
+            model.step(names, step)
+        return sum(isinstance(each, (Step, Gradient)) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        (count,) = on_ranks(1, work)
+    finally:
+        gc.enable()
+    assert count < 10 * len(names)
 
 
 @pytest.mark.parametrize("reader", [0, 1])
