@@ -79,8 +79,12 @@ def backward(net, step):
     loss.backward()
 
 
-def trained(net, store=TYPE, steps=10, change=lambda net, step, note: None, on_store=True):
-    """What the program sees after each step: weights, gradients, and what `change` notes."""
+def trained(net, store=TYPE, steps=10, change=lambda net, step, note: None, on_store=True, waits=False):
+    """What the program sees after each step: weights, gradients, and what `change` notes.
+
+    `waits`: it reads them when all work is done. After inference, training restores the order of convolutions' weights.
+    MXNet crashes at times, also with its local store, if a program reads such a weight meanwhile.
+    """
     seen = []
 
     def note(array):
@@ -93,6 +97,8 @@ def trained(net, store=TYPE, steps=10, change=lambda net, step, note: None, on_s
         change(net, step, note)
         backward(net, step)
         trainer.step(workers)
+        if waits:
+            mx.nd.waitall()
         seen += [array.asnumpy() for each in net.parameters for array in each.list_data()]
         seen += [each.grad().asnumpy() for each in net.parameters if each.grad_req != "null"]
     return seen
@@ -153,9 +159,9 @@ def inference_in_between():
 
         return infer
 
-    check(change)
-    check(change, make=Normalised)
-    check(change, make=lambda: hybridized(static_alloc=True))
+    check(change, waits=True)
+    check(change, make=Normalised, waits=True)
+    check(change, make=lambda: hybridized(static_alloc=True), waits=True)
 
 
 def hybridized(**options):
