@@ -40,13 +40,8 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     return dispatcher
 
 
-_NO_ADDRESSES = np.zeros(0, np.int64)
-
-
 def addresses(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Return the addresses of the arrays (int64). The caller must hold the arrays while it uses the addresses."""
-    if not arrays:
-        return _NO_ADDRESSES
     return np.array([array.__array_interface__["data"][0] for array in arrays], np.int64)
 
 

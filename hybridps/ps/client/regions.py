@@ -27,16 +27,15 @@ class Regions:
 
     def offsets(self, servers: Sequence[int], arrays: Sequence[np.ndarray]) -> dict[int, tuple[wire.RegionOffset, ...]]:
         """Return where each server finds the arrays, in their order, for the servers that reach all of them."""
-        different = {id(array): array for array in arrays}  # values and answer are often one array
-        places = {id_: place for id_, array in different.items() if (place := place_of(array)) is not None}
-        if len(places) < len(different):
+        places = [place for place in map(place_of, arrays) if place is not None]
+        if len(places) < len(arrays):
             return {}
         found = {}
         for server in servers:
-            offers = {id_: self._offer(server, place) for id_, place in places.items()}
-            if all(offer.error is None for offer in offers.values()):
-                at = {id_: wire.RegionOffset(offers[id_].request, place.offset) for id_, place in places.items()}
-                found[server] = tuple(at[id(array)] for array in arrays)
+            offers = [self._offer(server, place) for place in places]
+            if all(offer.error is None for offer in offers):
+                regions = [(offer.request, place.offset) for offer, place in zip(offers, places, strict=True)]
+                found[server] = tuple(wire.RegionOffset(*each) for each in regions)
         return found
 
     def _offers_of(self, server: int) -> Iterator[wire.Attach]:
