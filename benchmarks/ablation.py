@@ -6,7 +6,6 @@ python -m benchmarks.ablation --workers 2 --json ablation.json --plot ablation.p
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from benchmarks.clusters import serving
 from benchmarks.exchanges import Exchanges, Measured, make_cases
 from benchmarks.push_pull import make_results
 from benchmarks.results import Result, size_text
-from benchmarks.world import end_by_signal, start_workers
+from benchmarks.world import end_when_signalled, start_workers
 from hybridps.config import Settings
 from hybridps.errors import HybridPSError
 
@@ -111,6 +110,5 @@ def _bars(axis: Any, part: str, result: Result, names: Sequence[str], usual: str
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end_by_signal)
+    end_when_signalled()
     app()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from benchmarks.cases import CASES, FLAT_SIZES, make_cases, one_of, parse_sizes
 from benchmarks.plot import plot as draw
 from benchmarks.results import Result, describe_hardware, make_results, table
 from benchmarks.task import PEERS, WIRES, Task
-from benchmarks.world import end_by_signal, run_ranks
+from benchmarks.world import end_when_signalled, run_ranks
 from hybridps.errors import HybridPSError
 from hybridps.links import INTERFACE, Links, bits_per_second, limited_links, missing
 from hybridps.tensor_collectives import part_sizes
@@ -123,6 +122,5 @@ def _show(results: Sequence[Result]) -> None:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end_by_signal)
+    end_when_signalled()
     app()

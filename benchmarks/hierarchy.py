@@ -28,7 +28,7 @@ import typer
 from benchmarks.ending import end_within
 from benchmarks.hierarchy_group import Told
 from benchmarks.results import Result, describe_hardware, size_text
-from benchmarks.world import end_by_signal
+from benchmarks.world import end_when_signalled
 from hybridps.config import Settings
 from hybridps.errors import HybridPSError
 from hybridps.links import INTERFACE, LAUNCHER, Links, LinksError, bits_per_second, limited_links
@@ -197,6 +197,5 @@ def counter(namespace: str, direction: str) -> int:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end_by_signal)
+    end_when_signalled()
     app()

@@ -6,7 +6,6 @@ python -m benchmarks.push_pull --workers 2 --servers 1 --peer mxnet --json push_
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from benchmarks.cases import one_of, parse_sizes, resnet50_tensors
 from benchmarks.clusters import mxnet_serving, serving
 from benchmarks.exchanges import CASES, OURS, PEERS, RULES, Exchanges, Measured, make_cases
 from benchmarks.results import Result, describe_hardware, size_text
-from benchmarks.world import end_by_signal, start_workers
+from benchmarks.world import end_when_signalled, start_workers
 from hybridps.config import Settings
 from hybridps.errors import HybridPSError
 
@@ -129,6 +128,5 @@ def show(results: Sequence[Result]) -> None:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end_by_signal)
+    end_when_signalled()
     app()

@@ -6,7 +6,6 @@ python -m benchmarks.step --network resnet50_v1 --image-size 64 --batch-size 4 -
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -23,7 +22,7 @@ from benchmarks.results import Result, describe_hardware, installed_versions
 from benchmarks.step_contenders import CONTENDERS, USUAL, Contender, measure
 from benchmarks.step_overlap import complete_together, overlap
 from benchmarks.step_task import Round, Timed, Told
-from benchmarks.world import end_by_signal
+from benchmarks.world import end_when_signalled
 from hybridps.errors import HybridPSError
 from hybridps.links import Links, bits_per_second, limited_links
 
@@ -185,6 +184,5 @@ def show(results: Sequence[Result]) -> None:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end_by_signal)
+    end_when_signalled()
     app()

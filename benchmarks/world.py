@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -55,9 +56,17 @@ def start_workers(task: Exchanges) -> None:
         raise RuntimeError(f"the ranks failed: mpirun ended with status {status}")
 
 
-def end_by_signal(number: int, frame: FrameType | None) -> None:
-    """Exit through all `finally` clauses, which end what was started and remove the namespaces."""
-    sys.exit(128 + number)
+def end_when_signalled() -> None:
+    """From now on, let SIGTERM and SIGHUP end the program through all `finally` clauses.
+
+    These end what was started, and remove the namespaces.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
 
 
 def _environment(task: Task, links: Links | None) -> dict[str, str]:

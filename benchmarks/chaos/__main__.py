@@ -7,7 +7,6 @@ python -m benchmarks.chaos --groups 3 --minutes 10 --faults-per-hour 125 --json 
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +17,7 @@ from benchmarks.chaos import launched, light, training
 from benchmarks.chaos.chains import DivergedError
 from benchmarks.chaos.outcomes import lines_of
 from benchmarks.results import describe_hardware, installed_versions
-from benchmarks.world import end_by_signal
+from benchmarks.world import end_when_signalled
 from hybridps.errors import ServerError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -77,6 +76,5 @@ def show(found: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end_by_signal)
+    end_when_signalled()
     app()
