@@ -48,6 +48,7 @@ lint: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/pictures/draw.py
+	$(BIN)/python docs/reference/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo 'open build/site/index.html; with the search: python3 -m http.server --bind 127.0.0.1 --directory build/site'
 

@@ -1,17 +1,13 @@
-"""What `mkdocs.yml` adds to the site: pages that lie outside of docs/, and the reference that is made from the code."""
+"""What `mkdocs.yml` adds to the site: pages that lie outside of docs/."""
 
 from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mkdocs.structure.files import File, Files
-
-sys.path.insert(0, str(Path(__file__).parent / "reference"))
-from generate import PAGES, generate  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
@@ -34,8 +30,6 @@ def on_files(files: Files, config: Any) -> Files:
     for page, path in ELSEWHERE.items():
         scripts = map(shown, sorted((ROOT / "examples").glob("*.py"))) if page == EXAMPLES else ()
         files.append(File.generated(config, page, content="\n".join([(ROOT / path).read_text(), *scripts])))
-    for name in PAGES:
-        files.append(File.generated(config, f"reference/{name}.md", content=generate(name)))
     return files
 
 

@@ -2,6 +2,7 @@
 
     hybridps run ... -- python -m benchmarks.chaos.digits_worker FOLDER ALGORITHM
 
+While the folder has a file `pause`, all groups wait, from the step on that is in the file.
 It records each step in the folder (`records`). The leader of a group writes the group's final figures
 (`end-GROUP.json`). A group that is started again takes the weights from the servers and continues.
 """
@@ -31,6 +32,8 @@ RATE, MOMENTUM, DECAY = 0.02, 0.9, 1e-3
 """The decay keeps gradients from becoming zero, however long the training takes."""
 EPOCH = TRAINED // BATCH
 STEPS_BETWEEN_LOOKS = 10
+PAUSE_LOOK_SECONDS = 0.01
+ENDS, TRAINS, PAUSES = range(3)
 LAYOUT = Layout.of("float32", {"first": (65, HIDDEN), "second": (HIDDEN + 1, 10)})
 TABLE = "model"
 
@@ -78,6 +81,33 @@ class Digits:
         return float(right.mean())
 
 
+def end_file(folder: Path) -> Path:
+    """Return the file that ends the training in a folder."""
+    return folder / "end"
+
+
+def pause_file(folder: Path) -> Path:
+    """Return the file that pauses the training in a folder."""
+    return folder / "pause"
+
+
+def ask_to_pause(folder: Path, step: int) -> None:
+    """Pause the training in a folder, after `step` steps of each group or soon after that."""
+    asked = folder / "pause.part"
+    asked.write_text(str(step))
+    asked.rename(pause_file(folder))
+
+
+def told(folder: Path, step: int) -> int:
+    """Return what a group that has done `step` steps does now."""
+    if end_file(folder).exists():
+        return ENDS
+    try:
+        return PAUSES if step >= int(pause_file(folder).read_text()) else TRAINS
+    except FileNotFoundError:
+        return TRAINS
+
+
 def rule_of(name: str, job: Job) -> Rule | None:
     """Return the rule of the servers; None if workers update."""
     if name == "sync-server":
@@ -110,18 +140,20 @@ def main(folder: Path, name: str) -> None:
         algorithm.join_gradients(TABLE, LAYOUT)
         algorithm.join_weights(TABLE, LAYOUT, weights, receives=algorithm.updates and algorithm.keeps_gradients)
         place = Place(job.session.place.group, job.session.place.group_rank, back.life)
-        writer, step, goes_on = Writer(folder, place), back.step, np.ones(1, np.int64)
-        while goes_on[0]:
+        writer, step, does = Writer(folder, place), back.step, np.full(1, TRAINS)
+        while does[0] != ENDS:
             if algorithm.averages(step):
                 algorithm.average_(TABLE, weights, step)
             chance = np.random.default_rng((job.worker, step))
             digits.gradient(flat, chance.integers(0, TRAINED, BATCH), gradients.vectors[0])
             step_(algorithm, weights, gradients, velocity, job.workers)
             step += 1
-            writer.write(time.monotonic(), digest(flat) if name == "sync-server" else 0)
+            writer.write(time.monotonic(), step, digest(flat) if name == "sync-server" else 0)
             if step % STEPS_BETWEEN_LOOKS == 0:
-                goes_on[0] = not (folder / "end").exists()
-                job.session.group.broadcast_(goes_on)
+                does[0] = told(folder, step)
+                job.session.group.broadcast_(does)
+                while does[0] == PAUSES and pause_file(folder).exists():
+                    time.sleep(PAUSE_LOOK_SECONDS)
             if step % EPOCH == 0 and place.rank == 0:
                 report_progress(step // EPOCH, worker=job.worker, step=step)
         writer.close()

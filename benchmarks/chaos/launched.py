@@ -51,7 +51,8 @@ class Launched:
         """How often it reported that groups were started again."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "hybridps", *words, *train],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HYBRIDPS_JOB": f"chaos-{os.getpid()}"},
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join(paths), "HYBRIDPS_JOB": f"chaos-{os.getpid()}-{folder.name}"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -64,6 +65,10 @@ class Launched:
     def status(self) -> int | None:
         """The exit status; None while it runs."""
         return self._process.poll()
+
+    def last_lines(self) -> str:
+        """Return the last part of its output."""
+        return "".join(self.said)[-3000:]
 
     def rank(self, group: int, rank: int) -> int | None:
         """Return the process id of a rank of a group; None if the rank does not run."""

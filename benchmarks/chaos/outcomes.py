@@ -52,7 +52,9 @@ def quiet_spans(outcomes: Sequence[Outcome], begin: float, end: float) -> list[t
     """Return the spans of time from `begin` to `end` in which no fault was still to be recovered from."""
     spans, since = [], begin
     for outcome in sorted(outcomes, key=lambda outcome: outcome.injected):
+        if outcome.injected >= end:
+            break
         if outcome.injected > since:
-            spans.append((since, min(outcome.injected, end)))
+            spans.append((since, outcome.injected))
         since = max(since, end if outcome.recovered is None else outcome.recovered)
     return [*spans, (since, end)] if since < end else spans

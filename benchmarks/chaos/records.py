@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-STEP = np.dtype([("seconds", "f8"), ("digest", "i8")])
-"""A step: when it was done, on the monotonic clock, which all processes of a host share, and a digest of the
-weights."""
+STEP = np.dtype([("seconds", "f8"), ("step", "i8"), ("digest", "i8")])
+"""A step: when it was done, on the monotonic clock, which all processes of a host share, the number of steps done, and
+a digest of the weights."""
 
 
 class Place(NamedTuple):
@@ -30,9 +30,9 @@ class Writer:
         self._file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._step = np.zeros(1, STEP)
 
-    def write(self, seconds: float, digest: int) -> None:
+    def write(self, seconds: float, step: int, digest: int) -> None:
         """Record a step."""
-        self._step[0] = seconds, digest
+        self._step[0] = seconds, step, digest
         os.write(self._file, self._step.tobytes())
 
     def close(self) -> None:
@@ -66,6 +66,11 @@ def first_step_after(folder: Path, group: int, seconds: float, life: int = 0) ->
         if len(later):
             return float(later[0])
     return None
+
+
+def last_step(folder: Path) -> int:
+    """Return the largest number of steps that a group has done."""
+    return max((int(steps["step"][-1]) for place in leaders(folder) if len(steps := read(folder, place))), default=0)
 
 
 def count_steps(folder: Path, spans: Iterable[tuple[float, float]]) -> int:

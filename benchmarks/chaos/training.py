@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from benchmarks.chaos import digits_worker, records
+from benchmarks.chaos import records
 from benchmarks.chaos.chains import DivergedError, check_chain
 from benchmarks.chaos.launched import WORKERS, Launched
 from benchmarks.chaos.outcomes import Outcome, by_kind, quiet_spans
+from benchmarks.chaos.run import JobEndedError, Run
 from benchmarks.chaos.schedule import Fault, Victim, make_schedule
 
 KINDS = ("kill-worker", "kill-leader", "kill-server", "stop", "freeze")
@@ -27,19 +26,16 @@ longer than `lost_seconds`, after which the servers consider its group lost."""
 HARMLESS = {"kill-server", "stop"}
 """Kinds after which synchronous training has the same bits as without faults."""
 
-START_SECONDS = 120.0
+TURN_SECONDS = 20.0
+"""How long the training under faults, and the undisturbed one, train before it is the other one's turn."""
+
 RECOVER_SECONDS = 120.0
-END_SECONDS = 60.0
 SETTLE_SECONDS = 2.0
 LOOK_SECONDS = 0.01
 ACCURACY_LOST = 0.03
 """The largest loss of accuracy of the centre, compared with undisturbed training."""
 FARTHEST = 0.5
 """The largest distance of a group's weights from the centre, relative to the centre's norm."""
-
-
-class JobEndedError(Exception):
-    """The job, or a victim of a fault, did not survive."""
 
 
 class _Open:
@@ -77,39 +73,46 @@ class _Open:
 
 
 class Disturbing:
-    """Lets the faults of a schedule happen to a launch, and observes the recovery from each.
+    """Lets the faults of a schedule happen to a run, and observes the recovery from each.
 
     A fault waits until its victim has recovered from the previous one.
     """
 
-    def __init__(self, folder: Path, launched: Launched, groups: int, schedule: Sequence[Fault]) -> None:
+    def __init__(self, run: Run, schedule: Sequence[Fault]) -> None:
         self.outcomes: list[Outcome] = []
-        self._folder, self._launched, self._groups = folder, launched, groups
+        self._run, self._folder, self._launched = run, run.folder, run.launched
         self._due = deque(schedule)
         self._open: list[_Open] = []
 
-    def run(self, seconds: float) -> tuple[float, float]:
-        """Inject faults for `seconds`, and wait for recovery. Return the begin and the end. Raises JobEndedError."""
-        began = time.monotonic()
-        while time.monotonic() < began + seconds or self._due or self._open:
-            check_runs(self._launched)
+    def train(self, seconds: float, take_turn: Callable[[], None] | None = None) -> None:
+        """Train for `seconds`, in which faults are injected, and wait for recovery. Raises JobEndedError.
+
+        `take_turn`: called every `TURN_SECONDS`, when all faults were recovered from; the run is paused meanwhile.
+        """
+        next_turn = TURN_SECONDS
+        while (trained := self._run.seconds()) < seconds or self._due or self._open:
+            self._run.check()
             self._look()
-            if self._due and time.monotonic() >= began + self._due[0].seconds:
+            if self._due and trained >= self._due[0].seconds:
                 self._inject(self._due[0])
+            if take_turn is not None and trained >= next_turn and not self._open:
+                self._run.pause()
+                take_turn()
+                self._run.go_on()
+                next_turn = trained + TURN_SECONDS
             time.sleep(LOOK_SECONDS)
-        return began, time.monotonic()
 
     def _look(self) -> None:
         """Note the faults that were recovered from. Raises JobEndedError if a recovery takes too long."""
         for each in [*self._open]:
-            recovered = each.recovered(self._folder, self._launched, self._groups)
+            recovered = each.recovered(self._folder, self._launched, self._run.groups)
             if recovered is not None:
                 self._open.remove(each)
                 self.outcomes.append(Outcome(each.fault, each.injected, recovered))
             elif time.monotonic() > each.injected + each.fault.lasts + RECOVER_SECONDS:
                 raise JobEndedError(
                     f"no progress within {RECOVER_SECONDS:g} s of {each.fault.kind} of {_who(each.fault)}: "
-                    + "".join(self._launched.said)[-2000:]
+                    + self._launched.last_lines()
                 )
 
     def _inject(self, fault: Fault) -> None:
@@ -132,99 +135,55 @@ def _who(fault: Fault) -> str:
     return "the server" if fault.kind == "kill-server" else f"rank {fault.victim.rank} of group {fault.victim.place}"
 
 
-def check_runs(launched: Launched) -> None:
-    """Raise JobEndedError if the launch has ended."""
-    if launched.status is not None:
-        raise JobEndedError(f"the job has ended with status {launched.status}: " + "".join(launched.said)[-3000:])
-
-
-class Run:
-    """A training of one launch in a folder of its own, with or without faults."""
-
-    def __init__(self, folder: Path, groups: int, algorithm: str) -> None:
-        folder.mkdir()
-        self.folder, self._groups, self._algorithm = folder, groups, algorithm
-        self.outcomes: list[Outcome] = []
-        self.began = self.ended = 0.0
-        self.restarts = 0
-        """How often groups were started again."""
-        self.ends: list[dict[str, float]] = []
-        """The final figures of each group."""
-
-    def train(self, seconds: float, schedule: Sequence[Fault] = ()) -> None:
-        """Train for `seconds`. Raises JobEndedError unless the job ends with status 0."""
-        with Launched(self.folder, self._groups, self._algorithm) as launched:
-            end = time.monotonic() + START_SECONDS
-            while any(records.first_step_after(self.folder, group, 0.0) is None for group in range(self._groups)):
-                check_runs(launched)
-                if time.monotonic() > end:
-                    raise JobEndedError(f"no training within {START_SECONDS:g} s: " + "".join(launched.said)[-3000:])
-                time.sleep(LOOK_SECONDS)
-            disturbing = Disturbing(self.folder, launched, self._groups, schedule)
-            self.began, self.ended = disturbing.run(seconds)
-            self.outcomes, self.restarts = disturbing.outcomes, launched.restarts
-            (self.folder / "end").touch()
-            status = launched.wait(END_SECONDS)
-            if status != 0:
-                how = f"with status {status}" if status is not None else f"not within {END_SECONDS:g} s"
-                raise JobEndedError(f"the job should have ended, and did {how}: " + "".join(launched.said)[-3000:])
-        self.ends = [json.loads((self.folder / f"end-{group}.json").read_text()) for group in range(self._groups)]
-
-    def images_per_second(self, spans: Sequence[tuple[float, float]] | None = None) -> float:
-        """Return the rate in these spans of time, or in the whole training."""
-        spans = [(self.began, self.ended)] if spans is None else spans
-        seconds = sum(stop - start for start, stop in spans)
-        steps = records.count_steps(self.folder, spans)
-        return steps * WORKERS * digits_worker.BATCH / seconds if seconds else float("nan")
-
-    def digests(self) -> list[list[int]]:
-        """Return the digests of the weights after each step, for each life of each worker."""
-        return [records.read(self.folder, place)["digest"].tolist() for place in records.places(self.folder)]
-
-
 def run_training(
     groups: int, seconds: float, count: int, seed: int, kinds: Sequence[str], algorithm: str, compare: bool = True
 ) -> dict[str, Any]:
-    """Train undisturbed for half of `seconds`, then under `count` faults, then undisturbed again. Return the results.
+    """Train under `count` faults for `seconds`, in turns with an undisturbed training. Return the results.
 
     Without `compare`, train only under faults. Raises JobEndedError; DivergedError if weights are wrong.
     """
     schedule = make_schedule(seed, victims_of(kinds, groups), count, seconds)
-    with tempfile.TemporaryDirectory(prefix="hybridps-chaos-") as folder:
-        before, run, after = (Run(Path(folder, name), groups, algorithm) for name in ("before", "chaos", "after"))
-        if compare:
-            before.train(seconds / 2)
-        run.train(seconds, schedule)
-        if compare:
-            after.train(seconds / 2)
+    with tempfile.TemporaryDirectory(prefix="hybridps-chaos-") as folder, ExitStack() as stack:
+        calm = stack.enter_context(Run(Path(folder, "undisturbed"), groups, algorithm)) if compare else None
+        if calm is not None:
+            calm.pause()
+        run = stack.enter_context(Run(Path(folder, "chaos"), groups, algorithm))
+        disturbing = Disturbing(run, schedule)
+        disturbing.train(seconds, calm and (lambda: calm.train(TURN_SECONDS)))
+        restarts = run.launched.restarts
+        run.end()
         found = {
             "form": "training",
             "groups": groups,
             "workers": WORKERS * groups,
             "algorithm": algorithm,
-            "seconds": run.ended - run.began,
+            "seconds": run.seconds(),
             "injected": count,
-            "survived": len(run.outcomes),
-            "restarts": run.restarts,
-            "kinds": by_kind(run.outcomes),
+            "survived": len(disturbing.outcomes),
+            "restarts": restarts,
+            "kinds": by_kind(disturbing.outcomes),
             "images_per_second": run.images_per_second(),
             "ends": run.ends,
             "checks": check_run(algorithm, run),
         }
-        return found | (compared(algorithm, kinds, run, before, after) if compare else {})
+        if calm is not None:
+            calm.end()
+            found |= compared(algorithm, kinds, disturbing.outcomes, run, calm)
+        return found
 
 
-def compared(algorithm: str, kinds: Sequence[str], run: Run, before: Run, after: Run) -> dict[str, Any]:
-    """Return how a run under faults compares with undisturbed runs. Raises DivergedError."""
-    rates = [before.images_per_second(), after.images_per_second()]
-    quiet = quiet_spans(run.outcomes, run.began, run.ended)
+def compared(algorithm: str, kinds: Sequence[str], outcomes: Sequence[Outcome], run: Run, calm: Run) -> dict[str, Any]:
+    """Return how a run under faults compares with an undisturbed one. Raises DivergedError."""
+    rate = calm.images_per_second()
+    quiet = [span for begin, end in run.spans for span in quiet_spans(outcomes, begin, end)]
     return {
-        "undisturbed_images_per_second": rates,
-        "throughput": run.images_per_second() / median(rates),
-        "throughput_outside": run.images_per_second(quiet) / median(rates),
+        "undisturbed_images_per_second": rate,
+        "undisturbed_seconds": calm.seconds(),
+        "throughput": run.images_per_second() / rate,
+        "throughput_outside": run.images_per_second(quiet) / rate,
         "outside_seconds": sum(stop - start for start, stop in quiet),
-        "undisturbed_ends": before.ends,
-        "compared": check_beside(algorithm, kinds, run, before),
+        "undisturbed_ends": calm.ends,
+        "compared": check_beside(algorithm, kinds, run, calm),
     }
 
 

@@ -1,6 +1,6 @@
 """The reference pages that are made from the code: commands, settings, algorithms, metrics and events.
 
-`docs/hooks.py` adds them to the site. `python docs/reference/generate.py settings` prints one.
+`python docs/reference/generate.py` writes them into the folder of this file. A test compares them with the code.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ PAGES: dict[str, Callable[[], Page]] = {
 
 
 def generate(name: str) -> str:
-    """The Markdown of a page."""
+    """Return the Markdown of a page."""
     return "\n".join(PAGES[name]()) + "\n"
 
 
@@ -235,4 +235,5 @@ def _row(*cells: str) -> str:
 
 
 if __name__ == "__main__":
-    print(generate(sys.argv[1]))
+    for page in PAGES:
+        Path(__file__).with_name(f"{page}.md").write_text(generate(page))

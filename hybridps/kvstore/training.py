@@ -128,7 +128,7 @@ class Training:
             self._begin()
         self._steps.pushed[name] = values
         self._averaging.announce(name)  # a key that the store trains may have been initialised, not broadcast
-        summed = self._sum(name, values, priority, in_step=True, is_first=not self._steps.number, in_place=in_place)
+        summed = self._sum(name, values, priority, in_step=True, in_place=in_place)
         if not self._store_updates() and not self._averaging.averages(name):
             self.keys[name].stored = _kept(summed[0])
         return summed
@@ -140,7 +140,7 @@ class Training:
         if name in self._leading and self._steps.number >= 2 and self._steps.has_all:
             self._begin()
         key.pushes += 1
-        summed = self._sum(name, values, priority, in_step=False, is_first=key.pushes == 1)[0]
+        summed = self._sum(name, values, priority, in_step=False)[0]
         if not self._store_updates():
             key.stored = _kept(summed)
         return summed
@@ -209,15 +209,9 @@ class Training:
         self._gradients.move_in(weights, in_place)
 
     def _sum(
-        self,
-        name: str,
-        values: Sequence[NDArray],
-        priority: int,
-        in_step: bool,
-        is_first: bool,
-        in_place: bool = False,
+        self, name: str, values: Sequence[NDArray], priority: int, in_step: bool, in_place: bool = False
     ) -> Sequence[NDArray]:
-        """Begin to sum a key. Return the arrays for the sum. `is_first`: these are its first gradients."""
+        """Begin to sum a key. Return the arrays for the sum."""
         if not in_place:
             self._preserved.add(name)
         if self._compresses:
@@ -230,12 +224,12 @@ class Training:
                 )
             if len(sparse) == len(values) and 0 not in values[0].shape:
                 self.updates.take_back(name)
-                values = self._of_these_weights(name, values) if is_first else values
+                values = self._of_these_weights(name, values, in_step)
                 return [self._sparse.sum(name, values, self._like(name)[0], priority)]
             values = [dense(value) for value in values]
         servers = self.updates.at_servers(name)
         self._allocate(name, servers)
-        values = self._of_these_weights(name, values) if is_first else values
+        values = self._of_these_weights(name, values, in_step)
         if servers is not None:
             return servers.update(name, self.keys[name].index, values, priority, in_step)
         return self._gradients.sum(name, values, priority, in_step, in_place=in_place)
@@ -264,11 +258,14 @@ class Training:
             else:
                 self.updates.hand_over(weights, servers)
 
-    def _of_these_weights(self, name: str, values: Sequence[NDArray]) -> Sequence[NDArray]:
-        """Return the first gradients of a key; zeros if they belong to weights that those of the job have replaced.
+    def _of_these_weights(self, name: str, values: Sequence[NDArray], in_step: bool) -> Sequence[NDArray]:
+        """Return the gradients of a key; zeros for the first ones if the job has replaced the weights they belong to.
 
         This is the case if the group came back, or if the servers had the weights from a snapshot.
         """
+        is_first = not self._steps.number if in_step else self.keys[name].pushes == 1
+        if not is_first:
+            return values
         servers = self.keys[name].at_servers
         # Synchronous groups are restarted together, so a restarted group adopts no weights.
         adopts = self._averaging.averages(name) or (

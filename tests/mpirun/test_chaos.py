@@ -96,6 +96,8 @@ def test_quiet_spans_are_those_without_an_open_fault() -> None:
 
     assert quiet_spans([outcome(5, 6), outcome(1, 2), outcome(5.5, 8)], 0, 10) == [(0, 1), (2, 5), (8, 10)]
     assert quiet_spans([outcome(0, 12)], 0, 10) == []
+    before_and_after = [outcome(-3, -2), outcome(11, 12), outcome(14, 15)]
+    assert quiet_spans(before_and_after, 0, 10) == [(0, 10)]
 
 
 def test_lives_that_never_meet_have_diverged() -> None:
@@ -104,13 +106,15 @@ def test_lives_that_never_meet_have_diverged() -> None:
 
 
 def test_steps_of_all_lives_are_found(tmp_path: Path) -> None:
+    assert records.last_step(tmp_path) == 0
     for life, seconds in enumerate([[1.0, 2.0], [5.0, 6.0]]):
         writer = records.Writer(tmp_path, records.Place(0, 0, life))
         for moment in seconds:
-            writer.write(moment, -7)
+            writer.write(moment, 10 * int(moment), -7)
         writer.close()
     assert [records.first_step_after(tmp_path, 0, *what) for what in ((1.5, 0), (1.5, 1), (6.0, 0))] == [2.0, 5.0, None]
     assert records.count_steps(tmp_path, [(0.0, 1.5), (4.0, 9.0)]) == 3
+    assert records.last_step(tmp_path) == 60
     assert np.all(records.read(tmp_path, records.Place(0, 0, 1))["digest"] == -7)
 
 

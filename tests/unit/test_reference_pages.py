@@ -39,6 +39,11 @@ def cells(name: str) -> dict[str, list[str]]:
     return {first.strip("`"): rest for first, *rest in rows}
 
 
+@pytest.mark.parametrize("name", generate.PAGES)
+def test_a_page_in_the_repository_is_that_of_the_code(name):
+    assert (DOCS / "reference" / f"{name}.md").read_text() == page(name), "run `make docs` and commit the pages"
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_has_a_text(name):
     assert inspect.getdoc(COMMANDS[name])
