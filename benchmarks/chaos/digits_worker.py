@@ -10,6 +10,7 @@ It records each step in the folder (`records`). The leader of a group writes the
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -128,6 +129,16 @@ def step_(algorithm: Algorithm, weights: Tensor, gradients: Tensor, velocity: np
         np.copyto(flat, gradients.vectors[0])
 
 
+def pin(rank: int) -> None:
+    """Keep the threads of this process on one core: equal ranks of all groups on the same core.
+
+    Where the scheduler places ranks changes the speed by up to 20 % for seconds, if there are more ranks than cores.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {cores[rank % len(cores)]})
+
+
 def main(folder: Path, name: str) -> None:
     """Train until the file `end` is there."""
     digits, back = Digits(), resume()
@@ -140,6 +151,7 @@ def main(folder: Path, name: str) -> None:
         algorithm.join_gradients(TABLE, LAYOUT)
         algorithm.join_weights(TABLE, LAYOUT, weights, receives=algorithm.updates and algorithm.keeps_gradients)
         place = Place(job.session.place.group, job.session.place.group_rank, back.life)
+        pin(place.rank)
         writer, step, does = Writer(folder, place), back.step, np.full(1, TRAINS)
         while does[0] != ENDS:
             if algorithm.averages(step):

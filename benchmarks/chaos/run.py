@@ -17,6 +17,8 @@ END_SECONDS = 60.0
 LOOK_SECONDS = 0.01
 QUIET_SECONDS = 0.2
 """A training is paused when there was no step for so long."""
+WARM_SECONDS = 1.0
+"""How long a training that goes on takes to reach its speed. This time does not count."""
 STEPS_AHEAD = 100
 """Synchronous groups pause after the same step, which is so many steps ahead."""
 
@@ -81,8 +83,9 @@ class Run:
         self._await(PAUSE_SECONDS, "no pause", self._is_quiet)
 
     def go_on(self) -> None:
-        """Train again."""
+        """Train again. Returns after `WARM_SECONDS`."""
         digits_worker.pause_file(self.folder).unlink()
+        time.sleep(WARM_SECONDS)
         self._began = time.monotonic()
 
     def end(self) -> None:

@@ -31,7 +31,8 @@ TURN_SECONDS = 20.0
 
 RECOVER_SECONDS = 120.0
 SETTLE_SECONDS = 2.0
-LOOK_SECONDS = 0.01
+LOOK_SECONDS, QUIET_LOOK_SECONDS = 0.01, 0.1
+"""How often recovery from open faults is looked for, and how often it is looked whether a fault is due."""
 ACCURACY_LOST = 0.03
 """The largest loss of accuracy of the centre, compared with undisturbed training."""
 FARTHEST = 0.5
@@ -100,7 +101,7 @@ class Disturbing:
                 take_turn()
                 self._run.go_on()
                 next_turn = trained + TURN_SECONDS
-            time.sleep(LOOK_SECONDS)
+            time.sleep(LOOK_SECONDS if self._open else QUIET_LOOK_SECONDS)
 
     def _look(self) -> None:
         """Note the faults that were recovered from. Raises JobEndedError if a recovery takes too long."""
