@@ -1,7 +1,7 @@
 """Training under a schedule of faults: which faults it survives, and what they cost. See docs/benchmarks.md.
 
-python -m benchmarks.chaos --groups 3 --minutes 10 --faults-per-hour 125 --json chaos.json python -m benchmarks.chaos
---light 32 --minutes 5 --faults-per-hour 12000
+python -m benchmarks.chaos --groups 3 --minutes 10 --faults-per-hour 125 --json chaos.json
+python -m benchmarks.chaos --light 32 --minutes 5 --faults-per-hour 12000
 """
 
 from __future__ import annotations

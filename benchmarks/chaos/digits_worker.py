@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,14 +130,15 @@ def step_(algorithm: Algorithm, weights: Tensor, gradients: Tensor, velocity: np
         np.copyto(flat, gradients.vectors[0])
 
 
-def pin(rank: int) -> None:
-    """Keep the threads of this process on one core: equal ranks of all groups on the same core.
+def pin(worker: int) -> None:
+    """Keep the threads of this process on one core: that of the worker's number, modulo the number of cores.
 
     Where the scheduler places ranks changes the speed by up to 20 % for seconds, if there are more ranks than cores.
     """
     cores = sorted(os.sched_getaffinity(0))
     for thread in os.listdir("/proc/self/task"):
-        os.sched_setaffinity(int(thread), {cores[rank % len(cores)]})
+        with suppress(ProcessLookupError):  # it may have ended
+            os.sched_setaffinity(int(thread), {cores[worker % len(cores)]})
 
 
 def main(folder: Path, name: str) -> None:
@@ -151,7 +153,7 @@ def main(folder: Path, name: str) -> None:
         algorithm.join_gradients(TABLE, LAYOUT)
         algorithm.join_weights(TABLE, LAYOUT, weights, receives=algorithm.updates and algorithm.keeps_gradients)
         place = Place(job.session.place.group, job.session.place.group_rank, back.life)
-        pin(place.rank)
+        pin(job.worker)
         writer, step, does = Writer(folder, place), back.step, np.full(1, TRAINS)
         while does[0] != ENDS:
             if algorithm.averages(step):

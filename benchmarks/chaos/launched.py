@@ -22,8 +22,7 @@ WORKERS = 2
 ALGORITHMS = {
     # every:4, as the usual trigger depends on measured times
     "elastic": ("--algorithm", "elastic", "--tau", "4"),
-    # The launcher does not get the algorithm: it would assume updates on the workers, whose groups start again from the
-    # beginning.
+    # The script gives the rule, and the default algorithm is synchronous. If a rank dies, all groups begin anew.
     "sync-server": (),
     "async": ("--algorithm", "async"),
 }

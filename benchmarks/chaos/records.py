@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -47,8 +48,9 @@ def places(folder: Path) -> list[Place]:
 
 def read(folder: Path, place: Place) -> np.ndarray:
     """Return the steps of a life so far."""
-    data = (folder / f"steps-{place.group}-{place.rank}-{place.life}").read_bytes()
-    return np.frombuffer(data[: len(data) // STEP.itemsize * STEP.itemsize], STEP)
+    path = folder / f"steps-{place.group}-{place.rank}-{place.life}"
+    steps = path.stat().st_size // STEP.itemsize
+    return np.memmap(path, STEP, "r", shape=steps) if steps else np.zeros(0, STEP)
 
 
 def leaders(folder: Path, group: int | None = None) -> list[Place]:
@@ -62,15 +64,16 @@ def first_step_after(folder: Path, group: int, seconds: float, life: int = 0) ->
         if place.life < life:
             continue
         steps = read(folder, place)["seconds"]
-        later = steps[np.searchsorted(steps, seconds, "right") :]
-        if len(later):
-            return float(later[0])
+        later = bisect_right(steps, seconds)  # reads a few steps only, as it is called often
+        if later < len(steps):
+            return float(steps[later])
     return None
 
 
 def last_step(folder: Path) -> int:
-    """Return the largest number of steps that a group has done."""
-    return max((int(steps["step"][-1]) for place in leaders(folder) if len(steps := read(folder, place))), default=0)
+    """Return the largest number of steps that a group has done in its latest life."""
+    latest = {place.group: place for place in leaders(folder)}
+    return max((int(steps["step"][-1]) for place in latest.values() if len(steps := read(folder, place))), default=0)
 
 
 def count_steps(folder: Path, spans: Iterable[tuple[float, float]]) -> int:

@@ -47,6 +47,7 @@ class Run:
         self.launched.__enter__()
         try:
             self._await(START_SECONDS, "no training", self._trains)
+            time.sleep(WARM_SECONDS)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -61,7 +62,7 @@ class Run:
     def check(self) -> None:
         """Raise JobEndedError if the launch has ended."""
         if self.launched.status is not None:
-            raise JobEndedError(f"the job has ended with status {self.launched.status}: {self.launched.last_lines()}")
+            raise self._error(f"has ended with status {self.launched.status}")
 
     def seconds(self) -> float:
         """Return how long it has trained so far, without pauses."""
@@ -79,7 +80,9 @@ class Run:
         """Let all groups wait after a step until `go_on`. Raises JobEndedError if they go on."""
         step = records.last_step(self.folder) + STEPS_AHEAD if self._algorithm == "sync-server" else 0
         digits_worker.ask_to_pause(self.folder, step)
-        self._end_span()
+        if self._began is not None:
+            self.spans.append((self._began, time.monotonic()))
+        self._began = None
         self._await(PAUSE_SECONDS, "no pause", self._is_quiet)
 
     def go_on(self) -> None:
@@ -90,13 +93,14 @@ class Run:
 
     def end(self) -> None:
         """End the training, paused or not. Raises JobEndedError unless the job ends with status 0."""
-        self._end_span()
+        if self._began is not None:
+            self.pause()  # so that all groups see the end after the same step
         digits_worker.end_file(self.folder).touch()
         digits_worker.pause_file(self.folder).unlink(missing_ok=True)
         status = self.launched.wait(END_SECONDS)
         if status != 0:
             how = f"with status {status}" if status is not None else f"not within {END_SECONDS:g} s"
-            raise JobEndedError(f"the job should have ended, and did {how}: {self.launched.last_lines()}")
+            raise self._error(f"should have ended, and did {how}")
         self.ends = [json.loads((self.folder / f"end-{group}.json").read_text()) for group in range(self.groups)]
 
     def images_per_second(self, spans: Sequence[tuple[float, float]] | None = None) -> float:
@@ -107,13 +111,19 @@ class Run:
         return steps * WORKERS * digits_worker.BATCH / seconds if seconds else float("nan")
 
     def digests(self) -> list[list[int]]:
-        """Return the digests of the weights after each step, for each life of each worker."""
-        return [records.read(self.folder, place)["digest"].tolist() for place in records.places(self.folder)]
+        """Return the digests of the weights after each step that all workers did, for each life of each worker.
 
-    def _end_span(self) -> None:
-        if self._began is not None:
-            self.spans.append((self._began, time.monotonic()))
-            self._began = None
+        When a group was lost, the others do further steps in that life, with the sums of fewer workers.
+        """
+        lives = {place: records.read(self.folder, place)["digest"].tolist() for place in records.places(self.folder)}
+        together = {
+            life: min(len(digests) for place, digests in lives.items() if place.life == life)
+            for life in {place.life for place in lives}
+        }
+        return [digests[: together[place.life]] for place, digests in lives.items()]
+
+    def _error(self, what: str) -> JobEndedError:
+        return JobEndedError(f"the job {self.folder.name!r} {what}: {self.launched.last_lines()}")
 
     def _trains(self) -> bool:
         return all(records.first_step_after(self.folder, group, 0.0) is not None for group in range(self.groups))
@@ -128,5 +138,5 @@ class Run:
         while not happened():
             self.check()
             if time.monotonic() > end:
-                raise JobEndedError(f"{missing} within {seconds:g} s: {self.launched.last_lines()}")
+                raise self._error(f"had {missing} within {seconds:g} s")
             time.sleep(LOOK_SECONDS)

@@ -94,9 +94,10 @@ class Disturbing:
         while (trained := self._run.seconds()) < seconds or self._due or self._open:
             self._run.check()
             self._look()
-            if self._due and trained >= self._due[0].seconds:
+            is_turn = take_turn is not None and trained >= next_turn
+            if self._due and trained >= self._due[0].seconds and not is_turn:
                 self._inject(self._due[0])
-            if take_turn is not None and trained >= next_turn and not self._open:
+            if take_turn is not None and is_turn and not self._open:
                 self._run.pause()
                 take_turn()
                 self._run.go_on()
@@ -151,6 +152,9 @@ def run_training(
         run = stack.enter_context(Run(Path(folder, "chaos"), groups, algorithm))
         disturbing = Disturbing(run, schedule)
         disturbing.train(seconds, calm and (lambda: calm.train(TURN_SECONDS)))
+        if calm is not None:
+            run.pause()
+            calm.train(min(TURN_SECONDS, seconds))
         restarts = run.launched.restarts
         run.end()
         found = {

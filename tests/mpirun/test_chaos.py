@@ -115,6 +115,8 @@ def test_steps_of_all_lives_are_found(tmp_path: Path) -> None:
     assert [records.first_step_after(tmp_path, 0, *what) for what in ((1.5, 0), (1.5, 1), (6.0, 0))] == [2.0, 5.0, None]
     assert records.count_steps(tmp_path, [(0.0, 1.5), (4.0, 9.0)]) == 3
     assert records.last_step(tmp_path) == 60
+    records.Writer(tmp_path, records.Place(0, 0, 2)).write(7.0, 1, -7)
+    assert records.last_step(tmp_path) == 1  # a group that began anew
     assert np.all(records.read(tmp_path, records.Place(0, 0, 1))["digest"] == -7)
 
 

@@ -130,6 +130,46 @@ def test_synchronous_groups_begin_anew_together(tmp_path: Path, named: bool) -> 
     assert summary(tmp_path)["accuracy"] > 0.93
 
 
+STEPS = """
+import os, signal, sys
+import numpy as np
+from hybridps import resume
+from hybridps.job import open_job
+from hybridps.memory import Layout
+
+folder, dies = sys.argv[1:]
+layout = Layout.of("float32", {"w": (4,)})
+with open_job() as job:
+    group, life = job.session.place.group, resume().life
+    algorithm = job.algorithm()
+    gradients = algorithm.levels.tensor(layout.length, "float32")
+    algorithm.join_gradients("model", layout)
+    for step in range(2000):
+        if (group, life, step) == (1, 0, 1000):
+            if dies == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("this script has a fault")
+        gradients.vectors[0][:] = 1
+        algorithm.reduce_("model", gradients, 0, layout.length)
+        algorithm.finish_()
+        with open(f"{folder}/{group}-{life}", "a") as file:
+            file.write(f"{gradients.vectors[0][0]:g}\\n")
+"""
+
+
+@pytest.mark.parametrize("dies", ["killed", "raises"])
+def test_groups_that_begin_anew_do_no_steps_without_the_one_that_died(tmp_path: Path, dies: str) -> None:
+    (tmp_path / "script.py").write_text(STEPS)
+    words = command(
+        "--servers", "1", "--restarts", "1", "--", "python", str(tmp_path / "script.py"), str(tmp_path), dies
+    )
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert "all groups are started again, 1 of 1" in done.stderr
+    sums = {path.name: path.read_text().split() for path in tmp_path.glob("?-?")}
+    assert sums == {"0-0": ["2"] * 1000, "1-0": ["2"] * 1000, "0-1": ["2"] * 2000, "1-1": ["2"] * 2000}
+
+
 def test_the_last_restart_is_used_up(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(CRASHES)
     end, said = tmp_path / "end", list[str]()

@@ -227,7 +227,8 @@ class Launcher:
             self._screen.message(said)
             if not restart:
                 self._log.note(Noted(said))
-        self._tell_servers(group, returns=bool(restart) and not self._lives.together)
+        if not (restart and self._lives.together):  # else the others would do steps without it
+            self._tell_servers(group, returns=bool(restart))
 
     def _has_weights(self, others: list[Child]) -> bool:
         """Return whether servers or other groups hold the weights of the job for a restarted group."""
