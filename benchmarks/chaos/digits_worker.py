@@ -2,7 +2,8 @@
 
     hybridps run ... -- python -m benchmarks.chaos.digits_worker FOLDER ALGORITHM
 
-While the folder has a file `pause`, all groups wait, from the step on that is in the file.
+While the folder has a file `pause`, groups wait as of the step that is in the file.
+
 It records each step in the folder (`records`). The leader of a group writes the group's final figures
 (`end-GROUP.json`). A group that is started again takes the weights from the servers and continues.
 """
