@@ -140,7 +140,7 @@ def test_servers_are_told_of_a_group_that_has_ended(steps: Path, tmp_path: Path)
     assert "group 0 ended" not in done.stderr
     assert "hybridps: the job ends with status 137, because group 1 failed" in done.stderr
     happened = [said for _, said in faults_of(read_run(tmp_path / "run"))]
-    assert any("group 1 ended with exit status 137 (rank 0 killed by signal 9)" in said for said in happened)
+    assert any("group 1 ended with exit status 137 (worker 1 killed by signal 9)" in said for said in happened)
 
 
 def test_a_rank_that_ends_early_is_named_to_its_group(steps: Path) -> None:

@@ -191,10 +191,10 @@ def test_a_progress_bar_leaves_one_line_in_a_pipe_and_the_last_line_is_kept(scri
 @pytest.mark.parametrize(
     ("what", "status", "words"),
     [
-        ("kill", 137, "exit status 137 (rank 1 killed by signal 9)"),
-        ("exit", 3, "exit status 3 of rank 1"),
-        ("raise", 1, "exit status 1 of rank 1"),
-        ("vanish", 1, "exit status 1 (rank 1 exited before its part of the job was done)"),
+        ("kill", 137, "exit status 137 (worker 3 killed by signal 9)"),
+        ("exit", 3, "exit status 3 of worker 3"),
+        ("raise", 1, "exit status 1 of worker 3"),
+        ("vanish", 1, "exit status 1 (worker 3 exited before its part of the job was done)"),
     ],
 )
 def test_a_group_fails_with_one_message_and_the_other_goes_on(script: Path, what: str, status: int, words: str) -> None:
@@ -215,7 +215,7 @@ def test_a_group_fails_with_one_message_and_the_other_goes_on(script: Path, what
 def test_at_mxnet_s_servers_a_group_that_fails_ends_the_others(script: Path) -> None:
     done = launch(script, "kill", *TWO_GROUPS, "--backend", "mxnet")
     assert done.returncode == 137
-    assert "exit status 137 (rank 1 killed by signal 9); stopping the others" in done.stderr
+    assert "exit status 137 (worker 3 killed by signal 9); stopping the others" in done.stderr
     assert "finished" not in done.stdout
 
 

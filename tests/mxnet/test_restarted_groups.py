@@ -259,7 +259,7 @@ def test_the_example_comes_back_and_the_last_epoch_has_a_checkpoint(tmp_path: Pa
     ]
     done = launch(script, EXAMPLE, *words, options=("--algorithm", "elastic", "--run", str(tmp_path / "run")))
     assert done.returncode == 0, done.stderr
-    assert "group 0 ended with exit status 137 (rank 0 killed by signal 9); started again, 1 of 1" in done.stderr
+    assert "group 0 ended with exit status 137 (worker 0 killed by signal 9); started again, 1 of 1" in done.stderr
     first, again = (line["first_epoch"] for line in lines(tmp_path / "run", "run"))
     assert first == 0
     assert 2 <= again <= 7

@@ -67,7 +67,6 @@ def test_groups_that_begin_together_are_known_beforehand() -> None:
 def test_groups_in_step_whose_script_hands_over_the_weights_are_restarted_alone() -> None:
     lives = Lives(3, 9)
     lives.learn(TOGETHER)
-    assert lives.together
     lives.learn(ALONE)
     assert lives.failed(1, 137) == "started again, 1 of 9"
     assert lives.begin() == [1]
@@ -75,6 +74,17 @@ def test_groups_in_step_whose_script_hands_over_the_weights_are_restarted_alone(
     assert lives.begin() == [0, 1, 2]
     assert lives.failed(2, 137) == "started again, 2 of 9"
     assert lives.begin() == [2]
+
+
+def test_what_groups_say_after_a_failure_concerns_only_the_next_one() -> None:
+    lives = Lives(2, 9, in_step=True)
+    assert lives.failed(1, 137) == "all groups are started again, 1 of 9"
+    lives.learn(ALONE)
+    assert lives.together
+    assert lives.begin() == [0, 1]
+    assert not lives.together
+    assert lives.failed(1, 137) == "started again, 2 of 9"
+    assert lives.begin() == [1]
 
 
 def test_groups_in_step_begin_together_if_no_other_runs() -> None:

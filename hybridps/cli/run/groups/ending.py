@@ -15,18 +15,19 @@ from hybridps.racks import place_in_rack
 
 
 def how_ended(child: Child) -> str:
-    """Return the exit status in words, with the rank that ended first or the host that was lost, if mpirun named it."""
+    """Return the exit status in words, with the worker that ended first or the host that was lost, if it is known."""
     status = child.status or 0
     text = f"exit status {status}"
     if child.lost_host:
         return f"{text} (no connection to the host {child.lost_host})"
-    rank = child.first_rank
-    who = "" if rank is None else f"rank {rank} "
+    who = ""
+    if child.first_rank is not None:
+        who = child.name_of(child.first_rank).removeprefix(f"{child.name} ") + " "
     if status > 128 and status - 128 in signal.valid_signals():
         return f"{text} ({who}killed by signal {status - 128})"
     if child.vanished:
         return f"{text} ({who}exited before its part of the job was done)"
-    return text if rank is None else f"{text} of rank {rank}"
+    return f"{text} of {who.rstrip()}" if who else text
 
 
 class Told:

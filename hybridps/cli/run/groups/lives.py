@@ -33,18 +33,14 @@ class Lives:
         self.in_step = in_step
         self._hands_over = False
         self._was_late = False
-        self._all_died = False
         self.due: list[int] = []
         """The groups that are to be restarted."""
+        self.together = False
+        """Whether these are all groups, because one of them could not be restarted alone."""
         self._restarts = restarts
         self._used = 0
         self._alone: set[int] = set()
         """The groups that were restarted alone, since all were restarted together."""
-
-    @property
-    def together(self) -> bool:
-        """Whether all groups are restarted when one dies."""
-        return self._was_late or (self.in_step and (self._all_died or not self._hands_over))
 
     def learn(self, how: str) -> None:
         """Take in how the groups say that they are restarted: they train in step, and may hand over the weights."""
@@ -61,7 +57,7 @@ class Lives:
         if status == MISUSED or not (counted or self._used < self._restarts):
             return ""
         self._was_late |= status == LATE
-        self._all_died |= not others_train
+        self.together |= self._was_late or (self.in_step and not (self._hands_over and others_train))
         self._used += not counted
         self.due = [*range(len(self.of))] if self.together else [*self.due, group]
         what = "all groups are started again" if self.together and len(self.of) > 1 else "started again"
@@ -71,7 +67,7 @@ class Lives:
         """Begin the next life of each group that is due, and return these groups. They are no longer due."""
         due, self.due = self.due, []
         self._alone = set() if self.together else self._alone | {*due}
-        self._all_died = False
+        self.together = False
         self._was_late &= not self._hands_over
         for group in due:
             self.of[group] += 1
