@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -18,9 +19,10 @@ pre { background: #f5f5f5; padding: .7em 1em; overflow-x: auto; }
 table { border-collapse: collapse; font-size: 14px; } .wide { overflow-x: auto; }
 th, td { padding: .3em .6em; text-align: right; border-bottom: 1px solid #ddd; vertical-align: top; }
 th:first-child, td:first-child { text-align: left; } th { font-weight: 600; border-bottom: 2px solid #999; }
-small { color: #777; white-space: nowrap; } .failed { color: #b00020; }
+small { color: #777; } small, .when { white-space: nowrap; } .failed { color: #b00020; }
 .pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 1.5em; }
 figure { margin: 0; } figcaption { font-weight: 600; } img { width: 100%; }
+.two { grid-column: 1 / -1; } .two img { max-width: 960px; }
 """
 TITLES = {
     "time": "Where the time of a step goes",
@@ -31,6 +33,9 @@ TITLES = {
     "traffic": "Traffic between the groups, and with the servers",
     "distance": "Distance between the groups and the centre",
 }
+_TWO = ("training",)
+"""The pictures with two plots side by side."""
+
 ROWS = {
     "algorithm": "algorithm",
     "workers": "workers",
@@ -77,11 +82,11 @@ def make_page(
     )
 
 
-def picture(title: str, content: bytes) -> str:
-    """Return a figure with a PNG in it."""
-    data = b64encode(content).decode()
-    shown = escape(title)
-    return f'<figure><figcaption>{shown}</figcaption><img alt="{shown}" src="data:image/png;base64,{data}"></figure>'
+def picture(title: str, content: bytes, kind: str = "") -> str:
+    """Return a figure with a PNG in it. `kind`: its class in the style."""
+    shown, data = escape(title), b64encode(content).decode()
+    image = f'<img alt="{shown}" src="data:image/png;base64,{data}">'
+    return f'<figure class="{kind}"><figcaption>{shown}</figcaption>{image}</figure>'
 
 
 def _figures(reports: Sequence[RunReport]) -> str:
@@ -116,12 +121,18 @@ def _text(field: str, value: Any) -> str:
 def _said(report: RunReport) -> str:
     if report.time is None:
         return ""
-    lines = "".join(f"<li>{escape(said)}</li>" for said in report.time.sentences)
+    lines = "".join(f"<li>{_sentence(said)}</li>" for said in report.time.sentences)
     return f"<h2>Where the time goes</h2>\n<ul>{lines}</ul>\n"
 
 
+def _sentence(said: str) -> str:
+    """Return a sentence as HTML, with code where it has backticks."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(said))
+
+
 def _gallery(pictures: Mapping[str, bytes]) -> str:
-    shown = "".join(picture(title, pictures[name]) for name, title in TITLES.items() if name in pictures)
+    titles = {name: title for name, title in TITLES.items() if name in pictures}
+    shown = "".join(picture(title, pictures[name], "two" * (name in _TWO)) for name, title in titles.items())
     return f'<div class="pictures">{shown}</div>\n' if shown else ""
 
 
@@ -129,7 +140,7 @@ def _faults(report: RunReport) -> str:
     if not report.faults:
         return ""
     rows = "".join(
-        f"<tr><td>{when:.1f} s</td><td style='text-align: left'>{escape(said)}</td></tr>"
+        f"<tr><td class='when'>{when:.1f} s</td><td style='text-align: left'>{_sentence(said)}</td></tr>"
         for when, said in report.faults
     )
     return f"<h2>What happened</h2>\n<table><tbody>{rows}</tbody></table>\n"

@@ -166,7 +166,7 @@ def path(trace: Trace, table: Table, step: StepId) -> str:
         said.append(f"{_ms(mine.allreduce)} of its allreduce are not hidden")
     if mine.exchange > least:
         rounds = _rounds_within(trace, row[last])
-        computing = f", which compute for {_ms(rounds)} of them" if rounds > LEAST_SECONDS else ""
+        computing = f", which compute for {_ms(rounds)} of that" if rounds > LEAST_SECONDS else ""
         said.append(f"it waits for the servers for {_ms(mine.exchange)}{computing}")
     if mine.averaging > LEAST_SECONDS:
         said.append(f"averaging weights takes {_ms(mine.averaging)}")

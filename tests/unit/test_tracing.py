@@ -330,7 +330,7 @@ def test_an_even_run_names_nobody(tmp_path: Path) -> None:
     ("whole_ms", "said"),
     [
         (1000, "worker 0 computes for 1.01 s"),  # the wait is too short to be mentioned, and so is what servers do
-        (10, "worker 0 computes for 20 ms; it waits for the servers for 0.5 ms, which compute for 0.3 ms of them"),
+        (10, "worker 0 computes for 20 ms; it waits for the servers for 0.5 ms, which compute for 0.3 ms of that"),
     ],
 )
 def test_the_work_of_servers_is_told_with_the_wait_for_them(whole_ms: int, said: str) -> None:
