@@ -20,7 +20,7 @@ table { border-collapse: collapse; font-size: 14px; } .wide { overflow-x: auto; 
 th, td { padding: .3em .6em; text-align: right; border-bottom: 1px solid #ddd; vertical-align: top; }
 th:first-child, td:first-child { text-align: left; } th { font-weight: 600; border-bottom: 2px solid #999; }
 small { color: #777; } small, .when { white-space: nowrap; } .failed { color: #b00020; }
-.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 1.5em; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 1.5em; margin-top: 1.5em; }
 figure { margin: 0; } figcaption { font-weight: 600; } img { width: 100%; }
 .two { grid-column: 1 / -1; } .two img { max-width: 960px; }
 """
@@ -33,6 +33,9 @@ TITLES = {
     "traffic": "Traffic between the groups, and with the servers",
     "distance": "Distance between the groups and the centre",
 }
+_NOT_ZERO = ("servers", "epochs", "bytes_across_groups", "exchanges", "exchanges_saved", "exchanges_skipped", "status")
+"""The figures that say nothing if they are 0."""
+
 _TWO = ("training",)
 """The pictures with two plots side by side."""
 
@@ -105,7 +108,7 @@ def _figures(reports: Sequence[RunReport]) -> str:
 
 def _text(field: str, value: Any) -> str:
     """Return a figure as text; empty if it is not known, or says nothing."""
-    if value is None or value == [] or (value == 0 and field in ("servers", "epochs", "exchanges_skipped", "status")):
+    if value is None or value == [] or (value == 0 and field in _NOT_ZERO):
         return ""
     if field == "slow_workers":
         return ", ".join(f"{each['worker']} (+{each['percent']:.0f} %)" for each in value)
