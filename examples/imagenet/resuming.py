@@ -19,7 +19,7 @@ from trainer_states import StatesError, optimizer_name
 
 def load_weights(args: Namespace, net: gluon.HybridBlock, devices: list[mx.Context], worker: int) -> Checkpoint | None:
     """Load the weights that `--resume` asks for, and return their checkpoint; None to start from the beginning."""
-    if not args.resume:
+    if not args.resume or args.dry_run:
         return None
     folder = args.run if args.resume == "auto" else Path(args.resume)
     found, problems = checkpoint.newest(folder)

@@ -155,6 +155,13 @@ def test_dry_run(example, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_of_a_recipe_resumes_nothing(example, capsys):
+    pytest.importorskip("sklearn")
+    words = "--data digits --network digits --dtype float32 --batch-size 16 --dry-run 2"
+    assert example.train.main([f"@{EXAMPLE / 'recipes' / 'resnet50-90-epochs.txt'}", *words.split()]) == 0
+    assert "90 epochs" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("path", sorted((EXAMPLE / "recipes").glob("*.txt")), ids=lambda path: path.stem)
 def test_recipes_are_options(example, path: Path):
     args = example.options.parser().parse_args([f"@{path}", "--data", "somewhere", "--lr", "7"])
