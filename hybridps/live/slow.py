@@ -47,11 +47,11 @@ class Measured(NamedTuple):
     step_seconds: float
     own_seconds: float
     """From the end of the last step's communication to the arrival of the last gradient, or from one step of the
-    program to the next if that takes longer."""
+    program to the next if that takes longer; at least the CPU time, if a node has no more than a core for each rank."""
     program_seconds: float
     """The part of it before the program begins the step: its loader and other code; nan if it is not known."""
     cpu_seconds: float
-    """The CPU time of the process, of all its threads."""
+    """The CPU time of the process, without that of the communication thread."""
     delayed_seconds: float = math.nan
     """The time in which one of its threads was ready and waited for a core; nan if it is not known."""
     mean_own_seconds: float = math.nan

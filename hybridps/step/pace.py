@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +27,7 @@ WINDOW_SECONDS = 0.1
 """About the shortest time between two looks. A look takes a fraction of a millisecond."""
 
 _MOST_STEPS = 500
+_MOST_WAITS = 32
 _FIELDS = len(Measured._fields)
 
 
@@ -33,7 +36,9 @@ class Pace:
 
     A rank's own part of a step is the time from the last sums to its last gradient. A program that does not wait for
     sums may stall once, and then be late by the same time at every step, although it is no slower than the others. So
-    the time that the program takes from one step to the next is the least that counts as its own part.
+    the time that the program takes from one step to the next is the least that counts as its own part. If the ranks of
+    a node have no more than a core each, the CPU time of a step is the least too: a rank that is ahead loads and
+    computes while it waits for the others, and would need this time if it did not wait.
 
     Every few steps the ranks tell each other their medians. All of them then know who is slow; the leader says so, and
     each rank writes what concerns it to its events. A step costs one store for each figure.
@@ -57,20 +62,23 @@ class Pace:
         self._freed_at = self._ended_at = math.nan
         self._begun_at = math.nan
         """When the program began its last step."""
-        self._waited = -math.inf
-        """When the program was last known to wait for sums."""
-        self._cpu_seconds = time.process_time()
+        self._waits: deque[float] = deque(maxlen=_MOST_WAITS)
+        """When the program was known to wait for sums, lately. It may be some steps ahead of these."""
+        self._has_one_core = len(os.sched_getaffinity(0)) <= len(levels.neighbours)
+        """Whether all threads of this rank share about one core, so that nothing it does hides anything else."""
+        self._cpu_seconds = _cpu_seconds()
         self._delayed: tuple[dict[str, float], int] | None = None
         """While any rank is suspected: how long each thread had waited for a core, and the steps done by then."""
 
     def leave_out(self, seconds: float) -> None:
         """Note a wait of the program between two steps, which does not count as its part of the next step."""
         self._freed_at += seconds
-        self._waited = max(self._waited, self._waited_until())
+        self._waits.append(self._waited_until())
 
     def program_seconds(self, begun_at: float) -> float:
         """Return how long the program took until it began this step, without the waits for the sums of earlier ones."""
-        return max(0.0, begun_at - max(self._begun_at, self._waited))  # 0 in the first step: NaN is not larger than 0
+        waited = max((at for at in self._waits if at <= begun_at), default=-math.inf)
+        return max(0.0, begun_at - max(self._begun_at, waited))  # 0 in the first step: NaN is not larger than 0
 
     def end_step(self, begun_at: float, last_gradient: float, waited: float) -> None:
         """Note that all sums of a step have arrived.
@@ -85,13 +93,14 @@ class Pace:
         self._steps[1, place] = max(0.0, last_gradient - freed, program)
         self._steps[2, place] = max(0.0, min(max(begun_at, freed), last_gradient) - freed, program)
         self._ended_at = self._freed_at = ended
-        self._begun_at, self._waited = begun_at, max(self._waited, waited)
+        self._begun_at = begun_at
+        self._waits.append(waited)
         self._count += 1
         self._done += 1
         if self._count >= self._window:
             self._look()
             self._freed_at = self._ended_at = time.monotonic()
-            self._waited = max(self._waited, self._waited_until())
+            self._waits.append(self._waited_until())
 
     def _look(self) -> None:
         """Tell the other ranks how long this one takes, and find out who is slow. All ranks call this together."""
@@ -122,12 +131,14 @@ class Pace:
         """Return the times of this rank since the last look."""
         known = self._steps[:, : min(self._count, _MOST_STEPS)]
         step, own, program = (float(median(row)) for row in known.tolist())
-        _, mean_own, mean_program = known.mean(1).tolist()
-        cpu, before = time.process_time(), self._cpu_seconds
-        self._cpu_seconds = cpu
+        mean_step, mean_own, mean_program = known.mean(1).tolist()
+        now, before = _cpu_seconds(), self._cpu_seconds
+        self._cpu_seconds, cpu = now, (now - before) / self._count
+        if self._has_one_core:
+            own, mean_own = max(own, min(cpu, step)), max(mean_own, min(cpu, mean_step))
         if self.computes_before:
             program = mean_program = math.nan
-        return Measured(step, own, program, (cpu - before) / self._count, self._delay(), mean_own, mean_program)
+        return Measured(step, own, program, cpu, self._delay(), mean_own, mean_program)
 
     def _delay(self) -> float:
         """Return how long the thread that waited most for a core did so in a step; nan while nobody is suspected."""
@@ -159,6 +170,11 @@ class Pace:
                 self._context.events.emit(Recovered(first + place, self._done))
             if says:
                 _say(f"worker {first + place} keeps up with the others again")
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process, without this thread: the communication thread, which waits busily."""
+    return time.process_time() - time.thread_time()
 
 
 def delayed_seconds() -> dict[str, float]:

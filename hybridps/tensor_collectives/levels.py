@@ -59,10 +59,11 @@ class Levels:
         self._node_group = group.split(topology.node)
         lane = group.split(min(topology.local, topology.lanes))
         self.lane = Lane(lane, group.rank, topology.peers, deadline_seconds, codec_of(wire), lambda: self.node.moved())
-        self._neighbours = topology.members[topology.node]
+        self.neighbours = topology.members[topology.node]
+        """The ranks of this rank's node, itself included."""
         # A single worker shares its memory too, because servers may work in it. Between nodes, huge pages gain more.
         self._node = self._agreed(
-            lambda: Node(self._node_group, self._neighbours, deadline_seconds, alone=group.size == 1)
+            lambda: Node(self._node_group, self.neighbours, deadline_seconds, alone=group.size == 1)
         )
 
     def tensor(self, length: int, dtype: str, vectors: int = 1) -> Tensor:
@@ -78,7 +79,7 @@ class Levels:
         if length < 0 or vectors < 1:
             raise LayoutError(f"a tensor of {vectors} vectors of {length} elements cannot be made")
         counts = self._agree_on(length, kind, vectors)
-        here = [counts[rank] for rank in self._neighbours]
+        here = [counts[rank] for rank in self.neighbours]
         array = None if self._node is None else self._agreed(lambda: self.node.rows(length, kind, here))
         if array is None:
             return Tensor([private_memory(length * kind.itemsize).view(kind) for _ in range(vectors)])
