@@ -166,7 +166,7 @@ def _set_optimizer(trainer: gluon.Trainer, content: bytes) -> None:
     optimizer = trainer._optimizer
     vars(optimizer).update({name: each for name, each in vars(came.optimizer).items() if name != "param_dict"})
     # An optimizer counts updates for each device. Those of the group that gives may have other numbers.
-    counts = max(optimizer._all_index_update_counts.values(), key=lambda each: sum(each.values()))
+    counts = optimizer._all_index_update_counts[0]
     own = {0, *(context.device_id for context in trainer._contexts)}
     optimizer._all_index_update_counts = {device: dict(counts) for device in own}
     optimizer._set_current_context(0)

@@ -170,6 +170,8 @@ class HybridKVStore(KVStore):
         """
         assert self._updater is not None, "there is no optimizer: call set_optimizer first"
         states = self._training.updates.states(dump_optimizer)
+        if not self._training.has_begun:
+            open_scale(optimizer_of(self._updater))  # a Trainer that saves before its first step sets it afterwards
         if states is None:
             return
         path = Path(fname).resolve()
@@ -190,9 +192,17 @@ class HybridKVStore(KVStore):
         """
         assert self._updater is not None, "there is no optimizer: call set_optimizer first"
         updates = self._training.updates
-        if not updates.are_at_servers:
-            updates.set_states(Path(fname).read_bytes(), fname)
-            return
+        try:
+            if updates.are_at_servers:
+                self._load_together(fname)
+            else:
+                updates.set_states(Path(fname).read_bytes(), fname)
+        finally:
+            open_scale(optimizer_of(self._updater))  # the file may be of a job with other batches or more workers
+
+    def _load_together(self, fname: str) -> None:
+        """Load the states from the first worker's file, or from the leader's."""
+        updates = self._training.updates
         trains = self._training.has_begun
         begins = not trains and self._job.session.settings.life == 0  # otherwise the other groups may read no states
         table = f"states{next(self._reads)}" if begins else None

@@ -98,6 +98,57 @@ def only_first(folder):
     assert set(trainer._optimizer._index_update_count.values()) == {2 * STEPS}
 
 
+def other_batches(folder):
+    """A Trainer saves and loads before its first step, which divides by another number than the file's last."""
+    for optimizer in ("sgd", "rmsprop"):
+        changes = {}
+        for batch in (8, 16):
+            net, trainer = make(optimizer, learning_rate=0.01)
+            path = folder / f"{optimizer}-{rank if optimizer == 'rmsprop' else 0}"
+            before = net.weight.data().asnumpy()
+            trainer.save_states(str(path)) if batch == 8 else trainer.load_states(str(path))
+            with autograd.record():
+                loss = (net(nd.ones((4, 5))) ** 2).sum()
+            loss.backward()
+            trainer.step(batch)
+            changes[batch] = net.weight.data().asnumpy() - before
+            trainer._kvstore.barrier()
+        if optimizer == "sgd":
+            np.testing.assert_allclose(2 * changes[16], changes[8], rtol=1e-4, atol=1e-6)
+
+
+def own_devices(folder):
+    """Each worker has a device of another number. One saves, all load: as one process with `local`."""
+
+    def make_sparse(kvstore, context, optimizer):
+        net = gluon.nn.Embedding(4, 2, sparse_grad=True)
+        net.initialize(mx.init.One(), ctx=context)
+        return net, gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.1}, kvstore=kvstore)
+
+    def train_sparse(net, trainer, context, workers, steps):
+        for step in steps:
+            with autograd.record():
+                loss = (net(nd.array([0, 1, 2, 3], ctx=context)) * (step + 1)).sum()
+            loss.backward()
+            trainer.step(workers)
+        return net.weight.data(context)
+
+    workers = int(os.environ["OMPI_COMM_WORLD_SIZE"])
+    for optimizer in ("adam", "nadam", "adamax"):
+        expected = train_sparse(*make_sparse("local", mx.cpu(0), optimizer), mx.cpu(0), 1, range(6)).asnumpy()
+        context, path = mx.cpu(rank), str(folder / f"{optimizer}-of-0")
+        net, trainer = make_sparse(mx.kv.create(TYPE), context, optimizer)
+        weights = train_sparse(net, trainer, context, workers, range(3))
+        if rank == 0:
+            trainer.save_states(path)
+        trainer._kvstore.barrier()
+        net, trainer = make_sparse(mx.kv.create(TYPE), context, optimizer)
+        net.weight.set_data(weights)
+        trainer.load_states(path)
+        found = train_sparse(net, trainer, context, workers, range(3, 6)).asnumpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=optimizer)
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](Path(sys.argv[2]))
     print(f"{sys.argv[1]} is right", flush=True)

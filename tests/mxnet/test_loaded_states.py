@@ -24,6 +24,10 @@ PROGRAM = str(Path(__file__).with_name("loaded_states.py"))
         ("only_first", 2, 2, "dist_hybridps_sync"),
         ("only_first", 2, 1, "dist_hybridps_sync"),
         ("only_first", 2, 2, "dist_hybridps_async"),
+        ("other_batches", 2, 1, "dist_hybridps_sync"),
+        ("other_batches", 2, 2, "dist_hybridps_sync"),
+        ("own_devices", 2, 1, "dist_hybridps_sync"),
+        ("own_devices", 2, 2, "dist_hybridps_sync"),
         pytest.param("only_first", 4, 2, "dist_hybridps_sync", marks=pytest.mark.nightly),
     ],
 )

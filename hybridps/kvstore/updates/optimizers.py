@@ -56,6 +56,16 @@ def open_scale(optimizer: Any) -> None:
         optimizer.rescale_grad = _OpenScale(optimizer.rescale_grad)
 
 
+def share_counts(optimizer: Any, device: int) -> None:
+    """Count the updates on a device with those on all others. MXNet counts them for each device.
+
+    A store updates a key once in a step, on the device where its value is, and that may change.
+    """
+    counts = getattr(optimizer, "_all_index_update_counts", None)
+    if counts is not None:
+        counts.setdefault(device, counts.setdefault(0, {}))
+
+
 def check_needed(needed: str, optimizer: Any, store_type: str) -> None:
     """Raise HybridPSError unless the optimizer is the one that the algorithm needs: `needed` as in `Row.optimizer`."""
     is_nesterov = isinstance(optimizer, mx.optimizer.NAG) and optimizer.momentum > 0

@@ -9,7 +9,7 @@ from mxnet.ndarray import NDArray
 
 from hybridps.kvstore.arrays import copy_all, is_dense, same_arrays
 from hybridps.kvstore.key import Key
-from hybridps.kvstore.updates.optimizers import same_random_numbers
+from hybridps.kvstore.updates.optimizers import same_random_numbers, share_counts
 from hybridps.kvstore.updates.states import adds_up
 
 
@@ -31,8 +31,10 @@ def update_(known: Key, updater: Any, gradient: NDArray, outs: Sequence[NDArray]
     called = known.index.encode() if isinstance(known.index, str) else known.index
     if not (is_dense(gradient) and known.is_on_cpu(known.stored)):  # dense sums are on the CPU
         gradient = gradient.as_in_context(known.stored.context)
-    if adds_up(getattr(updater, "optimizer", None)):
+    optimizer = getattr(updater, "optimizer", None)
+    share_counts(optimizer, known.stored.context.device_id)
+    if adds_up(optimizer):
         gradient = gradient.copy()  # the optimizer keeps the array, which the next gradient overwrites
-    with same_random_numbers(getattr(updater, "optimizer", None), known.index):
+    with same_random_numbers(optimizer, known.index):
         updater(called, gradient if scale == 1 else gradient * scale, known.stored)
     return known.stored

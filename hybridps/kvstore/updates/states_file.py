@@ -163,6 +163,10 @@ def _decoded_optimizer(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray
     kind = mx.optimizer.Optimizer.opt_registry.get(saved["class"].lower())
     made = _made(saved, own, kind, arrays, own)
     made.param_dict = {}
+    counts: dict[Any, int] = {}  # of all devices: another worker may have saved it, on another device
+    for device in made._all_index_update_counts.values():
+        counts |= {index: max(count, counts.get(index, 0)) for index, count in device.items()}
+    made._all_index_update_counts = {0: counts}
     made._set_current_context(0)
     return made
 
