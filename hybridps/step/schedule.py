@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -228,6 +228,10 @@ class Schedule:
             self._items.popleft()
         return self._items[0] if self._items else None
 
+    def open_items(self) -> Iterator[Item]:
+        """Return the items that are not done, in program order."""
+        return (item for item in self._items if not item.done)
+
     def take(self, timeout_seconds: float | None, keys: Collection[str] = ()) -> bool:
         """Wait until an item is posted or arrives, and note all that did. Returns whether one came in time.
 
@@ -287,8 +291,7 @@ class Schedule:
         """Do as many items as have arrived on all ranks, in program order, in as few operations as possible."""
         self._await(head)
         self.take_all()
-        there = (item for item in self._items if not item.done)
-        batch = list(takewhile(lambda item: item.arrived and not item.alone, there))
+        batch = list(takewhile(lambda item: item.arrived and not item.alone, self.open_items()))
         awaited = self.agreement.awaited
         with self._context.watch(lambda: f"{head.title}, which {awaited(self._context.worker)} has not come to"):
             count, _ = self.agreement.vote(IN_ORDER, len(batch), head.title)

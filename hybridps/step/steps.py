@@ -208,7 +208,8 @@ class Begin(Item):
         while not self._has_arrived(name):
             if self.step.closed and name not in self.step.items:
                 return Vote.GO_OVER
-            head = self._schedule.head()
+            # The begin of a step of another model is no reason to go on: nobody waits for it.
+            head = next((item for item in self._schedule.open_items() if not isinstance(item, Begin)), None)
             could_go_on = head is not None and head.arrived
             keys = (name, head.name) if head is not None else ()
             came = self._schedule.take(POLL_SECONDS if could_go_on else None, keys)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 
@@ -208,6 +209,30 @@ def test_a_step_whose_keys_differ_is_fused_again_with_the_next_one(monkeypatch: 
     # Keys that come back are not expected in the same step; those of which one is missing go on in program order.
     for fused in on_ranks(2, work):
         assert fused == ["", "abde", "", "be", "be", "abde", "", "d"]
+
+
+def test_the_begin_of_another_model_is_no_reason_to_go_on() -> None:
+    """A program with two models waits for its own backward before it pushes. This is no wait for a sum."""
+
+    def work(model: Model) -> list[bool]:
+        fused, other = [], Gradients(model.schedule, model.algorithm, model.schedule._context, model.initial, "other")
+        other.lay_out({"x": KeySpec("float16", (3,))})
+        for _ in range(4):
+            before = model.sums._reducer.spent.steps
+            model.sums.begin()
+            other.begin()
+            model._waits = True
+            time.sleep(0.1)
+            model._waits = False
+            for name in KEYS:
+                model.push(name, 1)
+            other.push("x")()
+            assert {name: model.wait(name) for name in KEYS} == expected(list(KEYS), 2)
+            model.schedule.call("the end of the step", lambda: None)
+            fused.append(model.sums._reducer.spent.steps > before)
+        return fused
+
+    assert on_ranks(2, work) == 2 * [[False, True, True, True]]
 
 
 def test_keys_that_are_laid_out_later() -> None:
