@@ -28,6 +28,11 @@ class Point(NamedTuple):
     when: float
     """Seconds since 1970."""
 
+    @property
+    def says_nothing(self) -> bool:
+        """Whether the report of the epoch had no figures of the model."""
+        return self.accuracy is None and self.centre_accuracy is None and self.loss is None
+
 
 def points_of(run: Run) -> list[Point]:
     """Return a point for each epoch that was reported, in order, also by earlier launches that this one continues.
@@ -38,9 +43,11 @@ def points_of(run: Run) -> list[Point]:
     points = _points(run)
     for earlier in reversed(run.earlier):
         before = _points(earlier)
-        continued = [point for point in before if points and point.epoch < points[0].epoch]
+        first, only_a_place = (points[0].epoch, points[0].says_nothing) if points else (0.0, False)
+        continued = [point for point in before if point.epoch < first or (only_a_place and point.epoch == first)]
         if any(point.epoch > 0 for point in continued):
-            points = continued + [_after(continued[-1], point) for point in points]
+            last = continued[-1]
+            points = continued + [_after(last, point) for point in points if point.epoch > last.epoch]
         elif before:
             break  # this launch began anew
     return points

@@ -454,6 +454,18 @@ def test_a_launch_that_continues_an_earlier_one_has_its_epochs_too(tmp_path, fir
         assert [point.nbytes for point in points] == [0, 10, 20, 20, 30]
 
 
+def test_a_launch_that_finds_its_training_done_changes_no_figures(tmp_path):
+    """Its first report only says which epoch it begins with."""
+    before = [(2.0 + epoch, evaluated(epoch, accuracy=0.1 * epoch)) for epoch in range(4)]
+    place = evaluated(3) | {"accuracy": None, "loss": None, "centre_accuracy": None}
+    text = launch_lines("a", 1000, (0, LAUNCHED), *before, (6, {"event": "Ended", "status": 0}))
+    text += launch_lines("b", 2000, (0, LAUNCHED), (1, place), (2, {"event": "Ended", "status": 0}))
+    (tmp_path / "hybridps-launcher.jsonl").write_text(text)
+    points = points_of(read_run(tmp_path))
+    assert [point.epoch for point in points] == [0, 1, 2, 3]
+    assert points[-1].accuracy == pytest.approx(0.3)
+
+
 def test_a_group_that_comes_back_does_not_report_an_epoch_again(tmp_path):
     """It repeats its first epoch with the weights of the others, in a later life."""
     reports = [(1.0, evaluated(1, 0, 0.4)), (1.0, evaluated(1, 1, 0.4)), (2.0, evaluated(2, 0, 0.8))]
