@@ -251,11 +251,12 @@ def waits(settings: Settings) -> str:
     """Return, in words, how long each kind of wait may take.
 
     >>> waits(Settings())
-    'a sign of life every 1 s, lost after 10 s, a server that is away waited for 900 s, anything else for 1200 s'
+    'a sign of life every 1 s, lost after 10 s; at most 900 s for a server that is away, 1200 s for anything else'
     """
     return (
-        f"a sign of life every {settings.beat_seconds:g} s, lost after {settings.lost_seconds:g} s, a server that is "
-        f"away waited for {settings.longest_away_seconds:g} s, anything else for {settings.deadline_seconds:g} s"
+        f"a sign of life every {settings.beat_seconds:g} s, lost after {settings.lost_seconds:g} s; at most "
+        f"{settings.longest_away_seconds:g} s for a server that is away, {settings.deadline_seconds:g} s for anything "
+        "else"
     )
 
 

@@ -46,7 +46,7 @@ def step_time(run: Run, folder: Path) -> StepTime | None:
         return None
     parts = {name: sum(each[name] for each in by_worker.values()) / len(by_worker) for name in (REST, EXPOSED)}
     whole = sum(parts.values())
-    said = [f"a step takes {duration(whole)}, of which {100 * parts[EXPOSED] / whole:.0f} % are {PART_WORDS[EXPOSED]}"]
+    said = [f"a step takes {duration(whole)}, of which {100 * parts[EXPOSED] / whole:.0f} % is {PART_WORDS[EXPOSED]}"]
     said += ["start the run with `--trace` to see who waits for whom"]
     return StepTime(parts, dict(sorted(by_worker.items())), said)
 
@@ -79,7 +79,7 @@ def _parts(rank: Rank) -> dict[str, float]:
 
 
 def _of_clocks(clock: OneClock) -> str:
-    said = f"times of different processes are known to {duration(clock.uncertainty, 2)}"
+    said = f"times of different processes agree to within {duration(clock.uncertainty, 2)}"
     by_wall = f"; {', '.join(clock.by_wall_clock)} by their hosts' clocks" if clock.by_wall_clock else ""
     return said + by_wall
 

@@ -159,9 +159,11 @@ def shares(status: WorkerStatus) -> Row:
     step, own, program = status.step_seconds, status.own_seconds, status.program_seconds
     if not step or own is None:
         return ("-",) * 4
-    waiting = min(status.waiting_seconds or 0.0, max(0.0, step - own))
+    own = min(own, step)  # medians need not add up
+    program = None if program is None else min(program, own)
+    waiting = min(status.waiting_seconds or 0.0, step - own)
     parts = program, own - (program or 0.0), waiting, step - own - waiting
-    return tuple("-" if part is None else f"{100 * max(0.0, part) / step:.0f} %" for part in parts)
+    return tuple("-" if part is None else f"{100 * part / step:.0f} %" for part in parts)
 
 
 def group_rows(before: Live, now: Live) -> list[Row]:
