@@ -66,7 +66,7 @@ class Pace:
         """When the program was known to wait for sums, lately. It may be some steps ahead of these."""
         self._has_one_core = len(os.sched_getaffinity(0)) <= len(levels.neighbours)
         """Whether all threads of this rank share about one core, so that nothing it does hides anything else."""
-        self._cpu_seconds = _cpu_seconds()
+        self._cpu_seconds = time.process_time()  # the communication thread begins now
         self._delayed: tuple[dict[str, float], int] | None = None
         """While any rank is suspected: how long each thread had waited for a core, and the steps done by then."""
 

@@ -30,9 +30,7 @@ def train(model: test_step.Model, slow: int | None, steps: int, waits: bool = Fa
         longer = LONGER_SECONDS - USUAL_SECONDS if model.rank == slow and step in SLOW_STEPS else 0.0
         time.sleep(longer)
         if waits:
-            model._waits = True
-            model.schedule.pace.leave_out(longer)
-            model._waits = False
+            model.schedule.call("a wait", lambda longer=longer: model.schedule.pace.leave_out(longer))
         time.sleep(USUAL_SECONDS)
         model.step(KEYS, 1.0)
     return events
