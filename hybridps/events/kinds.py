@@ -100,7 +100,9 @@ class Evaluated(Event, frozen=True):
 
 
 class Restarted(Event, frozen=True):
-    """A group is restarted, for its life `life`, after the earlier life ended with this exit status."""
+    """A group is restarted, for its life `life`, after the earlier life ended with this exit status. With status 0 the
+    launcher stopped it, so that it starts together with the others.
+    """
 
     group: Count
     life: Count

@@ -57,6 +57,8 @@ def _lines(rank: Rank) -> Iterator[Fault]:
     joined: set[int] = set()
     for event, when in zip(rank.events, rank.times, strict=True):
         match event:
+            case Restarted(group=number, life=life, status=0):
+                yield when, f"group {number} is restarted together with the others (life {life})"
             case Restarted(group=number, life=life, status=status):
                 yield when, f"group {number} ended with status {status} and is restarted (life {life})"
             case Joined():

@@ -129,6 +129,14 @@ def test_the_lines_of_a_worker_that_reports_alone_are_shown(tmp_path: Path) -> N
     assert log.ended(0) == ["epoch 2, 1 of 4 workers: loss 1"]
 
 
+def test_the_lines_of_a_group_alone_name_it() -> None:
+    log = RunLog(Settings())
+    log.launched(4, 2, 1, ["python"])
+    for worker in (2, 3):
+        assert log.hear(1, f"hybridps: epoch=1 loss={worker} worker={worker}", 4) == (True, [])
+    assert log.ended(0) == ["epoch 1, group 1 (2 of 4 workers): loss 2.5"]
+
+
 def test_each_report_of_workers_that_are_far_apart_is_shown() -> None:
     log = RunLog(Settings())
     said = [log.hear(0, f"hybridps: epoch={epoch} loss=1 worker=0", 2).messages for epoch in (1, 2, 3)]

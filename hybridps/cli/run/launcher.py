@@ -157,7 +157,9 @@ class Launcher:
 
     def _start_again(self) -> None:
         """Restart the groups that are due where the job is by now, or at its beginning if nothing holds the weights."""
+        stopped: list[Child] = []
         if self._lives.together:
+            stopped = self._groups.running
             self._stop_groups()
             self._failed = 0
         anew = self._lives.together or not self._has_weights(self._groups.children)
@@ -166,8 +168,8 @@ class Launcher:
         for group in self._lives.begin():
             if self._signals:
                 return
-            number, status = self._launch.groups[group].number, self._groups.children[group].status
-            self._log.restarted(number, self._lives.of[group], status or 0, anew)
+            number, child = self._launch.groups[group].number, self._groups.children[group]
+            self._log.restarted(number, self._lives.of[group], 0 if child in stopped else child.status or 0, anew)
             self._start_group(group, rejoins=self._lives.in_step and not anew)
 
     def _stop_groups(self) -> None:

@@ -48,10 +48,12 @@ class RunLog:
         """The group and number of each worker that has reported."""
         self._workers = 0
         """How many workers have run or reported."""
+        self._groups = 1
         self.epoch, self.step = 0.0, 0
         """The epochs and steps done, as reported by the worker that is furthest ahead."""
 
     def launched(self, workers: int, groups: int, servers: int, command: Sequence[str]) -> None:
+        self._groups = groups
         self._events.emit(Launched(workers, groups, servers, list(command)))
 
     def restarted(self, group: int, life: int, status: int, anew: bool) -> None:
@@ -60,6 +62,7 @@ class RunLog:
 
     def joined(self, joined: Sequence[int], groups: int, workers: int) -> None:
         """Record that groups have joined the job, and how many groups and workers it now has in all."""
+        self._groups = groups
         self._events.emit(Joined(list(joined), groups, workers))
 
     def note(self, event: Event) -> None:
@@ -110,11 +113,19 @@ class RunLog:
     def _say(self, epoch: float) -> str:
         """Return the means of an epoch, and whether these are only those of some workers."""
         parts = self._parts.pop(epoch)
-        who = f", {len(parts)} of {self._workers} workers" if len(parts) < self._workers else ""
         named = (("accuracy", "accuracy"), ("centre_accuracy", "centre"), ("loss", "loss"))
         values = [(title, mean_of(parts, field)) for field, title in named]
         said = [f"{title} {value:.4g}" for title, value in values if value is not None]
-        return f"epoch {epoch:g}{who}: " + ", ".join(filter(None, [*said, self._traffic()])) if said else ""
+        if not said:
+            return ""
+        return f"epoch {epoch:g}{self._who(parts)}: " + ", ".join(filter(None, [*said, self._traffic()]))
+
+    def _who(self, parts: Sequence[Evaluated]) -> str:
+        """Return which workers have reported, if not all have."""
+        if len(parts) >= self._workers:
+            return ""
+        count, groups = f"{len(parts)} of {self._workers} workers", {part.group for part in parts}
+        return f", group {groups.pop()} ({count})" if self._groups > 1 and len(groups) == 1 else f", {count}"
 
     def _traffic(self) -> str:
         """Return what the groups have sent so far; empty without events."""
