@@ -100,8 +100,9 @@ class Evaluated(Event, frozen=True):
 
 
 class Restarted(Event, frozen=True):
-    """A group is restarted, for its life `life`, after the earlier life ended with this exit status. With status 0 the
-    launcher stopped it, so that it starts together with the others.
+    """A group is restarted, for its life `life`, after the earlier life ended with this exit status.
+
+    With status 0, it had finished, or the launcher stopped it, so that it starts together with the others.
     """
 
     group: Count
@@ -180,7 +181,7 @@ class Paced(Event, frozen=True):
     """How long this rank takes for a step: medians over the steps since the last such event, at most ten a second.
 
     `own_seconds`: from the end of the last step's communication to the arrival of this rank's last gradient, or from
-    one step of its program to the next, without waits for sums, if that takes longer. If the ranks of a node have no
+    one step of its program to the next, without waits for sums, if that takes longer. If the ranks of a group have no
     more than a core each, at least the CPU time without that of the communication thread. `program_seconds`: the part
     of it before the program begins the step, for example while it waits for its loader; None where the program
     computes before it begins a step, as with NumPy. `waiting_seconds`: how much longer the slowest rank of the group

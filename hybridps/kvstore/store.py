@@ -170,7 +170,7 @@ class HybridKVStore(KVStore):
         """
         assert self._updater is not None, "there is no optimizer: call set_optimizer first"
         states = self._training.updates.states(dump_optimizer)
-        if not self._training.has_begun:
+        if not self._training.has_pushed:
             open_scale(optimizer_of(self._updater))  # a Trainer that saves before its first step sets it afterwards
         if states is None:
             return

@@ -105,6 +105,11 @@ class Training:
         """Whether the program has begun a step."""
         return self._steps.number >= 0
 
+    @property
+    def has_pushed(self) -> bool:
+        """Whether the program has pushed anything."""
+        return self.has_begun or any(key.pushes for key in self.keys.values())
+
     def key(self, name: str) -> Key:
         """Return a key. Raises LayoutError if it was not added."""
         if name not in self.keys:

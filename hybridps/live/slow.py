@@ -47,7 +47,7 @@ class Measured(NamedTuple):
     step_seconds: float
     own_seconds: float
     """From the end of the last step's communication to the arrival of the last gradient, or from one step of the
-    program to the next if that takes longer; at least the CPU time, if a node has no more than a core for each rank."""
+    program to the next if that takes longer; at least the CPU time, if ranks have no more than a core each."""
     program_seconds: float
     """The part of it before the program begins the step: its loader and other code; nan if it is not known."""
     cpu_seconds: float

@@ -34,7 +34,7 @@ TITLES = {
     "distance": "Distance between the groups and the centre",
 }
 _NOT_ZERO = ("servers", "epochs", "bytes_across_groups", "exchanges", "exchanges_saved", "exchanges_skipped", "status")
-"""The figures that say nothing if they are 0."""
+"""The figures that say nothing if they are 0 in all runs."""
 
 _TWO = ("training",)
 """The pictures with two plots side by side."""
@@ -96,6 +96,8 @@ def _figures(reports: Sequence[RunReport]) -> str:
     head = "".join(f"<th>{escape(report.name)}</th>" for report in reports)
     rows = ""
     for field, title in ROWS.items():
+        if field in _NOT_ZERO and not any(report.summary.get(field) for report in reports):
+            continue
         values = [_text(field, report.summary.get(field)) for report in reports]
         if any(values):
             rows += (
@@ -107,8 +109,8 @@ def _figures(reports: Sequence[RunReport]) -> str:
 
 
 def _text(field: str, value: Any) -> str:
-    """Return a figure as text; empty if it is not known, or says nothing."""
-    if value is None or value == [] or (value == 0 and field in _NOT_ZERO):
+    """Return a figure as text; empty if it is not known."""
+    if value is None or value == []:
         return ""
     if field == "slow_workers":
         return ", ".join(f"{each['worker']} (+{each['percent']:.0f} %)" for each in value)
@@ -143,7 +145,7 @@ def _faults(report: RunReport) -> str:
     if not report.faults:
         return ""
     rows = "".join(
-        f"<tr><td class='when'>{when:.1f} s</td><td style='text-align: left'>{_sentence(said)}</td></tr>"
+        f"<tr><td class='when'>{when:.1f} s</td><td style='text-align: left'>{escape(said)}</td></tr>"
         for when, said in report.faults
     )
     return f"<h2>What happened</h2>\n<table><tbody>{rows}</tbody></table>\n"

@@ -37,7 +37,7 @@ class Pace:
     A rank's own part of a step is the time from the last sums to its last gradient. A program that does not wait for
     sums may stall once, and then be late by the same time at every step, although it is no slower than the others. So
     the time that the program takes from one step to the next is the least that counts as its own part. If the ranks of
-    a node have no more than a core each, the CPU time of a step is the least too: a rank that is ahead loads and
+    a group have no more than a core each, the CPU time of a step is the least too: a rank that is ahead loads and
     computes while it waits for the others, and would need this time if it did not wait.
 
     Every few steps the ranks tell each other their medians. All of them then know who is slow; the leader says so, and
@@ -63,21 +63,20 @@ class Pace:
         self._begun_at = math.nan
         """When the program began its last step."""
         self._waits: deque[float] = deque(maxlen=_MOST_WAITS)
-        """When the program was known to wait for sums, lately. It may be some steps ahead of these."""
-        self._has_one_core = len(os.sched_getaffinity(0)) <= len(levels.neighbours)
-        """Whether all threads of this rank share about one core, so that nothing it does hides anything else."""
-        self._cpu_seconds = time.process_time()  # the communication thread begins now
+        """When the program was known to wait for sums, in order. It may be some steps ahead of these."""
+        self._has_one_core = _has_one_core(len(levels.neighbours))
+        self._cpu_seconds = 0.0
         self._delayed: tuple[dict[str, float], int] | None = None
         """While any rank is suspected: how long each thread had waited for a core, and the steps done by then."""
 
     def leave_out(self, seconds: float) -> None:
         """Note a wait of the program between two steps, which does not count as its part of the next step."""
         self._freed_at += seconds
-        self._waits.append(self._waited_until())
+        self._note_wait(self._waited_until())
 
     def program_seconds(self, begun_at: float) -> float:
         """Return how long the program took until it began this step, without the waits for the sums of earlier ones."""
-        waited = max((at for at in self._waits if at <= begun_at), default=-math.inf)
+        waited = next((at for at in reversed(self._waits) if at <= begun_at), -math.inf)
         return max(0.0, begun_at - max(self._begun_at, waited))  # 0 in the first step: NaN is not larger than 0
 
     def end_step(self, begun_at: float, last_gradient: float, waited: float) -> None:
@@ -94,13 +93,19 @@ class Pace:
         self._steps[2, place] = max(0.0, min(max(begun_at, freed), last_gradient) - freed, program)
         self._ended_at = self._freed_at = ended
         self._begun_at = begun_at
-        self._waits.append(waited)
+        self._note_wait(waited)
+        if not self._done:
+            self._cpu_seconds = _cpu_seconds()
         self._count += 1
         self._done += 1
         if self._count >= self._window:
             self._look()
             self._freed_at = self._ended_at = time.monotonic()
-            self._waits.append(self._waited_until())
+            self._note_wait(self._waited_until())
+
+    def _note_wait(self, until: float) -> None:
+        if not self._waits or until > self._waits[-1]:
+            self._waits.append(until)
 
     def _look(self) -> None:
         """Tell the other ranks how long this one takes, and find out who is slow. All ranks call this together."""
@@ -170,6 +175,15 @@ class Pace:
                 self._context.events.emit(Recovered(first + place, self._done))
             if says:
                 _say(f"worker {first + place} keeps up with the others again")
+
+
+def _has_one_core(ranks: int) -> bool:
+    """Return whether all threads of this rank share about one core, so that nothing that it does hides anything else.
+
+    `ranks`: those of its group on this node. A rank that may not use all cores is taken to have its cores for itself.
+    """
+    usable = len(os.sched_getaffinity(0))
+    return usable == 1 or (usable == os.cpu_count() and usable <= ranks)
 
 
 def _cpu_seconds() -> float:

@@ -252,6 +252,11 @@ class Schedule:
         """Return whether the program's thread is waiting now."""
         return self._waits_here or self._program_waits(self._program_thread)
 
+    @property
+    def waits_here(self) -> bool:
+        """Whether the program's thread waits for work on this thread, not for a sum."""
+        return self._waits_here
+
     def waited_until(self) -> float:
         """Return when the program was last known to wait, on the monotonic clock: now if it waits."""
         return time.monotonic() if self.program_waits() else self._waited_here_until

@@ -18,7 +18,7 @@ from hybridps.step.finite import FiniteCheck
 from hybridps.step.inbox import Inbox
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import Bucket, Plan, Span, merged, parts
-from hybridps.step.schedule import POLL_SECONDS, STALL_SECONDS, Entry, Item, Release, Schedule, do_nothing
+from hybridps.step.schedule import POLL_SECONDS, STALL_SECONDS, Entry, Item, Release, Schedule, Work, do_nothing
 from hybridps.step.time_spent import TimeSpent
 
 
@@ -208,14 +208,17 @@ class Begin(Item):
         while not self._has_arrived(name):
             if self.step.closed and name not in self.step.items:
                 return Vote.GO_OVER
-            # The begin of a step of another model is no reason to go on: nobody waits for it.
-            head = next((item for item in self._schedule.open_items() if not isinstance(item, Begin)), None)
+            head = next(filter(self._may_be_awaited, self._schedule.open_items()), None)
             could_go_on = head is not None and head.arrived
             keys = (name, head.name) if head is not None else ()
             came = self._schedule.take(POLL_SECONDS if could_go_on else None, keys)
             if not came and (vote := self._when_quiet(bucket, began)) is not Vote.COMPLETE:
                 return vote
         return Vote.COMPLETE
+
+    def _may_be_awaited(self, item: Item) -> bool:
+        """Return whether the program may wait for this item, and not for one behind it."""
+        return not isinstance(item, Begin) and (self._schedule.waits_here or not isinstance(item, Work))
 
     def _when_quiet(self, bucket: Bucket, began: float) -> Vote:
         """Return the vote when nothing has come for a moment, and something could be done in program order."""

@@ -211,8 +211,9 @@ def test_a_step_whose_keys_differ_is_fused_again_with_the_next_one(monkeypatch: 
         assert fused == ["", "abde", "", "be", "be", "abde", "", "d"]
 
 
-def test_the_begin_of_another_model_is_no_reason_to_go_on() -> None:
+def test_the_begin_of_another_model_is_no_reason_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program with two models waits for its own backward before it pushes. This is no wait for a sum."""
+    monkeypatch.setattr("hybridps.step.steps.STALL_SECONDS", 50.0)
 
     def work(model: Model) -> list[bool]:
         fused, other = [], Gradients(model.schedule, model.algorithm, model.schedule._context, model.initial, "other")
@@ -220,6 +221,7 @@ def test_the_begin_of_another_model_is_no_reason_to_go_on() -> None:
         for _ in range(4):
             before = model.sums._reducer.spent.steps
             model.sums.begin()
+            model.schedule.agree_on("something that nobody waits for")
             other.begin()
             model._waits = True
             time.sleep(0.1)

@@ -63,7 +63,7 @@ def share_counts(optimizer: Any, device: int) -> None:
     """
     counts = getattr(optimizer, "_all_index_update_counts", None)
     if counts is not None:
-        counts.setdefault(device, counts.setdefault(0, {}))
+        counts[device] = counts.setdefault(0, {})
 
 
 def check_needed(needed: str, optimizer: Any, store_type: str) -> None:
