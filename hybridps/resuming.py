@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from contextlib import suppress
 from types import FrameType
 from typing import NamedTuple
@@ -30,6 +31,7 @@ class Notice:
         """Whether this process was told."""
         self.agreed = False
         """Whether all ranks of the group leave after this step."""
+        self._forking = threading.local()
 
     def listen(self, seconds: float | None) -> None:
         """Take SIGUSR1, and the first SIGTERM, as notice, unless `seconds` is None. Works in the main thread only."""
@@ -37,7 +39,18 @@ class Notice:
             with suppress(ValueError):
                 signal.signal(signal.SIGUSR1, self._hear)
                 signal.signal(signal.SIGTERM, self._hear)
-                os.register_at_fork(after_in_child=self._leave_to_parent)
+                os.register_at_fork(
+                    before=self._hold_signals,
+                    after_in_parent=self._release_signals,
+                    after_in_child=self._leave_to_parent,
+                )
+
+    def _hold_signals(self) -> None:
+        """Let signals wait while a process is forked, because Python forgets those that its child gets meanwhile."""
+        self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGTERM))
+
+    def _release_signals(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
 
     def _leave_to_parent(self) -> None:
         """Take no notice in a forked process, such as a worker of a DataLoader, which its parent ends by SIGTERM.
@@ -48,6 +61,7 @@ class Notice:
         for number, handler in ((signal.SIGUSR1, signal.SIG_IGN), (signal.SIGTERM, signal.SIG_DFL)):
             if signal.getsignal(number) == self._hear:
                 signal.signal(number, handler)
+        self._release_signals()
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self.given = True

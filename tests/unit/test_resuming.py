@@ -30,6 +30,15 @@ next(busy)
 pool.terminate()
 pool.join()
 """
+ENDS_AT_ONCE = """
+for _ in range(200):
+    child = os.fork()
+    if not child:
+        time.sleep(10)
+        os._exit(0)
+    os.kill(child, signal.SIGTERM)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+"""
 OUTLIVES = """
 pool = here.Pool(2, die_with_parent)
 results = pool.imap(work, range(200))
@@ -56,7 +65,10 @@ assert child.exitcode == 0
 """
 
 
-@pytest.mark.parametrize("program", [ENDS, OUTLIVES, OWN], ids=["ends on SIGTERM", "outlives SIGUSR1", "keeps its own"])
+IDS = ["ends on SIGTERM", "ends on an early SIGTERM", "outlives SIGUSR1", "keeps its own"]
+
+
+@pytest.mark.parametrize("program", [ENDS, ENDS_AT_ONCE, OUTLIVES, OWN], ids=IDS)
 def test_a_forked_process(program: str) -> None:
     command = [sys.executable, "-c", BEGIN + program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=15, check=False)
