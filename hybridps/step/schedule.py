@@ -160,7 +160,8 @@ class Schedule:
         self._on_error = on_error
         self._error: BaseException | None = None
         self._program_thread = 0
-        self._waits_here = False
+        self.waits_here = False
+        """Whether the program's thread waits for work on the communication thread, not for a sum."""
         self._waited_here_until = -math.inf
         self._items: deque[Item] = deque()
         self._mergeable = 0
@@ -203,7 +204,7 @@ class Schedule:
 
     def wait_for(self, ended: threading.Event) -> None:
         """Wait for an event that the communication thread sets. Raises the exception that has ended that thread."""
-        self._waits_here = True
+        self.waits_here = True
         try:
             while not ended.wait(0.1):
                 if self._error is not None:
@@ -212,11 +213,11 @@ class Schedule:
                     raise GroupError("the schedule of this worker was closed")
         finally:
             self._waited_here_until = time.monotonic()
-            self._waits_here = False
+            self.waits_here = False
 
     def close(self) -> None:
         """Wait until everything that was posted is done, and end the thread."""
-        self._waits_here = True
+        self.waits_here = True
         self.inbox.put((Stop("the end of the schedule", self.inbox), None))
         self._thread.join()
 
@@ -250,12 +251,7 @@ class Schedule:
 
     def program_waits(self) -> bool:
         """Return whether the program's thread is waiting now."""
-        return self._waits_here or self._program_waits(self._program_thread)
-
-    @property
-    def waits_here(self) -> bool:
-        """Whether the program's thread waits for work on this thread, not for a sum."""
-        return self._waits_here
+        return self.waits_here or self._program_waits(self._program_thread)
 
     def waited_until(self) -> float:
         """Return when the program was last known to wait, on the monotonic clock: now if it waits."""

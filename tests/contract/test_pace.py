@@ -61,23 +61,31 @@ def test_time_that_a_rank_waits_between_steps_is_not_its_own() -> None:
     assert median(event.own_seconds for event in during) < LONGER_SECONDS <= min(event.step_seconds for event in during)
 
 
-def train_ahead(model: test_step.Model, pauses: Callable[[int], float]) -> list[Event]:
-    """The events of a rank whose program does not wait for sums, and pauses before each step. An engine computes."""
+def train_ahead(model: test_step.Model, pauses: Callable[[int], float], reads_loss: bool = False) -> list[Event]:
+    """The events of a rank whose program does not wait for sums, and pauses before each step. An engine computes.
+
+    `reads_loss`: after each step the program reads its loss, which needs the sums of the step before.
+    """
     events: list[Event] = []
     model.schedule._context.events.listen = events.append
     engine, released = ThreadPoolExecutor(1), list[threading.Event]()
 
-    def compute(arrivals: list[Callable[[], None]], sums: list[threading.Event]) -> None:
+    def compute(arrivals: list[Callable[[], None]], sums: list[threading.Event], loss: threading.Event) -> None:
         assert all(each.wait(20) for each in sums)
+        loss.set()
         for arrive in arrivals:
             arrive()
 
     for step in range(AHEAD_STEPS):
         time.sleep(pauses(step))
         model.sums.begin()
-        arrivals = [model.push(name, 1.0, arrives=False) for name in KEYS]
-        engine.submit(compute, arrivals, released)
+        arrivals, loss = [model.push(name, 1.0, arrives=False) for name in KEYS], threading.Event()
+        engine.submit(compute, arrivals, released, loss)
         released = [model.released[name] for name in KEYS]
+        if reads_loss:
+            model._waits = True
+            assert loss.wait(20)
+            model._waits = False
     for name in KEYS:
         model.wait(name)
     engine.shutdown()
@@ -98,38 +106,13 @@ def test_a_rank_that_stalled_once_is_late_afterwards_and_not_slow() -> None:
         assert median(usual) > 0.9 * USUAL_SECONDS  # at its end the program waits
 
 
-def train_reading(model: test_step.Model, pauses: Callable[[int], float]) -> list[Event]:
-    """As `train_ahead`, but after each step the program reads its loss, which needs the sums of the step before."""
-    events: list[Event] = []
-    model.schedule._context.events.listen = events.append
-    engine, released = ThreadPoolExecutor(1), list[threading.Event]()
-
-    def compute(arrivals: list[Callable[[], None]], sums: list[threading.Event], loss: threading.Event) -> None:
-        assert all(each.wait(20) for each in sums)
-        loss.set()
-        for arrive in arrivals:
-            arrive()
-
-    for step in range(AHEAD_STEPS):
-        time.sleep(pauses(step))
-        model.sums.begin()
-        arrivals, loss = [model.push(name, 1.0, arrives=False) for name in KEYS], threading.Event()
-        engine.submit(compute, arrivals, released, loss)
-        released = [model.released[name] for name in KEYS]
-        model._waits = True
-        assert loss.wait(20)
-        model._waits = False
-    for name in KEYS:
-        model.wait(name)
-    engine.shutdown()
-    return events
-
-
 def test_a_rank_that_waits_for_its_loss_is_no_faster_than_one_that_is_late() -> None:
     """The late one never waits for its loss. Both take as long from one step to the next."""
 
     def work(model: test_step.Model) -> list[Event]:
-        return train_reading(model, lambda step: LONGER_SECONDS if (model.rank, step) == (1, 8) else USUAL_SECONDS)
+        return train_ahead(
+            model, lambda step: LONGER_SECONDS if (model.rank, step) == (1, 8) else USUAL_SECONDS, reads_loss=True
+        )
 
     every = test_step.on_ranks(2, work)
     assert not [event for each in every for event in each if isinstance(event, Slowed)]
@@ -141,7 +124,7 @@ def test_a_rank_that_waits_for_its_loss_is_no_faster_than_one_that_is_late() -> 
 
 def test_a_rank_that_is_slower_is_slow_though_the_others_read_their_loss() -> None:
     def work(model: test_step.Model) -> list[Event]:
-        return train_reading(model, lambda step: LONGER_SECONDS if model.rank == 1 else USUAL_SECONDS)
+        return train_ahead(model, lambda step: LONGER_SECONDS if model.rank == 1 else USUAL_SECONDS, reads_loss=True)
 
     every = test_step.on_ranks(2, work)
     assert {event.worker for each in every for event in each if isinstance(event, Slowed)} == {1}
