@@ -56,7 +56,8 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         """
         dtype = np.dtype(dtype).name
         if dtype not in DTYPES:
-            raise LayoutError(f"dtype {dtype} cannot be laid out: use one of {', '.join(DTYPES)}")
+            whose = "".join(f" of key {key!r}" for key in [*shapes][:1])
+            raise LayoutError(f"dtype {dtype}{whose} cannot be laid out: use one of {', '.join(DTYPES)}")
         step = ALIGNMENT // np.dtype(dtype).itemsize
         slots, start = [], 0
         for key, shape in shapes.items():

@@ -121,8 +121,7 @@ def rule_of(name: str, job: Job) -> Rule | None:
 def step_(algorithm: Algorithm, weights: Tensor, gradients: Tensor, velocity: np.ndarray, workers: int) -> None:
     """Sum the gradients, and update the weights by them, here or at the servers."""
     flat = weights.vectors[0]
-    algorithm.reduce_(TABLE, gradients, 0, LAYOUT.length)
-    algorithm.finish_()
+    algorithm.finish_(algorithm.reduce_(TABLE, gradients, 0, LAYOUT.length))
     if not algorithm.updates:
         velocity *= np.float32(MOMENTUM)
         velocity -= np.float32(RATE / workers) * gradients.vectors[0]

@@ -22,6 +22,7 @@ from hybridps.algorithms.row import USUAL, Asked, Definition, Row
 from hybridps.algorithms.server_sgd import ServerSGD
 from hybridps.ps.model import Joining, Rules
 from hybridps.ps.rules import AnyRule
+from hybridps.tiers import Exchange
 
 __all__ = [
     "ALGORITHMS",
@@ -34,6 +35,7 @@ __all__ = [
     "Asked",
     "AverageWeights",
     "Definition",
+    "Exchange",
     "Joining",
     "MpiSGD",
     "Row",

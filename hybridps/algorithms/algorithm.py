@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
@@ -17,7 +18,7 @@ from hybridps.packing import pack_arrays, unpack_arrays
 from hybridps.ps.model import Joining, Meeting, Rules
 from hybridps.ps.rules import AnyRule, Sum
 from hybridps.tensor_collectives import Levels, Tensor, broadcast_
-from hybridps.tiers import Run, Tier, check_same_layout, hand_over
+from hybridps.tiers import Exchange, Run, Tier, check_same_layout, hand_over
 
 UNDER_WAY = 8
 """The number of buckets that are begun before the oldest one is finished. With 4, the servers were idle at times."""
@@ -36,13 +37,14 @@ class Algorithm:
     updates: ClassVar[bool] = False
     """Whether the servers update the weights. `reduce_` and `finish_` then return new weights instead of gradients."""
 
-    reduce_: Callable[..., None]
+    reduce_: Callable[..., Exchange | None]
     """`reduce_(table, gradients, start, stop, rules=())`: begin to replace elements `start:stop` of the gradients by
     their sum over all workers, or by new weights if `updates`. The span may have any length. `rules` (`Rules`) applies
-    to these elements instead of the table's rule. An element takes part in one reduction at a time."""
+    to these elements instead of the table's rule. An element takes part in one reduction at a time. `finish_` is given
+    what this returns."""
 
-    finish_: Callable[[], Mapping[int, int] | None]
-    """Finish the oldest `reduce_`; its elements may then be used. Returns what `Tier.finish` returns."""
+    finish_: Callable[[Exchange | None], Mapping[int, int] | None]
+    """Finish what a `reduce_` has begun; its elements may then be used. As `Tier.finish`."""
 
     def __init__(self, levels: Levels, tier: Tier, row: Row, workers: int = 1) -> None:
         """`workers`: the number of workers in all groups together."""
@@ -248,21 +250,24 @@ class Algorithm:
             codec_of(quantised).prepare()
         self.reduce_ = self._reduce_quantised_
 
-    def _reduce_quantised_(self, table: str, gradients: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
+    def _reduce_quantised_(
+        self, table: str, gradients: Tensor, start: int, stop: int, rules: Rules = ()
+    ) -> Exchange | None:
         residuals = self._residuals
         if residuals is not None and table in residuals:
             residuals.quantise_(table, [vector[start:stop] for vector in gradients.vectors], start)
             if gradients.rows is not None:
                 gradients.rows.codec = codec_of(residuals.spec)
-        self.tier.sum_(table, gradients, start, stop, rules)
+        return self.tier.sum_(table, gradients, start, stop, rules)
 
 
 def reduce_all_(algorithm: Algorithm, table: str, gradients: Tensor, bucket: int) -> None:
     """Reduce all gradients in buckets of `bucket` elements, from last to first, as a backward pass produces them."""
     starts = range(0, gradients.length, bucket)[::-1]
-    for number, start in enumerate(starts):
-        algorithm.reduce_(table, gradients, start, min(start + bucket, gradients.length))
-        if number >= UNDER_WAY:
-            algorithm.finish_()
-    for _ in starts[-UNDER_WAY:]:
-        algorithm.finish_()
+    under_way: deque[Exchange | None] = deque()
+    for start in starts:
+        under_way.append(algorithm.reduce_(table, gradients, start, min(start + bucket, gradients.length)))
+        if len(under_way) > UNDER_WAY:
+            algorithm.finish_(under_way.popleft())
+    for exchange in under_way:
+        algorithm.finish_(exchange)

@@ -59,7 +59,7 @@ class AverageWeights(Algorithm):
         self._rate: float | None = None
         self._rates: dict[int, float] = {}
         """The learning rates of the latest steps. The program notes them ahead of the averaging that uses them."""
-        self.reduce_, self.finish_ = self._reduce_in_group_, lambda: None
+        self.reduce_, self.finish_ = self._reduce_in_group_, lambda exchange: None
 
     def join_weights(self, table: str, layout: Layout, weights: Tensor, receives: bool = False) -> bool:
         late = super().join_weights(table, layout, weights, receives)
@@ -99,11 +99,10 @@ class AverageWeights(Algorithm):
         before = self._before.get(table)
         if before is not None:
             np.copyto(before, values)
-        for start, stop in spans:
-            self.tier.exchange(table, weights, start, stop, self._rules(step, stop))
+        begun = [self.tier.exchange(table, weights, start, stop, self._rules(step, stop)) for start, stop in spans]
         squares = 0.0
-        for start, stop in spans:
-            self.tier.finish()
+        for (start, stop), exchange in zip(spans, begun, strict=True):
+            self.tier.finish(exchange)
             here = self.tier.distance if before is None else _distance(before[start:stop], values[start:stop])
             squares += (stop - start) * here**2
         length = sum(stop - start for start, stop in spans)

@@ -36,6 +36,12 @@ class Pending(Protocol):
         The operation then stays under way; the caller may change the values, and call this again.
         """
 
+    def is_done_within(self, seconds: float) -> bool:
+        """Wait until the operation is done, for at most `seconds`. Returns whether it is; `wait` is still to be called.
+
+        Raises the errors of `wait`, except those of the operation itself.
+        """
+
 
 class ParameterStore(Protocol):
     """Tables of parameters, each a flat buffer with a layout and a rule, shared by the groups of a job.

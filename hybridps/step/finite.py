@@ -7,7 +7,6 @@ are reduced.
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -37,13 +36,12 @@ class FiniteCheck:
         self._how = context.settings.check_finite
         self._warned: set[int] = set()
         """The workers for which a warning was given, as far as this one knows."""
-        self._under_way: deque[tuple[Span, int, bool]] = deque()
-        """Reductions that have begun: the span, the step, and whether the servers examine the gradients."""
 
     @contextmanager
-    def reducing(self, span: Span, step: int) -> Iterator[None]:
+    def reducing(self, span: Span, step: int) -> Iterator[bool]:
         """Begin to reduce the span in this context. Warns once of NaN or Inf in it, perhaps not before `reduced`.
 
+        Gives whether the servers examine the gradients.
         With `refuse`, raises NotFiniteGradientError before anything is reduced. In a node that examines gradients as it
         reduces them, each worker examines a part of all workers' gradients, so it continues after its own warning.
         """
@@ -52,19 +50,17 @@ class FiniteCheck:
             in_the_pass = tensor.looks_for_not_finite(span.stop - span.start)
         elif self._how == "warn":
             at_servers = self._algorithm.tier.finds_not_finite(span.table.name, tensor)
-        self._under_way.append((span, step, at_servers))
         own = self._context.worker
         looks = not (in_the_pass or at_servers or self._how == "ignore" or own in self._warned)
         if looks and any(not is_finite(vector[span.start : span.stop]) for vector in tensor.vectors):
             self._report(own, _first_key(span), step)
-        yield
+        yield at_servers
         element = tensor.first_not_finite() if in_the_pass else None
         if element is not None and own not in self._warned:
             self._report(own, span.table.key_at(element), step)
 
-    def reduced(self, found: Mapping[int, int]) -> None:
-        """Note that the oldest reduction has ended. `found`: what `Tier.finish` returned."""
-        span, step, at_servers = self._under_way.popleft()
+    def reduced(self, found: Mapping[int, int], span: Span, step: int, at_servers: bool) -> None:
+        """Note that a reduction has ended. `found`: what `Tier.finish` returned; `at_servers`: as in `reducing`."""
         for rank, element in found.items():
             worker = self._context.worker + rank  # only the leader, whose rank is 0, is told
             if at_servers and worker not in self._warned:

@@ -14,7 +14,8 @@ from hybridps.memory import Arena, Layout
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import NOTHING, KeySpec, Plan, Span, Table, lay_out, make_plan
 from hybridps.step.schedule import Item, Schedule, Work
-from hybridps.step.steps import Begin, End, Gradient, Reducer, Step
+from hybridps.step.step import Step
+from hybridps.step.steps import Begin, End, Gradient, Reducer
 from hybridps.step.weights import InitialValues, pull_centre
 from hybridps.tensor_collectives import Tensor
 

@@ -1,9 +1,8 @@
 """The communication thread of a worker: it does what the program asks for, in program order.
 
-The order in which the program makes its calls is all that ranks have in common without communication. Items are done in
-that order, several at a time where they have arrived on all ranks. Only the gradients that a step expects are reduced
-in another order, bucket by bucket (a fused step), until the step is complete or the ranks agree that it cannot be
-completed.
+Items are done in that order, several at a time where they have arrived on all ranks. Only the gradients that a step
+expects are reduced in another order, bucket by bucket (a fused step), until the step is complete or the ranks agree
+that it cannot be completed.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -20,9 +18,9 @@ from hybridps.errors import GroupError
 from hybridps.step.agreement import Agreement, digest
 from hybridps.step.inbox import Inbox
 from hybridps.step.job_context import JobContext
-from hybridps.step.pace import Pace
+from hybridps.step.program_order import ProgramOrder
 from hybridps.step.roll import Roll
-from hybridps.step.time_slice import shorten_time_slice
+from hybridps.step.timing import Pace, shorten_time_slice
 from hybridps.tensor_collectives import Levels
 
 POLL_SECONDS = 0.003
@@ -63,6 +61,12 @@ class Item:
     alone = False
     """Whether the item is done by itself, without asking whether all ranks have reached it."""
 
+    is_local = False
+    """Whether only this rank has this item."""
+
+    is_never_awaited = False
+    """Whether the program never waits for the item itself."""
+
     name = ""
     """The key of the item, if a step may wait for it."""
 
@@ -72,6 +76,8 @@ class Item:
         self.shape = ""
         """The shape and dtype in words, if ranks may differ in them."""
         self.done = False
+        self.is_aside = False
+        """Whether a later item of the same step will mark this one as done."""
         self.release: Release | None = None
         """None until the item arrives."""
         self._inbox = inbox
@@ -114,7 +120,7 @@ class Work(Item):
 
     def __init__(self, title: str, inbox: Inbox[Entry], work: Callable[[], Any], local: bool = False) -> None:
         super().__init__(title, inbox)
-        self.alone = local
+        self.alone = self.is_local = local
         self.result: Any = None
         self.ended = threading.Event()
         """Set when the result is available."""
@@ -163,7 +169,9 @@ class Schedule:
         self.waits_here = False
         """Whether the program's thread waits for work on the communication thread, not for a sum."""
         self._waited_here_until = -math.inf
-        self._items: deque[Item] = deque()
+        self.items = ProgramOrder()
+        self.meanwhile: list[Callable[[], None]] = []
+        """What all ranks do, together, while one of them waits for the arrival of an item."""
         self._mergeable = 0
         """The number of items that more may be merged with, and that have not arrived."""
         self._thread = threading.Thread(target=self._run, name="hybridps-communication", daemon=True)
@@ -223,16 +231,6 @@ class Schedule:
 
     # The methods below run on the communication thread.
 
-    def head(self) -> Item | None:
-        """Return the first item that is not done, or None."""
-        while self._items and self._items[0].done:
-            self._items.popleft()
-        return self._items[0] if self._items else None
-
-    def open_items(self) -> Iterator[Item]:
-        """Return the items that are not done, in program order."""
-        return (item for item in self._items if not item.done)
-
     def take(self, timeout_seconds: float | None, keys: Collection[str] = ()) -> bool:
         """Wait until an item is posted or arrives, and note all that did. Returns whether one came in time.
 
@@ -259,7 +257,7 @@ class Schedule:
 
     def _note(self, item: Item, release: Release | None) -> None:
         if release is None:
-            self._items.append(item)
+            self.items.append(item)
             self._mergeable += item.can_merge
         else:
             item.release = release
@@ -277,7 +275,7 @@ class Schedule:
             self._error = error
 
     def _next(self) -> Item:
-        while (item := self.head()) is None:
+        while (item := self.items.head()) is None:
             self.take(None)
         return item
 
@@ -290,9 +288,13 @@ class Schedule:
 
     def _batch(self, head: Item) -> None:
         """Do as many items as have arrived on all ranks, in program order, in as few operations as possible."""
+        with self._context.watch(f"{head.title}, which a worker of this group has not computed"):
+            while self.meanwhile and not self._all_have(head):
+                for work in [*self.meanwhile]:
+                    work()
         self._await(head)
         self.take_all()
-        batch = list(takewhile(lambda item: item.arrived and not item.alone, self.open_items()))
+        batch = list(takewhile(lambda item: item.arrived and not item.alone, self.items.open()))
         awaited = self.agreement.awaited
         with self._context.watch(lambda: f"{head.title}, which {awaited(self._context.worker)} has not come to"):
             count, _ = self.agreement.vote(IN_ORDER, len(batch), head.title)
@@ -302,16 +304,19 @@ class Schedule:
             with self._context.watch(batch[done].title):
                 done += batch[done].run(batch[done:count])
 
+    def _all_have(self, item: Item) -> bool:
+        """Wait for a moment until the item has arrived. Returns whether it has, on all ranks."""
+        if not item.arrived:
+            self.take(POLL_SECONDS)
+        return bool(self.agreement.vote(IN_ORDER, int(item.arrived), item.title)[0])
+
     def _await(self, item: Item) -> None:
         """Wait until the item has arrived, and until no more items are expected that could be merged with it."""
         with self._context.watch(f"{item.title}, which this worker has not computed"):
             while not item.arrived:
                 self.take(None)
-        while not self._is_all(item):
-            came = self.take(POLL_SECONDS)
-            if not came and (self.program_waits() or time.monotonic() - self.last_change > STALL_SECONDS):
+        while item.can_merge and (self._mergeable or self.items.latest.can_merge):
+            if not self.take(POLL_SECONDS) and (
+                self.program_waits() or time.monotonic() - self.last_change > STALL_SECONDS
+            ):
                 return
-
-    def _is_all(self, item: Item) -> bool:
-        """Return whether no more items are expected that could be merged with this one."""
-        return not item.can_merge or not (self._mergeable or self._items[-1].can_merge)

@@ -186,8 +186,7 @@ class SparseGradients:
         mine = columns[: len(values), self._context.group]
         mine[:, 0], mine[:, 1] = values >> 16, values & 0xFFFF
         tier = self._algorithm.tier
-        tier.exchange(table.name, table.tensor, 0, end)
-        tier.finish()
+        tier.finish(tier.exchange(table.name, table.tensor, 0, end))
         told = columns[:length].astype(np.int64)
         return (told[:, :, 0] << 16) + told[:, :, 1]
 

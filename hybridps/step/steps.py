@@ -1,29 +1,57 @@
-"""A step of a model: its gradients and their reduction, on the communication thread.
+"""A step of a model: its gradients, and when they are reduced. On the communication thread.
 
 Gradients that are expected are reduced bucket by bucket (a fused step). Others, and those of a step that cannot be
 completed, are reduced in program order.
+
+Groups may do the same step in different ways, because only one of them has a program that reads sums in the middle. So
+that they never wait for each other, a group waits for an answer of the servers only when it has begun, or done,
+everything that its program asked for before.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from enum import IntEnum
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 
-from hybridps.algorithms import UNDER_WAY, Algorithm, AnyRule
-from hybridps.step.agreement import digest
+from hybridps.algorithms import UNDER_WAY, Algorithm, AnyRule, Exchange
 from hybridps.step.finite import FiniteCheck
 from hybridps.step.inbox import Inbox
 from hybridps.step.job_context import JobContext
-from hybridps.step.plan import Bucket, Plan, Span, merged, parts
-from hybridps.step.schedule import POLL_SECONDS, STALL_SECONDS, Entry, Item, Release, Schedule, Work, do_nothing
-from hybridps.step.time_spent import TimeSpent
+from hybridps.step.plan import Plan, Span, merged, parts
+from hybridps.step.schedule import Entry, Item, Release, Schedule, do_nothing
+from hybridps.step.step import Step
+from hybridps.step.timing import TimeSpent
+from hybridps.step.votes import Vote, Votes
+
+PATIENCE_SECONDS = 1.0
+"""If more than `UNDER_WAY` reductions are under way, the time for which the leader waits for the oldest before it goes
+on with later ones. It waits in vain once in a step, because another group may need those first."""
+
+LITTLE_PATIENCE_SECONDS = 0.01
+"""The same in the step that follows one in which it has waited in vain."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reduction:
+    """A reduction under way.
+
+    `bucket`: its number in the plan of the step, or None in program order. `finished`: the items that are done when
+    this reduction and those before it are done. `at_servers`: whether servers look for NaN and Inf.
+    """
+
+    span: Span
+    step: int
+    bucket: int | None
+    finished: Sequence[Item]
+    exchange: Exchange | None
+    at_servers: bool
 
 
 class Reducer:
-    """Begins reductions, and finishes them in the same order. Used by the communication thread."""
+    """Begins and finishes reductions. Used by the communication threads of all ranks, which do the same."""
 
     def __init__(self, algorithm: Algorithm, context: JobContext) -> None:
         self._algorithm = algorithm
@@ -31,7 +59,8 @@ class Reducer:
         self._updates = algorithm.updates
         self._bucket_bytes = context.settings.bytes_reduced_at_a_time
         self._finite = FiniteCheck(algorithm, context)
-        self._under_way: deque[tuple[Span, Sequence[Item]]] = deque()
+        self._under_way: list[Reduction] = []
+        self._patience_seconds = PATIENCE_SECONDS
         self.spent = TimeSpent(context.events, context.bytes_with_servers)
         self.trace = context.trace
         self.model = context.trace.add_model()
@@ -41,119 +70,109 @@ class Reducer:
         self.latest: Step | None = None
         """The latest step that the program is known to have begun."""
 
-    def reduce(self, spans: Iterable[Span], step: int, items: Mapping[str, Gradient]) -> None:
-        """Reduce these spans of the gradients `items`, which may be used when this returns."""
+    @property
+    def waits_for_groups(self) -> bool:
+        """Whether reductions are under way that end only when other groups have contributed."""
+        return any(each.exchange is not None for each in self._under_way)
+
+    def begin_step(self, number: int) -> None:
+        """Note that a step begins."""
+        self._patience_seconds = PATIENCE_SECONDS if self._patience_seconds else LITTLE_PATIENCE_SECONDS
+        self.trace.begin(number, self.model)
+
+    def reduce(
+        self, spans: Iterable[Span], step: int, items: Mapping[str, Gradient], buckets: Collection[int] = ()
+    ) -> None:
+        """Reduce these spans of the gradients `items`, and finish these buckets. The gradients may then be used."""
         for span in spans:
             for part in parts(span, self._bucket_bytes):
-                self.begin(part, (), step, items)
-        self.drain(step)
+                self.begin(part, step, items)
+        self.finish({None, *buckets})
 
-    def begin(self, span: Span, finished: Sequence[Item], step: int, items: Mapping[str, Gradient]) -> None:
-        """Begin to reduce a span, in which some of `items` lie.
-
-        `finished`: the items that are done when this span and those before it are done.
-        """
+    def begin(
+        self,
+        span: Span,
+        step: int,
+        items: Mapping[str, Gradient],
+        bucket: int | None = None,
+        finished: Sequence[Item] = (),
+    ) -> None:
+        """Begin to reduce a span, in which some of `items` lie. `bucket`, `finished`: see `Reduction`."""
         rules = span.table.rules(span.start, span.stop, lambda key: items[key].rule) if self._updates else ()
         key, began = span.table.key_at(span.start), time.monotonic()
         what = f"step {step}: the sum of {span.table.name} in the group, from key {key!r} on"
-        with self._context.watch(what), self.spent.on("group"), self._finite.reducing(span, step):
-            self._algorithm.reduce_(span.table.name, span.table.tensor, span.start, span.stop, rules)
+        with (
+            self._context.watch(what),
+            self.spent.on("group"),
+            self._finite.reducing(span, step) as at_servers,
+        ):
+            exchange = self._algorithm.reduce_(span.table.name, span.table.tensor, span.start, span.stop, rules)
         self.trace.span("allreduce", began, span.table.name, key, span.nbytes)
-        self._under_way.append((span, finished))
-        if len(self._under_way) > UNDER_WAY:
-            self._finish(step)
+        self._under_way.append(Reduction(span, step, bucket, finished, exchange, at_servers))
+        alike = [each for each in self._under_way if (each.bucket is None) == (bucket is None)]
+        if len(alike) > UNDER_WAY and exchange is None:
+            self._finish(alike[0])
+        elif len(alike) > UNDER_WAY:
+            self._finish_answered(alike, self._patience_seconds)
 
-    def drain(self, step: int) -> None:
-        """Finish all reductions under way."""
-        while self._under_way:
-            self._finish(step)
+    def finish(self, buckets: Collection[int | None]) -> None:
+        """Finish the reductions of these buckets; None: those in program order."""
+        for each in [each for each in self._under_way if each.bucket in buckets]:
+            self._finish(each)
 
-    def _finish(self, step: int) -> None:
-        began = time.monotonic()
-        with self._context.watch(partial(self._awaited, step)), self.spent.on("exchange"):
-            found = self._algorithm.finish_()
-        self._finite.reduced(found or {})
-        span, finished = self._under_way.popleft()
+    def finish_answered(self) -> None:
+        """Finish the oldest reductions, as many as servers have answered."""
+        self._finish_answered(self._under_way, 0.0)
+
+    def _finish_answered(self, reductions: Sequence[Reduction], seconds: float) -> None:
+        """Wait for the first of these, for at most `seconds`, and finish the first ones that have been answered."""
+        levels, answered = self._algorithm.levels, 0
+        if levels.group.rank == 0 and reductions:
+            with self._context.watch(partial(self._awaited, reductions[0])), self.spent.on("exchange"):
+                if not _is_answered(reductions[0], seconds) and seconds:
+                    self._patience_seconds = 0.0
+                answered = sum(1 for _ in takewhile(_is_answered, reductions))
+        for each in reductions[: levels.vote(answered)[1]]:
+            self._finish(each)
+
+    def _finish(self, reduction: Reduction) -> None:
+        span, began = reduction.span, time.monotonic()
+        with self._context.watch(partial(self._awaited, reduction)), self.spent.on("exchange"):
+            found = self._algorithm.finish_(reduction.exchange)
+        self._finite.reduced(found or {}, span, reduction.step, reduction.at_servers)
+        self._under_way.remove(reduction)
         self.trace.span("exchange", began, span.table.name, span.table.key_at(span.start), span.nbytes)
-        for item in finished:
+        for item in reduction.finished:
             item.finish()
 
-    def _awaited(self, step: int) -> str:
+    def _awaited(self, reduction: Reduction) -> str:
         """Return what the end of a reduction waits for, in words. The watchdog's thread calls this."""
         behind = self._context.behind()
         group = "" if behind in (None, self._context.group) else f", and group {behind} is behind"
-        return f"step {step}: the answer of the servers{group}"
+        return f"step {reduction.step}: the answer of the servers{group}"
 
 
-class Step:
-    """One step of a model: what is expected in it, what has come, and how far the communication thread has got.
-
-    The program's thread makes it. Everything but the title and the number belongs to the communication thread.
-    """
-
-    def __init__(self, number: int, plan: Plan, reducer: Reducer) -> None:
-        self.number = number
-        self.plan = plan
-        self.reducer = reducer
-        self.title = f"step {number}"
-        self.phase = digest([self.title])
-        self.items: dict[str, Gradient] = {}
-        """The expected gradients that the program has pushed, and that are not done."""
-        self.missing = [len(bucket.keys) for bucket in plan.buckets]
-        """For each bucket, the number of keys that have not arrived."""
-        self.last_arrival = 0.0
-        """When the last of the expected gradients arrived, on the monotonic clock."""
-        self.closed = False
-        """Whether the program pushes no more gradients in this step."""
-        self.reached: dict[str, int] = {}
-        """By table, the element from which on expected keys are reduced."""
-
-    def see(self, gradient: Gradient) -> None:
-        """Note that a gradient of this step was pushed, or has arrived."""
-        numbers = self.plan.buckets_of.get(gradient.name)
-        if numbers is None:
-            return
-        if not gradient.arrived:
-            self.items[gradient.name] = gradient
-            return
-        self.last_arrival = max(self.last_arrival, gradient.arrived_at)
-        for number in numbers:
-            self.missing[number] -= 1
-
-    def remaining(self, name: str, span: Span) -> Span:
-        """Return the part of a key's span that is not reduced yet."""
-        if name not in self.plan.buckets_of:
-            return span
-        return span._replace(stop=max(span.start, min(span.stop, self.reached.get(span.table.name, span.stop))))
-
-
-class Vote(IntEnum):
-    """The vote of a rank before a bucket. The smallest vote counts."""
-
-    STAY_OVER = 0
-    """As `GO_OVER`, and for the following steps too, as long as they have the same keys."""
-    GO_OVER = 1
-    """A gradient cannot come: use program order for the rest of the step."""
-    COMPLETE = 2
-    """All gradients of the bucket have arrived. If those of the next n buckets have too, the vote is larger by n."""
+def _is_answered(reduction: Reduction, seconds: float = 0.0) -> bool:
+    return reduction.exchange is not None and reduction.exchange.is_answered_within(seconds)
 
 
 class Begin(Item):
     """The program begins a step, which ends the previous step of the same model.
 
     If its keys are known, this is a *fused step*: buckets are reduced from the last layers on, in whatever order
-    gradients arrive. The rest follows in program order.
+    gradients arrive. The rest follows in program order. A step that begins before that of another model has ended is
+    not fused, because its gradients may be computed from sums of that one.
     """
 
     alone = True
+    is_never_awaited = True
 
     def __init__(self, step: Step, schedule: Schedule, context: JobContext) -> None:
         super().__init__(step.title, schedule.inbox)
         self.step = step
         self.release = do_nothing
         self._schedule = schedule
-        self._watch = context.watch
-        self._worker = context.worker
+        self._votes = Votes(step, schedule, context)
         self._begun_at = time.monotonic()
 
     def seen(self) -> None:
@@ -165,8 +184,8 @@ class Begin(Item):
     def run(self, items: Sequence[Item]) -> int:
         self.finish()
         plan, reducer = self.step.plan, self.step.reducer
-        reducer.trace.begin(self.step.number, reducer.model)
-        if plan.buckets and plan is not reducer.in_order:
+        reducer.begin_step(self.step.number)
+        if plan.buckets and plan is not reducer.in_order and not self._schedule.meanwhile:
             reducer.in_order = plan if self._fuse() else None
         return 1
 
@@ -177,78 +196,45 @@ class Begin(Item):
         """
         step, number, vote = self.step, 0, int(Vote.COMPLETE)
         while number < len(step.plan.buckets) and vote >= Vote.COMPLETE:
-            bucket = step.plan.buckets[number]
-            vote = self._vote(bucket, self._decide(number, bucket))
+            vote = self._votes.on_bucket(number)
             for _ in range(Vote.COMPLETE, vote + 1):
-                self._reduce(step.plan.buckets[number])
+                self._reduce(number)
                 number += 1
-        step.reducer.drain(step.number)
-        pace, waited = self._schedule.pace, self._schedule.waited_until()
         if vote >= Vote.COMPLETE:
-            step.reducer.spent.end_step(step.last_arrival)
-            step.reducer.trace.end(pace.program_seconds(self._begun_at), pace.computes_before)
-            pace.end_step(self._begun_at, step.last_arrival, waited)
+            others = step.reducer.waits_for_groups and self._schedule.items.leave_aside(set(step.items.values()))
+            (self._end_later if others else self._end)()
         return vote == Vote.STAY_OVER
 
-    def _decide(self, number: int, bucket: Bucket) -> int:
-        """Wait until the bucket is complete, or cannot be completed, and return this rank's vote."""
-        self._schedule.take_all()
-        for name in bucket.keys if self.step.missing[number] else ():
-            if not self._has_arrived(name):
-                verb = "computed" if name in self.step.items else "pushed"
-                with self._watch(f"{self.step.title}: the gradient of key {name!r}, which this worker has not {verb}"):
-                    vote = self._await(name, bucket)
-                if vote is not Vote.COMPLETE:
-                    return vote
-        following = self.step.missing[number + 1 :]
-        return Vote.COMPLETE + next((n for n, missing in enumerate(following) if missing), len(following))
+    def _end_later(self) -> None:
+        """Leave the end to the last gradient: other groups may first need what the program asked for before it."""
+        self.step.end = self._end
+        self._schedule.meanwhile.append(self._meanwhile)
 
-    def _await(self, name: str, bucket: Bucket) -> Vote:
-        began = time.monotonic()
-        while not self._has_arrived(name):
-            if self.step.closed and name not in self.step.items:
-                return Vote.GO_OVER
-            head = next(filter(self._may_be_awaited, self._schedule.open_items()), None)
-            could_go_on = head is not None and head.arrived
-            keys = (name, head.name) if head is not None else ()
-            came = self._schedule.take(POLL_SECONDS if could_go_on else None, keys)
-            if not came and (vote := self._when_quiet(bucket, began)) is not Vote.COMPLETE:
-                return vote
-        return Vote.COMPLETE
+    def _meanwhile(self) -> None:
+        """Finish what has been answered: what has not arrived may be computed from it."""
+        self.step.reducer.finish_answered()
+        if not self.step.items:
+            self._end()
 
-    def _may_be_awaited(self, item: Item) -> bool:
-        """Return whether the program may wait for this item, and not for one behind it."""
-        return not isinstance(item, Begin) and (self._schedule.waits_here or not isinstance(item, Work))
+    def _end(self) -> None:
+        """Finish all buckets, and with them all gradients."""
+        step, schedule = self.step, self._schedule
+        step.reducer.finish(range(len(step.plan.buckets)))
+        step.end = None
+        if self._meanwhile in schedule.meanwhile:
+            schedule.meanwhile.remove(self._meanwhile)
+        waited = schedule.waited_until()
+        step.reducer.spent.end_step(step.last_arrival)
+        step.reducer.trace.end(schedule.pace.program_seconds(self._begun_at), schedule.pace.computes_before)
+        schedule.pace.end_step(self._begun_at, step.last_arrival, waited)
 
-    def _when_quiet(self, bucket: Bucket, began: float) -> Vote:
-        """Return the vote when nothing has come for a moment, and something could be done in program order."""
-        if self._schedule.program_waits() and any(name not in self.step.items for name in bucket.keys):
-            return Vote.GO_OVER
-        stalls = time.monotonic() - max(began, self._schedule.last_change) > STALL_SECONDS
-        return Vote.STAY_OVER if stalls else Vote.COMPLETE
-
-    def _vote(self, bucket: Bucket, own: int) -> int:
-        began = time.monotonic()
-        with self._watch(partial(self._awaited, bucket)):
-            smallest, _ = self._schedule.agreement.vote(self.step.phase, own, self.step.title)
-        self.step.reducer.trace.span("vote", began, bucket.spans[0].table.name, bucket.keys[0])
-        return smallest
-
-    def _awaited(self, bucket: Bucket) -> str:
-        """Return what a vote waits for, in words. The watchdog's thread calls this."""
-        who = self._schedule.agreement.awaited(self._worker)
-        keys = f"keys {bucket.keys[0]!r} to {bucket.keys[-1]!r}"
-        return f"{self.step.title}: gradients of {keys} that {who} has not computed"
-
-    def _reduce(self, bucket: Bucket) -> None:
-        step, finished = self.step, [self.step.items[name] for name in bucket.completed]
+    def _reduce(self, number: int) -> None:
+        """Begin to reduce a bucket, which is complete."""
+        step, bucket = self.step, self.step.plan.buckets[number]
+        finished = [step.items[name] for name in bucket.completed]
         for span in bucket.spans:
-            step.reducer.begin(span, finished if span is bucket.spans[-1] else (), step.number, step.items)
+            step.reducer.begin(span, step.number, step.items, number, finished if span is bucket.spans[-1] else ())
         step.reached[bucket.spans[0].table.name] = bucket.spans[0].start
-
-    def _has_arrived(self, name: str) -> bool:
-        item = self.step.items.get(name)
-        return item is not None and item.arrived
 
 
 class End(Item):
@@ -302,10 +288,14 @@ class Gradient(Item):
 
     def run(self, items: Sequence[Item]) -> int:
         """Reduce this gradient together with the gradients of the same model that directly follow it."""
-        mates = self._mates(items)
-        self.step.reducer.reduce(merged(mate.remaining for mate in mates.values()), self.step.number, mates)
+        mates, step = self._mates(items), self.step
+        if step.end is not None and self.name in step.plan.buckets_of:
+            step.end()
+        buckets = {number for name in mates for number in step.plan.buckets_of.get(name, ())}
+        step.reducer.reduce(merged(mate.remaining for mate in mates.values()), step.number, mates, buckets)
         for mate in mates.values():
-            mate.finish()
+            if not mate.done:
+                mate.finish()
         return len(mates)
 
     def finish(self) -> None:

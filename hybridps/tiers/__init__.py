@@ -13,10 +13,11 @@ from hybridps.tiers.hand_overs import Run, hand_over
 from hybridps.tiers.none import NoTier
 from hybridps.tiers.rejoining import Rejoining
 from hybridps.tiers.servers import ServersTier
-from hybridps.tiers.tier import Tier, check_same_layout
+from hybridps.tiers.tier import Exchange, Tier, check_same_layout
 from hybridps.tiers.updating import UpdatingTier
 
 __all__ = [
+    "Exchange",
     "GossipTier",
     "GroupTrigger",
     "NoTier",

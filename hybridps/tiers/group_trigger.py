@@ -88,8 +88,7 @@ class GroupTrigger:
         votes = self._votes.flat
         votes[: self._told.size] = self._told
         self._votes.view("voted")[:] = 1
-        tier.exchange(self._votes_table, Tensor([votes]), 0, votes.size)
-        tier.finish()
+        tier.finish(tier.exchange(self._votes_table, Tensor([votes]), 0, votes.size))
         self._told[:] = votes[: self._told.size] > 0
 
     def _refuse_if_late(self, tier: Tier, table: str) -> None:

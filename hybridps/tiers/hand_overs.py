@@ -51,7 +51,6 @@ def _sum_once(tier: Tier, table: str, values: np.ndarray) -> np.ndarray:
     flat = np.zeros(layout.length, values.dtype)
     flat[: values.size] = values
     tier.register(table, layout, None, Sum())
-    tier.exchange(table, Tensor([flat]), 0, layout.length)
-    tier.finish()
+    tier.finish(tier.exchange(table, Tensor([flat]), 0, layout.length))
     tier.drop(table)
     return flat[: values.size]

@@ -14,7 +14,7 @@ from hybridps.ps.model import Joining, Meeting, Rules
 from hybridps.ps.rules import Rule
 from hybridps.tensor_collectives import Tensor, allreduce_, broadcast_
 from hybridps.tiers.rejoining import Rejoining
-from hybridps.tiers.tier import check_same_layout
+from hybridps.tiers.tier import Exchange, check_same_layout
 
 
 class NoTier:
@@ -51,17 +51,18 @@ class NoTier:
     def is_alone(self, table: str, tensor: Tensor) -> bool:
         return False
 
-    def sum_(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
+    def sum_(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> Exchange | None:
         allreduce_(tensor, self._group, "sum", start, stop)
+        return None
 
-    def exchange(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
-        pass
+    def exchange(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> Exchange | None:
+        return None
 
     def finds_not_finite(self, table: str, tensor: Tensor) -> bool:
         return False
 
-    def finish(self) -> None:
-        pass
+    def finish(self, exchange: Exchange | None) -> Mapping[int, int] | None:
+        return None
 
     def pull(self, table: str, tensor: Tensor) -> None:
         pass

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -25,7 +24,7 @@ from hybridps.tensor_collectives import Tensor, broadcast_, reduce_
 from hybridps.tensor_collectives.tensor import Rows
 from hybridps.tiers.barrier import Barrier
 from hybridps.tiers.rejoining import TRY_SECONDS, Rejoining
-from hybridps.tiers.tier import check_same_layout, rows_for_servers
+from hybridps.tiers.tier import Exchange, check_same_layout, rows_for_servers
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +60,10 @@ class _Exchange:
     rule: Rule | None = None
     """Used instead of the table's rule."""
 
+    def is_answered_within(self, seconds: float) -> bool:
+        """As `Exchange.is_answered_within`."""
+        return self.pending is not None and self.pending.is_done_within(seconds)
+
 
 class ServersTier:
     """One rank's exchanges with servers. `Tier` documents the methods. `store`: the leader's connection; None on
@@ -86,7 +89,6 @@ class ServersTier:
         self._prefix = prefix
         self._tables: dict[str, _Table] = {}
         self._barrier = None if store is None else Barrier(store, f"{prefix}barrier")
-        self._under_way: deque[_Exchange] = deque()
         self._interrupted: list[_Exchange] = []
         """On the leader: exchanges that had no answer when a server went away. Each counts once or not at all."""
         self._reached: WeakKeyDictionary[Rows, bool] = WeakKeyDictionary()
@@ -146,16 +148,17 @@ class ServersTier:
             broadcast_(tensor, self._group)
         return bool(told[0])
 
-    def sum_(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
+    def sum_(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> _Exchange:
         self.rejoining.trains = True
-        if self._begin_in_place(table, tensor, start, stop, rules):
-            return
+        begun = self._begin_in_place(table, tensor, start, stop, rules)
+        if begun is not None:
+            return begun
         out = self._tables[table].out
         if out is not None and self._group.size > 1:
             np.copyto(out.vectors[0][start:stop], tensor.vectors[0][start:stop])
             tensor = out  # ranks reduce in place
         reduce_(tensor, self._group, start=start, stop=stop)
-        self.exchange(table, tensor, start, stop, rules)
+        return self.exchange(table, tensor, start, stop, rules)
 
     def finds_not_finite(self, table: str, tensor: Tensor) -> bool:
         rows = tensor.rows_in(self._group)
@@ -163,7 +166,7 @@ class ServersTier:
         own = self._group.size == 1 and len(tensor.vectors) == 1
         return self._tables[table].finds_not_finite and (reached or own)
 
-    def exchange(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
+    def exchange(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> _Exchange:
         self.rejoining.trains = True
         known, pending = self._tables[table], None
         out = known.out or tensor
@@ -171,10 +174,10 @@ class ServersTier:
             values, answer = tensor.vectors[0], out.vectors[0] if known.difference is None else known.difference
             pending = self._store.exchange(self._prefix + table, values, answer, start, stop, rules)
         rule = rules[0][1] if rules else None
-        self._under_way.append(_Exchange(table, out, start, stop, pending, rule=rule))
+        return _Exchange(table, out, start, stop, pending, rule=rule)
 
-    def finish(self) -> Mapping[int, int]:
-        done = self._under_way.popleft()
+    def finish(self, exchange: Exchange | None) -> Mapping[int, int]:
+        done = cast(_Exchange, exchange)
         is_answered = done.pending is not None
         if done.pending is not None and self._tables[done.table].can_wait:
             is_answered = done.pending.wait_here()
@@ -247,13 +250,13 @@ class ServersTier:
             ended = True
         return ended
 
-    def _begin_in_place(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules) -> bool:
-        """Begin an exchange in which servers add up the ranks' vectors. Returns whether all servers reach them."""
+    def _begin_in_place(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules) -> _Exchange | None:
+        """Begin an exchange in which servers add up the ranks' vectors. Returns None if not all servers reach them."""
         known = self._tables[table]
         out = known.out or tensor
         rows, targets = (rows_for_servers(each, self._group, known.rule) for each in (tensor, out))
         if rows is None or targets is None or start == stop or not self._reached.get(rows, True):
-            return False
+            return None
         node, pending = rows.levels.node, None
         if self._store is None:
             node.arrive()
@@ -269,9 +272,7 @@ class ServersTier:
         elif self._store is not None and pending is None:
             node.give_up()
             raise ServerError(f"a server no longer reaches the memory of table {table!r}, which it has worked in")
-        if self._reached[rows]:
-            self._under_way.append(_Exchange(table, out, start, stop, pending, rows))
-        return self._reached[rows]
+        return _Exchange(table, out, start, stop, pending, rows) if self._reached[rows] else None
 
     def _not_finite(self, done: _Exchange) -> dict[int, int]:
         """Return the ranks that had NaN or Inf, each with its first such element; empty if servers saw only a sum."""

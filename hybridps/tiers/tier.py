@@ -21,6 +21,13 @@ from hybridps.tensor_collectives.tensor import Rows
 from hybridps.tiers.rejoining import Rejoining
 
 
+class Exchange(Protocol):
+    """An exchange of a group with others under way."""
+
+    def is_answered_within(self, seconds: float) -> bool:
+        """Wait for the answer, for at most `seconds`. Returns whether it is there; always False on followers."""
+
+
 class Tier(Protocol):
     """One algorithm's exchanges with other groups.
 
@@ -72,24 +79,25 @@ class Tier(Protocol):
         ranks of the group.
         """
 
-    def sum_(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
-        """Begin to replace elements `start:stop`, on all ranks, by the answer to their sum.
+    def sum_(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> Exchange | None:
+        """Begin to replace elements `start:stop`, on all ranks, by the answer to their sum. `finish` ends it.
 
         If the table was registered with `keeps_values`, the answer is written to the tensor that was registered.
         `rules` applies to these elements instead of the table's rule. If all servers reach the ranks' vectors, they add
-        them up in place; otherwise the group reduces them first.
+        them up in place; otherwise the group reduces them first. Returns None if nothing is left to be done.
         """
 
     def finds_not_finite(self, table: str, tensor: Tensor) -> bool:
         """Return whether servers search what ranks give to `sum_` for NaN and Inf, so that `finish` reports it."""
 
-    def exchange(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> None:
+    def exchange(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules = ()) -> Exchange | None:
         """Begin to exchange elements `start:stop` of the leader's tensor. They must not be used until `finish`."""
 
-    def finish(self) -> Mapping[int, int] | None:
-        """Finish the oldest exchange: the answer is applied to the tensor, on all ranks of the group.
+    def finish(self, exchange: Exchange | None) -> Mapping[int, int] | None:
+        """Wait for an exchange: the answer is applied to the tensor, on all ranks of the group.
 
-        Returns, on the leader, the ranks whose own values had NaN or Inf, each with its first such element.
+        All ranks finish exchanges in the same order, which may be another one than that in which they began. Returns,
+        on the leader, the ranks whose own values had NaN or Inf, each with its first such element.
         """
 
     def pull(self, table: str, tensor: Tensor) -> None:

@@ -119,8 +119,6 @@ def reduced(algorithm: Algorithm, gradient: np.ndarray) -> np.ndarray:
     tensor.vectors[0][:] = gradient
     chunk = 1024 // 4
     starts = range(0, LAYOUT.length, chunk)
-    for start in starts:
-        algorithm.reduce_("t", tensor, start, min(start + chunk, LAYOUT.length))
-    for _ in starts:
-        algorithm.finish_()
+    for exchange in [algorithm.reduce_("t", tensor, at, min(at + chunk, LAYOUT.length)) for at in starts]:
+        algorithm.finish_(exchange)
     return tensor.vectors[0]

@@ -372,8 +372,7 @@ def test_memory_that_a_server_refuses_is_summed_in_the_group_on_all_ranks(monkey
         sums = []
         for tensor in (first, second, first, second):
             before = tensor.vectors[0][0]
-            algorithm.reduce_("t", tensor, 0, LAYOUT.length)
-            algorithm.finish_()
+            algorithm.finish_(algorithm.reduce_("t", tensor, 0, LAYOUT.length))
             sums.append((before, set(tensor.vectors[0])))
         assert list(algorithm.tier._reached.values()) == [True, False]
         return sums
@@ -398,11 +397,12 @@ def test_groups_reduce_spans_of_their_own(sizes, rule: Rule | None) -> None:
         for step in range(3):
             gradients.vectors[0][:] = gradient(worker, step)
             spans = list(zip(edges[group], edges[group][1:], strict=False))
+            begun = []
             for start, stop in spans[::-1] if step else spans:
-                algorithm.reduce_("t", gradients, start, stop)
-                algorithm.reduce_("t", gradients, stop, stop)
-            for _ in range(2 * len(spans)):
-                algorithm.finish_()
+                begun.append(algorithm.reduce_("t", gradients, start, stop))
+                begun.append(algorithm.reduce_("t", gradients, stop, stop))
+            for exchange in begun[::-1] if step == 1 else begun:
+                algorithm.finish_(exchange)
         return gradients.vectors[0].copy()
 
     workers, steps = range(sum(sizes)), (0, 1, 2) if rule else (2,)
@@ -442,13 +442,14 @@ def test_algorithms_on_one_connection_have_tables_of_their_own() -> None:
         tensors = two_tensors(levels, world.rank)
         for algorithm in (one, other):
             algorithm.join_gradients("t", LAYOUT)
-        for algorithm, tensor in zip((one, other), tensors, strict=True):
+        first, second = (
             algorithm.reduce_("t", tensor, 0, LAYOUT.length)
-        other.finish_()  # not what `one` has begun before it
-        one.finish_()
+            for algorithm, tensor in zip((one, other), tensors, strict=True)
+        )
+        other.finish_(second)  # begun after the other
+        one.finish_(first)
         one.close()
-        other.reduce_("t", tensors[1], 0, LAYOUT.length)
-        other.finish_()
+        other.finish_(other.reduce_("t", tensors[1], 0, LAYOUT.length))
         world.barrier()
         if store is not None:
             store.close()

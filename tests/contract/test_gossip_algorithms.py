@@ -63,8 +63,7 @@ def train(steps: int):
             if algorithm.averages(step):
                 sent += algorithm.average_("t", weights, step)
             gradient.vectors[0][:] = own - target(worker)
-            algorithm.reduce_("t", gradient, 0, LAYOUT.length)
-            algorithm.finish_()
+            algorithm.finish_(algorithm.reduce_("t", gradient, 0, LAYOUT.length))
             own -= ETA / np.float32(algorithm.workers) * gradient.vectors[0]
             if step % 2:  # the groups keep pace, whatever else the machine does
                 algorithm.settle_("t", weights)

@@ -29,7 +29,9 @@ from hybridps.step.arrays import ArrayModel
 from hybridps.step.finite import NotFiniteGradientError
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import Span, Table, make_plan, merged, parts
-from hybridps.step.steps import Gradient, Step, Vote
+from hybridps.step.step import Step
+from hybridps.step.steps import Gradient
+from hybridps.step.votes import Vote
 from hybridps.tensor_collectives import Levels, Tensor
 from hybridps.tiers import NoTier
 
@@ -57,9 +59,9 @@ class Model:
         if keys:
             self.sums.lay_out(keys)
 
-    def _note_and_reduce(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules) -> None:
+    def _note_and_reduce(self, table: str, tensor: Tensor, start: int, stop: int, rules: Rules):
         self.reductions.append((start, stop))
-        self._reduce(table, tensor, start, stop, rules)
+        return self._reduce(table, tensor, start, stop, rules)
 
     def push(self, name: str, value: float, arrives: bool = True) -> Callable[[], None]:
         """Push a gradient that is `value` everywhere; it arrives now, or when what is returned is called."""
@@ -194,7 +196,7 @@ def test_keys_are_left_out_and_come_back() -> None:
 
 
 def test_a_step_whose_keys_differ_is_fused_again_with_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridps.step.steps.STALL_SECONDS", 50.0)
+    monkeypatch.setattr("hybridps.step.votes.STALL_SECONDS", 50.0)
 
     def work(model: Model) -> list[str]:
         fused = []
@@ -213,7 +215,7 @@ def test_a_step_whose_keys_differ_is_fused_again_with_the_next_one(monkeypatch: 
 
 def test_the_begin_of_another_model_is_no_reason_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program with two models waits for its own backward before it pushes. This is no wait for a sum."""
-    monkeypatch.setattr("hybridps.step.steps.STALL_SECONDS", 50.0)
+    monkeypatch.setattr("hybridps.step.votes.STALL_SECONDS", 50.0)
 
     def work(model: Model) -> list[bool]:
         fused, other = [], Gradients(model.schedule, model.algorithm, model.schedule._context, model.initial, "other")

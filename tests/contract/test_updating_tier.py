@@ -88,8 +88,7 @@ def train(group: ThreadGroup, rule: AnyRule, devices: int, steps: int, bucket: i
             vector[:] = gradient(group.rank * devices + device, step)
         for begin in range(0, LAYOUT.length, bucket)[::-1]:
             stop = min(begin + bucket, LAYOUT.length)
-            algorithm.reduce_("t", tensor, begin, stop, rules_at(rule, begin, stop, step))
-            algorithm.finish_()
+            algorithm.finish_(algorithm.reduce_("t", tensor, begin, stop, rules_at(rule, begin, stop, step)))
     for vector in weights.vectors:
         np.testing.assert_array_equal(vector, weights.vectors[0])
     kept = algorithm.tier.pull_states("t")

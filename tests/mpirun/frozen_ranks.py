@@ -45,8 +45,7 @@ with open_job() as job:
         if algorithm.averages(step):
             algorithm.average_("model", weights, step)
         gradients.vectors[0][:] = job.worker + step
-        algorithm.reduce_("model", gradients, 0, LAYOUT.length)
-        algorithm.finish_()
+        algorithm.finish_(algorithm.reduce_("model", gradients, 0, LAYOUT.length))
         if not algorithm.updates:
             flat -= gradients.vectors[0]
         elif not algorithm.keeps_gradients:

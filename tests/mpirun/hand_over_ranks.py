@@ -101,8 +101,7 @@ with open_job() as job:
                     algorithm.join_gradients(table, LAYOUT)
                     tables.append(table)
                 gradients.vectors[0][:] = worker + 1 + epoch / 10 + step / 100 + state["w"] / 1000
-                algorithm.reduce_(table, gradients, 0, LAYOUT.length)
-                algorithm.finish_()
+                algorithm.finish_(algorithm.reduce_(table, gradients, 0, LAYOUT.length))
                 state["m"] = 0.5 * state["m"] + gradients.vectors[0]
                 state["w"] -= 0.01 * state["m"]
             if group == 1 and not life and (epoch, step) == (1, 2):

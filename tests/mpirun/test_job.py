@@ -97,8 +97,7 @@ def train(name):
     algorithm.join_gradients("model", layout)
     algorithm.join_weights("model", layout, weights)
     gradients.vectors[0][:] = 1
-    algorithm.reduce_("model", gradients, 0, layout.length)
-    algorithm.finish_()
+    algorithm.finish_(algorithm.reduce_("model", gradients, 0, layout.length))
     if algorithm.has_centre:
         algorithm.average_("model", weights, 10)
     assert (gradients.vectors[0] == job.workers).all(), gradients.vectors[0]

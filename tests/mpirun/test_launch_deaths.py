@@ -45,8 +45,7 @@ with open_job() as job:
             if what == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             break
-        algorithm.reduce_("model", gradients, 0, layout.length)
-        algorithm.finish_()
+        algorithm.finish_(algorithm.reduce_("model", gradients, 0, layout.length))
     else:
         print("all steps", flush=True)
         sys.exit(0)

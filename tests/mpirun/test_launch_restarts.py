@@ -149,8 +149,7 @@ with open_job() as job:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise ValueError("this script has a fault")
         gradients.vectors[0][:] = 1
-        algorithm.reduce_("model", gradients, 0, layout.length)
-        algorithm.finish_()
+        algorithm.finish_(algorithm.reduce_("model", gradients, 0, layout.length))
         with open(f"{folder}/{group}-{life}", "a") as file:
             file.write(f"{gradients.vectors[0][0]:g}\\n")
 """

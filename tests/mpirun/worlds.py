@@ -34,8 +34,7 @@ with open_job() as job:
     algorithm.initialise("model", layout, Tensor([gradients.flat]))
     algorithm.join_gradients("model", layout)
     gradients.flat[:] = float(os.environ.get("SUMMAND", "1"))
-    algorithm.reduce_("model", Tensor([gradients.flat]), 0, layout.length)
-    algorithm.finish_()
+    algorithm.finish_(algorithm.reduce_("model", Tensor([gradients.flat]), 0, layout.length))
     print(f"sum {gradients.flat[0]}, {os.environ.get('USER')}")
 """
 """A program of each rank: the sum over all workers of what each is given as SUMMAND, or of ones."""

@@ -13,7 +13,7 @@ from mxnet.ndarray import NDArray
 from hybridps.kvstore import averaged_weights
 from hybridps.kvstore.moved import move_weights
 from hybridps.step import steps
-from hybridps.step.time_spent import TimeSpent
+from hybridps.step.timing import TimeSpent
 
 TYPE = os.environ.get("STORE", "dist_hybridps_sync")
 SETTLED = 6

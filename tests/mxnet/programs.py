@@ -46,8 +46,8 @@ def each_sum_is_read():
 
 
 def one_worker_reads():
-    """A progress bar on the first worker."""
-    kv, weights = make_store([(4,), (300,), (2, 3), (700,)])
+    """A progress bar on the first worker. There are more buckets than may be under way."""
+    kv, weights = make_store([(4,), (300,), (2, 3), *20 * [(700,)]])
     for step in range(5):
         for key, weight in enumerate(weights):
             push(kv, key, weight, step + key)
@@ -55,6 +55,37 @@ def one_worker_reads():
                 weight.grad.asnumpy()
         for key, weight in enumerate(weights):
             assert (weight.grad.asnumpy() == (step + key) * workers).all(), (step, key)
+
+
+def one_worker_reads_rows():
+    """The rows are pushed before the dense keys, and the first worker reads them at once."""
+    kv, weights = make_store([(4,), *20 * [(700,)]])
+    kv.init(100, nd.zeros((50, 3)).tostype("row_sparse"))
+    for step in range(5):
+        rows = nd.sparse.row_sparse_array((nd.ones((2, 3)) * (step + 1), [3, rank + 5]), shape=(50, 3))
+        out = nd.sparse.zeros("row_sparse", (50, 3))
+        kv.push(100, rows)
+        kv.row_sparse_pull(100, out=out, row_ids=nd.array([3]))
+        if rank == 0:
+            assert (out.data.asnumpy() == (step + 1) * workers).all(), step
+        for key, weight in enumerate(weights):
+            push(kv, key, weight, step + key)
+        for key, weight in enumerate(weights):
+            assert (weight.grad.asnumpy() == (step + key) * workers).all(), (step, key)
+
+
+def one_worker_reads_between_two_stores():
+    """The keys of two stores are pushed in turn."""
+    stores = [make_store([(4,), (700,), (300,)]) for _ in range(2)]
+    for step in range(5):
+        for key in range(3):
+            for kv, weights in stores:
+                push(kv, key, weights[key], step + key)
+                if rank == 0:
+                    weights[key].grad.asnumpy()
+        for _, weights in stores:
+            for key, weight in enumerate(weights):
+                assert (weight.grad.asnumpy() == (step + key) * workers).all(), (step, key)
 
 
 def frozen_and_thawed():

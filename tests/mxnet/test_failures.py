@@ -39,6 +39,31 @@ if kv.rank == 0:
 """
 
 
+MASK = """
+import mxnet as mx
+from mxnet import autograd, gluon
+import hybridps.kvstore
+
+class Masked(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.dense = gluon.nn.Dense(2, in_units=2)
+        self.mask = self.params.get_constant("mask", mx.nd.array([0, -float("inf")]))
+
+    def hybrid_forward(self, F, x, mask):
+        return self.dense(x) + F.exp(mask)
+
+net = Masked()
+net.initialize()
+trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore="dist_hybridps_elastic")
+with autograd.record():
+    loss = net(mx.nd.ones((1, 2))).sum()
+loss.backward()
+trainer.step(1)
+mx.nd.waitall()
+"""
+
+
 def launcher(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "hybridps", "run", *arguments]
 
@@ -217,3 +242,16 @@ def test_wrong_group_sizes_are_refused_before_anything_starts() -> None:
     )
     assert done.returncode == 2
     assert done.stderr == "hybridps: error: 5 workers cannot form groups of 3 + 3 = 6 workers\n"
+
+
+def test_an_infinite_constant_that_groups_would_average_is_named() -> None:
+    done = subprocess.run(
+        [*launcher("-n", "2", "--groups", "2"), "--", "python", "-c", MASK],
+        env=environment({}),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "refused: element 33 is -inf; the loss may diverge (NaN or Inf in key '2')" in done.stderr, done.stderr

@@ -17,6 +17,8 @@ PROGRAMS = str(Path(__file__).with_name("programs.py"))
 QUICK = [
     "each_sum_is_read",
     "one_worker_reads",
+    "one_worker_reads_rows",
+    "one_worker_reads_between_two_stores",
     "frozen_and_thawed",
     "lars_in_module",
     "keys_without_elements",

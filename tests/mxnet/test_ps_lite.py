@@ -40,8 +40,7 @@ with open_job(stores={"mxnet": MXNetStores()}) as job:
     algorithm.barrier()
     for step in itertools.count():
         gradients.flat[:] = 1
-        algorithm.reduce_("model", Tensor([gradients.flat]), 0, layout.length)
-        algorithm.finish_()
+        algorithm.finish_(algorithm.reduce_("model", Tensor([gradients.flat]), 0, layout.length))
         if step == 0:
             print("sum", gradients.flat[0], flush=True)
         time.sleep(0.01)

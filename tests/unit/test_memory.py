@@ -121,3 +121,8 @@ def test_memory_of_messages_is_kept() -> None:
         process.join()
     usual, *kept = faults
     assert max(kept) < usual / 10
+
+
+def test_a_dtype_that_cannot_be_laid_out_is_refused_with_its_key() -> None:
+    with pytest.raises(LayoutError, match="dtype bool of key 'mask' cannot be laid out: use one of float16"):
+        Layout.of("bool", {"mask": (3,)})

@@ -34,9 +34,20 @@ def table_of(length, chunk_bytes=1024, servers=1, codec="exact", dtype="float32"
     return Table("w", TableSpec(layout, Sum(), BulkSynchronous(), chunk_bytes, 0, servers, codec))
 
 
+class Waits:
+    """Waits for an operation by calling `end`."""
+
+    def __init__(self, end=lambda operation: None):
+        self._end = end
+
+    def finish(self, operation, stays=True):
+        self._end(operation)
+        return operation.done
+
+
 def operation(answers=None, finish=lambda operation: None, table=None):
     """A pull that waits for one server, or for these chunks."""
-    made = Operation("pull of table 'w'", 1, finish, table)
+    made = Operation("pull of table 'w'", 1, Waits(finish), table)
     made.add(Sent(0, wire.Pull(1, "w", 0, 1), (), {0: None} if answers is None else answers))
     return made
 
@@ -125,7 +136,7 @@ def test_answers_that_do_not_fit_are_refused(chunks, sizes, why):
 
 def exchange_of_rows():
     """Elements 100 to 300 of three rows at one server, and 300 to 500 at another one."""
-    made = Operation("exchange of table 'w'", 1, lambda operation: None)
+    made = Operation("exchange of table 'w'", 1, Waits())
     places = tuple(wire.RegionOffset(0, 4096 * row) for row in range(3))
     for server in (0, 1):
         message = wire.Exchange(1, "w", 100 + 200 * server, 300 + 200 * server, places, places)
@@ -211,7 +222,7 @@ def test_what_is_refused_as_a_whole_is_not_waited_for():
 
 
 def test_only_unanswered_messages_are_sent_again():
-    transfer = Operation("exchange", 1, lambda operation: None)
+    transfer = Operation("exchange", 1, Waits())
     messages = [Sent(0, wire.Exchange(1, "w", chunk, chunk + 1), (), {chunk: None}) for chunk in range(2)]
     for message in messages:
         transfer.add(message)
@@ -223,7 +234,7 @@ def test_only_unanswered_messages_are_sent_again():
 
 def test_all_answers_to_a_message_that_is_sent_again_are_awaited_anew():
     """The server writes those that came before once more: memory that it has must not be used before."""
-    transfer = Operation("exchange", 1, lambda operation: None)
+    transfer = Operation("exchange", 1, Waits())
     transfer.add(Sent(0, wire.Exchange(1, "w", 0, 2), (), {0: None, 1: None}))
     transfer.take(0, wire.Done(1, (0,)), ())
     transfer.begin_again(0)

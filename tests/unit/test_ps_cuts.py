@@ -169,8 +169,7 @@ class Averaging:
         if self.tier.is_alone("w", Tensor([self.weights])):
             self.skipped += 1
         else:
-            self.tier.exchange("w", Tensor([self.weights]), 0, LENGTH)
-            self.tier.finish()
+            self.tier.finish(self.tier.exchange("w", Tensor([self.weights]), 0, LENGTH))
             self.averaged += 1
         return time.monotonic() - began
 

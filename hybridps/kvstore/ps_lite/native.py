@@ -188,6 +188,10 @@ class Operation:
         self.wait()
         return True
 
+    def is_done_within(self, seconds: float) -> bool:
+        """As `Pending.is_done_within`."""
+        return bool(wait([self._future], seconds).done)
+
     def _end(self, done: Done) -> None:
         done()
         self._future.set_result(None)

@@ -166,7 +166,7 @@ class Client:
         asked, self._meeting = self._meeting, None
         if asked is None:
             asked = self.session.ask(what, self.servers[:1], lambda request, _: wire.Meet(request))
-        if not self.session.is_done_within(asked, seconds):
+        if not asked.is_done_within(seconds):
             self._meeting = asked
             return None
         asked.wait()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -85,15 +85,22 @@ class Sent(NamedTuple):
     asks_for: Mapping[int, np.ndarray | None]
 
 
+class _Session(Protocol):
+    """How an operation is waited for: what `Session` says of these methods."""
+
+    def finish(self, operation: Operation, stays: bool = True) -> bool: ...
+
+    def is_done_within(self, operation: Operation, seconds: float) -> bool: ...
+
+
 class Operation:
     """One request, sent to some servers. Implements `Pending`.
 
-    `wait` calls `finish(operation)` once. It returns when the operation is done, and raises DeadlineError if that takes
-    too long. Values of the `table` come back as encoded by `codec`.
+    Values of the `table` come back as encoded by `codec`.
     """
 
     def __init__(
-        self, what: str, request: int, finish: Callable[..., bool], table: Table | None = None, codec: Codec = EXACT
+        self, what: str, request: int, session: _Session, table: Table | None = None, codec: Codec = EXACT
     ) -> None:
         self.what = what
         self.request = request
@@ -107,7 +114,7 @@ class Operation:
         self.not_finite: dict[int, int] = {}
         """As in `Pending`."""
         self._codec = codec
-        self._finish = finish
+        self._session = session
         self._asked: dict[int, np.ndarray | None] = {}
         self._awaited: set[int] = set()
         """The chunks that are not answered yet."""
@@ -152,7 +159,7 @@ class Operation:
         if self._waited:
             raise ServerError(f"the {self.what} was waited for already: wait once for each operation")
         self._waited = True
-        self._finish(self)
+        self._session.finish(self)
         if self.error is not None:
             raise self.error
 
@@ -161,7 +168,7 @@ class Operation:
 
         In that case the values are copied, so that they may change.
         """
-        if not self._finish(self, stays=False):
+        if not self._session.finish(self, stays=False):
             again = [sent._replace(payloads=[each.copy() for each in sent.payloads]) for sent in self.unanswered]
             self.sent = [*(sent for sent in self.sent if sent not in self.unanswered), *again]
             return False
@@ -169,6 +176,10 @@ class Operation:
         if self.error is not None:
             raise self.error
         return True
+
+    def is_done_within(self, seconds: float) -> bool:
+        """As `Pending.is_done_within`."""
+        return self.done or self._session.is_done_within(self, seconds)
 
     def take(self, server: int, answer: wire.Registered | wire.Done | wire.Met, payloads: Sequence[memoryview]) -> None:
         """Take in a server's answer, which may arrive more than once.

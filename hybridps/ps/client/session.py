@@ -83,7 +83,7 @@ class Session:
     ) -> Operation:
         """Send the messages of a request. `messages` gets its number, which is greater than all earlier ones."""
         self.check()
-        operation = Operation(what, next(self._numbers), self.finish, table, codec)
+        operation = Operation(what, next(self._numbers), self, table, codec)
         for sent in messages(operation.request):
             operation.add(sent)
             if sent.server not in self._greeting:  # otherwise it follows the Welcome and offers of memory
@@ -94,7 +94,7 @@ class Session:
 
     def refused(self, what: str, error: HybridPSError) -> Operation:
         """Return an operation that was refused before anything was sent."""
-        operation = Operation(what, next(self._numbers), self.finish)
+        operation = Operation(what, next(self._numbers), self)
         operation.error = error
         return operation
 
@@ -229,7 +229,7 @@ class Session:
     def _until(self, done: Callable[[], bool], seconds: float) -> bool:
         """Receive until `done`, for at most `seconds`. Returns whether it is. Raises the error that ended the session.
 
-        Time in which a server is away does not count.
+        With 0 seconds, it takes what has arrived. Time in which a server is away does not count.
         """
         now = time.monotonic()
         deadline = now + seconds
@@ -237,9 +237,9 @@ class Session:
             self.check()
             before, now = now, time.monotonic()
             deadline += now - before if self.away else 0.0
+            self._receive(min(max(0.0, deadline - now), self._settings.beat_seconds))
             if now >= deadline:
-                return False
-            self._receive(min(deadline - now, self._settings.beat_seconds))
+                return done()
         return True
 
     def _receive(self, seconds: float) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 
 from hybridps.algorithms import USUAL, Algorithm
+from hybridps.errors import ServerError
 from hybridps.events import Changed, Exchanged, Noted, Registered, Skipped
 from hybridps.memory import Arena, Layout
 from hybridps.shared_memory import shared_memory
@@ -91,7 +93,7 @@ class Weights:
         self._schedule.agreement.check_layouts(layouts)
         self._initial.check_tables(layouts)
         for table, arena in self._arenas.items():
-            with self._context.watch(f"the registration of {table}"):
+            with self._context.watch(f"the registration of {table}"), _naming_keys(arena):
                 late = self._algorithm.join_weights(table, arena.layout, Tensor([arena.flat]))
             self._context.events.emit(
                 Registered(table, self._algorithm.name, len(arena.layout.slots), arena.layout.nbytes, bool(late))
@@ -100,7 +102,7 @@ class Weights:
     def _average(self, step: int) -> None:
         for table, arena in self._arenas.items():
             began = time.monotonic()
-            with self._context.watch(f"the averaging of {table}"):
+            with self._context.watch(f"the averaging of {table}"), _naming_keys(arena):
                 skipped = self._algorithm.skipped
                 nbytes = self._algorithm.average_(table, Tensor([arena.flat]), step)
             if self._algorithm.skipped > skipped:
@@ -156,3 +158,16 @@ def views_of(arenas: Mapping[str, Arena]) -> dict[str, np.ndarray]:
 
 def _shared(layout: Layout) -> Arena:
     return Arena(layout, shared_memory(layout.nbytes).view(layout.dtype))
+
+
+@contextmanager
+def _naming_keys(arena: Arena) -> Iterator[None]:
+    """Add to an error of the servers which keys have NaN or Inf, which servers refuse in what groups share."""
+    try:
+        yield
+    except ServerError as error:
+        keys = [slot.key for slot in arena.layout.slots if not np.isfinite(arena.view(slot.key)).all()]
+        if not keys:
+            raise
+        names = ", ".join(map(repr, keys[:3])) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+        raise type(error)(f"{error} (NaN or Inf in key {names})") from None

@@ -1,0 +1,207 @@
+"""The steps of several groups with a real server: each group does them in its own way, and none waits for ever.
+
+Ranks are threads. All have the same program, but each reads other sums in the middle of a step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from in_thread import in_thread
+
+import hybridps.step.steps
+import hybridps.step.votes
+from hybridps.algorithms import choose_row, make_algorithm
+from hybridps.config import Settings
+from hybridps.events import EventLog
+from hybridps.mpi_groups import ThreadGroup
+from hybridps.ps.client import Client
+from hybridps.ps.server import Server
+from hybridps.step import Gradients, InitialValues, JobContext, KeySpec, Schedule, SparseGradients, SparseRows
+from hybridps.tensor_collectives import Levels
+from hybridps.tiers import ServersTier
+
+pytestmark = pytest.mark.timeout(100)
+
+SECONDS = 20.0
+GIVEN = Settings(
+    chunk_bytes=1024, bucket_bytes=1024, connect_seconds=5.0, deadline_seconds=SECONDS, lost_seconds=5.0, quiet=True
+)
+KEYS = {"a": (100,), "b": (400,), "c": (3,), "d": (700,), "e": (256,), "f": (30,)}
+MODELS = 2
+ROWS = "rows"
+
+
+class Push(NamedTuple):
+    """A push of a key of a model. `needs`: the earlier push whose sum its gradient is computed from, or -1."""
+
+    model: int
+    key: str
+    needs: int = -1
+
+
+class Job:
+    """A job of groups of these sizes, which train `steps` times by the same pushes.
+
+    `reads(worker, step)` returns the numbers of the pushes whose sum a worker reads before it goes on.
+    """
+
+    count = 0
+
+    def __init__(self, server: Server, sizes: tuple[int, ...], pushes: list[Push], reads: Callable, steps: int) -> None:
+        self.server, self.sizes, self.pushes, self.reads, self.steps = server, sizes, pushes, reads, steps
+        Job.count += 1
+        self.name = f"groups-{Job.count}"
+
+    def run(self) -> None:
+        ThreadGroup.run(sum(self.sizes), self.body, SECONDS)
+
+    def body(self, world) -> None:
+        index = next(group for group in range(len(self.sizes)) if world.rank < sum(self.sizes[: group + 1]))
+        group, store = world.split(index), None
+        levels, groups = Levels(group, [0] * group.size, SECONDS), len(self.sizes)
+        if group.rank == 0:
+            store = Client([self.server.address], job=self.name, group=index, groups=groups, settings=GIVEN)
+        row = choose_row("sync", GIVEN, groups, True, None, None)
+        algorithm = make_algorithm(row, levels, ServersTier(group, store), workers=world.size)
+        context = JobContext(GIVEN, world.rank, groups, EventLog(None, world.rank), lambda what: nullcontext(), index)
+        worker = Worker(levels, algorithm, context)
+        try:
+            for step in range(self.steps):
+                worker.train(self.pushes, step, self.reads(world.rank, step), world.size)
+        finally:
+            worker.schedule.close()
+            world.barrier()
+            if store is not None:
+                store.close()
+
+
+class Worker:
+    """One rank with two models of dense keys and one row-sparse key. Gradients are computed by threads."""
+
+    def __init__(self, levels, algorithm, context: JobContext) -> None:
+        self.waits = False
+        self.schedule = Schedule(levels, context, lambda thread: self.waits)
+        self.worker = context.worker
+        given = self.schedule, algorithm, context, InitialValues(self.schedule, algorithm, context, "initial")
+        self.models = [Gradients(*given, f"model{number}-") for number in range(MODELS)]
+        for model in self.models:
+            model.lay_out({key: KeySpec("float32", shape) for key, shape in KEYS.items()})
+        self.sparse = SparseGradients(*given, "rows")
+        self.sparse.lay_out(ROWS, "float32", (50, 3))
+
+    def train(self, pushes: list[Push], step: int, reads: set[int], workers: int) -> None:
+        for model in sorted({push.model for push in pushes if push.key != ROWS}):
+            self.models[model].begin()
+        pushed: list[tuple[Callable[[], np.ndarray], threading.Event]] = []
+        for number, push in enumerate(pushes):
+            pushed.append(self.push(push, 10 * step + self.worker, pushed))
+            if number in reads:
+                self.read(*pushed[number])
+        want = sum(10 * step + worker for worker in range(workers))
+        for values, released in pushed:
+            assert np.unique(self.read(values, released)).tolist() == [want]
+
+    def push(self, push: Push, value: float, pushed: list) -> tuple[Callable[[], np.ndarray], threading.Event]:
+        released, needed = threading.Event(), pushed[push.needs][1] if push.needs >= 0 else None
+        if push.key == ROWS:
+            rows = SparseRows(np.array([3, 7]), np.full((2, 3), value, np.float32))
+            item = self.sparse.push(ROWS, lambda: rows)
+            values = lambda: item.rows.values  # noqa: E731
+        else:
+            item, view = self.models[push.model].push(push.key), self.models[push.model].views(push.key)[0]
+            values = lambda: view  # noqa: E731
+
+        def compute() -> None:
+            if needed is not None and not needed.wait(SECONDS):
+                return
+            if push.key != ROWS:
+                view[...] = value
+            item(released.set)
+
+        threading.Thread(target=compute, daemon=True).start()
+        return values, released
+
+    def read(self, values: Callable[[], np.ndarray], released: threading.Event) -> np.ndarray:
+        self.waits = True
+        try:
+            while not released.wait(0.05):
+                if self.schedule._error is not None:
+                    raise self.schedule._error
+        finally:
+            self.waits = False
+        return values()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with in_thread(Server("tcp://127.0.0.1:*", threads=2)) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few reductions under way, and short waits, so that a test meets them often."""
+    monkeypatch.setattr(hybridps.step.steps, "UNDER_WAY", 2)
+    monkeypatch.setattr(hybridps.step.steps, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(hybridps.step.votes, "STALL_SECONDS", 0.2)
+
+
+ALL = [Push(0, key) for key in KEYS]
+
+
+@pytest.mark.parametrize("reader", [0, 1, 2])
+@pytest.mark.parametrize("pushes", [ALL, ALL[::-1]], ids=["forwards", "backwards"])
+def test_one_worker_reads_each_sum(pushes: list[Push], reader: int, server: Server) -> None:
+    everything = set(range(len(pushes)))
+    Job(server, (2, 1), pushes, lambda worker, step: everything if worker == reader else set(), 4).run()
+
+
+def test_one_worker_reads_rows_that_are_pushed_before_dense_keys(server: Server) -> None:
+    pushes = [Push(0, ROWS), *ALL]
+    Job(server, (1, 2), pushes, lambda worker, step: {0} if worker == 0 else set(), 4).run()
+
+
+def test_one_worker_reads_a_key_of_another_model_between_two_keys(server: Server) -> None:
+    pushes = [Push(0, "a"), Push(1, "a"), Push(0, "d"), Push(1, "d")]
+    Job(server, (1, 1), pushes, lambda worker, step: {1} if worker == 0 else set(), 4).run()
+
+
+def test_rows_that_are_computed_from_a_sum_come_between_dense_keys(server: Server) -> None:
+    pushes = [Push(0, "d"), Push(0, ROWS, needs=0), Push(0, "a"), Push(1, "a", needs=1), Push(0, "b")]
+    Job(server, (2, 1), pushes, lambda worker, step: set(), 4).run()
+
+
+EVERY = [Push(model, key) for model in range(MODELS) for key in KEYS] + [Push(0, ROWS)]
+
+
+@st.composite
+def programs(draw) -> tuple[tuple[int, ...], list[Push], dict[tuple[int, int], set[int]]]:
+    """Sizes of groups, pushes, and what workers read in each of three steps."""
+    sizes = draw(st.sampled_from([(1, 1), (2, 1), (1, 2, 1)]))
+    pushes = draw(st.lists(st.sampled_from(EVERY), unique=True, min_size=2, max_size=8))
+    readers = draw(st.sets(st.integers(0, sum(sizes) - 1)))
+    numbers = st.sets(st.integers(0, len(pushes) - 1))
+    return sizes, pushes, {(worker, step): draw(numbers) for worker in readers for step in range(3)}
+
+
+@settings(max_examples=25, deadline=None)
+@given(programs())
+def test_each_worker_reads_what_it_likes(server: Server, program) -> None:
+    sizes, pushes, reads = program
+    Job(server, sizes, pushes, lambda worker, step: reads.get((worker, step), set()), 3).run()
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.sampled_from(EVERY), unique=True, min_size=2, max_size=5), st.data())
+def test_gradients_are_computed_from_earlier_sums(server: Server, pushes: list[Push], data) -> None:
+    needs = [data.draw(st.integers(-1, number - 1)) for number in range(len(pushes))]
+    program = [push._replace(needs=need) for push, need in zip(pushes, needs, strict=True)]
+    Job(server, (2, 1), program, lambda worker, step: set(), 3).run()
