@@ -78,13 +78,16 @@ class EventLog:
             print(said, file=sys.stderr, flush=True)
 
 
-def check_run_folder(folder: str | None) -> None:
-    """Create a run folder if it does not exist. Raises ConfigError if no file can be created in it."""
+def check_run_folder(folder: str | None) -> bool:
+    """Create a run folder if it does not exist. Returns whether it has events of an earlier launch.
+
+    Raises ConfigError if no file can be created in it.
+    """
     if folder is None:
-        return
+        return False
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
-            pass
+            return any(Path(folder).glob("hybridps-*.jsonl"))
     except OSError as error:
         raise ConfigError(f"the run folder {folder!r} cannot be written: {error.strerror}") from None

@@ -152,32 +152,33 @@ def _timeline(trace: Trace, step_id: tuple[int, int]) -> bytes:
         place -= 2
     for number, server in sorted(trace.servers.items()):
         spans = [work.time for work in server.work if work.kind == "round" and work.time.within(zero, end) > 0]
-        _bars(axes, [(each.began, each.ended) for each in spans], place, zero, "#54a24b")
+        _bars(axes, [(each.began, each.ended) for each in spans], place, zero, "#54a24b", "round at a server")
         ticks.append((place, f"server {number}: rounds"))
         place -= 1
     axes.set_yticks([at for at, _ in ticks], [name for _, name in ticks], fontsize=8)
     axes.set_xlim(0, 1e3 * (end - zero))
+    axes.set_ylim(place + 0.4, lines + 0.6)
     axes.set_xlabel(f"milliseconds of step {step_id[1]}")
-    shown = {"loading", "compute", "waiting", "allreduce", "exchange", "averaging"}
-    for name in COLOURS:
-        if name in shown:
-            axes.barh([0], [0], color=COLOURS[name], label=name if name != "compute" else "compute; darker: backward")
-    axes.legend(frameon=False, ncols=6, fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    named = {label: bars for bars, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    axes.legend(
+        named.values(), named, frameon=False, ncols=6, fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0)
+    )
     return _png(figure)
 
 
 def _draw_step(axes: Any, step: TracedStep, place: float, zero: float) -> None:
-    _bars(axes, [(step.began, step.last_gradient)], place, zero, "#a9c1da")
-    _bars(axes, [(step.first_gradient, step.last_gradient)], place, zero, COLOURS["compute"])
-    _bars(axes, [(each.began, each.ended) for each in step.loading], place, zero, COLOURS["loading"])
+    _bars(axes, [(step.began, step.last_gradient)], place, zero, "#a9c1da", "compute")
+    _bars(axes, [(step.first_gradient, step.last_gradient)], place, zero, COLOURS["compute"], "backward")
+    _bars(axes, [(each.began, each.ended) for each in step.loading], place, zero, COLOURS["loading"], "loading")
     for kind, name in _KINDS.items():
         times = [(span.time.began, span.time.ended) for span in step.spans if span.kind == kind]
-        _bars(axes, times, place - 1, zero, COLOURS[name])
+        _bars(axes, times, place - 1, zero, COLOURS[name], name)
 
 
-def _bars(axes: Any, times: Sequence[tuple[float, float]], place: float, zero: float, colour: str) -> None:
+def _bars(axes: Any, times: Sequence[tuple[float, float]], place: float, zero: float, colour: str, label: str) -> None:
     spans = [(1e3 * (began - zero), 1e3 * (ended - began)) for began, ended in times]
-    axes.broken_barh(spans, (place - 0.38, 0.76), color=colour)
+    if spans:
+        axes.broken_barh(spans, (place - 0.38, 0.76), color=colour, label=label)
 
 
 def _figure(width: float, height: float, columns: int = 1) -> Any:

@@ -132,3 +132,10 @@ def test_workers_that_train_by_themselves_are_told_once(
     done = run(*options, "--", "python", str(script), environ=environment())
     assert done.returncode == 0, done.stderr
     assert (done.stdout + done.stderr).count("has made no KVStore of hybridps") == apart
+
+
+def test_a_run_folder_that_is_used_again_is_named(tmp_path: Path) -> None:
+    for earlier in (0, 1):
+        done = launch("-n", "1", "--run", str(tmp_path / "run"), "--", sys.executable, "-c", SUM)
+        said = f"{tmp_path / 'run'} has an earlier launch: its events are kept, and the report shows this one"
+        assert (done.stdout + done.stderr).count(said) == earlier, done.stderr

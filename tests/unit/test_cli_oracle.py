@@ -62,6 +62,18 @@ def test_algorithms_of_this_package_are_strategies_too() -> None:
     assert often[0]["communication_seconds_per_epoch"] > seldom[0]["communication_seconds_per_epoch"]
 
 
+def test_what_a_reader_may_miss_is_said_on_standard_error() -> None:
+    resnet = ["--network", "resnet50", "--machine", "abci", "--batch", "2048", "--pes", "64"]
+    alone = oracle("predict", *resnet, "--strategy", "data", "--strategy", "elastic")
+    assert (
+        "elastic: this is one group, which communicates with no other; give the number with --set groups=N"
+        in alone.stderr
+    )
+    assert "the memory is an upper bound" in alone.stderr
+    given = ["--set", "groups=8", "--set", "memory_bytes=32e9"]
+    assert oracle("predict", *resnet, "--strategy", "elastic", *given).stderr == ""
+
+
 def test_files_are_read_as_well_as_names(tmp_path: Path) -> None:
     network, machine = tmp_path / "network.json", tmp_path / "machine.json"
     write_network(built_in("alexnet"), network)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hybridps.cli.oracle import options
 from hybridps.cli.oracle.options import Format, oracle_app, print_notes, show
+
+if TYPE_CHECKING:
+    from hybridps.oracle.paradl import Prediction
 
 
 @oracle_app.command(name="predict")
@@ -46,8 +50,9 @@ def predict_command(
                 answers.append(predict_scheme(work, scheme_of(name, hybrid), count, batch))
             else:
                 answers.append(predict(work, name, count, batch, variant=variant, segments=segments))
-    print_notes(work.network.notes)
-    show(form, [each.prediction for each in answers], predictions_table(answers))
+    predictions = [each.prediction for each in answers]
+    print_notes((*work.network.notes, *_notes(predictions, "groups" in hybrid)))
+    show(form, predictions, predictions_table(answers))
     if plot:
         draw(work, answers, plot)
 
@@ -97,3 +102,18 @@ def plan_command(
     found = plan(work, batch, pes, constraints)
     print_notes(work.network.notes)
     show(form, found, plan_table(found))
+
+
+def _notes(predictions: Sequence[Prediction], groups_are_given: bool) -> Iterator[str]:
+    """Yield what a reader may miss in the answers."""
+    between_groups = dict.fromkeys(
+        each.strategy for each in predictions if each.strategy in ("async", "elastic", "gossip", "adaptive")
+    )
+    if between_groups and not groups_are_given:
+        names = " and ".join(between_groups)
+        yield f"{names}: this is one group, which communicates with no other; give the number with --set groups=N"
+    if any("memory" in each for one in predictions for each in one.limits):
+        yield (
+            "the memory is an upper bound: each activation counts as an output and as an input, with its gradient, and "
+            "frameworks reuse memory. To predict times in any case, raise the limit: --set memory_bytes=N"
+        )

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hybridps.cli.oracle.inputs import layers_of_trace
-from hybridps.cli.oracle.options import Format, FormatOption, oracle_app, show
+from hybridps.cli.oracle.options import Format, FormatOption, oracle_app, print_notes, show
 from hybridps.errors import ConfigError, OracleError
 
 CALIBRATION_FOLDER = "calibration"
@@ -49,6 +49,10 @@ def replay_command(
     given = None if a_us is None or b_us_per_byte is None else Line(1e-6 * a_us, 1e-6 * b_us_per_byte)
     link = given or fit_link(layers)
     found = replay(layers, link)
+    if trace.suffix != ".csv":
+        print_notes(
+            ("an iteration begins with its first gradient: forward, loading and waits of the program are left out",)
+        )
     show(form, found, replay_table(found))
     schedules = {name: place(*way) for name, way in iterations(layers, link).items()}
     if chrome:

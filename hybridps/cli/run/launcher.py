@@ -34,19 +34,21 @@ def run(launch: Launch, why: Why | None = None) -> int:
 
     With `why`, the first line that is printed says what was chosen, and why.
     """
-    mpirun = find_mpirun()
-    check_run_folder(launch.settings.run_folder)
+    mpirun, folder = find_mpirun(), launch.settings.run_folder
+    has_earlier = check_run_folder(folder)
     check_trace(launch.settings)
     with ExitStack() as stack:
         screen = _screen(launch, stack)
         launcher = Launcher(launch, mpirun, screen)
         if why is not None and not launch.settings.quiet:
             screen.message(describe(launch, mpirun, why))
+            if has_earlier:
+                screen.message(f"{folder} has an earlier launch: its events are kept, and the report shows this one")
         status = launcher.run()
-    if launch.settings.run_folder is not None and not launch.settings.quiet:
+    if folder is not None and not launch.settings.quiet:
         from hybridps.cli.summary import print_summary
 
-        print_summary(launch.settings.run_folder, only_if_events=True)
+        print_summary(folder, only_if_events=True)
     return status
 
 

@@ -15,7 +15,7 @@ def plot(work: Work, answers: Sequence[Answer], path: Path) -> None:
     if not answers:
         raise OracleError("there is no prediction to draw")
     answers = sorted(answers, key=lambda one: one.prediction.strategy)
-    figure = figure_of(max(15.0, 6 + 0.45 * len(answers)), 4.8)
+    figure = figure_of(max(15.0, 6 + 0.45 * len(answers)), 5.2)
     times, scaling, memory = figure.subplots(1, 3)
     _draw_times(times, answers)
     _draw_roofline(scaling, work, answers)
@@ -46,7 +46,7 @@ def _draw_times(axes: Any, answers: Sequence[Answer]) -> None:
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     axes.set_ylabel("seconds per epoch")
     _label_bars(axes, answers)
-    axes.legend(frameon=False, fontsize=8)
+    _legend_above(axes)
 
 
 def _draw_roofline(axes: Any, work: Work, answers: Sequence[Answer]) -> None:
@@ -68,16 +68,23 @@ def _draw_roofline(axes: Any, work: Work, answers: Sequence[Answer]) -> None:
     axes.set_xlabel("PEs")
     axes.set_ylabel("samples per second (dashed: communication alone)")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, ncols=2, framealpha=0.6)
+    _legend_above(axes)
 
 
 def _draw_memory(axes: Any, work: Work, answers: Sequence[Answer]) -> None:
     heights = [one.prediction.memory_bytes_per_pe / 1e9 for one in answers]
-    _bars(axes, answers, heights, [0.0] * len(answers), "C4")
+    _bars(axes, answers, heights, [0.0] * len(answers), "0.5")
     axes.axhline(work.machine.memory_bytes / 1e9, color="C3", linewidth=1.2, label=f"memory of {work.machine.name}")
+    if max(heights) > 20e-9 * work.machine.memory_bytes:  # the limit would lie on the axis
+        axes.set_yscale("log")
     axes.set_ylabel("GB per PE")
     _label_bars(axes, answers)
-    axes.legend(frameon=False, fontsize=8)
+    _legend_above(axes)
+
+
+def _legend_above(axes: Any) -> None:
+    """Name the colours above the panel, where nothing is drawn."""
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, frameon=False, fontsize=7)
 
 
 def _bars(axes: Any, answers: Sequence[Answer], heights: Sequence[float], bottom: Sequence[float], color: str) -> None:
