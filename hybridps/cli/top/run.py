@@ -141,7 +141,7 @@ def _worker_row(before: Live, now: Live, seen: Seen[WorkerStatus]) -> Row:
         str(status.worker),
         str(status.group),
         printable(status.host),
-        str(status.pid),
+        "-" if status.ended or is_gone(status) else str(status.pid),
         str(status.steps),
         number(rate(then, status, "steps")),
         "-" if status.step_seconds is None else duration(status.step_seconds),
