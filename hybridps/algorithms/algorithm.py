@@ -21,7 +21,7 @@ from hybridps.tensor_collectives import Levels, Tensor, broadcast_
 from hybridps.tiers import Exchange, Run, Tier, check_same_layout, hand_over
 
 UNDER_WAY = 8
-"""The number of buckets that are begun before the oldest one is finished. With 4, the servers were idle at times."""
+"""The number of buckets usually begun before the oldest one is finished. With 4, the servers were idle at times."""
 
 
 class Algorithm:

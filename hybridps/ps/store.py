@@ -39,7 +39,7 @@ class Pending(Protocol):
     def is_done_within(self, seconds: float) -> bool:
         """Wait until the operation is done, for at most `seconds`. Returns whether it is; `wait` is still to be called.
 
-        Raises the errors of `wait`, except those of the operation itself.
+        Time in which a server is away does not count. Raises ServerError if a server is away for too long.
         """
 
 

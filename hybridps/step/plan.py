@@ -102,14 +102,16 @@ class Span(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """What is reduced together. `spans`, at least one, leave out keys that are not expected.
-
-    `completed`: the keys whose other buckets all come before this one.
-    """
+    """What is reduced together. `spans`, at least one, leave out keys that are not expected."""
 
     spans: tuple[Span, ...]
     keys: tuple[str, ...]
-    completed: tuple[str, ...] = ()
+
+    def spans_of(self, keys: Iterable[str]) -> tuple[Span, ...]:
+        """Return what these of its keys have of the bucket."""
+        table, start, stop = self.spans[0].table, self.spans[0].start, self.spans[-1].stop
+        spans = (table.spans[key] for key in keys)
+        return tuple(merged([Span(table, max(begin, start), min(end, stop)) for begin, end in spans]))
 
 
 class Plan(NamedTuple):
@@ -133,8 +135,6 @@ def make_plan(tables: Sequence[Table], expected: frozenset[str], bucket_bytes: i
     for number, bucket in enumerate(buckets):
         for key in bucket.keys:
             numbers.setdefault(key, []).append(number)
-    for number, bucket in enumerate(buckets):
-        buckets[number] = bucket._replace(completed=tuple(key for key in bucket.keys if numbers[key][-1] == number))
     return Plan(tuple(buckets), {key: tuple(found) for key, found in numbers.items()})
 
 

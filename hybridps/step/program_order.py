@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,10 +15,13 @@ class ProgramOrder:
 
     def __init__(self) -> None:
         self._items: deque[Item] = deque()
+        self._places = 0
 
     def append(self, item: Item) -> None:
-        """Add the latest item."""
+        """Add the latest item, and give it its place among those that all ranks have."""
         self._items.append(item)
+        self._places += not item.is_local
+        item.place = self._places
 
     @property
     def latest(self) -> Item:
@@ -26,27 +29,17 @@ class ProgramOrder:
         return self._items[-1]
 
     def head(self) -> Item | None:
-        """Return the first item that is to be done, or None."""
+        """Return the first item that is not done, or None."""
         while self._items and self._items[0].done:
             self._items.popleft()
-        return next(self.open(), None)
+        return self._items[0] if self._items else None
 
     def open(self) -> Iterator[Item]:
-        """Return the items that are to be done, in program order."""
-        return (item for item in self._items if not (item.done or item.is_aside))
+        """Return the items that are not done, in program order."""
+        return (item for item in self._items if not item.done)
 
-    def leave_aside(self, items: Collection[Item]) -> bool:
-        """Leave these items aside, except the last of them, if others are to be done before it. Returns whether so.
-
-        If all of these have arrived on all ranks, the result is the same on all ranks.
-        """
-        left, others = len(items), False
-        for item in self.open():
-            left -= item in items
-            if not left:
-                break
-            others |= item not in items and not item.is_local
-        if others:
-            for each in items:
-                each.is_aside = each is not item
-        return others
+    def has_others(self, owner: object, place: int) -> bool:
+        """Return whether items of other owners come before this place. The same on all ranks that have got so far."""
+        return any(
+            item.owner is not owner for item in self._items if item.place < place and not (item.done or item.is_local)
+        )

@@ -76,8 +76,10 @@ class Item:
         self.shape = ""
         """The shape and dtype in words, if ranks may differ in them."""
         self.done = False
-        self.is_aside = False
-        """Whether a later item of the same step will mark this one as done."""
+        self.owner: object = None
+        """The fused step that it may belong to."""
+        self.place = 0
+        """Its number among the items of all ranks, in program order."""
         self.release: Release | None = None
         """None until the item arrives."""
         self._inbox = inbox
@@ -170,8 +172,6 @@ class Schedule:
         """Whether the program's thread waits for work on the communication thread, not for a sum."""
         self._waited_here_until = -math.inf
         self.items = ProgramOrder()
-        self.meanwhile: list[Callable[[], None]] = []
-        """What all ranks do, together, while one of them waits for the arrival of an item."""
         self._mergeable = 0
         """The number of items that more may be merged with, and that have not arrived."""
         self._thread = threading.Thread(target=self._run, name="hybridps-communication", daemon=True)
@@ -288,10 +288,6 @@ class Schedule:
 
     def _batch(self, head: Item) -> None:
         """Do as many items as have arrived on all ranks, in program order, in as few operations as possible."""
-        with self._context.watch(f"{head.title}, which a worker of this group has not computed"):
-            while self.meanwhile and not self._all_have(head):
-                for work in [*self.meanwhile]:
-                    work()
         self._await(head)
         self.take_all()
         batch = list(takewhile(lambda item: item.arrived and not item.alone, self.items.open()))
@@ -303,12 +299,6 @@ class Schedule:
         while done < count:
             with self._context.watch(batch[done].title):
                 done += batch[done].run(batch[done:count])
-
-    def _all_have(self, item: Item) -> bool:
-        """Wait for a moment until the item has arrived. Returns whether it has, on all ranks."""
-        if not item.arrived:
-            self.take(POLL_SECONDS)
-        return bool(self.agreement.vote(IN_ORDER, int(item.arrived), item.title)[0])
 
     def _await(self, item: Item) -> None:
         """Wait until the item has arrived, and until no more items are expected that could be merged with it."""

@@ -4,14 +4,14 @@ Gradients that are expected are reduced bucket by bucket (a fused step). Others,
 completed, are reduced in program order.
 
 Groups may do the same step in different ways, because only one of them has a program that reads sums in the middle. So
-that they never wait for each other, a group waits for an answer of the servers only when it has begun, or done,
-everything that its program asked for before.
+that they never wait for each other, a group waits for the answer to a gradient only when everything that its program
+asked for before has begun or is done.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -20,7 +20,7 @@ from hybridps.algorithms import UNDER_WAY, Algorithm, AnyRule, Exchange
 from hybridps.step.finite import FiniteCheck
 from hybridps.step.inbox import Inbox
 from hybridps.step.job_context import JobContext
-from hybridps.step.plan import Plan, Span, merged, parts
+from hybridps.step.plan import Bucket, Plan, Span, merged, parts
 from hybridps.step.schedule import Entry, Item, Release, Schedule, do_nothing
 from hybridps.step.step import Step
 from hybridps.step.timing import TimeSpent
@@ -30,22 +30,20 @@ PATIENCE_SECONDS = 1.0
 """If more than `UNDER_WAY` reductions are under way, the time for which the leader waits for the oldest before it goes
 on with later ones. It waits in vain once in a step, because another group may need those first."""
 
-LITTLE_PATIENCE_SECONDS = 0.01
-"""The same in the step that follows one in which it has waited in vain."""
+LITTLE_PATIENCE_SECONDS = 0.1
+"""The same in the step that follows one in which it has waited in vain. A bucket of 4 MB takes 35 ms over 1 Gbit/s."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reduction:
-    """A reduction under way.
+    """A reduction under way. `at_servers`: whether servers look for NaN and Inf.
 
-    `bucket`: its number in the plan of the step, or None in program order. `finished`: the items that are done when
-    this reduction and those before it are done. `at_servers`: whether servers look for NaN and Inf.
+    `members`: the gradients in it, which follow one another in program order; None if it was begun in program order.
     """
 
     span: Span
     step: int
-    bucket: int | None
-    finished: Sequence[Item]
+    members: Sequence[Gradient] | None
     exchange: Exchange | None
     at_servers: bool
 
@@ -71,79 +69,80 @@ class Reducer:
         """The latest step that the program is known to have begun."""
 
     @property
-    def waits_for_groups(self) -> bool:
-        """Whether reductions are under way that end only when other groups have contributed."""
+    def may_wait(self) -> bool:
+        """Whether there are servers, which may answer only when other groups have contributed."""
+        return self._algorithm.tier.has_servers
+
+    @property
+    def waits(self) -> bool:
+        """Whether there are reductions under way that servers have to answer."""
         return any(each.exchange is not None for each in self._under_way)
 
-    def begin_step(self, number: int) -> None:
-        """Note that a step begins."""
-        self._patience_seconds = PATIENCE_SECONDS if self._patience_seconds else LITTLE_PATIENCE_SECONDS
-        self.trace.begin(number, self.model)
-
-    def reduce(
-        self, spans: Iterable[Span], step: int, items: Mapping[str, Gradient], buckets: Collection[int] = ()
-    ) -> None:
-        """Reduce these spans of the gradients `items`, and finish these buckets. The gradients may then be used."""
+    def reduce(self, spans: Iterable[Span], step: int, items: Mapping[str, Gradient]) -> None:
+        """Reduce these spans of the gradients `items`, and finish what was begun of them. They may then be used."""
         for span in spans:
             for part in parts(span, self._bucket_bytes):
                 self.begin(part, step, items)
-        self.finish({None, *buckets})
+        wanted = {each for item in items.values() for each in item.under_way}
+        self._finish_all(each for each in self._under_way if each.members is None or each in wanted)
+        self.renew_patience()
 
     def begin(
-        self,
-        span: Span,
-        step: int,
-        items: Mapping[str, Gradient],
-        bucket: int | None = None,
-        finished: Sequence[Item] = (),
+        self, span: Span, step: int, items: Mapping[str, Gradient], members: Sequence[Gradient] | None = None
     ) -> None:
-        """Begin to reduce a span, in which some of `items` lie. `bucket`, `finished`: see `Reduction`."""
+        """Begin to reduce a span, in which some of `items` lie. `members`: see `Reduction`."""
         rules = span.table.rules(span.start, span.stop, lambda key: items[key].rule) if self._updates else ()
         key, began = span.table.key_at(span.start), time.monotonic()
         what = f"step {step}: the sum of {span.table.name} in the group, from key {key!r} on"
-        with (
-            self._context.watch(what),
-            self.spent.on("group"),
-            self._finite.reducing(span, step) as at_servers,
-        ):
+        with self._context.watch(what), self.spent.on("group"), self._finite.reducing(span, step) as at_servers:
             exchange = self._algorithm.reduce_(span.table.name, span.table.tensor, span.start, span.stop, rules)
         self.trace.span("allreduce", began, span.table.name, key, span.nbytes)
-        self._under_way.append(Reduction(span, step, bucket, finished, exchange, at_servers))
-        alike = [each for each in self._under_way if (each.bucket is None) == (bucket is None)]
+        reduction = Reduction(span, step, members, exchange, at_servers)
+        self._under_way.append(reduction)
+        for member in members or ():
+            member.under_way.add(reduction)
+        alike = [each for each in self._under_way if (each.members is None) == (members is None)]
         if len(alike) > UNDER_WAY and exchange is None:
             self._finish(alike[0])
         elif len(alike) > UNDER_WAY:
-            self._finish_answered(alike, self._patience_seconds)
+            self._finish_answered(alike)
 
-    def finish(self, buckets: Collection[int | None]) -> None:
-        """Finish the reductions of these buckets; None: those in program order."""
-        for each in [each for each in self._under_way if each.bucket in buckets]:
-            self._finish(each)
+    def finish_fused(self) -> None:
+        """Finish all reductions that were not begun in program order."""
+        self._finish_all(each for each in self._under_way if each.members is not None)
 
-    def finish_answered(self) -> None:
-        """Finish the oldest reductions, as many as servers have answered."""
-        self._finish_answered(self._under_way, 0.0)
+    def renew_patience(self) -> None:
+        """Wait for answers again: less long if that was in vain."""
+        self._patience_seconds = PATIENCE_SECONDS if self._patience_seconds else LITTLE_PATIENCE_SECONDS
 
-    def _finish_answered(self, reductions: Sequence[Reduction], seconds: float) -> None:
-        """Wait for the first of these, for at most `seconds`, and finish the first ones that have been answered."""
-        levels, answered = self._algorithm.levels, 0
-        if levels.group.rank == 0 and reductions:
-            with self._context.watch(partial(self._awaited, reductions[0])), self.spent.on("exchange"):
-                if not _is_answered(reductions[0], seconds) and seconds:
+    def _finish_answered(self, reductions: Sequence[Reduction]) -> None:
+        """Wait for the first of these with patience, and finish the first ones that servers have answered."""
+        levels, answered, began = self._algorithm.levels, 0, time.monotonic()
+        with self._context.watch(partial(self._awaited, reductions[0])), self.spent.on("exchange"):
+            if levels.group.rank == 0:
+                if not _is_answered(reductions[0], self._patience_seconds):
                     self._patience_seconds = 0.0
                 answered = sum(1 for _ in takewhile(_is_answered, reductions))
-        for each in reductions[: levels.vote(answered)[1]]:
+            _, answered = levels.vote(answered)
+        for each in reductions[:answered]:
+            self._finish(each, began)
+            began = time.monotonic()
+
+    def _finish_all(self, reductions: Iterable[Reduction]) -> None:
+        for each in [*reductions]:
             self._finish(each)
 
-    def _finish(self, reduction: Reduction) -> None:
-        span, began = reduction.span, time.monotonic()
+    def _finish(self, reduction: Reduction, began: float | None = None) -> None:
+        """Finish a reduction, which has been awaited since `began`, and the gradients that are now complete."""
+        span, began = reduction.span, began or time.monotonic()
         with self._context.watch(partial(self._awaited, reduction)), self.spent.on("exchange"):
             found = self._algorithm.finish_(reduction.exchange)
         self._finite.reduced(found or {}, span, reduction.step, reduction.at_servers)
         self._under_way.remove(reduction)
         self.trace.span("exchange", began, span.table.name, span.table.key_at(span.start), span.nbytes)
-        for item in reduction.finished:
-            item.finish()
+        for member in reduction.members or ():
+            member.under_way.discard(reduction)
+            member.finish_if_complete()
 
     def _awaited(self, reduction: Reduction) -> str:
         """Return what the end of a reduction waits for, in words. The watchdog's thread calls this."""
@@ -160,8 +159,7 @@ class Begin(Item):
     """The program begins a step, which ends the previous step of the same model.
 
     If its keys are known, this is a *fused step*: buckets are reduced from the last layers on, in whatever order
-    gradients arrive. The rest follows in program order. A step that begins before that of another model has ended is
-    not fused, because its gradients may be computed from sums of that one.
+    gradients arrive. The rest follows in program order.
     """
 
     alone = True
@@ -184,8 +182,9 @@ class Begin(Item):
     def run(self, items: Sequence[Item]) -> int:
         self.finish()
         plan, reducer = self.step.plan, self.step.reducer
-        reducer.begin_step(self.step.number)
-        if plan.buckets and plan is not reducer.in_order and not self._schedule.meanwhile:
+        reducer.renew_patience()
+        reducer.trace.begin(self.step.number, reducer.model)
+        if plan.buckets and plan is not reducer.in_order:
             reducer.in_order = plan if self._fuse() else None
         return 1
 
@@ -198,43 +197,40 @@ class Begin(Item):
         while number < len(step.plan.buckets) and vote >= Vote.COMPLETE:
             vote = self._votes.on_bucket(number)
             for _ in range(Vote.COMPLETE, vote + 1):
-                self._reduce(number)
+                self._reduce(step.plan.buckets[number])
                 number += 1
-        if vote >= Vote.COMPLETE:
-            others = step.reducer.waits_for_groups and self._schedule.items.leave_aside(set(step.items.values()))
-            (self._end_later if others else self._end)()
+        if vote < Vote.COMPLETE:
+            if not step.reducer.waits:
+                step.reducer.finish_fused()
+        elif step.reducer.waits and self._schedule.items.has_others(step, step.last_place):
+            step.end = self._end  # each gradient waits for its turn: other groups may need what comes before it
+        else:
+            self._end()
         return vote == Vote.STAY_OVER
 
-    def _end_later(self) -> None:
-        """Leave the end to the last gradient: other groups may first need what the program asked for before it."""
-        self.step.end = self._end
-        self._schedule.meanwhile.append(self._meanwhile)
-
-    def _meanwhile(self) -> None:
-        """Finish what has been answered: what has not arrived may be computed from it."""
-        self.step.reducer.finish_answered()
-        if not self.step.items:
-            self._end()
+    def _reduce(self, bucket: Bucket) -> None:
+        """Begin to reduce a bucket, which is complete."""
+        step = self.step
+        members = [step.items[name] for name in bucket.keys]
+        series = step.series(members) if step.reducer.may_wait else [members]
+        for each in series:
+            spans = bucket.spans if len(series) == 1 else bucket.spans_of(member.name for member in each)
+            for span in spans:
+                step.reducer.begin(span, step.number, step.items, each)
+        step.reached[bucket.spans[0].table.name] = bucket.spans[0].start
+        for member in members:
+            member.finish_if_complete()
 
     def _end(self) -> None:
-        """Finish all buckets, and with them all gradients."""
-        step, schedule = self.step, self._schedule
-        step.reducer.finish(range(len(step.plan.buckets)))
+        """Finish what is under way, and with it all gradients of the step."""
+        step, pace = self.step, self._schedule.pace
         step.end = None
-        if self._meanwhile in schedule.meanwhile:
-            schedule.meanwhile.remove(self._meanwhile)
-        waited = schedule.waited_until()
+        step.reducer.finish_fused()
+        waited = self._schedule.waited_until()
         step.reducer.spent.end_step(step.last_arrival)
-        step.reducer.trace.end(schedule.pace.program_seconds(self._begun_at), schedule.pace.computes_before)
-        schedule.pace.end_step(self._begun_at, step.last_arrival, waited)
-
-    def _reduce(self, number: int) -> None:
-        """Begin to reduce a bucket, which is complete."""
-        step, bucket = self.step, self.step.plan.buckets[number]
-        finished = [step.items[name] for name in bucket.completed]
-        for span in bucket.spans:
-            step.reducer.begin(span, step.number, step.items, number, finished if span is bucket.spans[-1] else ())
-        step.reached[bucket.spans[0].table.name] = bucket.spans[0].start
+        program_seconds = pace.program_seconds(self._begun_at)
+        step.reducer.trace.end(step.number, step.reducer.model, program_seconds, pace.computes_before)
+        pace.end_step(self._begun_at, step.last_arrival, waited)
 
 
 class End(Item):
@@ -271,6 +267,9 @@ class Gradient(Item):
         self.rule = rule
         self.arrived_at = 0.0
         """When it arrived, on the monotonic clock."""
+        self.under_way: set[Reduction] = set()
+        """The reductions of a fused step that it lies in and that have not ended."""
+        self.owner = step if in_step and name in step.plan.buckets_of else None
         self._span = span
 
     def __call__(self, release: Release = do_nothing) -> None:
@@ -288,21 +287,27 @@ class Gradient(Item):
 
     def run(self, items: Sequence[Item]) -> int:
         """Reduce this gradient together with the gradients of the same model that directly follow it."""
-        mates, step = self._mates(items), self.step
-        if step.end is not None and self.name in step.plan.buckets_of:
-            step.end()
-        buckets = {number for name in mates for number in step.plan.buckets_of.get(name, ())}
-        step.reducer.reduce(merged(mate.remaining for mate in mates.values()), step.number, mates, buckets)
+        mates = self._mates(items)
+        self.step.reducer.reduce(merged(mate.remaining for mate in mates.values()), self.step.number, mates)
         for mate in mates.values():
             if not mate.done:
                 mate.finish()
         return len(mates)
 
+    def finish_if_complete(self) -> None:
+        """Finish it if all of it has been reduced."""
+        span = self.remaining
+        if span.start == span.stop and not self.under_way and not self.done:
+            self.finish()
+
     def finish(self) -> None:
-        self.step.reducer.trace.arrived(self._span.table.name, self.name, self.arrived_at)  # its step has begun there
+        reducer = self.step.reducer
+        reducer.trace.arrived(reducer.model, self._span.table.name, self.name, self.arrived_at)
         if self.in_step:
             self.step.items.pop(self.name, None)
         super().finish()
+        if self.step.end is not None and not self.step.items:
+            self.step.end()
 
     def _mates(self, items: Sequence[Item]) -> dict[str, Gradient]:
         """Return the first of the items, as long as they are different gradients of this model."""

@@ -83,9 +83,9 @@ class Recorder:
                 self.on_step()
             self._open = number, model, now
 
-    def arrived(self, table: str, key: str, when: float) -> None:
-        """Note when the gradient of a key had been computed."""
-        if self._file is not None:
+    def arrived(self, model: int, table: str, key: str, when: float) -> None:
+        """Note when the gradient of a key had been computed, unless a step of another model has begun since."""
+        if self._file is not None and (self._open is None or self._open[1] == model):
             number = self._keys.get((table, key), -1) if len(self._arrived) < MOST_ARRIVALS else -1
             self._arrived[number] = max(when, self._arrived.get(number, when))
 
@@ -97,9 +97,12 @@ class Recorder:
                 Span(kind, self.microseconds(began), self.microseconds(time.monotonic()), number, nbytes)
             )
 
-    def end(self, program_seconds: float = 0.0, computes_before: bool = False) -> None:
-        """End the step, which now has all of its sums, and write it, with fields of its line."""
-        if self._open is not None:
+    def end(self, number: int, model: int, program_seconds: float = 0.0, computes_before: bool = False) -> None:
+        """End a step, which now has all of its sums, and write it, with fields of its line.
+
+        Nothing happens if it is not open, because a step of another model has begun since.
+        """
+        if self._open is not None and self._open[:2] == (number, model):
             self._write(time.monotonic(), program_seconds, computes_before)
             self.on_step()
 

@@ -471,8 +471,8 @@ def test_a_plan_covers_each_expected_key_once(names: set[str], bucket_bytes: int
             covered[span.start : span.stop] += 1
     for name, (start, stop) in table.spans.items():
         assert (covered[start:stop] == (name in names)).all()
-    completed = [name for bucket in plan.buckets for name in bucket.completed]
-    assert sorted(completed) == sorted(name for name in names if np.prod(KEYS[name]))
+    assert all(bucket.spans_of(bucket.keys) == bucket.spans for bucket in plan.buckets)
+    assert plan.buckets_of.keys() == {name for name in names if np.prod(KEYS[name])}
 
 
 def test_adjacent_spans_are_merged_and_parted_at_buckets() -> None:

@@ -48,15 +48,15 @@ class Push(NamedTuple):
 
 
 class Job:
-    """A job of groups of these sizes, which train `steps` times by the same pushes.
+    """A job of groups of these sizes, with the pushes of each step.
 
     `reads(worker, step)` returns the numbers of the pushes whose sum a worker reads before it goes on.
     """
 
     count = 0
 
-    def __init__(self, server: Server, sizes: tuple[int, ...], pushes: list[Push], reads: Callable, steps: int) -> None:
-        self.server, self.sizes, self.pushes, self.reads, self.steps = server, sizes, pushes, reads, steps
+    def __init__(self, server: Server, sizes: tuple[int, ...], steps: list[list[Push]], reads: Callable) -> None:
+        self.server, self.sizes, self.steps, self.reads = server, sizes, steps, reads
         Job.count += 1
         self.name = f"groups-{Job.count}"
 
@@ -74,8 +74,8 @@ class Job:
         context = JobContext(GIVEN, world.rank, groups, EventLog(None, world.rank), lambda what: nullcontext(), index)
         worker = Worker(levels, algorithm, context)
         try:
-            for step in range(self.steps):
-                worker.train(self.pushes, step, self.reads(world.rank, step), world.size)
+            for step, pushes in enumerate(self.steps):
+                worker.train(pushes, step, self.reads(world.rank, step), world.size)
         finally:
             worker.schedule.close()
             world.barrier()
@@ -151,52 +151,72 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few reductions under way, and short waits, so that a test meets them often."""
     monkeypatch.setattr(hybridps.step.steps, "UNDER_WAY", 2)
     monkeypatch.setattr(hybridps.step.steps, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(hybridps.step.steps, "LITTLE_PATIENCE_SECONDS", 0.01)
     monkeypatch.setattr(hybridps.step.votes, "STALL_SECONDS", 0.2)
 
 
 ALL = [Push(0, key) for key in KEYS]
 
 
+def nobody(worker: int, step: int) -> set[int]:
+    return set()
+
+
 @pytest.mark.parametrize("reader", [0, 1, 2])
 @pytest.mark.parametrize("pushes", [ALL, ALL[::-1]], ids=["forwards", "backwards"])
 def test_one_worker_reads_each_sum(pushes: list[Push], reader: int, server: Server) -> None:
     everything = set(range(len(pushes)))
-    Job(server, (2, 1), pushes, lambda worker, step: everything if worker == reader else set(), 4).run()
+    Job(server, (2, 1), 4 * [pushes], lambda worker, step: everything if worker == reader else set()).run()
 
 
 def test_one_worker_reads_rows_that_are_pushed_before_dense_keys(server: Server) -> None:
     pushes = [Push(0, ROWS), *ALL]
-    Job(server, (1, 2), pushes, lambda worker, step: {0} if worker == 0 else set(), 4).run()
+    Job(server, (1, 2), 4 * [pushes], lambda worker, step: {0} if worker == 0 else set()).run()
 
 
 def test_one_worker_reads_a_key_of_another_model_between_two_keys(server: Server) -> None:
     pushes = [Push(0, "a"), Push(1, "a"), Push(0, "d"), Push(1, "d")]
-    Job(server, (1, 1), pushes, lambda worker, step: {1} if worker == 0 else set(), 4).run()
+    Job(server, (1, 1), 4 * [pushes], lambda worker, step: {1} if worker == 0 else set()).run()
 
 
-def test_rows_that_are_computed_from_a_sum_come_between_dense_keys(server: Server) -> None:
-    pushes = [Push(0, "d"), Push(0, ROWS, needs=0), Push(0, "a"), Push(1, "a", needs=1), Push(0, "b")]
-    Job(server, (2, 1), pushes, lambda worker, step: set(), 4).run()
+@pytest.mark.parametrize("reader", [0, 2, None])
+def test_rows_that_are_computed_from_a_sum_come_between_keys_of_one_bucket(reader: int | None, server: Server) -> None:
+    pushes = [Push(0, "c"), Push(0, ROWS, needs=0), Push(0, "a"), Push(1, "a", needs=1), Push(0, "d")]
+    Job(server, (2, 1), 4 * [pushes], lambda worker, step: {0} if worker == reader else set()).run()
+
+
+@pytest.mark.parametrize("left_out", KEYS)
+def test_a_key_is_left_out_and_comes_back(left_out: str, server: Server) -> None:
+    fewer = [push for push in ALL if push.key != left_out]
+    Job(server, (2, 1), [ALL, fewer, fewer, ALL, ALL], nobody).run()
+
+
+def test_a_key_in_several_buckets_is_released_when_all_are_reduced(server: Server) -> None:
+    """Its last bucket has another key, whose turn is earlier; the step cannot be completed."""
+    pushes = [Push(0, "c"), Push(1, "c"), Push(0, "d"), Push(0, "a")]
+    Job(server, (1, 1), 5 * [pushes], lambda worker, step: {0, 2} if worker == 0 else {0}).run()
 
 
 EVERY = [Push(model, key) for model in range(MODELS) for key in KEYS] + [Push(0, ROWS)]
 
 
 @st.composite
-def programs(draw) -> tuple[tuple[int, ...], list[Push], dict[tuple[int, int], set[int]]]:
-    """Sizes of groups, pushes, and what workers read in each of three steps."""
+def programs(draw) -> tuple[tuple[int, ...], list[list[Push]], dict[tuple[int, int], set[int]]]:
+    """Sizes of groups, the pushes of four steps, some of which lack a few, and what workers read in each step."""
     sizes = draw(st.sampled_from([(1, 1), (2, 1), (1, 2, 1)]))
     pushes = draw(st.lists(st.sampled_from(EVERY), unique=True, min_size=2, max_size=8))
-    readers = draw(st.sets(st.integers(0, sum(sizes) - 1)))
     numbers = st.sets(st.integers(0, len(pushes) - 1))
-    return sizes, pushes, {(worker, step): draw(numbers) for worker in readers for step in range(3)}
+    left_out = [draw(st.one_of(st.just(set()), numbers)) for _ in range(4)]
+    steps = [[push for number, push in enumerate(pushes) if number not in out] for out in left_out]
+    readers = draw(st.sets(st.integers(0, sum(sizes) - 1)))
+    return sizes, steps, {(worker, step): draw(numbers) for worker in readers for step in range(4)}
 
 
 @settings(max_examples=25, deadline=None)
 @given(programs())
 def test_each_worker_reads_what_it_likes(server: Server, program) -> None:
-    sizes, pushes, reads = program
-    Job(server, sizes, pushes, lambda worker, step: reads.get((worker, step), set()), 3).run()
+    sizes, steps, reads = program
+    Job(server, sizes, steps, lambda worker, step: reads.get((worker, step), set())).run()
 
 
 @settings(max_examples=10, deadline=None)
@@ -204,4 +224,5 @@ def test_each_worker_reads_what_it_likes(server: Server, program) -> None:
 def test_gradients_are_computed_from_earlier_sums(server: Server, pushes: list[Push], data) -> None:
     needs = [data.draw(st.integers(-1, number - 1)) for number in range(len(pushes))]
     program = [push._replace(needs=need) for push, need in zip(pushes, needs, strict=True)]
-    Job(server, (2, 1), program, lambda worker, step: set(), 3).run()
+    reads = data.draw(st.sets(st.integers(0, len(pushes) - 1)))
+    Job(server, (2, 1), 3 * [program], lambda worker, step: reads if worker == 2 else set()).run()

@@ -136,11 +136,13 @@ def test_a_recorder_writes_what_it_is_told(tmp_path: Path) -> None:
     base = recorder.process.base
     recorder.begin(0, model)
     computed = time.monotonic()
-    recorder.arrived("t", "b", computed)
+    recorder.arrived(model, "t", "b", computed)
     recorder.span("allreduce", base + 0.125, "t", "a", 44)
     with loading():  # for a next step
         pass
-    recorder.end()
+    recorder.arrived(model + 1, "t", "b", computed + 1)  # of a step of another model, which has ended there
+    recorder.end(0, model + 1)
+    recorder.end(0, model)
     recorder.begin(1, model)  # nothing happens in it
     recorder.close()
     (found,) = read_trace(tmp_path).workers.values()
@@ -160,8 +162,8 @@ def test_of_very_many_gradients_only_the_last_one_is_recorded(tmp_path: Path, or
     recorder.add_keys("t", Layout.of("float32", dict.fromkeys(keys, (1,))), 1)
     recorder.begin(0, recorder.add_model())
     for number, key in list(enumerate(keys))[::order]:
-        recorder.arrived("t", key, number)
-    recorder.end()
+        recorder.arrived(0, "t", key, number)
+    recorder.end(0, 0)
     recorder.close()
     (step,) = read_trace(tmp_path).workers[0].steps
     assert len(step.arrived) == MOST_ARRIVALS + 1
@@ -171,8 +173,8 @@ def test_of_very_many_gradients_only_the_last_one_is_recorded(tmp_path: Path, or
 def test_without_the_setting_nothing_is_written(tmp_path: Path) -> None:
     recorder = Recorder.of(Settings(run_folder=str(tmp_path)), 0, 0, 0)
     recorder.begin(0, recorder.add_model())
-    recorder.arrived("t", "k", 1.0)
-    recorder.end()
+    recorder.arrived(0, "t", "k", 1.0)
+    recorder.end(0, 0)
     assert not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match="HYBRIDPS_TRACE needs a folder"):
         check_trace(Settings(trace=True))
