@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence, Set
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from hybridps.step.schedule import Item
+
+AnItem = TypeVar("AnItem", bound="Item")
 
 
 class ProgramOrder:
@@ -38,8 +40,30 @@ class ProgramOrder:
         """Return the items that are not done, in program order."""
         return (item for item in self._items if not item.done)
 
-    def has_others(self, owner: object, place: int) -> bool:
-        """Return whether items of other owners come before this place. The same on all ranks that have got so far."""
-        return any(
-            item.owner is not owner for item in self._items if item.place < place and not (item.done or item.is_local)
-        )
+    def series(self, members: Sequence[AnItem], begun: Set[Item]) -> list[list[AnItem]]:
+        """Return members apart where an item between them has not begun, and is not one of `begun`.
+
+        Another group may need that item after the first of them, and before it can contribute to the second. The result
+        is the same on all ranks on which all of these have arrived.
+        """
+        places = {member.place: member for member in members}
+        first, last = min(places), max(places)
+        if last - first < len(places):
+            return [[*members]]
+        series: list[list[AnItem]] = []
+        apart = True
+        for item in self._items:
+            if item.done or item.is_local or not first <= item.place <= last:
+                continue
+            if item.place in places:
+                if apart:
+                    series.append([])
+                series[-1].append(places[item.place])
+                apart = False
+            else:
+                apart |= not item.has_begun and item not in begun
+        return series
+
+    def all_begun(self, place: int) -> bool:
+        """Return whether everything before this place has begun or is done. The same on all ranks that are that far."""
+        return all(item.has_begun for item in self._items if item.place < place and not (item.done or item.is_local))

@@ -76,8 +76,6 @@ class Item:
         self.shape = ""
         """The shape and dtype in words, if ranks may differ in them."""
         self.done = False
-        self.owner: object = None
-        """The fused step that it may belong to."""
         self.place = 0
         """Its number among the items of all ranks, in program order."""
         self.release: Release | None = None
@@ -91,6 +89,11 @@ class Item:
     @property
     def arrived(self) -> bool:
         return self.release is not None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it is under way as a whole, or never waits for other groups."""
+        return False
 
     @property
     def can_merge(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hybridps.step.agreement import digest
@@ -59,25 +59,3 @@ class Step:
     def last_place(self) -> int:
         """The place of the last expected gradient that is not done; 0 if there is none."""
         return max((item.place for item in self.items.values()), default=0)
-
-    def series(self, members: Sequence[Gradient]) -> list[Sequence[Gradient]]:
-        """Return gradients of a bucket apart where the program asked for something between them that has not begun.
-
-        Another group may need that after the first of them, and before it can contribute to the second.
-        """
-        places = {member.place for member in members}
-        if max(places) - min(places) < len(places):
-            return [members]
-        series: list[list[Gradient]] = []
-        apart, place = True, 0
-        for item in self.items.values():  # in program order
-            apart |= item.place != place + 1
-            place = item.place
-            if place not in places:
-                apart |= item.remaining.start < item.remaining.stop
-                continue
-            if apart:
-                series.append([])
-            series[-1].append(item)
-            apart = False
-        return [*series]

@@ -11,7 +11,7 @@ asked for before has begun or is done.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -47,6 +47,10 @@ class Reduction:
     exchange: Exchange | None
     at_servers: bool
 
+    def is_answered(self, seconds: float = 0.0) -> bool:
+        """As `Exchange.is_answered_within`."""
+        return self.exchange is not None and self.exchange.is_answered_within(seconds)
+
 
 class Reducer:
     """Begins and finishes reductions. Used by the communication threads of all ranks, which do the same."""
@@ -54,11 +58,10 @@ class Reducer:
     def __init__(self, algorithm: Algorithm, context: JobContext) -> None:
         self._algorithm = algorithm
         self._context = context
-        self._updates = algorithm.updates
-        self._bucket_bytes = context.settings.bytes_reduced_at_a_time
         self._finite = FiniteCheck(algorithm, context)
         self._under_way: list[Reduction] = []
-        self._patience_seconds = PATIENCE_SECONDS
+        self._in_vain = self._was_in_vain = False
+        """Whether the leader has waited in vain in this step, and in the step before."""
         self.spent = TimeSpent(context.events, context.bytes_with_servers)
         self.trace = context.trace
         self.model = context.trace.add_model()
@@ -70,8 +73,8 @@ class Reducer:
 
     @property
     def may_wait(self) -> bool:
-        """Whether there are servers, which may answer only when other groups have contributed."""
-        return self._algorithm.tier.has_servers
+        """Whether there are servers that may answer a gradient only when other groups have contributed to it."""
+        return self._algorithm.tier.has_servers and self._algorithm.row.sends == "gradients"
 
     @property
     def waits(self) -> bool:
@@ -81,17 +84,17 @@ class Reducer:
     def reduce(self, spans: Iterable[Span], step: int, items: Mapping[str, Gradient]) -> None:
         """Reduce these spans of the gradients `items`, and finish what was begun of them. They may then be used."""
         for span in spans:
-            for part in parts(span, self._bucket_bytes):
+            for part in parts(span, self._context.settings.bytes_reduced_at_a_time):
                 self.begin(part, step, items)
         wanted = {each for item in items.values() for each in item.under_way}
-        self._finish_all(each for each in self._under_way if each.members is None or each in wanted)
-        self.renew_patience()
+        for each in [each for each in self._under_way if each.members is None or each in wanted]:
+            self._finish(each)
 
     def begin(
         self, span: Span, step: int, items: Mapping[str, Gradient], members: Sequence[Gradient] | None = None
     ) -> None:
         """Begin to reduce a span, in which some of `items` lie. `members`: see `Reduction`."""
-        rules = span.table.rules(span.start, span.stop, lambda key: items[key].rule) if self._updates else ()
+        rules = span.table.rules(span.start, span.stop, lambda key: items[key].rule) if self._algorithm.updates else ()
         key, began = span.table.key_at(span.start), time.monotonic()
         what = f"step {step}: the sum of {span.table.name} in the group, from key {key!r} on"
         with self._context.watch(what), self.spent.on("group"), self._finite.reducing(span, step) as at_servers:
@@ -109,28 +112,26 @@ class Reducer:
 
     def finish_fused(self) -> None:
         """Finish all reductions that were not begun in program order."""
-        self._finish_all(each for each in self._under_way if each.members is not None)
+        for each in [each for each in self._under_way if each.members is not None]:
+            self._finish(each)
 
-    def renew_patience(self) -> None:
-        """Wait for answers again: less long if that was in vain."""
-        self._patience_seconds = PATIENCE_SECONDS if self._patience_seconds else LITTLE_PATIENCE_SECONDS
+    def begin_step(self, number: int) -> None:
+        """Note that a step begins."""
+        self._was_in_vain, self._in_vain = self._in_vain, False
+        self.trace.begin(number, self.model)
 
     def _finish_answered(self, reductions: Sequence[Reduction]) -> None:
         """Wait for the first of these with patience, and finish the first ones that servers have answered."""
         levels, answered, began = self._algorithm.levels, 0, time.monotonic()
         with self._context.watch(partial(self._awaited, reductions[0])), self.spent.on("exchange"):
             if levels.group.rank == 0:
-                if not _is_answered(reductions[0], self._patience_seconds):
-                    self._patience_seconds = 0.0
-                answered = sum(1 for _ in takewhile(_is_answered, reductions))
+                patience = LITTLE_PATIENCE_SECONDS if self._was_in_vain else PATIENCE_SECONDS
+                self._in_vain = not reductions[0].is_answered(0.0 if self._in_vain else patience) or self._in_vain
+                answered = sum(1 for _ in takewhile(Reduction.is_answered, reductions))
             _, answered = levels.vote(answered)
         for each in reductions[:answered]:
             self._finish(each, began)
             began = time.monotonic()
-
-    def _finish_all(self, reductions: Iterable[Reduction]) -> None:
-        for each in [*reductions]:
-            self._finish(each)
 
     def _finish(self, reduction: Reduction, began: float | None = None) -> None:
         """Finish a reduction, which has been awaited since `began`, and the gradients that are now complete."""
@@ -151,10 +152,6 @@ class Reducer:
         return f"step {reduction.step}: the answer of the servers{group}"
 
 
-def _is_answered(reduction: Reduction, seconds: float = 0.0) -> bool:
-    return reduction.exchange is not None and reduction.exchange.is_answered_within(seconds)
-
-
 class Begin(Item):
     """The program begins a step, which ends the previous step of the same model.
 
@@ -164,6 +161,7 @@ class Begin(Item):
 
     alone = True
     is_never_awaited = True
+    has_begun = True
 
     def __init__(self, step: Step, schedule: Schedule, context: JobContext) -> None:
         super().__init__(step.title, schedule.inbox)
@@ -182,8 +180,7 @@ class Begin(Item):
     def run(self, items: Sequence[Item]) -> int:
         self.finish()
         plan, reducer = self.step.plan, self.step.reducer
-        reducer.renew_patience()
-        reducer.trace.begin(self.step.number, reducer.model)
+        reducer.begin_step(self.step.number)
         if plan.buckets and plan is not reducer.in_order:
             reducer.in_order = plan if self._fuse() else None
         return 1
@@ -196,23 +193,25 @@ class Begin(Item):
         step, number, vote = self.step, 0, int(Vote.COMPLETE)
         while number < len(step.plan.buckets) and vote >= Vote.COMPLETE:
             vote = self._votes.on_bucket(number)
-            for _ in range(Vote.COMPLETE, vote + 1):
-                self._reduce(step.plan.buckets[number])
-                number += 1
+            complete = step.plan.buckets[number : number + max(0, vote + 1 - Vote.COMPLETE)]
+            members = {step.items[name] for bucket in complete for name in bucket.keys}
+            for bucket in complete:
+                self._reduce(bucket, members)
+            number += len(complete)
         if vote < Vote.COMPLETE:
             if not step.reducer.waits:
                 step.reducer.finish_fused()
-        elif step.reducer.waits and self._schedule.items.has_others(step, step.last_place):
+        elif step.reducer.waits and not self._schedule.items.all_begun(step.last_place):
             step.end = self._end  # each gradient waits for its turn: other groups may need what comes before it
         else:
             self._end()
         return vote == Vote.STAY_OVER
 
-    def _reduce(self, bucket: Bucket) -> None:
-        """Begin to reduce a bucket, which is complete."""
+    def _reduce(self, bucket: Bucket, begun: Set[Item]) -> None:
+        """Begin to reduce a bucket, which is complete, as are all `begun`."""
         step = self.step
         members = [step.items[name] for name in bucket.keys]
-        series = step.series(members) if step.reducer.may_wait else [members]
+        series = self._schedule.items.series(members, begun) if step.reducer.may_wait else [members]
         for each in series:
             spans = bucket.spans if len(series) == 1 else bucket.spans_of(member.name for member in each)
             for span in spans:
@@ -226,17 +225,17 @@ class Begin(Item):
         step, pace = self.step, self._schedule.pace
         step.end = None
         step.reducer.finish_fused()
-        waited = self._schedule.waited_until()
         step.reducer.spent.end_step(step.last_arrival)
         program_seconds = pace.program_seconds(self._begun_at)
         step.reducer.trace.end(step.number, step.reducer.model, program_seconds, pace.computes_before)
-        pace.end_step(self._begun_at, step.last_arrival, waited)
+        pace.end_step(self._begun_at, step.last_arrival, self._schedule.waited_until())
 
 
 class End(Item):
     """The program ends a step: keys that have not been pushed will not be."""
 
     alone = True
+    has_begun = True
 
     def __init__(self, step: Step, inbox: Inbox[Entry]) -> None:
         super().__init__(step.title, inbox)
@@ -269,7 +268,6 @@ class Gradient(Item):
         """When it arrived, on the monotonic clock."""
         self.under_way: set[Reduction] = set()
         """The reductions of a fused step that it lies in and that have not ended."""
-        self.owner = step if in_step and name in step.plan.buckets_of else None
         self._span = span
 
     def __call__(self, release: Release = do_nothing) -> None:
@@ -294,10 +292,13 @@ class Gradient(Item):
                 mate.finish()
         return len(mates)
 
+    @property
+    def has_begun(self) -> bool:
+        return self.remaining.start == self.remaining.stop
+
     def finish_if_complete(self) -> None:
         """Finish it if all of it has been reduced."""
-        span = self.remaining
-        if span.start == span.stop and not self.under_way and not self.done:
+        if self.has_begun and not self.under_way and not self.done:
             self.finish()
 
     def finish(self) -> None:
