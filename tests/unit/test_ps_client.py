@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -421,3 +423,49 @@ def test_a_refusal_of_an_earlier_introduction_does_not_end_a_client_that_is_welc
         store = client.result(10)
         store.session.check()
         store.close(lost=True)
+
+
+@pytest.mark.parametrize("was_connected", [True, False])
+def test_broken_handshakes_are_a_refusal_only_of_a_server_that_was_never_connected(was_connected):
+    """A server that is killed breaks the handshakes of clients that connect again while its process ends."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router, ExitStack() as stack:
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        if not was_connected:
+            router.unbind(router.last_endpoint)
+            stack.enter_context(broken_handshakes(port))
+        sockets = Sockets([f"tcp://127.0.0.1:{port}"], None, context)
+        stack.callback(sockets.close, 0.0)
+        if was_connected:
+            until(sockets, lambda: sockets._connected)
+            router.close(linger=0)
+            stack.enter_context(broken_handshakes(port))
+            until(sockets, lambda: sockets._failed[0] > 5)
+        else:
+            with pytest.raises(ServerError, match="refused a connection without keys"):
+                until(sockets, lambda: False)
+
+
+@contextmanager
+def broken_handshakes(port):
+    """Accept connections at a port, and close each at once."""
+    with socket.create_server(("127.0.0.1", port)) as listener:
+
+        def accept():
+            with suppress(OSError):
+                while True:
+                    listener.accept()[0].close()
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+
+def until(sockets, done):
+    """Read the events of a connection until `done`."""
+    end = time.monotonic() + 10
+    while not done():
+        assert time.monotonic() < end
+        if sockets.monitors[0].poll(50):
+            sockets.is_restored(0)

@@ -26,7 +26,8 @@ _END_SECONDS = 2.0
 """The longest time to end all connections when nothing is left to be sent."""
 
 _ATTEMPTS = 3
-"""The number of failed handshakes in a row that count as a refusal. A single one may be a broken connection."""
+"""The number of failed handshakes in a row that count as a refusal, by a server that was never connected. A single one
+may be a broken connection. A server that is killed may break many while its process ends."""
 
 
 class Sockets:
@@ -74,7 +75,8 @@ class Sockets:
             self._connected.add(server)
         else:
             self._failed[server] += 1
-            if event != zmq.Event.HANDSHAKE_FAILED_NO_DETAIL or self._failed[server] == _ATTEMPTS:
+            is_new = server not in self._connected
+            if event != zmq.Event.HANDSHAKE_FAILED_NO_DETAIL or (is_new and self._failed[server] == _ATTEMPTS):
                 raise self._refused(server, event)
         return False
 
