@@ -429,10 +429,9 @@ def test_a_refusal_of_an_earlier_introduction_does_not_end_a_client_that_is_welc
 def test_broken_handshakes_are_a_refusal_only_of_a_server_that_was_never_connected(was_connected):
     """A server that is killed breaks the handshakes of clients that connect again while its process ends."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router, ExitStack() as stack:
-        port = router.bind_to_random_port("tcp://127.0.0.1")
+        port = router.bind_to_random_port("tcp://127.0.0.1") if was_connected else 0
         if not was_connected:
-            router.unbind(router.last_endpoint)
-            stack.enter_context(broken_handshakes(port))
+            port = stack.enter_context(broken_handshakes(0))
         sockets = Sockets([f"tcp://127.0.0.1:{port}"], None, context)
         stack.callback(sockets.close, 0.0)
         if was_connected:
@@ -447,8 +446,8 @@ def test_broken_handshakes_are_a_refusal_only_of_a_server_that_was_never_connect
 
 @contextmanager
 def broken_handshakes(port):
-    """Accept connections at a port, and close each at once."""
-    with socket.create_server(("127.0.0.1", port)) as listener:
+    """Accept connections at a port (0: any free one, which this yields), and close each at once."""
+    with listening(port) as listener:
 
         def accept():
             with suppress(OSError):
@@ -457,9 +456,20 @@ def broken_handshakes(port):
 
         thread = threading.Thread(target=accept, daemon=True)
         thread.start()
-        yield
+        yield listener.getsockname()[1]
         listener.shutdown(socket.SHUT_RDWR)
         thread.join(10)
+
+
+def listening(port):
+    """A socket that listens at a port, as soon as another one has closed there."""
+    end = time.monotonic() + 10
+    while True:
+        try:
+            return socket.create_server(("127.0.0.1", port))
+        except OSError:
+            assert time.monotonic() < end
+            time.sleep(0.01)
 
 
 def until(sockets, done):
