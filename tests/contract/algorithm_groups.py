@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 from gossiping import Circle
 
 from hybridps.algorithms import Algorithm, Row, choose_row, make_algorithm
 from hybridps.config import Settings
+from hybridps.events import EventLog
 from hybridps.memory import Layout
 from hybridps.mpi_groups import ThreadGroup
 from hybridps.ps.client import Client
 from hybridps.ps.clocks import Clock
 from hybridps.ps.rules import Rule
 from hybridps.ps.server import Server
+from hybridps.step import JobContext
 from hybridps.tensor_collectives import Levels
 from hybridps.tiers import GossipTier, NoTier, ServersTier, Tier
 
 SETTINGS_GIVEN = {"chunk_bytes": 1024, "connect_seconds": 5.0, "deadline_seconds": 10.0, "lost_seconds": 5.0}
+SECONDS = 30.0
+"""How long a rank waits for the others of its group."""
 LAYOUT = Layout.of("float32", {"a": (37, 5), "b": (300,)})
+
+
+def group_of(worker: int, sizes: tuple[int, ...]) -> int:
+    return next(group for group in range(len(sizes)) if worker < sum(sizes[: group + 1]))
 
 
 class Groups:
@@ -38,14 +47,11 @@ class Groups:
         Groups.jobs += 1
         self.job = f"job-{Groups.jobs}"
 
-    def index_of(self, worker: int) -> int:
-        return next(g for g in range(len(self.sizes)) if worker < sum(self.sizes[: g + 1]))
-
     def open(self, world: ThreadGroup) -> tuple[Levels, Client | None]:
         """A rank's levels, and the leader's connection."""
-        index = self.index_of(world.rank)
+        index = group_of(world.rank, self.sizes)
         group = world.split(index)
-        levels = Levels(group, [rank // self.nodes for rank in range(group.size)])
+        levels = Levels(group, [rank // self.nodes for rank in range(group.size)], SECONDS)
         return levels, self.connect(index) if self.has_servers and group.rank == 0 else None
 
     def connect(self, index: int) -> Client:
@@ -77,14 +83,23 @@ def run(
         levels, store = groups.open(world)
         tier = groups.tier(levels, store)
         algorithm = make_algorithm(row, levels, tier, workers=sum(sizes))
-        result = work(algorithm, world.rank)
-        world.barrier()
-        algorithm.close()
-        if store is not None:
-            store.close()
+        try:
+            result = work(algorithm, world.rank)
+            world.barrier()
+            algorithm.close()
+        finally:
+            if store is not None:
+                store.close()
         return result
 
     return ThreadGroup.run(sum(sizes), body)
+
+
+def job_context(sizes: tuple[int, ...], worker: int, **settings) -> JobContext:
+    """Return the context of a worker of groups of these sizes, for the steps that `work` does."""
+    watch, events = lambda what: nullcontext(), EventLog(None, worker)
+    given = Settings(**{**SETTINGS_GIVEN, **settings})
+    return JobContext(given, worker, len(sizes), events, watch, group_of(worker, sizes))
 
 
 def _run_gossip(groups: Groups, row: Row, work: Callable[[Algorithm, int], object]) -> list:
@@ -94,7 +109,7 @@ def _run_gossip(groups: Groups, row: Row, work: Callable[[Algorithm, int], objec
 
     def body(world: ThreadGroup) -> object:
         levels, _ = groups.open(world)
-        index = groups.index_of(world.rank)
+        index = group_of(world.rank, groups.sizes)
         partners = circle.open(index) if levels.group.rank == 0 else None
         assert row.partnership is not None
         tier = GossipTier(levels.group, partners, row.partnership, len(groups.sizes), "0/")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from algorithm_groups import LAYOUT, SETTINGS_GIVEN, Groups, reduced, run
+from algorithm_groups import LAYOUT, SETTINGS_GIVEN, Groups, group_of, reduced, run
 from in_thread import in_thread
 
 from hybridps.algorithms import Algorithm, MpiSGD, choose_row, make_algorithm, reduce_all_
@@ -214,13 +214,13 @@ def test_with_sync_a_group_that_comes_back_is_refused_on_all_its_ranks(lost: str
         levels, store = groups.open(world)
         joined(levels, store)
         world.barrier()
-        again = lost == "all" or groups.index_of(world.rank) == 1
+        again = lost == "all" or group_of(world.rank, groups.sizes) == 1
         if store is not None and again:
             store.close(lost=True)
         world.barrier()
         said = "went on"
         if again:
-            store = groups.connect(groups.index_of(world.rank)) if store is not None else None
+            store = groups.connect(group_of(world.rank, groups.sizes)) if store is not None else None
             with pytest.raises(ServerError) as refused:
                 joined(levels, store)
             said = str(refused.value)

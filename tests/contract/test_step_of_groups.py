@@ -7,33 +7,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import NamedTuple
 
+import algorithm_groups
 import numpy as np
 import pytest
+from algorithm_groups import Groups, job_context
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_thread import in_thread
 
 import hybridps.step.steps
 import hybridps.step.votes
-from hybridps.algorithms import choose_row, make_algorithm
-from hybridps.config import Settings
-from hybridps.events import EventLog
-from hybridps.mpi_groups import ThreadGroup
-from hybridps.ps.client import Client
+from hybridps.algorithms import Algorithm
 from hybridps.ps.server import Server
 from hybridps.step import Gradients, InitialValues, JobContext, KeySpec, Schedule, SparseGradients, SparseRows
-from hybridps.tensor_collectives import Levels
-from hybridps.tiers import ServersTier
 
 pytestmark = pytest.mark.timeout(100)
 
 SECONDS = 20.0
-GIVEN = Settings(
-    chunk_bytes=1024, bucket_bytes=1024, connect_seconds=5.0, deadline_seconds=SECONDS, lost_seconds=5.0, quiet=True
-)
+GIVEN = {"bucket_bytes": 1024, "deadline_seconds": SECONDS, "quiet": True}
 KEYS = {"a": (100,), "b": (400,), "c": (3,), "d": (700,), "e": (256,), "f": (30,)}
 MODELS = 2
 ROWS = "rows"
@@ -47,48 +40,29 @@ class Push(NamedTuple):
     needs: int = -1
 
 
-class Job:
-    """A job of groups of these sizes, with the pushes of each step.
+def run(sizes: tuple[int, ...], steps: list[list[Push]], reads: Callable[[int, int], set[int]]) -> None:
+    """Do these steps, each a list of pushes, in groups of these sizes.
 
     `reads(worker, step)` returns the numbers of the pushes whose sum a worker reads before it goes on.
     """
 
-    count = 0
-
-    def __init__(self, server: Server, sizes: tuple[int, ...], steps: list[list[Push]], reads: Callable) -> None:
-        self.server, self.sizes, self.steps, self.reads = server, sizes, steps, reads
-        Job.count += 1
-        self.name = f"groups-{Job.count}"
-
-    def run(self) -> None:
-        ThreadGroup.run(sum(self.sizes), self.body, SECONDS)
-
-    def body(self, world) -> None:
-        index = next(group for group in range(len(self.sizes)) if world.rank < sum(self.sizes[: group + 1]))
-        group, store = world.split(index), None
-        levels, groups = Levels(group, [0] * group.size, SECONDS), len(self.sizes)
-        if group.rank == 0:
-            store = Client([self.server.address], job=self.name, group=index, groups=groups, settings=GIVEN)
-        row = choose_row("sync", GIVEN, groups, True, None, None)
-        algorithm = make_algorithm(row, levels, ServersTier(group, store), workers=world.size)
-        context = JobContext(GIVEN, world.rank, groups, EventLog(None, world.rank), lambda what: nullcontext(), index)
-        worker = Worker(levels, algorithm, context)
+    def body(algorithm: Algorithm, worker: int) -> None:
+        rank = Worker(algorithm, job_context(sizes, worker, **GIVEN))
         try:
-            for step, pushes in enumerate(self.steps):
-                worker.train(pushes, step, self.reads(world.rank, step), world.size)
+            for step, pushes in enumerate(steps):
+                rank.train(pushes, step, reads(worker, step), sum(sizes))
         finally:
-            worker.schedule.close()
-            world.barrier()
-            if store is not None:
-                store.close()
+            rank.schedule.close()
+
+    algorithm_groups.run(sizes, "sync", body, **GIVEN)
 
 
 class Worker:
     """One rank with two models of dense keys and one row-sparse key. Gradients are computed by threads."""
 
-    def __init__(self, levels, algorithm, context: JobContext) -> None:
+    def __init__(self, algorithm: Algorithm, context: JobContext) -> None:
         self.waits = False
-        self.schedule = Schedule(levels, context, lambda thread: self.waits)
+        self.schedule = Schedule(algorithm.levels, context, lambda thread: self.waits)
         self.worker = context.worker
         given = self.schedule, algorithm, context, InitialValues(self.schedule, algorithm, context, "initial")
         self.models = [Gradients(*given, f"model{number}-") for number in range(MODELS)]
@@ -140,10 +114,10 @@ class Worker:
         return values()
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with in_thread(Server("tcp://127.0.0.1:*", threads=2)) as running:
-        yield running
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[None]:
+    with in_thread(Server("tcp://127.0.0.1:*", threads=2)) as Groups.server:
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -164,37 +138,37 @@ def nobody(worker: int, step: int) -> set[int]:
 
 @pytest.mark.parametrize("reader", [0, 1, 2])
 @pytest.mark.parametrize("pushes", [ALL, ALL[::-1]], ids=["forwards", "backwards"])
-def test_one_worker_reads_each_sum(pushes: list[Push], reader: int, server: Server) -> None:
+def test_one_worker_reads_each_sum(pushes: list[Push], reader: int) -> None:
     everything = set(range(len(pushes)))
-    Job(server, (2, 1), 4 * [pushes], lambda worker, step: everything if worker == reader else set()).run()
+    run((2, 1), 4 * [pushes], lambda worker, step: everything if worker == reader else set())
 
 
-def test_one_worker_reads_rows_that_are_pushed_before_dense_keys(server: Server) -> None:
+def test_one_worker_reads_rows_that_are_pushed_before_dense_keys() -> None:
     pushes = [Push(0, ROWS), *ALL]
-    Job(server, (1, 2), 4 * [pushes], lambda worker, step: {0} if worker == 0 else set()).run()
+    run((1, 2), 4 * [pushes], lambda worker, step: {0} if worker == 0 else set())
 
 
-def test_one_worker_reads_a_key_of_another_model_between_two_keys(server: Server) -> None:
+def test_one_worker_reads_a_key_of_another_model_between_two_keys() -> None:
     pushes = [Push(0, "a"), Push(1, "a"), Push(0, "d"), Push(1, "d")]
-    Job(server, (1, 1), 4 * [pushes], lambda worker, step: {1} if worker == 0 else set()).run()
+    run((1, 1), 4 * [pushes], lambda worker, step: {1} if worker == 0 else set())
 
 
 @pytest.mark.parametrize("reader", [0, 2, None])
-def test_rows_that_are_computed_from_a_sum_come_between_keys_of_one_bucket(reader: int | None, server: Server) -> None:
+def test_rows_that_are_computed_from_a_sum_come_between_keys_of_one_bucket(reader: int | None) -> None:
     pushes = [Push(0, "c"), Push(0, ROWS, needs=0), Push(0, "a"), Push(1, "a", needs=1), Push(0, "d")]
-    Job(server, (2, 1), 4 * [pushes], lambda worker, step: {0} if worker == reader else set()).run()
+    run((2, 1), 4 * [pushes], lambda worker, step: {0} if worker == reader else set())
 
 
 @pytest.mark.parametrize("left_out", KEYS)
-def test_a_key_is_left_out_and_comes_back(left_out: str, server: Server) -> None:
+def test_a_key_is_left_out_and_comes_back(left_out: str) -> None:
     fewer = [push for push in ALL if push.key != left_out]
-    Job(server, (2, 1), [ALL, fewer, fewer, ALL, ALL], nobody).run()
+    run((2, 1), [ALL, fewer, fewer, ALL, ALL], nobody)
 
 
-def test_a_key_in_several_buckets_is_released_when_all_are_reduced(server: Server) -> None:
+def test_a_key_in_several_buckets_is_released_when_all_are_reduced() -> None:
     """Its last bucket has another key, whose turn is earlier; the step cannot be completed."""
     pushes = [Push(0, "c"), Push(1, "c"), Push(0, "d"), Push(0, "a")]
-    Job(server, (1, 1), 5 * [pushes], lambda worker, step: {0, 2} if worker == 0 else {0}).run()
+    run((1, 1), 5 * [pushes], lambda worker, step: {0, 2} if worker == 0 else {0})
 
 
 EVERY = [Push(model, key) for model in range(MODELS) for key in KEYS] + [Push(0, ROWS)]
@@ -214,15 +188,15 @@ def programs(draw) -> tuple[tuple[int, ...], list[list[Push]], dict[tuple[int, i
 
 @settings(max_examples=25, deadline=None)
 @given(programs())
-def test_each_worker_reads_what_it_likes(server: Server, program) -> None:
+def test_each_worker_reads_what_it_likes(program) -> None:
     sizes, steps, reads = program
-    Job(server, sizes, steps, lambda worker, step: reads.get((worker, step), set())).run()
+    run(sizes, steps, lambda worker, step: reads.get((worker, step), set()))
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.sampled_from(EVERY), unique=True, min_size=2, max_size=5), st.data())
-def test_gradients_are_computed_from_earlier_sums(server: Server, pushes: list[Push], data) -> None:
+def test_gradients_are_computed_from_earlier_sums(pushes: list[Push], data) -> None:
     needs = [data.draw(st.integers(-1, number - 1)) for number in range(len(pushes))]
     program = [push._replace(needs=need) for push, need in zip(pushes, needs, strict=True)]
     reads = data.draw(st.sets(st.integers(0, len(pushes) - 1)))
-    Job(server, (2, 1), 3 * [program], lambda worker, step: reads if worker == 2 else set()).run()
+    run((2, 1), 3 * [program], lambda worker, step: reads if worker == 2 else set())

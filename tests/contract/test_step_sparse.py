@@ -4,36 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
 
+import algorithm_groups
 import numpy as np
 import pytest
+from algorithm_groups import Groups, job_context
 from in_thread import in_thread
 
 import hybridps.step.sparse
-from hybridps.algorithms import choose_row, make_algorithm
-from hybridps.config import Settings
 from hybridps.errors import LayoutError
-from hybridps.events import EventLog
-from hybridps.mpi_groups import ThreadGroup
-from hybridps.ps.client import Client
 from hybridps.ps.server import Server
-from hybridps.step import InitialValues, JobContext, Schedule, SparseGradients, SparseRows
-from hybridps.tensor_collectives import Levels
-from hybridps.tiers import NoTier, ServersTier
+from hybridps.step import InitialValues, Schedule, SparseGradients, SparseRows
 
 pytestmark = pytest.mark.timeout(60)
 
-GIVEN = Settings(
-    chunk_bytes=1024, bucket_bytes=1024, connect_seconds=5.0, deadline_seconds=20.0, lost_seconds=5.0, quiet=True
-)
+GIVEN = {"bucket_bytes": 1024, "deadline_seconds": 20.0, "quiet": True}
 SIZES = [(1,), (3,), (1, 1), (2, 1), (1, 2, 1)]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with in_thread(Server("tcp://127.0.0.1:*", threads=2)) as running:
-        yield running
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[None]:
+    with in_thread(Server("tcp://127.0.0.1:*", threads=2)) as Groups.server:
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -44,39 +36,19 @@ def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hybridps.step.sparse, "IDS", 3)
 
 
-class Job:
-    """A job of groups of these sizes. `run` calls `work(sums, worker)` on all workers."""
+def run(sizes, work, algorithm="sync"):
+    """Call `work(sums, worker)` on all workers of groups of these sizes."""
 
-    count = 0
-
-    def __init__(self, sizes, server, algorithm="sync"):
-        self.sizes, self.server, self.algorithm = sizes, server, algorithm
-        Job.count += 1
-        self.name = f"{algorithm}-{Job.count}"
-
-    def run(self, work):
-        return ThreadGroup.run(sum(self.sizes), lambda world: self.body(world, work), 20)
-
-    def body(self, world, work):
-        index = next(group for group in range(len(self.sizes)) if world.rank < sum(self.sizes[: group + 1]))
-        group, groups = world.split(index), len(self.sizes)
-        levels, store = Levels(group, [0] * group.size, 20), None
-        if groups > 1 and group.rank == 0:
-            store = Client([self.server.address], job=self.name, group=index, groups=groups, settings=GIVEN)
-        tier = ServersTier(group, store) if groups > 1 else NoTier(group)
-        row = choose_row(self.algorithm, GIVEN, groups, groups > 1, None, None)
-        algorithm = make_algorithm(row, levels, tier, workers=world.size)
-        events = EventLog(None, world.rank)
-        context = JobContext(GIVEN, world.rank, groups, events, lambda what: nullcontext(), index)
-        schedule = Schedule(levels, context)
+    def body(algorithm, worker):
+        context = job_context(sizes, worker, **GIVEN)
+        schedule = Schedule(algorithm.levels, context)
         initial = InitialValues(schedule, algorithm, context, "initial")
         try:
-            return work(Sums(schedule, SparseGradients(schedule, algorithm, context, initial, "rows")), world.rank)
+            return work(Sums(schedule, SparseGradients(schedule, algorithm, context, initial, "rows")), worker)
         finally:
             schedule.close()
-            world.barrier()
-            if store is not None:
-                store.close()
+
+    return algorithm_groups.run(sizes, algorithm, body, has_servers=len(sizes) > 1, **GIVEN)
 
 
 class Sums:
@@ -115,7 +87,7 @@ def total(workers, step, shape, dtype):
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_the_sum_is_that_of_dense_gradients(sizes, server):
+def test_the_sum_is_that_of_dense_gradients(sizes):
     keys = {"a": ("float32", (50, 3)), "b": ("float16", (20,)), "c": ("int64", (9, 2, 2))}
 
     def work(sums, worker):
@@ -128,7 +100,7 @@ def test_the_sum_is_that_of_dense_gradients(sizes, server):
         ]
         return [(name, step, sums.wait(each)) for name, step, each in pushed]
 
-    for results in Job(sizes, server).run(work):
+    for results in run(sizes, work):
         assert len(results) == 18
         for name, step, rows in results:
             dtype, shape = keys[name]
@@ -138,12 +110,12 @@ def test_the_sum_is_that_of_dense_gradients(sizes, server):
             np.testing.assert_array_equal(rows.values, dense[ids])
 
 
-def test_with_elastic_the_sum_of_the_group_is_scaled(server):
+def test_with_elastic_the_sum_of_the_group_is_scaled():
     def work(sums, worker):
         sums.gradients.lay_out("a", "float32", (50, 3))
         return [sums.wait(sums.push("a", rows_of(worker, step, (50, 3), "float32"))) for step in range(4)]
 
-    results = Job((2, 1), server, "elastic").run(work)
+    results = run((2, 1), work, "elastic")
     for worker, group in enumerate(((0, 1), (0, 1), (2,))):
         for step, rows in enumerate(results[worker]):
             ids, dense = total(group, step, (50, 3), "float32")
@@ -151,11 +123,11 @@ def test_with_elastic_the_sum_of_the_group_is_scaled(server):
             np.testing.assert_array_equal(rows.values, dense[ids] * np.float32(3 / len(group)))
 
 
-def test_nothing_to_sum_is_refused(server):
+def test_nothing_to_sum_is_refused():
     def work(sums, worker):
         with pytest.raises(LayoutError, match="no rows"):
             sums.gradients.lay_out("a", "float32", (5, 0))
         with pytest.raises(LayoutError, match="complex64"):
             sums.gradients.lay_out("b", "complex64", (5, 2))
 
-    Job((2,), server).run(work)
+    run((2,), work)
