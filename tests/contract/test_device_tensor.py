@@ -31,7 +31,8 @@ def each_check(*nightly: str) -> pytest.MarkDecorator:
 class TestHost:
     @each_check()
     @pytest.mark.parametrize(
-        ("size", "transport"), [(1, "auto"), (2, "direct"), (3, "auto"), (4, "direct"), (5, "auto")]
+        ("size", "transport"),
+        [(1, "auto"), (2, "direct"), (3, "auto"), pytest.param(5, "direct", marks=pytest.mark.nightly)],
     )
     def test_threads(self, check, size: int, transport: str) -> None:
         ThreadGroup.run(size, lambda group: check(group, HOST, transport))

@@ -38,7 +38,9 @@ from hybridps.shared_memory import shared_memory
 
 pytestmark = pytest.mark.timeout(30)
 
-KINDS = ("inproc-1", "inproc-2", "tcp-1", "tcp-2", "tcp-3", "ipc-1", "ipc-2", "shm-1", "shm-3", "rack-2")
+FLAT = ("inproc-2", "tcp-1", "tcp-3", "ipc-2", "shm-1", "shm-3")
+KINDS = (*FLAT, "rack-2")
+LIKE_OTHERS = tuple(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("inproc-1", "tcp-2", "ipc-1"))
 CHUNK_BYTES = 1024
 SETTINGS = Settings(chunk_bytes=CHUNK_BYTES, connect_seconds=5.0, deadline_seconds=20.0, lost_seconds=5.0)
 KEPT = ("inproc-2", "tcp-3", "ipc-2", "shm-1")
@@ -109,7 +111,7 @@ class Tier:
             self._context.term()
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[*KINDS, *LIKE_OTHERS])
 def tier(request, tmp_path):
     tier = Tier(request.param, tmp_path)
     yield tier
@@ -154,14 +156,14 @@ def tier_of(request, tmp_path):
     return MXNetTier(request.getfixturevalue("mxnet_tiers"))
 
 
-@pytest.fixture(params=[*KINDS, MXNET])
+@pytest.fixture(params=[*KINDS, *LIKE_OTHERS, MXNET])
 def every_tier(request, tmp_path):
     tier = tier_of(request, tmp_path)
     yield tier
     tier.close()
 
 
-@pytest.fixture(params=[kind for kind in KINDS if "rack" not in kind])
+@pytest.fixture(params=[*FLAT, *LIKE_OTHERS])
 def flat_of_ours(request, tmp_path):
     """Servers of hybridps without parents."""
     tier = Tier(request.param, tmp_path)
@@ -169,7 +171,7 @@ def flat_of_ours(request, tmp_path):
     tier.close()
 
 
-@pytest.fixture(params=[*(kind for kind in KINDS if "rack" not in kind), MXNET])
+@pytest.fixture(params=[*FLAT, *LIKE_OTHERS, MXNET])
 def flat(request, tmp_path):
     """Without parents: elastic averaging has one centre."""
     tier = tier_of(request, tmp_path)

@@ -43,9 +43,9 @@ TRIGGERS = (
     f"budget:{NBYTES // 4}B/step",
     "adapt:0.1,silence=20",
 )
-SIZES = [(1, 1), *(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((2, 1), (1, 1, 1)))]
+SIZES = [(1, 1), pytest.param((2, 1), marks=pytest.mark.slow), pytest.param((1, 1, 1), marks=pytest.mark.nightly)]
 LIKE_OTHERS = ("easgd", "eamsgd", "diloco")
-"""Which triggers fire as with elastic or local, by the same code."""
+"""Algorithms with which triggers fire as with elastic or local, by the same code."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -118,7 +118,7 @@ def test_all_converge_to_a_common_optimum(name: str, sizes: tuple[int, ...]) -> 
 
 @pytest.mark.parametrize("trigger", TRIGGERS)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE_OTHERS)) for name in AVERAGING]
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in LIKE_OTHERS)) for name in AVERAGING]
 )
 def test_every_trigger_converges_to_a_common_optimum(name: str, trigger: str) -> None:
     to, steps = optimum(0), 200

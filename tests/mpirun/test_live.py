@@ -48,6 +48,7 @@ def until(live: Path, true) -> Live:
     end = time.monotonic() + SECONDS
     while not true(found := read_live(live)):
         assert time.monotonic() < end, found
+        time.sleep(0.05)
     return found
 
 
@@ -114,6 +115,7 @@ def test_a_world_without_a_launcher_is_found_and_leaves_nothing(tmp_path: Path) 
             end = time.monotonic() + SECONDS
             while not (found := [*runs.glob("*")] if runs.exists() else []):
                 assert time.monotonic() < end
+                time.sleep(0.05)
             seen = until(found[0], lambda live: len(live.workers) == 3 and live.steps > 5 and live.servers)
             assert {each.status.groups for each in seen.workers.values()} == {2}
             assert runs.stat().st_mode & 0o777 == 0o700

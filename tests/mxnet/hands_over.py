@@ -2,8 +2,7 @@
 group that is killed, the optimizer. With `checkpoint`, the servers update, and each worker begins with what it has
 saved last.
 
-Each worker prints a digest of its weights after each epoch. With the word `alone` in place of a group, one process
-computes what all workers together should reach; it is told when the group came back.
+Each worker prints its weights after each epoch. `alone` computes what all workers together should reach.
 """
 
 from __future__ import annotations
@@ -57,13 +56,15 @@ def trained(net: gluon.nn.HybridSequential) -> Iterator[gluon.Parameter]:
     return (parameter for parameter in net.collect_params().values() if parameter.grad_req != "null")
 
 
-def say(worker: int, epoch: int, net: gluon.nn.HybridSequential) -> None:
-    numbers = np.concatenate([parameter.data().asnumpy().ravel() for parameter in trained(net)])
-    print(f"worker {worker} in life {resume().life}: epoch {epoch} {numbers.astype('f4').tobytes().hex()}", flush=True)
+def weights_of(net: gluon.nn.HybridSequential) -> np.ndarray:
+    return np.concatenate([parameter.data().asnumpy().ravel() for parameter in trained(net)]).astype("f4")
 
 
-def alone(workers: int, victims: list[int], back: int, name: str) -> None:
-    """Train as all workers together do. `victims` die after step `DIES`, and are back from epoch `back` on."""
+def alone(workers: int, victims: list[int], back: int, name: str) -> Iterator[np.ndarray]:
+    """Train as all workers together do: the weights after each epoch.
+
+    `victims` die after step `DIES`, and are back from epoch `back` on.
+    """
     net = network(1)
     net(batch(0, 0, 0)[0])
     updater = mx.optimizer.get_updater(optimizer(name))
@@ -78,7 +79,7 @@ def alone(workers: int, victims: list[int], back: int, name: str) -> None:
                     total += parameter.grad()
             for index, (total, parameter) in enumerate(zip(summed, trained(net), strict=True)):
                 updater(index, total, parameter.data())
-        say(0, epoch, net)
+        yield weights_of(net)
 
 
 def together(folder: Path, updates: str, victim: int, name: str) -> None:
@@ -101,7 +102,7 @@ def together(folder: Path, updates: str, victim: int, name: str) -> None:
             if group == victim and not life and (epoch, step) == DIES:
                 mx.nd.waitall()
                 os.kill(os.getpid(), signal.SIGKILL)
-        say(kv.rank, epoch, net)
+        print(f"worker {kv.rank} in life {life}: epoch {epoch} {weights_of(net).tobytes().hex()}", flush=True)
         if updates == "checkpoint":
             net.save_parameters(weights)
             trainer.save_states(states)
@@ -113,7 +114,5 @@ def together(folder: Path, updates: str, victim: int, name: str) -> None:
     kv.barrier()
 
 
-if sys.argv[3] == "alone":
-    alone(int(sys.argv[5]), [int(each) for each in sys.argv[6].split(",")], int(sys.argv[2]), sys.argv[4])
-else:
+if __name__ == "__main__":
     together(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])

@@ -1,6 +1,6 @@
 """Groups that train in step and hand over what a restarted group needs, with more than a plain network has. Words: a
-folder, and `devices` (two in each worker), `numbers` (each worker has a device with another number), `amp` (dynamic
-loss scaling) or `rows` (row-sparse weights and gradients). The group of worker 1 is killed.
+folder, and `amp` (two devices in each worker, and dynamic loss scaling), `numbers` (each worker has a device with
+another number) or `rows` (row-sparse weights and gradients). The group of worker 1 is killed.
 
 Each worker prints its state after each epoch: weights, number of updates, loss scale.
 """
@@ -46,9 +46,9 @@ def main() -> None:
     if kind == "amp":
         amp.init(target_precision_ops=[])  # with float32, as CPUs have no layers in float16
     kv = mx.kv.create("dist_hybridps_sync")
-    numbers = {"devices": [0, 1], "numbers": [kv.rank]}.get(kind, [0])
+    numbers = {"amp": [0, 1], "numbers": [kv.rank]}.get(kind, [0])
     devices = [mx.cpu(number) for number in numbers]
-    dies = int(os.environ["HYBRIDPS_GROUP_INDEX"]) == 1 // (kv.num_workers // 2)
+    dies = int(os.environ["HYBRIDPS_GROUP_INDEX"]) == (1 if kv.num_workers == 2 else 0)
     mx.random.seed(1 + 100 * life)
     net = Words()
     net.initialize(mx.init.Xavier(), ctx=devices)

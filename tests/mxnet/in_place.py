@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from collections import Counter
+from unittest.mock import patch
 
 import mxnet as mx
 import numpy as np
@@ -12,7 +13,7 @@ from mxnet.ndarray import NDArray
 
 from hybridps.kvstore import averaged_weights
 from hybridps.kvstore.moved import move_weights
-from hybridps.step import steps
+from hybridps.step import schedule
 from hybridps.step.timing import TimeSpent
 
 TYPE = os.environ.get("STORE", "dist_hybridps_sync")
@@ -234,7 +235,6 @@ def frozen_and_thawed():
 def fused_when_frozen_and_thawed():
     """A step leaves the fast way if it is the first, if a new key needs memory, or if a key is missing."""
     fused, end_step = Counter(), TimeSpent.end_step
-    steps.STALL_SECONDS = 60.0
 
     def counting(self, last_gradient):
         fused[on_store] += 1
@@ -244,11 +244,11 @@ def fused_when_frozen_and_thawed():
         if step in (0, 3, 6, 7, 9, 12):
             net[0].collect_params().setattr("grad_req", "null" if step in (0, 6, 9) else "write")
 
-    TimeSpent.end_step = counting
-    for on_store in (True, False):
-        trained(Convolutions(), TYPE, 16, freeze, on_store)
-        mx.kv.create(TYPE).barrier()
-        assert fused[on_store] == 16 - len((0, 3, 6, 9)), (on_store, fused)
+    with patch.object(TimeSpent, "end_step", counting), patch.object(schedule, "STALL_SECONDS", 60.0):
+        for on_store in (True, False):
+            trained(Convolutions(), TYPE, 16, freeze, on_store)
+            mx.kv.create(TYPE).barrier()
+            assert fused[on_store] == 16 - len((0, 3, 6, 9)), (on_store, fused)
 
 
 def gradients_that_add_up():
@@ -385,4 +385,4 @@ def an_optimizer_that_is_set_anew():
 if __name__ == "__main__":
     for program in sys.argv[1:]:
         globals()[program]()
-        print(f"{program} is right")
+        print(f"{program} is right", flush=True)

@@ -172,6 +172,7 @@ def refused():
 
 
 def rows_after_dense():
+    """Servers that have updated a key are not given rows of it."""
     kv = mx.kv.create(TYPE)
     kv.set_optimizer(optimizer("momentum"))
     kv.init("e", nd.ones((6, 2)))

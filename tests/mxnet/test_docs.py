@@ -18,6 +18,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((RO
 NIGHTLY = {
     ("bash", "docs/compare.md"): "hybridps compare of the example; the tutorial compares a smaller one",
     ("bash", "docs/migrating.md"): "launches as those of the README",
+    ("bash", "examples/README.md"): "the examples have tests of their own; the tutorial starts them too",
 }
 """Blocks that the nightly tests run, and why they are not run each time."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -61,9 +61,8 @@ def test_groups_come_together(tmp_path: Path, name: str, each: int) -> None:
     together = train(tmp_path / "together", 2 * each, store, groups="2", trigger="every:1")
     check(together, [each, each])
     assert name in str(together[0]["type"])
-    alone = train(tmp_path / "alone", 2 * each, store, groups="2", trigger="every:1000")
-    check(alone, [each, each])
-    assert spread(together) < 0.1 * spread(alone)
+    # Groups that do not average end a quarter of the length of their weights apart.
+    assert spread(together) < 0.025 * np.linalg.norm(together[0]["weights"])
 
 
 @pytest.mark.nightly
@@ -73,19 +72,8 @@ def test_each_worker_is_a_group_of_its_own_by_default(tmp_path: Path) -> None:
 
 
 def test_worlds_of_their_own(tmp_path: Path) -> None:
-    run = [
-        sys.executable,
-        "-m",
-        "hybridps.cli",
-        "run",
-        "-n",
-        "2",
-        "--algorithm",
-        "gossip",
-        "--set",
-        "trigger=change:0.01",
-    ]
-    command = [*run, "--", "python", SCRIPT, "dist_hybridps_gossip", "120", str(tmp_path)]
+    command = [sys.executable, "-m", "hybridps.cli", "run", "-n", "2", "--algorithm", "gossip"]
+    command += ["--set", "trigger=change:0.01", "--", "python", SCRIPT, "dist_hybridps_gossip", "120", str(tmp_path)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     check(results(tmp_path, 2), [1, 1])

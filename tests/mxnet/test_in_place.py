@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from in_thread import in_thread
+from rightness import assert_right
 from worlds import mpirun
 
 from hybridps.ps.server import Server
@@ -36,6 +35,9 @@ SEEN = [
     "an_optimizer_that_is_set_anew",
 ]
 
+ALIKE = ("static_shapes",)
+"""Programs that are much like others: nightly."""
+
 OF_SUMS_ALONE = ("fused_when_frozen_and_thawed", "an_optimizer_that_is_set_anew")
 SEEN_WITH_AVERAGES = [name for name in SEEN if name not in OF_SUMS_ALONE]
 
@@ -55,13 +57,8 @@ NIGHTLY = {
     "groups of one worker, the servers update",
     "groups of one worker, the Trainer updates",
     "Elastic in a step that averages, the store updates",
-    "static_shapes",
 }
-"""Modes and programs that are much like others."""
-
-
-def each(names: Iterable[str]) -> list:
-    return [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in names]
+"""Modes that are much like others."""
 
 
 def run(ranks: int, programs: list[str], folder: Path, extra: dict[str, str]):
@@ -69,7 +66,9 @@ def run(ranks: int, programs: list[str], folder: Path, extra: dict[str, str]):
     return mpirun(ranks, ["-m", "hybridps", PROGRAMS, *programs], environment, timeout=140)
 
 
-@pytest.mark.parametrize("mode", each(MODES))
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=pytest.mark.nightly if mode in NIGHTLY else ()) for mode in MODES]
+)
 def test_copies_of_a_parameter_in_a_step_are_those_of_the_design(mode: str, tmp_path: Path) -> None:
     said = dict(re.findall(r"^\| (.+?) \| (\d) \|", DESIGN.read_text(), re.MULTILINE))
     ranks, settings, update = MODES[mode]
@@ -83,13 +82,22 @@ def test_copies_of_a_parameter_in_a_step_are_those_of_the_design(mode: str, tmp_
     assert counted == [said[mode]] * ranks
 
 
-@pytest.mark.parametrize("program", each(SEEN))
-def test_a_program_sees_what_it_sees_under_local(program: str, tmp_path: Path) -> None:
-    with ExitStack() as running:
-        server = running.enter_context(in_thread(Server()))
-        done = run(1, [program], tmp_path, {"HYBRIDPS_SERVERS": server.address})
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{program} is right" in done.stdout
+def check_alone(programs: list[str], folder: Path, **extra: str) -> None:
+    """One worker with a server."""
+    with in_thread(Server()) as server:
+        done = run(1, programs, folder, {"HYBRIDPS_SERVERS": server.address} | extra)
+    assert_right(done, programs, 1)
+
+
+@pytest.mark.parametrize(
+    "programs",
+    [
+        pytest.param([name for name in SEEN if name not in ALIKE], id="most"),
+        *(pytest.param([name], id=name, marks=pytest.mark.nightly) for name in SEEN),
+    ],
+)
+def test_a_program_sees_what_it_sees_under_local(programs: list[str], tmp_path: Path) -> None:
+    check_alone(programs, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +108,4 @@ def test_a_program_sees_what_it_sees_under_local(program: str, tmp_path: Path) -
     ],
 )
 def test_a_program_sees_the_weights_that_are_averaged_wherever_they_lie(programs: list[str], tmp_path: Path) -> None:
-    elastic = {"STORE": "dist_hybridps_elastic", "HYBRIDPS_TAU": "1", "HYBRIDPS_ALPHA": "0.3"}
-    with ExitStack() as running:
-        server = running.enter_context(in_thread(Server()))
-        done = run(1, programs, tmp_path, elastic | {"HYBRIDPS_SERVERS": server.address})
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" is right") == len(programs)
+    check_alone(programs, tmp_path, STORE="dist_hybridps_elastic", HYBRIDPS_TAU="1", HYBRIDPS_ALPHA="0.3")

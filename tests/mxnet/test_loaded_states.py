@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rightness import assert_right
 from worlds import mpirun
 
 pytest.importorskip("mxnet")
@@ -13,26 +14,18 @@ pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(150)]
 PROGRAM = str(Path(__file__).with_name("loaded_states.py"))
 
 
+PROGRAMS = ["missing", "missing_at_first", "only_first", "other_batches", "own_devices"]
+
+
 @pytest.mark.parametrize(
-    ("program", "ranks", "groups", "store"),
+    ("ranks", "groups", "programs"),
     [
-        ("missing", 2, 2, "dist_hybridps_sync"),
-        ("missing", 2, 1, "dist_hybridps_sync"),
-        pytest.param("missing", 4, 2, "dist_hybridps_sync", marks=pytest.mark.nightly),
-        ("missing_at_first", 2, 2, "dist_hybridps_sync"),
-        ("missing_at_first", 2, 1, "dist_hybridps_sync"),
-        ("only_first", 2, 2, "dist_hybridps_sync"),
-        ("only_first", 2, 1, "dist_hybridps_sync"),
-        ("only_first", 2, 2, "dist_hybridps_async"),
-        ("other_batches", 2, 1, "dist_hybridps_sync"),
-        ("other_batches", 2, 2, "dist_hybridps_sync"),
-        ("own_devices", 2, 1, "dist_hybridps_sync"),
-        ("own_devices", 2, 2, "dist_hybridps_sync"),
-        pytest.param("only_first", 4, 2, "dist_hybridps_sync", marks=pytest.mark.nightly),
+        pytest.param(2, 1, PROGRAMS, id="one group"),
+        pytest.param(2, 2, [*PROGRAMS, "only_first_async"], id="groups of one"),
+        pytest.param(4, 2, ["missing", "only_first"], id="groups of two", marks=pytest.mark.nightly),
     ],
 )
-def test_files_that_some_workers_lack(program: str, ranks: int, groups: int, store: str, tmp_path: Path) -> None:
-    settings = {"HYBRIDPS_GROUPS": str(groups), "HYBRIDPS_DEADLINE_SECONDS": "20", "STORE": store}
-    done = mpirun(ranks, ["-m", "hybridps", PROGRAM, program, str(tmp_path)], settings, timeout=100)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(f"{program} is right") == ranks
+def test_files_that_some_workers_lack(ranks: int, groups: int, programs: list[str], tmp_path: Path) -> None:
+    settings = {"HYBRIDPS_GROUPS": str(groups), "HYBRIDPS_DEADLINE_SECONDS": "20"}
+    done = mpirun(ranks, ["-m", "hybridps", PROGRAM, str(tmp_path), *programs], settings, timeout=140)
+    assert_right(done, programs, ranks)

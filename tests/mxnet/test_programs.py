@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rightness import assert_right
 from worlds import environment, mpirun
 
 pytest.importorskip("mxnet")
@@ -32,6 +33,7 @@ WORLDS = {
     "two": (2, {}),
     "groups": (2, {"HYBRIDPS_GROUPS": "2"}),
     "groups of two": (4, {"HYBRIDPS_GROUPS": "2"}),
+    "groups of two and one": (3, {"HYBRIDPS_GROUPS": "2"}),
     "elastic": (2, {"HYBRIDPS_GROUPS": "2", "HYBRIDPS_TAU": "2", "STORE": "dist_hybridps_elastic"}),
 }
 SMALL = {"HYBRIDPS_CHUNK_BYTES": "1024", "HYBRIDPS_BUCKET_BYTES": "2048", "HYBRIDPS_DEADLINE_SECONDS": "40"}
@@ -47,14 +49,16 @@ def run(programs: list[str], world: str, **extra: str) -> subprocess.CompletedPr
         )
     else:
         done = mpirun(ranks, arguments, settings, timeout=160)
-    assert done.returncode == 0, done.stdout + done.stderr
-    for program in programs:
-        assert done.stdout.count(f"{program} is right") == ranks
+    assert_right(done, programs, ranks)
     return done
 
 
 @pytest.mark.parametrize(
-    "world", [*(pytest.param(name, marks=pytest.mark.nightly) for name in ("alone", "two", "groups")), "groups of two"]
+    "world",
+    [
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("alone", "two", "groups", "groups of two")),
+        "groups of two and one",
+    ],
 )
 def test_right_programs_run(world: str) -> None:
     done = run(QUICK, world, **SMALL)
@@ -67,13 +71,12 @@ def test_ten_thousand_tiny_keys(world: str) -> None:
     print(run(["many_tiny_keys"], world).stdout)
 
 
-def test_a_thousand_tiny_keys() -> None:
-    run(["many_tiny_keys"], "groups", KEYS="1000")
+def test_a_thousand_tiny_keys_and_a_large_one() -> None:
+    run(["many_tiny_keys", "one_large_key"], "groups", KEYS="1000", MEGABYTES="64")
 
 
-@pytest.mark.parametrize(
-    "world", [*(pytest.param(name, marks=pytest.mark.nightly) for name in ("alone", "two")), "groups"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("world", ["alone", "two"])
 def test_one_large_key(world: str) -> None:
     run(["one_large_key"], world, MEGABYTES="256" if world == "alone" else "64")
 

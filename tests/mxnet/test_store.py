@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rightness import assert_right
 from worlds import environment, mpirun
 
 pytest.importorskip("mxnet")
@@ -51,41 +52,35 @@ def run(uses: list[str], folder: Path, ranks: int = 2, **settings: str):
 
 @pytest.mark.parametrize("groups", [pytest.param("1", marks=pytest.mark.nightly), "2"])
 def test_uses_in_one_process(groups: str, tmp_path: Path) -> None:
-    done = run(RIGHT, tmp_path, groups=groups, bucket_bytes="2048", chunk_bytes="1024", deadline_seconds="60")
-    assert done.returncode == 0, done.stdout + done.stderr
-    for use in RIGHT:
-        assert done.stdout.count(f"{use} is right") == 2
+    uses = [*RIGHT, "fork"]  # and the process ends
+    done = run(uses, tmp_path, groups=groups, bucket_bytes="2048", chunk_bytes="1024", deadline_seconds="60")
+    assert_right(done, uses, 2)
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        "fork",
-        pytest.param("half_a_step", marks=pytest.mark.nightly),
-        pytest.param("freezing", marks=pytest.mark.nightly),
-        pytest.param("module_with_fixed_parameters", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("use", ["fork", "half_a_step", "freezing", "module_with_fixed_parameters"])
 def test_uses_alone(use: str, tmp_path: Path) -> None:
     done = run([use], tmp_path, deadline_seconds="30")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert_right(done, [use], 2)
 
 
 def test_the_centre(tmp_path: Path) -> None:
     uses = ["centre_as_it_is_now", "centre_of_one_key_and_later_of_another"]
     uses += ["sparse_gradients_and_a_centre", "precise_optimizers_and_a_centre", "what_a_store_updates_is_averaged"]
     done = run(uses, tmp_path, groups="2", algorithm="elastic", tau="1", alpha="0.5")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert_right(done, uses, 2)
 
 
 def test_a_table_that_is_pushed_and_pulled(tmp_path: Path) -> None:
-    done = run(["a_sparse_table_trains_beside_a_centre"], tmp_path, groups="2", algorithm="elastic", tau="50")
-    assert done.returncode == 0, done.stdout + done.stderr
+    uses = ["a_sparse_table_trains_beside_a_centre"]
+    done = run(uses, tmp_path, groups="2", algorithm="elastic", tau="50")
+    assert_right(done, uses, 2)
 
 
 def test_a_pull_by_one_worker_alone_is_an_error(tmp_path: Path) -> None:
+    """In a group of two; there is another one of one worker."""
     done = run(
-        ["pull_by_one_alone"], tmp_path, ranks=4, groups="2", algorithm="elastic", tau="2", deadline_seconds="10"
+        ["pull_by_one_alone"], tmp_path, ranks=3, groups="2", algorithm="elastic", tau="2", deadline_seconds="10"
     )
     assert done.returncode != 0
     assert "centre" in done.stderr, done.stderr

@@ -3,8 +3,8 @@
     train_steps.py KVSTORE APIS OUT [SEED_STEP]
 
 APIS: which to train with one after the other, joined by commas: gluon (update on the store), gluon-local (update by
-the Trainer), module. Writes the weights after each step to OUT/<API>-<rank>.npz. The rank comes from mpirun, as the
-store is created by its name alone.
+the Trainer), module. `gluon@NAME` trains with another store than KVSTORE. Writes the weights after each step to
+OUT/<API>-<rank>.npz. The rank comes from mpirun, as the store is created by its name alone.
 """
 
 import os
@@ -27,7 +27,7 @@ size = BATCH // workers
 parts = [slice(step * BATCH + rank * size, step * BATCH + (rank + 1) * size) for step in range(STEPS)]
 
 
-def train_gluon(on_store: bool, after: list[np.ndarray]) -> None:
+def train_gluon(store: str, on_store: bool, after: list[np.ndarray]) -> None:
     network = gluon.nn.HybridSequential()
     network.add(gluon.nn.Dense(33, activation="relu"), gluon.nn.Dense(CLASSES))
     network.initialize(mx.init.Xavier())
@@ -37,7 +37,7 @@ def train_gluon(on_store: bool, after: list[np.ndarray]) -> None:
         network.collect_params(),
         "sgd",
         {"learning_rate": 0.5, "momentum": 0.9, "wd": 0.01},
-        kvstore=name,
+        kvstore=store,
         update_on_kvstore=on_store,
     )
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -49,7 +49,7 @@ def train_gluon(on_store: bool, after: list[np.ndarray]) -> None:
         after.append(np.concatenate([p.data().asnumpy().ravel() for p in network.collect_params().values()]))
 
 
-def train_module(after: list[np.ndarray]) -> None:
+def train_module(store: str, after: list[np.ndarray]) -> None:
     data = mx.sym.Variable("data")
     hidden = mx.sym.Activation(mx.sym.FullyConnected(data, num_hidden=33, name="fc1"), act_type="relu")
     network = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(hidden, num_hidden=CLASSES, name="fc2"), name="softmax")
@@ -63,7 +63,7 @@ def train_module(after: list[np.ndarray]) -> None:
 
     module.fit(
         iterator,
-        kvstore=name,
+        kvstore=store,
         optimizer="sgd",
         optimizer_params={"learning_rate": 0.5, "momentum": 0.9, "wd": 0.01},
         initializer=mx.init.Xavier(),
@@ -75,8 +75,9 @@ def train_module(after: list[np.ndarray]) -> None:
 for api in apis.split(","):
     mx.random.seed(7 + seed_step * rank)
     weights: list[np.ndarray] = []
-    if api == "module":
-        train_module(weights)
+    kind, _, other = api.partition("@")
+    if kind == "module":
+        train_module(other or name, weights)
     else:
-        train_gluon(api == "gluon", weights)
+        train_gluon(other or name, kind == "gluon", weights)
     np.savez(os.path.join(out, f"{api}-{rank}.npz"), *weights)

@@ -453,4 +453,4 @@ def different_rates(folder):
 if __name__ == "__main__":
     for program in sys.argv[2:]:
         globals()[program](sys.argv[1])
-        print(f"{program} is right")
+        print(f"{program} is right", flush=True)

@@ -134,7 +134,7 @@ def test_every_gradient_is_sent_once_last_layers_first(network: list[Layer], lin
     assert [message.layers[0] for message in lengths] == sorted((m.layers[0] for m in lengths), reverse=True)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(layers, links, times)
 def test_a_schedule_keeps_to_the_graph(network: list[Layer], link: Line, io: float) -> None:
     iteration = Iteration(network, buckets(sizes_of(network), 4096, link), io)
@@ -147,7 +147,7 @@ def test_a_schedule_keeps_to_the_graph(network: list[Layer], link: Line, io: flo
             assert all(stop <= start for (_, stop), (start, _) in zip(own, own[1:], strict=False))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(layers, links, times)
 def test_more_overlap_is_never_slower(network: list[Layer], link: Line, io: float) -> None:
     iteration = Iteration(network, buckets(sizes_of(network), 4096, link), io)

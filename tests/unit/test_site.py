@@ -52,6 +52,7 @@ def site(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.nightly  # it builds the site once more
 def test_a_broken_link_is_an_error(tmp_path):
     for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml", "hybridps", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
