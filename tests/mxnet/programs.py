@@ -4,7 +4,6 @@ import gc
 import os
 import resource
 import sys
-import time
 from pathlib import Path
 
 import mxnet as mx
@@ -138,22 +137,14 @@ def keys_without_elements():
 
 
 def many_tiny_keys():
-    began = time.monotonic()
     kv, weights = make_store([(3,)] * int(os.environ.get("KEYS", "10000")), rank + 1.0)
     for weight in weights[::1000]:
         assert (weight.asnumpy() == 1).all()
-    told = time.monotonic()
-    took = []
     for step in range(3):
-        at = time.monotonic()
         gradients = [nd.ones(3) * step for _ in weights]
         for key, gradient in enumerate(gradients):
             kv.pushpull(key, gradient, priority=-key)
         assert all((gradient.asnumpy() == step * workers).all() for gradient in gradients)
-        took.append(time.monotonic() - at)
-    steps = ", ".join(f"{seconds:.1f}" for seconds in took)
-    print(f"initial values {told - began:.1f} s; steps {steps} s", flush=True)
-    assert told - began + took[0] < 30
 
 
 def one_large_key():
