@@ -22,7 +22,7 @@ from hybridps.tensor_collectives import Levels
 from hybridps.tiers import GossipTier, NoTier, ServersTier, Tier
 
 SETTINGS_GIVEN = {"chunk_bytes": 1024, "connect_seconds": 5.0, "deadline_seconds": 10.0, "lost_seconds": 5.0}
-SECONDS = 30.0
+SECONDS = 60.0
 """How long a rank waits for the others of its group."""
 LAYOUT = Layout.of("float32", {"a": (37, 5), "b": (300,)})
 
@@ -96,7 +96,7 @@ def run(
 
 
 def job_context(sizes: tuple[int, ...], worker: int, **settings) -> JobContext:
-    """Return the context of a worker of groups of these sizes, for the steps that `work` does."""
+    """Return what a Schedule and gradients need to know of a worker, in groups of these sizes."""
     watch, events = lambda what: nullcontext(), EventLog(None, worker)
     given = Settings(**{**SETTINGS_GIVEN, **settings})
     return JobContext(given, worker, len(sizes), events, watch, group_of(worker, sizes))

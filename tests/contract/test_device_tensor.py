@@ -32,7 +32,11 @@ class TestHost:
     @each_check()
     @pytest.mark.parametrize(
         ("size", "transport"),
-        [(1, "auto"), (2, "direct"), (3, "auto"), pytest.param(5, "direct", marks=pytest.mark.nightly)],
+        [
+            *((1, "auto"), (2, "direct"), (3, "auto")),
+            pytest.param(4, "direct", marks=pytest.mark.nightly),
+            pytest.param(5, "auto", marks=pytest.mark.nightly),
+        ],
     )
     def test_threads(self, check, size: int, transport: str) -> None:
         ThreadGroup.run(size, lambda group: check(group, HOST, transport))

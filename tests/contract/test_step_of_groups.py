@@ -47,12 +47,12 @@ def run(sizes: tuple[int, ...], steps: list[list[Push]], reads: Callable[[int, i
     """
 
     def body(algorithm: Algorithm, worker: int) -> None:
-        rank = Worker(algorithm, job_context(sizes, worker, **GIVEN))
+        own = Worker(algorithm, job_context(sizes, worker, **GIVEN))
         try:
             for step, pushes in enumerate(steps):
-                rank.train(pushes, step, reads(worker, step), sum(sizes))
+                own.train(pushes, step, reads(worker, step), sum(sizes))
         finally:
-            rank.schedule.close()
+            own.schedule.close()
 
     algorithm_groups.run(sizes, "sync", body, **GIVEN)
 

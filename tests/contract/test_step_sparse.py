@@ -16,7 +16,7 @@ from hybridps.errors import LayoutError
 from hybridps.ps.server import Server
 from hybridps.step import InitialValues, Schedule, SparseGradients, SparseRows
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(100)
 
 GIVEN = {"bucket_bytes": 1024, "deadline_seconds": 20.0, "quiet": True}
 SIZES = [(1,), (3,), (1, 1), (2, 1), (1, 2, 1)]

@@ -63,7 +63,7 @@ def check_average(leaders: list[dict]) -> None:
         ("gossip", (2, 1), {"HYBRIDPS_TOPOLOGY": "ring"}),
         pytest.param("gossip", (1, 1, 1), {"HYBRIDPS_PARTNERS": "fast"}, marks=pytest.mark.nightly),
         ("gosgd", (1, 1, 1), {}),
-        ("sgp", (1, 2), {"HYBRIDPS_TOPOLOGY": "complete"}),
+        ("sgp", (1, 1, 1), {"HYBRIDPS_TOPOLOGY": "complete"}),
         pytest.param("gosgd", (2, 1, 1), {}, marks=pytest.mark.nightly),
         pytest.param("gossip", (2, 2), {"HYBRIDPS_TOPOLOGY": "ring"}, marks=pytest.mark.nightly),
         pytest.param("sgp", (2, 1, 1), {"HYBRIDPS_TOPOLOGY": "complete"}, marks=pytest.mark.nightly),

@@ -137,5 +137,6 @@ def test_workers_that_train_by_themselves_are_told_once(
 def test_a_run_folder_that_is_used_again_is_named(tmp_path: Path) -> None:
     for earlier in (0, 1):
         done = launch("-n", "1", "--run", str(tmp_path / "run"), "--", "true")
+        assert done.returncode == 0, done.stderr
         said = f"{tmp_path / 'run'} has an earlier launch: its events are kept, and the report shows this one"
         assert (done.stdout + done.stderr).count(said) == earlier, done.stderr

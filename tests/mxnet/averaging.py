@@ -64,4 +64,4 @@ def alpha_of_the_rate() -> None:
 
 for use in sys.argv[1:]:
     globals()[use]()
-    print(f"{use} is right")
+    print(f"{use} is right", flush=True)

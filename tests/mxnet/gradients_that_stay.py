@@ -104,4 +104,4 @@ def updated(store: mx.kv.KVStore) -> None:
 
 for name in sys.argv[1:]:
     globals()[name](mx.kv.create(os.environ["STORE"]))
-    print(f"{name} is right")
+    print(f"{name} is right", flush=True)

@@ -77,7 +77,7 @@ def main() -> None:
             if kv.rank == 1 and not life and (epoch, step) == (1, 3):
                 nd.waitall()
                 os.kill(os.getpid(), signal.SIGKILL)
-        say(kv, net, trainer, epoch, devices[-1])
+        say(kv, net, trainer, epoch, devices)
         end = time.monotonic() + 60
         while not dies and epoch == 2 and not (folder / "back").exists() and time.monotonic() < end:
             time.sleep(0.1)
@@ -85,9 +85,10 @@ def main() -> None:
             time.sleep(1.0)  # at one of these ends of epochs the restarted group has come to the meeting
 
 
-def say(kv: mx.kv.KVStore, net: Words, trainer: gluon.Trainer, epoch: int, device: mx.Context) -> None:
-    table = net.table.row_sparse_data(nd.arange(ROWS)) if kind == "rows" else net.table.data(device)
-    arrays = [table, *(parameter.data(device) for parameter in net.dense.collect_params().values())]
+def say(kv: mx.kv.KVStore, net: Words, trainer: gluon.Trainer, epoch: int, devices: list[mx.Context]) -> None:
+    tables = [net.table.row_sparse_data(nd.arange(ROWS))] if kind == "rows" else net.table.list_data()
+    dense = net.dense.collect_params().values()
+    arrays = [*tables, *(parameter.data(device) for parameter in dense for device in devices)]
     digest = hashlib.sha256(b"".join(array.asnumpy().tobytes() for array in arrays)).hexdigest()[:16]
     scaler = getattr(trainer, "_amp_loss_scaler", None)
     scale = scaler.loss_scale if scaler is not None else 1

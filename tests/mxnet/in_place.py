@@ -13,7 +13,7 @@ from mxnet.ndarray import NDArray
 
 from hybridps.kvstore import averaged_weights
 from hybridps.kvstore.moved import move_weights
-from hybridps.step import schedule
+from hybridps.step import schedule, votes
 from hybridps.step.timing import TimeSpent
 
 TYPE = os.environ.get("STORE", "dist_hybridps_sync")
@@ -244,7 +244,8 @@ def fused_when_frozen_and_thawed():
         if step in (0, 3, 6, 7, 9, 12):
             net[0].collect_params().setattr("grad_req", "null" if step in (0, 6, 9) else "write")
 
-    with patch.object(TimeSpent, "end_step", counting), patch.object(schedule, "STALL_SECONDS", 60.0):
+    patient = [patch.object(module, "STALL_SECONDS", 60.0) for module in (schedule, votes)]
+    with patch.object(TimeSpent, "end_step", counting), patient[0], patient[1]:
         for on_store in (True, False):
             trained(Convolutions(), TYPE, 16, freeze, on_store)
             mx.kv.create(TYPE).barrier()

@@ -98,4 +98,4 @@ for name in sys.argv[1:]:
     program = globals()[name]
     for number, (got, want) in enumerate(zip(program(TYPE), program("local"), strict=True)):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6, err_msg=f"{name}, array {number}")
-    print(f"{name} is right")
+    print(f"{name} is right", flush=True)

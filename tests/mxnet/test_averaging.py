@@ -10,7 +10,7 @@ from rightness import assert_right
 from worlds import mpirun
 
 pytest.importorskip("mxnet")
-pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(200)]
 
 USES = str(Path(__file__).with_name("averaging.py"))
 
@@ -25,7 +25,7 @@ USES = str(Path(__file__).with_name("averaging.py"))
 )
 def test_uses(uses: list[str], settings: dict[str, str]) -> None:
     extra = {f"HYBRIDPS_{name.upper()}": text for name, text in settings.items()} | {"HYBRIDPS_GROUPS": "2"}
-    assert_right(mpirun(2, ["-m", "hybridps", USES, *uses], extra, timeout=120), uses, 2)
+    assert_right(mpirun(2, ["-m", "hybridps", USES, *uses], extra, timeout=180), uses, 2)
 
 
 @pytest.mark.parametrize(

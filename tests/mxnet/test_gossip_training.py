@@ -14,6 +14,8 @@ pytest.importorskip("mxnet")
 pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(300)]
 
 SCRIPT = str(Path(__file__).with_name("gossip_steps.py"))
+NEAR = 0.025
+"""Groups that average end nearer to each other than this part of their weights' norm."""
 
 
 def results(folder: Path, workers: int) -> list[dict[str, np.ndarray]]:
@@ -61,8 +63,13 @@ def test_groups_come_together(tmp_path: Path, name: str, each: int) -> None:
     together = train(tmp_path / "together", 2 * each, store, groups="2", trigger="every:1")
     check(together, [each, each])
     assert name in str(together[0]["type"])
-    # Groups that do not average end a quarter of the length of their weights apart.
-    assert spread(together) < 0.025 * np.linalg.norm(together[0]["weights"])
+    assert spread(together) < NEAR * np.linalg.norm(together[0]["weights"])
+
+
+@pytest.mark.nightly
+def test_groups_that_do_not_average_stay_apart(tmp_path: Path) -> None:
+    apart = train(tmp_path / "apart", 2, "dist_hybridps_gossip", groups="2", trigger="every:1000")
+    assert spread(apart) > 5 * NEAR * np.linalg.norm(apart[0]["weights"])
 
 
 @pytest.mark.nightly

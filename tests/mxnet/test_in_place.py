@@ -13,7 +13,7 @@ from worlds import mpirun
 from hybridps.ps.server import Server
 
 pytest.importorskip("mxnet")
-pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(280)]
 
 PROGRAMS = str(Path(__file__).with_name("in_place.py"))
 DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
@@ -63,7 +63,7 @@ NIGHTLY = {
 
 def run(ranks: int, programs: list[str], folder: Path, extra: dict[str, str]):
     environment = SMALL | {"FOLDER": str(folder)} | extra
-    return mpirun(ranks, ["-m", "hybridps", PROGRAMS, *programs], environment, timeout=140)
+    return mpirun(ranks, ["-m", "hybridps", PROGRAMS, *programs], environment, timeout=260)
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,10 @@ back, states = folder / "back", folder / "states"
 life = int(os.environ.get("HYBRIDPS_LIFE", "0"))
 kv = mx.kv.create("dist_hybridps")
 gossips = "gossip" in kv.type
-if not gossips:  # there, others count it as the one at the end
+if not gossips:  # with gossip, the others would take this barrier for the one at the end
     kv.barrier()  # as after a download
 model = mx.kv.create("dist_hybridps") if stores == "two stores" else kv  # as of a Trainer that names its type
-weights = [mx.nd.full(10, kv.rank), mx.nd.full(10, kv.rank)]
+weights = [mx.nd.full(10, 1000 * kv.rank), mx.nd.full(10, 1000 * kv.rank)]
 for key, weight in enumerate(weights):
     model.broadcast(key, weight, out=weight)
     if life == reader:
@@ -158,7 +158,7 @@ def test_a_group_that_comes_back_begins_where_the_others_are(
 ) -> None:
     """It meets nobody before it trains, as the others do not call the barriers of a script's beginning, and all at the
     end. Its initial values may come in other parts: how many keys travel together depends on when the script reads
-    them. Its first gradient does not count, which it has computed with weights of its own.
+    them. Its first gradient, computed with its own weights, does not count; with gossip, it sends no gradients.
     """
     script = tmp_path / "script.py"
     script.write_text(COMES_BACK)
@@ -171,7 +171,7 @@ def test_a_group_that_comes_back_begins_where_the_others_are(
     for said in told.values():
         reached = re.fullmatch(r"waited True, reached (\S+) to (\S+)", said)
         assert reached, told
-        assert -5 < float(reached[1]) <= float(reached[2]) < -0.01, told
+        assert -100 < float(reached[1]) <= float(reached[2]) < -0.01, told
 
 
 @pytest.mark.nightly

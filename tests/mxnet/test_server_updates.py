@@ -156,7 +156,6 @@ def test_asynchronous_pulls_in_a_group(tmp_path: Path) -> None:
     assert_right(done, ["pulls_of_one"], 3)
 
 
-@pytest.mark.nightly
 def test_asynchronous_states(tmp_path: Path) -> None:
     with in_thread(Server()) as server:
         done = ours(1, ["adam_goes_on"], tmp_path, servers=server.address)

@@ -57,6 +57,7 @@ def test_groups_go_on_with_the_weights_of_the_snapshot(tmp_path: Path) -> None:
     assert weights["4", "0"] != last
 
 
+@pytest.mark.nightly
 def test_the_momentum_of_the_snapshot_counts(tmp_path: Path) -> None:
     last = train(tmp_path, 0.9)[0]["4", "0"]
     weights, _ = train(tmp_path, 0.9)

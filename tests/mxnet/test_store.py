@@ -11,7 +11,7 @@ from rightness import assert_right
 from worlds import environment, mpirun
 
 pytest.importorskip("mxnet")
-pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(220)]
 
 USES = str(Path(__file__).with_name("uses.py"))
 RIGHT = [
@@ -47,7 +47,7 @@ RIGHT = [
 
 def run(uses: list[str], folder: Path, ranks: int = 2, **settings: str):
     extra = {f"HYBRIDPS_{name.upper()}": text for name, text in settings.items()}
-    return mpirun(ranks, ["-m", "hybridps", USES, *uses], extra | {"FOLDER": str(folder)}, timeout=120)
+    return mpirun(ranks, ["-m", "hybridps", USES, *uses], extra | {"FOLDER": str(folder)}, timeout=200)
 
 
 @pytest.mark.parametrize("groups", [pytest.param("1", marks=pytest.mark.nightly), "2"])

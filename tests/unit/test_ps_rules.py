@@ -105,7 +105,7 @@ def test_the_update_stops_before_the_first_block_that_is_not_finite(value):
     assert np.array_equal(centre, values, equal_nan=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # `test_compiled_cache.py` has a function that compiles sooner
 def test_a_second_process_loads_the_compiled_rule(tmp_path):
     program = "from hybridps.ps.rules import Elastic, warm_up; warm_up(Elastic(0.5), 'float32')"
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_DEBUG_CACHE": "1"}
