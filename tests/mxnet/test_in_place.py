@@ -83,7 +83,7 @@ def test_copies_of_a_parameter_in_a_step_are_those_of_the_design(mode: str, tmp_
 
 
 def check_alone(programs: list[str], folder: Path, **extra: str) -> None:
-    """One worker with a server."""
+    """Run these programs in one worker with a server, and check what they say."""
     with in_thread(Server()) as server:
         done = run(1, programs, folder, {"HYBRIDPS_SERVERS": server.address} | extra)
     assert_right(done, programs, 1)

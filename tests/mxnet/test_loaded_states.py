@@ -12,8 +12,6 @@ pytest.importorskip("mxnet")
 pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(150)]
 
 PROGRAM = str(Path(__file__).with_name("loaded_states.py"))
-
-
 PROGRAMS = ["missing", "missing_at_first", "only_first", "other_batches", "own_devices"]
 
 

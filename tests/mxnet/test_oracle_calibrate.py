@@ -34,9 +34,10 @@ def calibrated(request, tmp_path_factory) -> Path:
     return folder
 
 
-def test_what_is_measured(calibrated: Path) -> None:
+def test_what_is_measured(calibrated: Path, request) -> None:
     found = json.loads((calibrated / "calibration.json").read_text())
-    assert [steps["copies"] for steps in found["steps"]][-1] == 2
+    copies = request.node.callspec.params["calibrated"].split(",")
+    assert [steps["copies"] for steps in found["steps"]] == [int(number) for number in copies]
     assert all(steps["step"]["seconds_per_unit"] > 0 for steps in found["steps"])
     _, link = found["communications"]
     assert (link["workers"], link["groups"]) == (2, 2)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rightness import assert_right
 from worlds import environment, mpirun
 
 pytest.importorskip("mxnet")
@@ -22,9 +23,7 @@ RIGHT += ["profile_amid_steps", "profile_without_dump"]
 def test_commands_and_profiles(groups: str, tmp_path: Path) -> None:
     settings = {"HYBRIDPS_GROUPS": groups, "HYBRIDPS_DEADLINE_SECONDS": "60", "FOLDER": str(tmp_path)}
     done = mpirun(2, ["-m", "hybridps", PROGRAM, *RIGHT], settings, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    for name in RIGHT:
-        assert done.stdout.splitlines().count(f"{name} is right") == 2, done.stdout
+    assert_right(done, RIGHT, 2)
     assert "hybridps: the command 77 ('to whom it may concern') is unknown to servers" in done.stderr
     written = sorted(path.name for path in tmp_path.glob("rank*.json"))
     if groups == "1":

@@ -52,7 +52,7 @@ def run(uses: list[str], folder: Path, ranks: int = 2, **settings: str):
 
 @pytest.mark.parametrize("groups", [pytest.param("1", marks=pytest.mark.nightly), "2"])
 def test_uses_in_one_process(groups: str, tmp_path: Path) -> None:
-    uses = [*RIGHT, "fork"]  # and the process ends
+    uses = [*RIGHT, "fork"]  # fork last: no other case runs in a process that has forked
     done = run(uses, tmp_path, groups=groups, bucket_bytes="2048", chunk_bytes="1024", deadline_seconds="60")
     assert_right(done, uses, 2)
 

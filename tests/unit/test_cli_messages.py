@@ -19,7 +19,7 @@ SECONDS = 60
 
 
 def hybridps_cli(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("HYBRIDPS_")} | variables
+    environ = os.environ | variables
     command = [sys.executable, "-m", "hybridps.cli", *arguments]
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=SECONDS)
 

@@ -45,7 +45,7 @@ class Served(subprocess.Popen[str]):
 
 
 def serve(*arguments: str, **more: str) -> Served:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("HYBRIDPS_")} | more
+    environ = os.environ | more
     command = [sys.executable, "-m", "hybridps", "serve", *arguments]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return Served(command, env=environ, text=True, **pipes)  # type: ignore[call-overload]

@@ -30,9 +30,8 @@ STRANGE = 'w"\\\x1b[2J\n{}'
 
 
 def hybridps(*arguments):
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("HYBRIDPS_")}
     command = [sys.executable, "-m", "hybridps", *arguments]
-    return command, environ | {"COLUMNS": "200", "LINES": "40", "TERM": "xterm"}
+    return command, os.environ | {"COLUMNS": "200", "LINES": "40", "TERM": "xterm"}
 
 
 @contextmanager

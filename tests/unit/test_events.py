@@ -79,5 +79,5 @@ def test_a_session_refuses_a_run_folder_that_cannot_be_written():
 
 
 def run_code(code, **variables):
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("HYBRIDPS_")} | variables
+    environ = os.environ | variables
     return subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60)

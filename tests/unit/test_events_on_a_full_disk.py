@@ -24,8 +24,7 @@ print("trained")
 
 
 def run_session(folder, **more) -> subprocess.CompletedProcess:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("HYBRIDPS_")}
-    environ |= {"HYBRIDPS_RUN_FOLDER": str(folder), "HYBRIDPS_QUIET": "true"}
+    environ = os.environ | {"HYBRIDPS_RUN_FOLDER": str(folder), "HYBRIDPS_QUIET": "true"}
     return subprocess.run([sys.executable, "-c", TRAINING], env=environ, text=True, timeout=60, check=False, **more)
 
 

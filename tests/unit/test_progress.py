@@ -71,8 +71,7 @@ hybridps.report_progress(1, numpy.float32(0.5), loss=float("nan"), worker=2)
 def call(folder: Path, **more: str) -> str:
     """Also shows that the call needs neither MPI nor MXNet: they cannot be imported."""
     code = "import sys\nfor name in ('mpi4py', 'mxnet', 'zmq'): sys.modules[name] = None\n" + CALLS
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HYBRIDPS_")}
-    environ = kept | {"HYBRIDPS_RUN_FOLDER": str(folder)} | more
+    environ = os.environ | {"HYBRIDPS_RUN_FOLDER": str(folder)} | more
     return subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True).stdout
 
 
