@@ -50,7 +50,9 @@ HAS_BEGUN, IS_GONE = 1, 2
 class Letter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The header of a letter.
 
-    `session`: when the sender's life began, in nanoseconds since 1970. A later life has a larger number.
+    `session`: when the sender's life began, in nanoseconds since 1970. A later life has a larger number. In a `pong`,
+    `asker` is the session of the group that asked; `passed` is how many barriers the sender has passed, if it knows an
+    earlier life of that group, and else 0.
     """
 
     kind: Kind
@@ -61,6 +63,8 @@ class Letter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     stop: Number = 0
     share: Annotated[float, Meta(ge=0, le=1)] = 0.0
     text: Annotated[str, Meta(max_length=MOST_TEXT)] = ""
+    asker: Number = 0
+    passed: Number = 0
 
 
 _decoder = msgspec.msgpack.Decoder(Letter)

@@ -19,7 +19,7 @@ from hybridps.gossip.inbox import Inbox, Incoming
 from hybridps.gossip.joining import Tables
 from hybridps.gossip.letter import ANSWERS, REQUESTS, WITH_VALUES, Kind, Letter, decode, encode
 from hybridps.gossip.mail import Mail
-from hybridps.gossip.peers import Peers
+from hybridps.gossip.peers import Peer, Peers
 from hybridps.memory import Layout
 
 _NAPS_SECONDS = 0.0005, 0.005
@@ -53,6 +53,8 @@ class Partners:
         self._mail = mail
         self._inboxes: dict[str, Inbox] = {}
         self._arrived = 0
+        self._trains = False
+        """Whether this group has averaged."""
         self._failure: Exception | None = None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hybridps-gossip", daemon=True)
@@ -98,7 +100,7 @@ class Partners:
             self._check()
             inbox = self._inboxes[table]
             if not inbox.has_begun:
-                inbox.has_begun = True
+                inbox.has_begun = self._trains = True
                 self.tables.begin(table)
             letters = list(inbox.letters)
             inbox.letters.clear()
@@ -133,12 +135,21 @@ class Partners:
     def meet(self, is_ready: Callable[[], bool] = lambda: True) -> None:
         """Wait at a barrier of all groups, except those that have ended, are silent, or never started.
 
+        A group that was started again counts the barriers that the others have passed as its own. Until it has
+        averaged, it does not wait if there are any, because the others are in the middle of their training.
+
         `is_ready` is called until it returns true, before this group counts as arrived, and again while the group
         waits. Raises DeadlineError.
         """
         since = time.monotonic()
         in_time = self.until(is_ready, self.deadline_seconds)
+        in_time &= self.until(lambda: self._is_told(since), self.deadline_seconds)
         with self.changed:
+            if not self._arrived:
+                self._arrived = self.peers.passed = max((known.told or 0 for known in self.peers.values()), default=0)
+                if self._arrived and not self._trains:
+                    self._arrived = 0  # the others may pass more of them meanwhile
+                    return
             self._arrived += 1
             number = self._arrived
             for peer in self.peers:
@@ -171,6 +182,10 @@ class Partners:
         self._ending.set()
         self._thread.join()
         self._mail.close()
+
+    def _is_told(self, since: float) -> bool:
+        """Return whether all groups that are there have told this one how many barriers they have passed."""
+        return all(known.told is not None or self.peers.is_missing(peer, since) for peer, known in self.peers.items())
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -208,12 +223,15 @@ class Partners:
         if letter.session < known.session and not self.peers.is_silent(known):
             return  # from a former life
         if letter.session != known.session:
-            self._begin_life(sender, letter.session)
+            known = self._begin_life(sender, letter.session)
         known.asked_at = None
         if letter.kind in ("ping", "pong", "arrived"):
-            known.arrived = max(known.arrived, known.barriers_before + letter.number)
+            known.arrived = max(known.arrived, letter.number)
+            if letter.kind == "pong" and letter.asker == self.session:
+                known.told = letter.passed
             if letter.kind == "ping" and not self.silent_seconds():
-                self.post(sender, "pong", number=self._arrived)
+                passed = self.peers.passed if known.has_returned else 0
+                self.post(sender, "pong", number=self._arrived, asker=letter.session, passed=passed)
         elif letter.kind == "left":
             known.left = True
         elif letter.kind in ("ask", "give", "joined", "refuse"):
@@ -221,7 +239,7 @@ class Partners:
         else:
             self._keep(sender, letter, payload)
 
-    def _begin_life(self, sender: int, session: int) -> None:
+    def _begin_life(self, sender: int, session: int) -> Peer:
         known = self.peers[sender]
         for inbox in self._inboxes.values():
             if inbox.has_begun and (known.session or sender < self.rank):
@@ -229,8 +247,7 @@ class Partners:
                 # values.
                 inbox.returned.add(sender)
             inbox.forget(sender)
-        known.session, known.left, known.arrived = session, False, 0
-        known.barriers_before = self.peers.passed
+        return self.peers.begin_life(sender, session)
 
     def _keep(self, sender: int, letter: Letter, payload: np.ndarray | None) -> None:
         inbox = self._inboxes.get(letter.table)

@@ -17,10 +17,12 @@ class Peer:
     """When its life began; 0 until its first letter arrives."""
     left: bool = False
     arrived: int = 0
-    """The number of barriers that it has reached, as counted by this group."""
-    barriers_before: int = 0
-    """The number of barriers that this group had passed when the other's life began. Each life counts its own from
-    0."""
+    """The number of barriers that it has reached."""
+    has_returned: bool = False
+    """Whether this group knows an earlier life of it."""
+    told: int | None = None
+    """The number of barriers that it has passed, if it knows an earlier life of this group, and else 0. None until it
+    has answered."""
     asked_at: float | None = None
     """When it was asked for a sign of life that has not arrived."""
     pinged_at: float = float("-inf")
@@ -42,6 +44,11 @@ class Peers(dict[int, Peer]):
         """The number of barriers that this group has passed."""
         self._size = size
         self._beat_seconds = min(settings.heartbeat_seconds, settings.lost_seconds / 4)
+
+    def begin_life(self, peer: int, session: int) -> Peer:
+        """Forget what is known about a group, because another life of it has begun."""
+        self[peer] = Peer(session, has_returned=self[peer].session > 0)
+        return self[peer]
 
     def is_there(self, peer: int) -> bool:
         """Return whether a group gives signs of life and has not ended."""

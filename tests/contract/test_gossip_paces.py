@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -206,11 +207,59 @@ def test_a_push_that_was_given_up_long_ago_is_still_paid_when_it_turns_out_to_be
 
 
 def test_a_group_that_comes_again_counts_barriers_with_the_others(tmp_path: Path) -> None:
-    with circle(2, folder=tmp_path) as groups:
-        for partners in groups.there.values():
-            partners.peers.passed = partners._arrived = 4
+    """It waits at none before it trains, as the others are in the middle of their training; then all meet."""
+    with circle(2, folder=tmp_path) as groups, ThreadPoolExecutor(1) as pool:
+        exchanges_of(groups, SYMMETRIC)
+        other = groups.there[0]
+        for number in range(2):
+            waits = pool.submit(other.meet)
+            groups.there[1].meet()
+            waits.result(SECONDS)
+            assert other.peers.passed == number + 1
         groups.end(1, says_so=False)
-        groups.open(1)
+        again = groups.open(1)
+        for _ in range(4):
+            again.meet()
+        waits = pool.submit(other.meet)
+        assert again.until(lambda: again.peers[0].arrived == 3, SECONDS)
+        again.meet()
+        let_letters_come(groups)
+        assert not waits.done()
+        exchange_of(again, SYMMETRIC).take_in(start_weights(1)[0])
+        again.meet()
+        waits.result(SECONDS)
+        assert again.peers.passed == other.peers.passed == 3
+        waits = pool.submit(again.meet)
+        let_letters_come(groups)
+        assert not waits.done()
+        other.meet()
+        waits.result(SECONDS)
+
+
+def test_a_group_that_comes_again_meets_the_others_at_the_first_barrier(tmp_path: Path) -> None:
+    with circle(2, folder=tmp_path) as groups, ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(groups.there[0].meet)
+        groups.end(1, says_so=False)
+        again = groups.open(1)
+        assert again.until(lambda: again.peers[0].arrived == 1, SECONDS)
+        assert not waits.done()
+        again.meet()
+        waits.result(SECONDS)
+        assert again.peers.passed == 1
+
+
+def test_a_group_that_starts_late_is_at_the_barrier_that_its_program_has_reached(tmp_path: Path) -> None:
+    """The others had not waited for it, as they did not know whether it would start."""
+    settings = type(SETTINGS)(lost_seconds=0.2, heartbeat_seconds=0.05, deadline_seconds=10.0)
+    groups = Circle(2, settings, tmp_path)
+    try:
+        first = groups.open(0)
+        first.meet()
+        late = groups.open(1)
         groups.wait_until_all_know_each_other()
-        groups.there[1].meet()
-        groups.there[0].meet()
+        late.meet()
+        assert (late.peers.passed, first.peers.passed) == (1, 1)
+    finally:
+        groups.end(0)
+        groups.end(1)
+        groups.close()

@@ -26,8 +26,7 @@ back, states = folder / "back", folder / "states"
 life = int(os.environ.get("HYBRIDPS_LIFE", "0"))
 kv = mx.kv.create("dist_hybridps")
 gossips = "gossip" in kv.type
-if not gossips:  # with gossip, the others would take this barrier for the one at the end
-    kv.barrier()  # as after a download
+kv.barrier()  # as after a download
 model = mx.kv.create("dist_hybridps") if stores == "two stores" else kv  # as of a Trainer that names its type
 weights = [mx.nd.full(10, 1000 * kv.rank), mx.nd.full(10, 1000 * kv.rank)]
 for key, weight in enumerate(weights):
