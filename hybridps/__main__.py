@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -59,7 +60,13 @@ def run_script(arguments: list[str], as_module: bool) -> None:
 
 
 def _end() -> None:
-    """Leave the job, and write the summary of its run folder unless the launcher does."""
+    """Leave the job, and write the summary of its run folder unless the launcher does.
+
+    As Python does, this first waits for threads of the script that are no daemons: they may train.
+    """
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.main_thread():
+            thread.join()
     store = sys.modules.get("hybridps.kvstore")
     job = store.release() if store is not None else None
     if job is None:

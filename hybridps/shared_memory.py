@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hybridps.errors import LayoutError
-from hybridps.memory import private_memory
+from hybridps.memory import address_of, private_memory
 
 PAGE = mmap.PAGESIZE
 HUGE_PAGE = 2 << 20
@@ -211,11 +211,6 @@ def gather(array: np.ndarray) -> None:
     if first < end:
         array.reshape(-1).view(np.uint8)[first:end:HUGE_PAGE].max()  # the system gathers around a page that exists
         _libc.madvise(begin + first, end - first, _MADV_COLLAPSE)
-
-
-def address_of(array: np.ndarray) -> int:
-    """Return the address of an array's first byte."""
-    return int(array.__array_interface__["data"][0])
 
 
 def _huge_place(nbytes: int) -> int | None:

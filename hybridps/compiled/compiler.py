@@ -13,6 +13,7 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 
 from hybridps.compiled.cache import SharedCache
+from hybridps.memory import address_of
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -42,7 +43,7 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Any:
 
 def addresses(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Return the addresses of the arrays (int64). The caller must hold the arrays while it uses the addresses."""
-    return np.array([array.__array_interface__["data"][0] for array in arrays], np.int64)
+    return np.array([address_of(array) for array in arrays], np.int64)
 
 
 @intrinsic  # type: ignore[misc]

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from hybridps.algorithms import Algorithm, Row, choose_row, definition, make_algorithm
 from hybridps.algorithms.choose import choose_name
-from hybridps.errors import ConfigError, HybridPSError, ServerError
+from hybridps.errors import ConfigError, DeadlineError, GroupError, HybridPSError, ServerError
 from hybridps.events import AlgorithmChosen, Closed
 from hybridps.gossip import Partners
 from hybridps.gossip.start import start_partners
@@ -209,7 +209,10 @@ class Job:
         self.close()
 
     def _agree_on(self, name: str | None, rule: Rule | None, clock: Clock | None) -> Row:
-        """Return what all workers of this MPI world ask for. Raises ConfigError, on all of them, if that cannot be."""
+        """Return what all workers of this MPI world ask for. Raises ConfigError, on all of them, if that cannot be.
+
+        Raises DeadlineError or GroupError if a worker does not ask for an algorithm.
+        """
         settings, plan = self.session.settings, self.session.plan
         row, problem = None, None
         try:
@@ -223,8 +226,11 @@ class Job:
                 )
         except ConfigError as error:
             problem = error
-        agree(self.session.workers, problem)
-        rows: list[Row] = allgather(self.session.workers, row, Row)
+        try:
+            agree(self.session.workers, problem)
+            rows: list[Row] = allgather(self.session.workers, row, Row)
+        except (DeadlineError, GroupError) as error:
+            raise type(error)(f"{error}. It has made a store or algorithm, which all workers must make") from None
         for other in rows:
             if other != rows[0]:
                 raise ConfigError(

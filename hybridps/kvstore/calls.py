@@ -13,7 +13,7 @@ from mxnet.ndarray import NDArray
 
 from hybridps.codecs import Quantised
 from hybridps.errors import HybridPSError
-from hybridps.kvstore.arrays import dtype_of
+from hybridps.kvstore.arrays import dtype_of, same_arrays
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -31,6 +31,11 @@ class KeyArrays(NamedTuple):
     name: str
     values: list[NDArray]
     others: list[NDArray]
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the result replaces the values."""
+        return not self.others or same_arrays(self.others, self.values)
 
 
 def calls(key: Any, value: Any, other: Any = None) -> list[KeyArrays]:

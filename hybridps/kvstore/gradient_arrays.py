@@ -43,9 +43,10 @@ class MovedGradient(MovedArray):
         """Give the user's array its old memory back. Return an array over the slot."""
         now = self.weight.grad  # a different one if the program has changed `grad_req`, or None
         is_marked = now is not None and address_of(now) == address_of(self.array)
+        overwrites = is_marked and is_overwritten(self.weight, self.array)  # the program may have marked it again
         self._swap()
         if is_marked:
-            mark(self.weight, self.array, self.weight._fresh_grad)
+            mark(self.weight, self.array, self.weight._fresh_grad, overwrites)
         return self.other
 
 

@@ -98,12 +98,12 @@ def _graph_of(array: NDArray) -> mx.sym.Symbol | None:
         return None
 
 
-def mark(weight: NDArray, gradient: NDArray, fresh: bool) -> None:
-    """Have autograd overwrite `gradient` with the gradient of `weight`.
+def mark(weight: NDArray, gradient: NDArray, fresh: bool, overwrites: bool = True) -> None:
+    """Have autograd overwrite `gradient` with the gradient of `weight`, or add to it.
 
     `fresh`: whether it has done so since the last update. The Trainer refuses to update with an old gradient.
     """
-    autograd.mark_variables([weight], [gradient], "write")
+    autograd.mark_variables([weight], [gradient], "write" if overwrites else "add")
     weight._fresh_grad = fresh
 
 

@@ -103,7 +103,7 @@ class HybridKVStore(KVStore):
                     "Let the store update (unset MXNET_UPDATE_ON_KVSTORE), or broadcast the weights; for plain sums "
                     "use push"
                 )
-            in_place = not (updates or each.others)
+            in_place = not updates and each.is_in_place
             summed = self._training.sum_in_step(each.name, each.values, priority, in_place)
             if updates:
                 summed = [self._training.updates.update(each.name, summed[0], each.others)]

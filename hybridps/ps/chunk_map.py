@@ -82,10 +82,14 @@ class ChunkMap:
         first = start // self.step
         return range(first + (server - self.first - first) % self.servers, -(-stop // self.step), self.servers)
 
+    def part(self, chunk: int, start: int, stop: int) -> Span:
+        """Return the elements of a chunk that are among `start:stop`."""
+        return Span(chunk, max(start, chunk * self.step), min(stop, (chunk + 1) * self.step))
+
     def spans(self, server: int, start: int, stop: int) -> Iterator[Span]:
         """Yield the elements of `start:stop` that a server owns, chunk by chunk."""
         for chunk in self.owned_between(server, start, stop):
-            yield Span(chunk, max(start, chunk * self.step), min(stop, (chunk + 1) * self.step))
+            yield self.part(chunk, start, stop)
 
     def check_span(self, start: int, stop: int) -> None:
         """Raise LayoutError unless elements `start:stop` are within the buffer."""

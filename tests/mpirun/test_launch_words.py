@@ -134,6 +134,24 @@ def test_workers_that_train_by_themselves_are_told_once(
     assert (done.stdout + done.stderr).count("has made no KVStore of hybridps") == apart
 
 
+def test_training_in_a_thread_that_is_not_joined_is_waited_for(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import threading, time\nimport mxnet as mx\n"
+        "def train():\n"
+        "    time.sleep(1)\n"
+        "    kv, out = mx.kv.create('dist_hybridps_sync'), mx.nd.zeros(2)\n"
+        "    kv.init(0, out)\n"
+        "    kv.pushpull(0, mx.nd.ones(2), out=out)\n"
+        "    print('the sum is', out.asnumpy()[0], flush=True)\n"
+        "threading.Thread(target=train).start()\n"
+    )
+    done = launch("-n", "2", "python", str(script))
+    assert done.returncode == 0, done.stderr
+    assert told(done.stdout) == ["the sum is 2.0"] * 2
+    assert "has made no KVStore" not in done.stderr
+
+
 def test_a_run_folder_that_is_used_again_is_named(tmp_path: Path) -> None:
     for earlier in (0, 1):
         done = launch("-n", "1", "--run", str(tmp_path / "run"), "--", "true")

@@ -269,6 +269,26 @@ def gradients_that_add_up():
             check(change, moves=first > 0 or on_store, steps=first + 6, on_store=on_store)
 
 
+def gradients_marked_to_add_up():
+    """The program marks gradients that were moved, and later has the sums written elsewhere, so that they leave."""
+
+    def summed(store):
+        store, weight, gradient, other, seen = mx.kv.create(store), nd.ones(300), nd.zeros(300), nd.zeros(300), []
+        autograd.mark_variables([weight], [gradient], "write")
+        store.broadcast(0, weight, out=weight)
+        for step in range(12):
+            if step == 6:
+                autograd.mark_variables([weight], [gradient], "add")
+            with autograd.record():
+                loss = (weight * step).sum()
+            loss.backward()
+            store.pushpull(0, gradient, out=other if step > 7 else gradient)
+            seen += [gradient.asnumpy(), other.asnumpy()]
+        return seen
+
+    np.testing.assert_array_equal(summed(TYPE), summed("local"))
+
+
 def other_arrays():
     def change():
         def reset(net, step, note):

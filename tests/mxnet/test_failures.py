@@ -39,6 +39,20 @@ if kv.rank == 0:
 """
 
 
+ANOTHER_STORE = """
+import mxnet as mx
+
+kv, out = mx.kv.create("dist_hybridps_sync"), mx.nd.zeros(3)
+kv.init("w", out)
+if kv.rank == 0:
+    mx.kv.create("dist_hybridps_sync")
+for _ in range(3):
+    kv.push("w", mx.nd.ones(3))
+    kv.pull("w", out=out)
+    out.wait_to_read()
+"""
+
+
 MASK = """
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -261,3 +275,12 @@ def test_an_infinite_constant_that_groups_would_average_is_named() -> None:
     )
     assert done.returncode != 0
     assert "refused: element 33 is -inf; the loss may diverge (NaN or Inf in key '2')" in done.stderr, done.stderr
+
+
+def test_a_store_that_one_worker_alone_makes_is_named(tmp_path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ANOTHER_STORE)
+    done = mpirun(2, ["-m", "hybridps", str(script)], {"HYBRIDPS_DEADLINE_SECONDS": "12"}, timeout=60)
+    assert done.returncode == 1
+    assert "rank 0 waited 12 s for agreement of all ranks" in done.stderr
+    assert "It has made a store or algorithm, which all workers must make" in done.stderr

@@ -27,6 +27,7 @@ SEEN = [
     "frozen_and_thawed",
     "fused_when_frozen_and_thawed",
     "gradients_that_add_up",
+    "gradients_marked_to_add_up",
     "other_arrays",
     "saved",
     "bound",
@@ -38,7 +39,7 @@ SEEN = [
 ALIKE = ("static_shapes",)
 """Programs that are much like others: nightly."""
 
-OF_SUMS_ALONE = ("fused_when_frozen_and_thawed", "an_optimizer_that_is_set_anew")
+OF_SUMS_ALONE = ("fused_when_frozen_and_thawed", "gradients_marked_to_add_up", "an_optimizer_that_is_set_anew")
 SEEN_WITH_AVERAGES = [name for name in SEEN if name not in OF_SUMS_ALONE]
 
 MODES = {

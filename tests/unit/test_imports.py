@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"progress", "resuming", "tracing.loading"},
     "errors": set(),
     "addresses": {"errors"},
-    "compiled": set(),
+    "compiled": {"memory"},
     "config": BASE,
     "memory": {"errors"},
     "shared_memory": {"errors", "memory"},

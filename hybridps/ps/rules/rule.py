@@ -6,6 +6,7 @@ A rule works on one chunk: flat arrays of equal length and dtype. A clock says w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 import msgspec
@@ -107,8 +108,7 @@ def apply_(
     done: all of them or, with `check_finite`, those before the first block (see `block_size`) whose sum has NaN
     or Inf. From that block on nothing changes.
     """
-    dtype = np.result_type(centre.dtype, np.float32)
-    numbers = tuple(map(dtype.type, rule.numbers(step, contributions)))
+    numbers = tuple(map(_number_type(centre.dtype), rule.numbers(step, contributions)))
     kept = [centre] if rule.centre_is_answer else []
     before, after = (targets, []) if rule.separate else (kept, targets)
     if centre.dtype in COMPILED:
@@ -137,6 +137,12 @@ def apply_(
     for target in after:
         np.copyto(target[:done], answer[0])
     return done
+
+
+@cache
+def _number_type(dtype: np.dtype) -> type[np.generic]:
+    """Return the type of the numbers of a rule that computes with `dtype`: at least float32."""
+    return np.result_type(dtype, np.float32).type
 
 
 def add_up_(total: np.ndarray, sources: Sequence[Values]) -> None:

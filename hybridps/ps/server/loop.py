@@ -248,6 +248,8 @@ class Loop:
 
     def _handle_results(self, done: Sequence[tuple[Task, Any]]) -> None:
         """Handle the outcomes of completed tasks. An error in one does not affect the others."""
+        if not done:
+            return
         outcomes: list[Outcome] = []
         for task, result in done:
             try:

@@ -98,13 +98,13 @@ def _spans(table: Table, message: wire.OfSpan) -> list[Span]:
     """Return the spans that a message concerns at this server. Its cost is checked first."""
     server, start, stop = table.spec.server, message.start, message.stop
     table.chunk_map.check_span(start, stop)
-    count = len(table.chunk_map.owned_between(server, start, stop))
-    if not 0 < count <= wire.MOST_CHUNKS:
+    owned = table.chunk_map.owned_between(server, start, stop)
+    if not 0 < len(owned) <= wire.MOST_CHUNKS:
         raise ProtocolError(
-            f"elements {start}:{stop} of table {table.name!r} are in {count} chunks on server {server} of "
+            f"elements {start}:{stop} of table {table.name!r} are in {len(owned)} chunks on server {server} of "
             f"{table.spec.servers}: a message concerns 1 to {wire.MOST_CHUNKS}"
         )
-    spans = [*table.chunk_map.spans(server, start, stop)]
+    spans = [table.chunk_map.part(chunk, start, stop) for chunk in owned]
     if not isinstance(message, wire.Exchange) or table.only_whole_chunks:
         for span in spans:
             if span != table.chunk_map.whole(span.chunk):
