@@ -5,7 +5,6 @@ from __future__ import annotations
 from hybridps.errors import ConfigError
 from hybridps.gossip.mail import Mail
 from hybridps.gossip.partners import Partners
-from hybridps.gossip.socket_mail import SocketMail
 from hybridps.mpi_groups.session import Session
 from hybridps.ps.keys import Credentials
 
@@ -34,5 +33,7 @@ def start_partners(session: Session) -> Partners | None:
             "worlds of their own: start them with `hybridps run --algorithm ...`, or give the address of each"
         )
     else:
+        from hybridps.gossip.socket_mail import SocketMail  # loads the server
+
         mail = SocketMail(settings.peers, place.group, Credentials.of(settings))
     return Partners(mail, settings)

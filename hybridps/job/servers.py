@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,9 +16,11 @@ from hybridps.mpi_groups.plan import SERVER
 from hybridps.mpi_groups.session import Session, agree, open_session
 from hybridps.processes import SERVER_RESTARTS, ServerProcess
 from hybridps.ps.client import Client, silent_groups
-from hybridps.ps.server import Server
 from hybridps.ps.store import OpenStore, ParameterStore
 from hybridps.racks import place_in_rack
+
+if TYPE_CHECKING:
+    from hybridps.ps.server import Server
 
 
 def find_servers(session: Session, named: str | None = None) -> tuple[tuple[str, ...], ServerProcess | None]:
@@ -106,6 +109,7 @@ def silent_workers(session: Session, servers: tuple[str, ...], number: int, seco
 def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:
     """Run a server as a rank of an MPI world: announce its address over MPI, and serve until the workers end."""
     from hybridps.algorithms import resolve
+    from hybridps.ps.server import Server
     from hybridps.ps.server.live import show_live
     from hybridps.ps.server.metrics import serve_metrics
 

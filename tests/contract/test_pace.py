@@ -102,7 +102,7 @@ def test_a_rank_that_stalled_once_is_late_afterwards_and_not_slow() -> None:
     assert not [event for each in every for event in each if isinstance(event, Slowed)]
     for events in every:
         usual = [event.own_seconds for event in events if isinstance(event, Paced)]
-        assert len(usual) > 5
+        assert len(usual) > 2
         assert median(usual) > 0.9 * USUAL_SECONDS  # at its end the program waits
 
 
@@ -118,7 +118,7 @@ def test_a_rank_that_waits_for_its_loss_is_no_faster_than_one_that_is_late() -> 
     assert not [event for each in every for event in each if isinstance(event, Slowed)]
     for events in every:
         usual = [event.own_seconds for event in events if isinstance(event, Paced)]
-        assert len(usual) > 5
+        assert len(usual) > 2
         assert 0.9 * USUAL_SECONDS < median(usual) < LONGER_SECONDS
 
 

@@ -280,7 +280,9 @@ def test_an_infinite_constant_that_groups_would_average_is_named() -> None:
 def test_a_store_that_one_worker_alone_makes_is_named(tmp_path) -> None:
     script = tmp_path / "train.py"
     script.write_text(ANOTHER_STORE)
-    done = mpirun(2, ["-m", "hybridps", str(script)], {"HYBRIDPS_DEADLINE_SECONDS": "12"}, timeout=60)
+    done = mpirun(
+        2, ["-m", "hybridps", str(script)], {"HYBRIDPS_DEADLINE_SECONDS": "5", "HYBRIDPS_LOST_SECONDS": "2"}, timeout=60
+    )
     assert done.returncode == 1
-    assert "rank 0 waited 12 s for agreement of all ranks" in done.stderr
+    assert "rank 0 waited 5 s for agreement of all ranks" in done.stderr
     assert "It has made a store or algorithm, which all workers must make" in done.stderr
