@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+
+from hybridps.errors import ConfigError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -13,13 +16,30 @@ if TYPE_CHECKING:
 Options = TypeVar("Options", bound="DataclassInstance")
 
 
+def _words(name: str, hint: Any) -> list[str]:
+    """Return the long names of an option on the command line."""
+    found: list[str] = []
+    for each in getattr(hint, "__metadata__", ()):
+        declared = (
+            each.default,
+            *(each.param_decls or ()),
+        )  # Typer calls the first name a default
+        found += [word for word in declared if isinstance(word, str) and word.startswith("--")]
+    return found or [f"--{name.replace('_', '-')}"]
+
+
 def takes(record: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
     """Return a decorator: it makes a Typer command of a function that takes one `record`, a dataclass of options."""
 
     def decorate(command: Callable[[Options], None]) -> Callable[..., None]:
         hints = get_type_hints(record, include_extras=True)
+        words = {field.name: _words(field.name, hints[field.name]) for field in dataclasses.fields(record)}
+        options = {word for each in words.values() for word in each}
 
         def from_words(**given: Any) -> None:
+            for name, value in given.items():
+                if isinstance(value, (str, Path)) and str(value) in options:
+                    raise ConfigError(f"{words[name][0]} needs a value, and the option {value} follows it")
             command(record(**given))
 
         parameters = [

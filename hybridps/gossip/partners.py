@@ -52,7 +52,6 @@ class Partners:
         self.tables = Tables(self)
         self._mail = mail
         self._inboxes: dict[str, Inbox] = {}
-        self._arrived = 0
         self._trains = False
         """Whether this group has averaged."""
         self._failure: Exception | None = None
@@ -145,13 +144,13 @@ class Partners:
         in_time = self.until(is_ready, self.deadline_seconds)
         in_time &= self.until(lambda: self._is_told(since), self.deadline_seconds)
         with self.changed:
-            if not self._arrived:
-                self._arrived = self.peers.passed = max((known.told or 0 for known in self.peers.values()), default=0)
-                if self._arrived and not self._trains:
-                    self._arrived = 0  # the others may pass more of them meanwhile
+            if not self.peers.reached:
+                passed = max((known.told or 0 for known in self.peers.values()), default=0)
+                if passed and not self._trains:
                     return
-            self._arrived += 1
-            number = self._arrived
+                self.peers.reached = self.peers.passed = passed
+            self.peers.reached += 1
+            number = self.peers.reached
             for peer in self.peers:
                 self.post(peer, "arrived", number=number)
 
@@ -231,7 +230,7 @@ class Partners:
                 known.told = letter.passed
             if letter.kind == "ping" and not self.silent_seconds():
                 passed = self.peers.passed if known.has_returned else 0
-                self.post(sender, "pong", number=self._arrived, asker=letter.session, passed=passed)
+                self.post(sender, "pong", number=self.peers.reached, asker=letter.session, passed=passed)
         elif letter.kind == "left":
             known.left = True
         elif letter.kind in ("ask", "give", "joined", "refuse"):
@@ -276,4 +275,4 @@ class Partners:
         for peer in self.peers.to_ask():
             if not self.silent_seconds():
                 self.peers[peer].ask()
-                self.post(peer, "ping", number=self._arrived)
+                self.post(peer, "ping", number=self.peers.reached)

@@ -40,8 +40,8 @@ class Peers(dict[int, Peer]):
         """`rank`: the number of this group among `size` groups."""
         super().__init__({peer: Peer() for peer in range(size) if peer != rank})
         self.lost_seconds = settings.lost_seconds
-        self.passed = 0
-        """The number of barriers that this group has passed."""
+        self.reached = self.passed = 0
+        """The numbers of barriers that this group has reached and passed."""
         self._size = size
         self._beat_seconds = min(settings.heartbeat_seconds, settings.lost_seconds / 4)
 

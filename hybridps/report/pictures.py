@@ -134,20 +134,30 @@ def _learning(reports: Sequence[RunReport]) -> bytes:
 
 
 def _timeline(trace: Trace, step_id: tuple[int, int]) -> bytes:
-    """Draw a step of all workers and servers on one clock. `step_id`: its model and number."""
-    row = {
-        number: step
+    """Draw a step of all workers and servers on one clock. `step_id`: its model and number.
+
+    If groups do not train in step, it is that of the first worker, with the steps that the others do meanwhile.
+    """
+    steps = {
+        number: next(step for step in worker.steps if (step.model, step.number) == step_id)
         for number, worker in sorted(trace.workers.items())
-        for step in worker.steps
-        if (step.model, step.number) == step_id
     }
-    zero, end = min(step.began for step in row.values()), max(step.time.ended for step in row.values())
+    zero, end = min(step.began for step in steps.values()), max(step.time.ended for step in steps.values())
+    whose = ""
+    if max(step.began for step in steps.values()) > min(step.time.ended for step in steps.values()):
+        first, step = next(iter(steps.items()))
+        zero, end, whose = step.began, step.time.ended, f" of worker {first}"
+    row = {
+        number: [step for step in trace.workers[number].steps if step.began < end and zero < step.time.ended]
+        for number in steps
+    }
     lines = 2 * len(row) + len(trace.servers)
     figure, axes = _figure(7, 1.4 + 0.3 * lines)
     ticks: list[tuple[float, str]] = []
     place = float(lines)
-    for number, step in row.items():
-        _draw_step(axes, step, place, zero)
+    for number, each in row.items():
+        for step in each:
+            _draw_step(axes, step, place, zero)
         ticks += [(place, f"worker {number}"), (place - 1, "communication")]
         place -= 2
     for number, server in sorted(trace.servers.items()):
@@ -158,7 +168,7 @@ def _timeline(trace: Trace, step_id: tuple[int, int]) -> bytes:
     axes.set_yticks([at for at, _ in ticks], [name for _, name in ticks], fontsize=8)
     axes.set_xlim(0, 1e3 * (end - zero))
     axes.set_ylim(place + 0.4, lines + 0.6)
-    axes.set_xlabel(f"milliseconds of step {step_id[1]}")
+    axes.set_xlabel(f"milliseconds of step {step_id[1]}{whose}")
     named = {label: bars for bars, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     axes.legend(
         named.values(), named, frameon=False, ncols=6, fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0)

@@ -153,11 +153,14 @@ def _late(step: TracedStep) -> float:
 def path(trace: Trace, table: Table, step: StepId) -> str:
     """Return the critical path of a step in words.
 
-    It says which worker takes the longest until its last gradient, why, and what follows.
+    It says which worker takes the longest until its last gradient, why, and what follows. If groups do not train in
+    step, only the workers count that take as long as the longest one.
     """
     row = table[step]
-    parts = {worker: pace_of(parts_of(each, trace.has_servers), each) for worker, each in row.items()}
-    last = max(parts, key=lambda worker: parts[worker].own)
+    parts = {worker: _pace_in_step(parts_of(each, trace.has_servers), each) for worker, each in row.items()}
+    longest = max(each.whole for each in parts.values())
+    until_the_end = [worker for worker, each in parts.items() if (1 + SLOWER) * each.whole > longest]
+    last = max(until_the_end, key=lambda worker: parts[worker].own)
     mine, others = parts[last], _others(parts, last)
     program = _late(row[last]) - median(_late(each) for worker, each in row.items() if worker != last or len(row) == 1)
     said = [_last_in_words(last, mine, others if len(row) > 1 else None, program)]
@@ -173,13 +176,18 @@ def path(trace: Trace, table: Table, step: StepId) -> str:
     return "; ".join(said)
 
 
+def _pace_in_step(parts: Parts, step: TracedStep) -> Parts:
+    """Return `pace_of` a step, with no more computing than the step has time for."""
+    return parts._replace(compute=min(pace_of(parts, step).compute, parts.compute + parts.other))
+
+
 def _last_in_words(worker: int, mine: Parts, others: Parts | None, program: float) -> str:
     """Return what the worker does that is last. `program`: how much longer its program takes to begin the step."""
     who = f"worker {worker}"
     loads = f", of which it loads data for {_ms(mine.loading)}" if mine.loading > 0.05 * mine.own else ""
-    if others is None or others.own <= 0:
+    more = mine.own / others.own - 1 if others is not None and others.own > 0 else -1.0
+    if others is None or more < -0.05:
         return f"{who} computes for {_ms(mine.own)}{loads}"
-    more = mine.own / others.own - 1
     if more < 0.05 or mine.own - others.own < max(LEAST_SECONDS, LEAST_SHARE * mine.whole):
         return f"all workers take about as long until their last gradient ({_ms(mine.own)})"
     if mine.loading - others.loading > (mine.own - others.own) / 2:

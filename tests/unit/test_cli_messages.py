@@ -57,6 +57,7 @@ def test_settings_are_listed_with_their_values_and_defaults() -> None:
         (["run", "--set", "servers=nonsense", "--", "true"], "HYBRIDPS_SERVERS='nonsense' cannot be used"),
         (["run", "--set", "lost_seconds=inf", "--", "true"], "HYBRIDPS_LOST_SECONDS='inf' cannot be used"),
         (["run", "--run", "/dev/null/x", "--", "true"], "the run folder '/dev/null/x' cannot be written: Not a direct"),
+        (["run", "--run", "--trace", "--", "true"], "--run needs a value, and the option --trace follows it"),
         (["run", "--launcher", "yarn", "--", "true"], "--launcher yarn is not supported"),
         (["run", "--launcher", "local", "-H", "a:2", "true"], "--launcher local starts all ranks here"),
         (["run", "--sync-dst-dir", "/x", "true"], "--sync-dst-dir /x: hybridps run copies no files"),
