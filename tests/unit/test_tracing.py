@@ -344,6 +344,30 @@ def test_the_work_of_servers_is_told_with_the_wait_for_them(whole_ms: int, said:
     assert path(trace, {(0, 0): {0: step}}, (0, 0)) == said
 
 
+def own_pace() -> dict[int, TracedStep]:
+    """The same step of two groups that do not train in step: of 4 ms, and later of 56 ms, most of it averaging."""
+    first = TracedStep(0, 0, Interval(0.001, 0.004), 0.0, ((0, 0.0039),), (), ())
+    averaging = Communication("averaging", Interval(0.1026, 0.1560), 0, 0)
+    later = TracedStep(0, 0, Interval(0.101, 0.1561), 0.1, ((0, 0.1025),), (averaging,), ())
+    return {0: first, 1: later}
+
+
+def test_of_groups_that_do_not_train_in_step_the_one_that_takes_long_is_named() -> None:
+    steps = own_pace()
+    trace = Trace(
+        {number: TracedWorker(Process(number, number, 0, 0.0, 0.0), steps=[steps[number]]) for number in steps}
+    )
+    said = path(trace, {(0, 0): steps}, (0, 0))
+    assert said == "worker 1 computes for 2.5 ms; averaging weights takes 53 ms"
+
+
+def test_a_step_has_no_more_computing_than_it_has_time_for() -> None:
+    """A program that is ahead of its gradients takes longer from one step to the next than this step does."""
+    long = TracedStep(1, 0, Interval(0.001, 0.004), 0.0, ((0, 0.0039),), (), (), program_seconds=0.008)
+    trace = Trace({0: TracedWorker(Process(0, 0, 0, 0.0, 0.0), steps=[long])})
+    assert path(trace, {(0, 1): {0: long}}, (0, 1)) == "worker 0 computes for 4 ms"
+
+
 def test_no_trace_says_nothing(tmp_path: Path) -> None:
     assert not read_trace(tmp_path)
     assert diagnose(on_one_clock(read_trace(tmp_path))) is None
