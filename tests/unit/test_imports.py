@@ -199,6 +199,14 @@ def test_importing_starts_nothing(room: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_workers_do_not_load_the_server() -> None:
+    """It would take a tenth of the time in which a worker starts."""
+    code = (
+        "import sys, hybridps.job; assert not [name for name in sys.modules if name.startswith('hybridps.ps.server')]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_the_oracle_needs_neither_mpi_nor_mxnet() -> None:
     code = (
         "import sys\n"
