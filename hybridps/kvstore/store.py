@@ -22,6 +22,7 @@ from hybridps.kvstore.sparse import retained
 from hybridps.kvstore.training import Training
 from hybridps.kvstore.updates.optimizers import open_scale, optimizer_of
 from hybridps.kvstore.updates.reading import read_together
+from hybridps.kvstore.updates.states_file import write_whole
 from hybridps.ps.rules import SGD
 
 PREFIX = "dist_hybridps_"
@@ -172,15 +173,8 @@ class HybridKVStore(KVStore):
         states = self._training.updates.states(dump_optimizer)
         if not self._training.has_pushed:
             open_scale(optimizer_of(self._updater))  # a Trainer that saves before its first step sets it afterwards
-        if states is None:
-            return
-        path = Path(fname).resolve()
-        beside = path.with_name(f"{path.name}.of-worker-{self.rank}")
-        try:
-            beside.write_bytes(states)
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        if states is not None:
+            write_whole(Path(fname).resolve(), states, self.rank)
 
     @as_mxnet_does
     def load_optimizer_states(self, fname: str) -> None:
@@ -295,14 +289,9 @@ class HybridKVStore(KVStore):
     @as_mxnet_does
     def _send_command_to_servers(self, head: int, body: str) -> None:
         """Obey a command to MXNet's servers, on this worker; `hybridps.kvstore.servers.commands` has the list."""
-        command(
-            head,
-            body,
-            optimizer=getattr(self._updater, "optimizer", None),
-            is_asynchronous=self._is_asynchronous,
-            profile=self.handle.profile,
-            note=self._job.session.note,
-        )
+        optimizer, updates_at_push = getattr(self._updater, "optimizer", None), self._is_asynchronous
+        profile, note = self.handle.profile, self._job.session.note
+        command(head, body, optimizer=optimizer, is_asynchronous=updates_at_push, profile=profile, note=note)
 
     def _updates(self) -> bool:
         """Return whether there is an updater. Raises HybridPSError for asynchronous SGD without one."""
