@@ -34,6 +34,7 @@ def print_summary(folder: str, *, only_if_events: bool = False) -> None:
         for key, value in summary.items():
             print(f"{key}: {text_of(value)}")
         print("".join(f"{said}\n" for said in findings), end="")
+        print(f"hybridps: wrote {Path(folder, 'report.html')}")
         return
     from rich.console import Console
     from rich.table import Table

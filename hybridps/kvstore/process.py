@@ -45,6 +45,8 @@ class SharedJob:
     def __init__(self, algorithm: str | None) -> None:
         self.job = open_job(stores={"mxnet": MXNetStores()}, algorithm=algorithm)
         self.trainings: weakref.WeakSet[Training] = weakref.WeakSet()
+        self.is_used = False
+        """Whether any store was given a key."""
         self.pid = os.getpid()
         self._schedule: Schedule | None = None
         self._profile: ServersProfile | None = None
@@ -78,6 +80,11 @@ class SharedJob:
             why = str(error).rpartition("\n")[2]
             told = f"an operation of MXNet failed on worker {self.job.worker}, and the script has not read its result"
             print(f"hybridps: {told}: {why}", file=sys.stderr, flush=True)
+        if not self.is_used and self.job.workers > 1 and self.job.worker == 0:
+            self.job.session.note(
+                "the KVStore of this script was given no weights, so if the script has trained, each worker has "
+                "trained by itself: pass the store to the Trainer (kvstore=kv) or to Module.fit"
+            )
         try:
             if self._profile is not None:
                 self._profile.close()

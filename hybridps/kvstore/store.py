@@ -66,8 +66,8 @@ class HybridKVStore(KVStore):
         """Numbers for what is read together."""
         self._kind: type | None = None
         """The kind of all keys, int or str; None as long as there is no key."""
-        self._trainings = held.trainings
-        self._trainings.add(self._training)
+        self._shared = held
+        self._shared.trainings.add(self._training)
 
     def close(self) -> None:
         """Free what the store holds, here and at the servers. Not a collective. A second call does nothing."""
@@ -262,7 +262,7 @@ class HybridKVStore(KVStore):
         workers = self._job.workers
         if workers != self._workers_read:
             self._workers_read = workers
-            for training in self._trainings:  # the Trainer that divides may have created a store of its own
+            for training in self._shared.trainings:  # the Trainer that divides may have created a store of its own
                 open_scale(optimizer_of(training.updates.updater))
         return workers
 
@@ -303,6 +303,7 @@ class HybridKVStore(KVStore):
         keys = calls(self._check_kind(key), value, out)
         if isinstance(key, (list, tuple)) and len(keys) < len(key):
             raise HybridPSError(f"a key occurs twice in {key!r}: broadcast or initialise each key once in a store")
+        self._shared.is_used |= bool(keys)
         for each in keys:
             self._training.add(each.name, each.key, each.values[0], each.others)
         self._training.check_precision(self.type)

@@ -117,6 +117,8 @@ def _then(before: Live, status: WorkerStatus) -> WorkerStatus | None:
 
 
 def _names(workers: list[WorkerStatus]) -> str:
-    numbers = ", ".join(str(status.worker) for status in workers[:4])
-    more = f" and {len(workers) - 4} more" if len(workers) > 4 else ""
-    return f"worker {numbers}{more} on {workers[0].host}"
+    numbers = [str(status.worker) for status in workers]
+    first, rest = numbers[:4], len(numbers) - 4
+    last = f"{rest} more" if rest > 0 else first.pop()
+    named = f"{', '.join(first)} and {last}" if first else last
+    return f"worker{'s' * (len(workers) > 1)} {named} on {workers[0].host}"

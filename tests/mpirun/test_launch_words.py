@@ -134,6 +134,14 @@ def test_workers_that_train_by_themselves_are_told_once(
     assert (done.stdout + done.stderr).count("has made no KVStore of hybridps") == apart
 
 
+def test_a_store_that_the_trainer_does_not_have_is_told_once(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import mxnet as mx\nprint('rank is', mx.kv.create('dist_hybridps').rank)\n")
+    done = launch("-n", "2", "--groups", "2", "python", str(script))
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count("the KVStore of this script was given no weights") == 1
+
+
 def test_training_in_a_thread_that_is_not_joined_is_waited_for(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -145,4 +145,4 @@ def test_a_summary_in_a_pipe_is_lines(monkeypatch: pytest.MonkeyPatch, capsys: p
     figures = {"top1": 0.98765, "finished": [0, 1], "lost": []}
     monkeypatch.setattr("hybridps.report.make_report", lambda folder: figures)
     print_summary("x")
-    assert capsys.readouterr().out == "top1: 0.9877\nfinished: 0, 1\nlost: none\n"
+    assert capsys.readouterr().out == "top1: 0.9877\nfinished: 0, 1\nlost: none\nhybridps: wrote x/report.html\n"

@@ -81,7 +81,8 @@ TriggerOption = Annotated[
     typer.Option(
         metavar="TRIGGER",
         help="When weights are averaged: always, every:TAU, change:THETA, eventgrad[:HORIZON], dynamic:DELTA, "
-        "budget:RATE or adapt:THETA; a limit on silence may follow, as in change:0.05,silence=100. Default: every:10.",
+        "budget:RATE or adapt:THETA; a limit on the steps without an exchange may follow, as in "
+        "change:0.05,silence=100. Default: as --tau.",
     ),
 ]
 BudgetOption = Annotated[
