@@ -150,13 +150,10 @@ def private_memory(nbytes: int) -> np.ndarray:
 
 def address_of(array: np.ndarray) -> int:
     """Return the address of an array's first byte."""
-    try:
-        return ctypes.addressof(_byte.from_buffer(array))  # type: ignore[arg-type]  # a third of the time of NumPy's own ways
+    try:  # takes a third of the time of NumPy's own ways
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
     except (TypeError, ValueError):  # the array is read-only, not contiguous, or empty
         return int(array.__array_interface__["data"][0])
-
-
-_byte = ctypes.c_char
 
 
 def keep_freed_memory() -> None:

@@ -20,10 +20,7 @@ def _words(name: str, hint: Any) -> list[str]:
     """Return the long names of an option on the command line."""
     found: list[str] = []
     for each in getattr(hint, "__metadata__", ()):
-        declared = (
-            each.default,
-            *(each.param_decls or ()),
-        )  # Typer calls the first name a default
+        declared = each.default, *(each.param_decls or ())  # Typer calls the first name a default
         found += [word for word in declared if isinstance(word, str) and word.startswith("--")]
     return found or [f"--{name.replace('_', '-')}"]
 

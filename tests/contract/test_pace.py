@@ -19,7 +19,7 @@ KEYS = list(test_step.KEYS)
 USUAL_SECONDS, LONGER_SECONDS = 0.02, 0.06
 """What a rank's own part of a step takes: it does nothing for so long."""
 
-SLOW_STEPS, AHEAD_STEPS = range(20, 50), 60
+SLOW_STEPS, AHEAD_STEPS = range(20, 50), 100
 
 
 def train(model: test_step.Model, slow: int | None, steps: int, waits: bool = False) -> list[Event]:
@@ -102,7 +102,7 @@ def test_a_rank_that_stalled_once_is_late_afterwards_and_not_slow() -> None:
     assert not [event for each in every for event in each if isinstance(event, Slowed)]
     for events in every:
         usual = [event.own_seconds for event in events if isinstance(event, Paced)]
-        assert len(usual) > 2
+        assert len(usual) > 5
         assert median(usual) > 0.9 * USUAL_SECONDS  # at its end the program waits
 
 
@@ -118,7 +118,7 @@ def test_a_rank_that_waits_for_its_loss_is_no_faster_than_one_that_is_late() -> 
     assert not [event for each in every for event in each if isinstance(event, Slowed)]
     for events in every:
         usual = [event.own_seconds for event in events if isinstance(event, Paced)]
-        assert len(usual) > 2
+        assert len(usual) > 5
         assert 0.9 * USUAL_SECONDS < median(usual) < LONGER_SECONDS
 
 
