@@ -13,12 +13,16 @@ from hybridps.live.reading import rate
 from hybridps.live.slow import REASONS, Measured, Reason, Slow, SlowWorkers
 from hybridps.quantities import duration
 
+EXCHANGES = 32
+"""The number of exchanges of a group of which the fastest is compared. The server and other processes delay single
+exchanges many times over, and a slow link delays all of them."""
+
 News = tuple[str, Slowed | Recovered]
 """A message, and the event with the same content."""
 
 
 class SlowGroups:
-    """Compares the groups at each look: their workers' own part of a step, and the duration of their exchanges."""
+    """Compares the groups at each look: their workers' own part of a step, and the fastest of their last exchanges."""
 
     def __init__(self, factor: float) -> None:
         self.news: deque[News] = deque()
@@ -28,6 +32,8 @@ class SlowGroups:
         self._factor = factor
         self._numbers: list[int] = []
         self._steps = self._exchanges = SlowWorkers(factor, 0)
+        self._took: list[deque[float]] = []
+        """For each group, the durations in seconds of the exchanges that were seen: at most one in a look."""
 
     def look(self, before: Live, now: Live) -> None:
         """Compare the groups. If their numbers have changed, the comparison begins anew."""
@@ -35,9 +41,10 @@ class SlowGroups:
         if [*groups] != self._numbers:
             self._numbers = [*groups]
             self._steps, self._exchanges = (SlowWorkers(self._factor, len(groups)) for _ in range(2))
+            self._took = [deque(maxlen=EXCHANGES) for _ in groups]
             self.named.clear()
         measured = [_measured(before, workers) for workers in groups.values()]
-        exchanges = [_exchanging(before, workers[0]) for workers in groups.values()]
+        exchanges = [_exchanging(before, *group) for group in zip(groups.values(), self._took, strict=True)]
         self._compare(groups, self._steps, measured, None)
         self._compare(groups, self._exchanges, exchanges, "link")
 
@@ -52,7 +59,7 @@ class SlowGroups:
         reason: Reason | None,
     ) -> None:
         changes = comparison.look(measured)
-        what = "exchange" if reason == "link" else "part of a step"
+        what = "fastest exchange" if reason == "link" else "part of a step"
         for place, found in changes.slow.items():
             number, workers = self._numbers[place], groups[self._numbers[place]]
             slow = found if reason is None else found._replace(reason=reason)
@@ -97,13 +104,16 @@ def _cpu_of_step(then: WorkerStatus | None, now: WorkerStatus) -> float | None:
     return (now.cpu_seconds - then.cpu_seconds) / (now.steps - then.steps)
 
 
-def _exchanging(before: Live, leader: WorkerStatus) -> Measured:
-    """Return the duration of a group's last exchange as its own time; nan if it made none since the last look."""
-    then = _then(before, leader)
-    took = leader.exchange_seconds
-    if then is None or took is None or then.exchanges == leader.exchanges:
-        took = math.nan
-    return Measured(leader.step_seconds or 0.0, took, math.nan, math.nan)
+def _exchanging(before: Live, workers: list[WorkerStatus], seen: deque[float]) -> Measured:
+    """Return a group's fastest exchange as its own time; nan if too few were `seen`, or none since the last look."""
+    leader = workers[0]
+    then, took = _then(before, leader), leader.exchange_seconds
+    fastest = math.nan
+    if then is not None and took is not None and then.exchanges < leader.exchanges:
+        seen.append(took)
+        if len(seen) == EXCHANGES:
+            fastest = min(seen)
+    return Measured(leader.step_seconds or 0.0, fastest, math.nan, math.nan)
 
 
 def _has_moved(before: Live, status: WorkerStatus) -> bool:

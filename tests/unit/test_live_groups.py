@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
 
 from hybridps.events import Recovered, Slowed
 from hybridps.live import Live, WorkerStatus
 from hybridps.live.reading import Seen
 from hybridps.live.slow import LOOKS
-from hybridps.watch.slow import SlowGroups
+from hybridps.watch.slow import EXCHANGES, SlowGroups
 
 
 def worker(number: int, second: int, **more) -> WorkerStatus:
@@ -54,20 +56,30 @@ def test_a_group_is_named_after_three_looks_and_recovers() -> None:
     assert not groups.named
 
 
-def test_a_group_whose_exchanges_take_longer_has_a_slow_link() -> None:
-    given = {"exchange_seconds": 0.9}
-    groups = SlowGroups(1.5)
-    assert watched(groups, range(1, 10), given) == []  # the others exchange nothing
-    everyone = SlowGroups(1.5)
-    for second in range(1, LOOKS + 1):
+def exchanging(groups: SlowGroups, took: Iterable[Sequence[float]]) -> list[tuple[str, object]]:
+    """What is new after one look for each row of `took`: the durations of the three groups' last exchanges."""
+    for second, row in enumerate(took, 1):
         before, now = (
-            Live({n: Seen(worker(n, s, exchange_seconds=0.9 if n == 1 else 0.2), 0.0) for n in range(3)}, {}, None)
+            Live({n: Seen(worker(n, s, exchange_seconds=row[n]), 0.0) for n in range(3)}, {}, None)
             for s in (second - 1, second)
         )
-        everyone.look(before, now)
-    ((said, event),) = everyone.news
-    assert "its exchange takes 900 ms, and that of the other groups 200 ms" in said
+        groups.look(before, now)
+    return [*groups.news]
+
+
+def test_a_group_whose_exchanges_all_take_longer_has_a_slow_link() -> None:
+    assert watched(SlowGroups(1.5), range(1, 2 * EXCHANGES), {"exchange_seconds": 0.9}) == []  # the others have none
+    groups, slow = SlowGroups(1.5), [(0.2, 0.9, 0.2)]
+    assert exchanging(groups, slow * (EXCHANGES + LOOKS - 2)) == []
+    ((said, event),) = exchanging(groups, slow)
+    assert "its fastest exchange takes 900 ms, and that of the other groups 200 ms" in said
     assert event.reason == "link"
+
+
+def test_exchanges_that_the_server_or_other_processes_delay_do_not_make_a_slow_link() -> None:
+    rng = np.random.default_rng(0)
+    delayed = 0.003 + rng.lognormal(mean=np.log(0.006), sigma=1.3, size=(2000, 3))  # as on two cores with six processes
+    assert exchanging(SlowGroups(1.5), delayed.tolist()) == []
 
 
 def test_a_group_without_steps_is_not_compared() -> None:
