@@ -91,8 +91,8 @@ def _say_if_apart() -> None:
             return
         print(
             "hybridps: this script has made no KVStore of hybridps, so each worker has trained by itself, unless "
-            "something else connects them: name the type in the Trainer (kvstore='dist_hybridps_sync'), or make the "
-            "store with mx.kv.create('dist_hybridps_sync')",
+            "something else connects them: name the type in the Trainer (kvstore='dist_hybridps'), or make the store "
+            "with mx.kv.create('dist_hybridps')",
             file=sys.stderr,
             flush=True,
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+
 FAILED = 1
 """The exit status of a process in which something went wrong."""
 
@@ -73,3 +76,13 @@ class ProtocolError(ServerError):
 
 class DeadlineError(HybridPSError):
     """Something that was awaited did not come in time."""
+
+
+def did_you_mean(given: str, known: Sequence[str]) -> str:
+    """Return the end of a message about an unknown name: the question whether the nearest known one was meant.
+
+    >>> did_you_mean("elastik", ["sync", "elastic"])
+    "; did you mean 'elastic'?"
+    """
+    near = difflib.get_close_matches(given, known, n=1, cutoff=0.0)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
 from functools import lru_cache
@@ -17,7 +16,7 @@ from hybridps.algorithms.mpi_sgd import MpiSGD
 from hybridps.algorithms.row import Asked, Definition, Row
 from hybridps.algorithms.server_sgd import ServerSGD
 from hybridps.config import Settings
-from hybridps.errors import ConfigError
+from hybridps.errors import ConfigError, did_you_mean
 from hybridps.ps.clocks import Clock
 from hybridps.ps.rules import Elastic, Outer, Rule
 from hybridps.tensor_collectives import Levels
@@ -58,9 +57,8 @@ def short_name(given: str) -> str:
     offered = entry_points(group=OTHERS).names
     if name in offered:
         return name
-    near = difflib.get_close_matches(name, [*ALGORITHMS, *offered], n=1, cutoff=0.0)
-    known = ", ".join([*KNOWN, *offered])
-    raise ConfigError(f"algorithm {given!r} is unknown; did you mean {near[0]!r}? Known: {known}")
+    nearest, known = did_you_mean(name, [*ALGORITHMS, *offered]), ", ".join([*KNOWN, *offered])
+    raise ConfigError(f"algorithm {given!r} is unknown{nearest} Known: {known}")
 
 
 def definition(name: str) -> Definition:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
@@ -15,7 +14,7 @@ import msgspec
 
 from hybridps.addresses import problem_of_metrics_host, problem_of_ps_lite, problem_of_server
 from hybridps.config.settings import Settings
-from hybridps.errors import ConfigError
+from hybridps.errors import ConfigError, did_you_mean
 
 PREFIX = "HYBRIDPS_"
 SECRETS = ("HYBRIDPS_CREDENTIALS", "HYBRIDPS_TICKET")
@@ -88,9 +87,8 @@ def started_by_mpi(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def _unknown(field: str) -> str:
-    fields = Settings.__struct_fields__
-    near = difflib.get_close_matches(field, fields, n=1, cutoff=0.0)
-    return f"{PREFIX}{field.upper()} is not a setting of hybridps; did you mean {PREFIX}{near[0].upper()}?"
+    given, known = (PREFIX + field.upper()), [PREFIX + each.upper() for each in Settings.__struct_fields__]
+    return f"{given} is not a setting of hybridps{did_you_mean(given, known)}"
 
 
 def _unusable(field: str, value: Any, reason: str) -> ConfigError:

@@ -6,14 +6,13 @@ all groups: within the steps of its period, each group reaches each other one, d
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from hybridps.errors import ConfigError
+from hybridps.errors import ConfigError, did_you_mean
 
 Peers = tuple[int, ...]
 _CYCLES = 2
@@ -104,8 +103,8 @@ def parse(text: str) -> Topology:
     """
     name, colon, seed = text.strip().partition(":")
     if name not in _FUNCTIONS:
-        near = difflib.get_close_matches(name, _FUNCTIONS, n=1, cutoff=0.0)
-        raise ConfigError(f"topology {text!r} is unknown; did you mean {near[0]!r}? Known: {', '.join(_FUNCTIONS)}")
+        nearest = did_you_mean(name, [*_FUNCTIONS])
+        raise ConfigError(f"topology {text!r} is unknown{nearest} Known: {', '.join(_FUNCTIONS)}")
     if colon and not (seed.isascii() and seed.isdecimal() and len(seed) <= 18):
         raise ConfigError(f"topology {text!r} has the seed {seed!r}: write {name}:SEED with a number >= 0")
     return Topology(name, int(seed or 0))

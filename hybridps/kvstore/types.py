@@ -24,7 +24,7 @@ from typing import Any
 from mxnet.kvstore import KVStoreBase
 
 from hybridps.algorithms import KNOWN, short_name
-from hybridps.errors import ConfigError
+from hybridps.errors import ConfigError, did_you_mean
 from hybridps.kvstore.calls import as_mxnet_does
 from hybridps.kvstore.store import PREFIX, HybridKVStore, mode_of
 
@@ -45,7 +45,7 @@ class KVStoreTypes(dict[str, Any]):
             self[str(name)] = _type_of_others(str(name))
             return True
         if not known and str(name).startswith("dist") and "DMLC_NUM_WORKER" not in os.environ:
-            instead = f"{PREFIX}async" if "async" in str(name) else f"{PREFIX}sync"
+            instead = f"{PREFIX}async" if "async" in str(name) else "dist_hybridps"
             raise ConfigError(
                 f"the KVStore type {name!r} would need MXNet's own scheduler and servers, which this process was not "
                 f"started with: use {instead!r}, or start the script with MXNet's launch.py"
@@ -59,7 +59,8 @@ def _type_of_others(name: str) -> Any:
     try:
         short_name(given)
     except ConfigError:
-        raise ConfigError(f"the KVStore type {name!r} is unknown: use one of {', '.join(TYPES)}") from None
+        nearest, known = did_you_mean(name, [*TYPES]), ", ".join(TYPES)
+        raise ConfigError(f"the KVStore type {name!r} is unknown{nearest} Known: {known}") from None
     return partial(HybridKVStore, given)  # the name as given, as a `dist-` in it determines the groups
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, NoReturn
 
 import msgspec
 
-from hybridps.errors import ConfigError
+from hybridps.errors import ConfigError, did_you_mean
 from hybridps.triggers.adapt import Adapt
 from hybridps.triggers.budget import Budget, parse_rate
 from hybridps.triggers.change import Change
@@ -42,7 +41,7 @@ def parse(text: str) -> AnyTrigger:
     name, _, argument = head.partition(":")
     kind = TRIGGERS.get(name)
     if kind is None:
-        _refuse(text, f"{name!r} is unknown{_nearest(name, list(TRIGGERS))}", FORMS)
+        _refuse(text, f"{name!r} is unknown{did_you_mean(name, [*TRIGGERS])}", FORMS)
     given = _options(text, name, kind, options)
     if kind is Budget:
         epoch = msgspec.convert(given.pop("epoch"), int, strict=False) if "epoch" in given else None
@@ -69,17 +68,13 @@ def _options(text: str, name: str, kind: type[AnyTrigger], options: list[str]) -
         field, equals, value = option.partition("=")
         if field not in known or not equals:
             allowed = f"its options are {', '.join(f'{each}=...' for each in known)}" if known else "it has no options"
-            _refuse(text, f"{name} has no option {option!r}{_nearest(field, known)}", allowed)
+            _refuse(text, f"{name} has no option {option!r}{did_you_mean(field, known)}", allowed)
         if field == "epoch" and not (value.isdecimal() and int(value)):
             _refuse(text, f"epoch={value} is not a number of steps", "epoch=STEPS")
         given[field] = value
     return given
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    return f" (did you mean {near[0]!r}?)" if near else ""
-
-
 def _refuse(text: str, why: str, fix: str) -> NoReturn:
-    raise ConfigError(f"the trigger {text!r} cannot be used: {why}. Use {fix}")
+    end = "" if why.endswith("?") else "."
+    raise ConfigError(f"the trigger {text!r} cannot be used: {why}{end} Use {fix}")

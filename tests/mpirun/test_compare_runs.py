@@ -209,7 +209,7 @@ def test_a_dry_run_prints_the_commands(tmp_path: Path) -> None:
         ("sync", ("--to-accuracy", "90"), "--to-accuracy 90 must be between 0 and 1"),
         ("elastic", ("--set", "algorithm=sync"), "--set algorithm cannot be used, as the comparison"),
         ("elastic", ("--set", "HYBRIDPS_RUN_FOLDER=x"), "--set run_folder cannot be used, as the comparison"),
-        ("elastic", ("--set", "tua=4"), "did you mean HYBRIDPS_TAU"),
+        ("elastic", ("--set", "tua=4"), "did you mean 'HYBRIDPS_TAU'"),
         ("elastic+every:4", ("--set", "tau=8"), "--set tau=8 has no meaning with the trigger of 'elastic+every:4'"),
         ("elastic+evry:4", (), "did you mean"),
         ("elastic", ("--servers", "0", "--dry-run"), "--servers 0: the groups of 'elastic' need a server"),

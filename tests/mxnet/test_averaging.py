@@ -70,4 +70,4 @@ def test_an_algorithm_of_another_package_is_a_type_too(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines.count("dist_hybridps_half-way_sync") == 4
     assert lines.count("dist_hybridps_local_sync") == 2
-    assert done.stdout.count("the KVStore type 'dist_hybridps_hlaf-way' is unknown") == 2
+    assert done.stdout.count("the KVStore type 'dist_hybridps_hlaf-way' is unknown; did you mean ") == 2

@@ -125,7 +125,7 @@ def test_a_store_by_its_name_communicates_with_one_device_per_process(tmp_path) 
         ),
         pytest.param(
             {"grups": "2"},
-            "HYBRIDPS_GRUPS is not a setting of hybridps; did you mean HYBRIDPS_GROUPS",
+            "HYBRIDPS_GRUPS is not a setting of hybridps; did you mean 'HYBRIDPS_GROUPS'",
             marks=pytest.mark.nightly,
         ),
         ({"algorithm": "elastic"}, "the script asks for the algorithm 'sync', and HYBRIDPS_ALGORITHM says 'elastic'"),

@@ -48,7 +48,7 @@ def test_settings_are_listed_with_their_values_and_defaults() -> None:
         (["run", "-n", "5", "--group-sizes", "3,3", "--", "true"], "5 workers cannot form groups of 3 + 3 = 6 workers"),
         (["run", "-np", "2", "--groups", "3", "true"], "2 workers cannot form 3 groups"),
         (["run", "--tau", "0", "--", "true"], "HYBRIDPS_TAU='0' cannot be used"),
-        (["run", "--set", "tua=3", "--", "true"], "did you mean HYBRIDPS_TAU?"),
+        (["run", "--set", "tua=3", "--", "true"], "did you mean 'HYBRIDPS_TAU'?"),
         (["run", "--algorithm", "elastik", "--", "true"], "did you mean 'elastic'?"),
         (["run", "-n", "0", "--", "true"], "-n 0 cannot be used"),
         (["run", "-H", "a:0", "--", "true"], "'a:0' is not a host"),

@@ -49,7 +49,7 @@ def test_hosts_may_be_a_list_or_a_file(hostfile: Path, monkeypatch: pytest.Monke
         ("slurm", "a:4", "--launcher slurm needs an allocation"),
         ("sge", "a:4", r"--launcher sge is not supported: .*\$PE_HOSTFILE"),
         ("yarn", None, "--launcher yarn is not supported: .*-H"),
-        ("shh", "a:4", "--launcher shh is not one of local, ssh, mpi, slurm; did you mean ssh"),
+        ("shh", "a:4", "--launcher shh is not one of local, ssh, mpi, slurm; did you mean 'ssh'?"),
         (None, "no/such/file", "'no/such/file' cannot be read: there is no such file"),
         (None, "", "'' names no host"),
         (None, "me@a:2", "'me@a:2' is not a host"),

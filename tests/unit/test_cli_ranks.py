@@ -86,8 +86,8 @@ def test_options_for_mpirun_replace_those_that_it_takes_once() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"prefix": "workers"}, "--prefix workers is not one of group, worker, none; did you mean worker?"),
-        ({"bind": "cores,gpu"}, "--bind gpu is not one of cores, gpus; did you mean gpus?"),
+        ({"prefix": "workers"}, "--prefix workers is not one of group, worker, none; did you mean 'worker'?"),
+        ({"bind": "cores,gpu"}, "--bind gpu is not one of cores, gpus; did you mean 'gpus'?"),
         ({"mpi_arguments": "--mca 'btl"}, '--mpi-args "--mca \'btl" cannot be read'),
         ({"mpi_arguments": "-np 3"}, "gives mpirun -np itself; give the number of workers with -n"),
         ({"mpi_arguments": "--map-by node", "bind": "cores"}, "both place the ranks"),

@@ -35,7 +35,7 @@ def test_values_are_converted() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("HYBRIDPS_GRUPS", "2", "HYBRIDPS_GRUPS is not a setting of hybridps; did you mean HYBRIDPS_GROUPS"),
+        ("HYBRIDPS_GRUPS", "2", "HYBRIDPS_GRUPS is not a setting of hybridps; did you mean 'HYBRIDPS_GROUPS'"),
         ("HYBRIDPS_GROUPS", "x", "HYBRIDPS_GROUPS='x' cannot be used"),
         ("HYBRIDPS_GROUPS", "0", ">= 1"),
         ("HYBRIDPS_GROUP_SIZES", "2,-1", "HYBRIDPS_GROUP_SIZES"),

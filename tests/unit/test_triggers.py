@@ -319,7 +319,7 @@ def test_parse(text: str, trigger: Trigger) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("chnage:0.1", "'chnage' is unknown \\(did you mean 'change'"),
+        ("chnage:0.1", "'chnage' is unknown; did you mean 'change'\\? Use"),
         ("", "is unknown"),
         ("every", "every lacks its tau"),
         ("every:0", ">= 1"),
@@ -329,7 +329,7 @@ def test_parse(text: str, trigger: Trigger) -> None:
         ("change", "change lacks its theta"),
         ("change:-1", ">= 0"),
         ("change:nan", "cannot be used"),
-        ("change:0.1,silense=4", "no option 'silense=4' \\(did you mean 'silence'"),
+        ("change:0.1,silense=4", "no option 'silense=4'; did you mean 'silence'\\?"),
         ("change:0.1,silence=0", ">= 1"),
         ("change:0.1,chunk=100", "multiple of 64"),
         ("every:3,silence=4", "it has no options"),

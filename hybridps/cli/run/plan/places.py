@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import subprocess
@@ -10,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hybridps.cli.run.plan.hosts import Host, parse_hostfile, parse_hosts
-from hybridps.errors import ConfigError
+from hybridps.errors import ConfigError, did_you_mean
 
 LOCAL, SSH, MPI, SLURM = LAUNCHERS = ("local", "ssh", "mpi", "slurm")
 
@@ -78,9 +77,8 @@ def _check_launcher(launcher: str | None) -> None:
     if launcher in _OTHERS:
         raise ConfigError(f"--launcher {launcher} is not supported: {_OTHERS[launcher]}")
     if launcher is not None and launcher not in LAUNCHERS:
-        near = difflib.get_close_matches(launcher, LAUNCHERS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"--launcher {launcher} is not one of {', '.join(LAUNCHERS)}{hint}")
+        known = f"{', '.join(LAUNCHERS)}{did_you_mean(launcher, LAUNCHERS)}"
+        raise ConfigError(f"--launcher {launcher} is not one of {known}")
 
 
 def _check_ports(file: Path | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hybridps.cli.run.plan.hosts import Host
-from hybridps.errors import ConfigError
+from hybridps.errors import ConfigError, did_you_mean
 
 GROUP, WORKER, NONE = PREFIXES = ("group", "worker", "none")
 """What the prefix of each line of a worker names."""
@@ -88,6 +87,4 @@ def places_on_hosts(groups: Sequence[tuple[int, Sequence[Host]]]) -> list[list[t
 
 def _check(option: str, word: str, words: Sequence[str]) -> None:
     if word not in words:
-        near = difflib.get_close_matches(word, words, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"{option} {word} is not one of {', '.join(words)}{hint}")
+        raise ConfigError(f"{option} {word} is not one of {', '.join(words)}{did_you_mean(word, words)}")
