@@ -19,7 +19,6 @@ from hybridps.config.settings import (
     Name,
     Seconds,
     Settings,
-    waits,
     without_secrets,
 )
 
@@ -36,6 +35,5 @@ __all__ = [
     "text_of",
     "to_environment",
     "tuning_file",
-    "waits",
     "without_secrets",
 ]

@@ -247,19 +247,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.chunk_bytes * max(1, self.bucket_bytes // self.chunk_bytes)
 
 
-def waits(settings: Settings) -> str:
-    """Return, in words, how long each kind of wait may take.
-
-    >>> waits(Settings())
-    'a sign of life every 1 s, lost after 10 s; at most 900 s for a server that is away, 1200 s for anything else'
-    """
-    return (
-        f"a sign of life every {settings.beat_seconds:g} s, lost after {settings.lost_seconds:g} s; at most "
-        f"{settings.longest_away_seconds:g} s for a server that is away, {settings.deadline_seconds:g} s for anything "
-        "else"
-    )
-
-
 def without_secrets(settings: Settings) -> Settings:
     """Return the settings that may be shown and written to files."""
     return msgspec.structs.replace(settings, credentials=None, ticket=None)

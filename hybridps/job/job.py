@@ -230,7 +230,8 @@ class Job:
             agree(self.session.workers, problem)
             rows: list[Row] = allgather(self.session.workers, row, Row)
         except (DeadlineError, GroupError) as error:
-            raise type(error)(f"{error}. It has made a store or algorithm, which all workers must make") from None
+            made = "The waiting rank has made a store or algorithm, which all workers must make"
+            raise type(error)(f"{error}. {made}") from None
         for other in rows:
             if other != rows[0]:
                 raise ConfigError(

@@ -13,7 +13,7 @@ from typing import NoReturn
 import msgspec
 
 from hybridps import errors
-from hybridps.config import PREFIX, Settings, load_settings, started_by_mpi, to_environment, waits, without_secrets
+from hybridps.config import PREFIX, Settings, load_settings, started_by_mpi, to_environment, without_secrets
 from hybridps.errors import FAILED, ConfigError, DeadlineError, GroupError, HybridPSError
 from hybridps.events import Configured, EventLog, Noted, Planned, check_run_folder
 from hybridps.mpi_groups.group import Group, allgather
@@ -100,8 +100,7 @@ class Session:
             said = " ".join(f"{name}={text}" for name, text in sorted(told.items()) if name not in _OF_LAUNCHER)
             print(
                 f"hybridps: {counted(plan.workers, 'worker')} in {counted(plan.groups, 'group')} ({sizes}), "
-                f"{counted(len(servers), 'server')}"
-                f"{'; ' if said else ''}{said}\nhybridps: waits: {waits(self.settings)}",
+                f"{counted(len(servers), 'server')}{'; ' if said else ''}{said}",
                 file=sys.stderr,
                 flush=True,
             )

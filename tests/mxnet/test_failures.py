@@ -285,4 +285,4 @@ def test_a_store_that_one_worker_alone_makes_is_named(tmp_path) -> None:
     )
     assert done.returncode == 1
     assert "rank 0 waited 5 s for agreement of all ranks" in done.stderr
-    assert "It has made a store or algorithm, which all workers must make" in done.stderr
+    assert "The waiting rank has made a store or algorithm, which all workers must make" in done.stderr

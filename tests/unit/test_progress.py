@@ -144,12 +144,42 @@ def test_each_report_of_workers_that_are_far_apart_is_shown() -> None:
         [],
         ["epoch 1, 1 of 2 workers: loss 1"],
         ["epoch 2, 1 of 2 workers: loss 1"],
+        ["epoch 1, 1 of 2 workers: loss 2"],
         [],
-        [],
-        ["epoch 1, 1 of 2 workers: loss 2", "epoch 3: loss 1.5"],
+        ["epoch 3: loss 1.5"],
     ]
     assert [[*lines] for lines in said] == expected
     assert log.ended(0) == ["epoch 2, 1 of 2 workers: loss 2"]
+
+
+def test_a_group_that_others_are_far_ahead_of_has_one_line_for_an_epoch() -> None:
+    log = RunLog(Settings())
+    log.launched(4, 2, 1, ["python"])
+
+    def hear(epoch: int, group: int, worker: int) -> list[str]:
+        return [*log.hear(group, f"hybridps: epoch={epoch} loss={worker} worker={worker}", 4).messages]
+
+    assert [hear(1, worker // 2, worker) for worker in (0, 2, 3, 1)] == [[], [], [], ["epoch 1: loss 1.5"]]
+    assert hear(2, 0, 0) == []  # while the other group goes on
+    assert [hear(epoch, 1, worker) for epoch in (2, 3, 4) for worker in (2, 3)] == [
+        *([[]] * 4),
+        ["epoch 2, group 1 (2 of 4 workers): loss 2.5"],
+        [],
+    ]
+    assert hear(2, 0, 1) == ["epoch 2, group 0 (2 of 4 workers): loss 0.5"]
+    assert hear(3, 0, 0) == []
+    assert log.ended(0) == ["epoch 3, 3 of 4 workers: loss 1.667", "epoch 4, group 1 (2 of 4 workers): loss 2.5"]
+
+
+def test_a_group_that_is_late_when_the_others_have_ended_has_one_line_for_an_epoch() -> None:
+    log = RunLog(Settings())
+    log.launched(2, 2, 1, ["python"])
+    assert log.hear(1, "hybridps: epoch=0 worker=1", 2) == (True, [])
+    for epoch in (1, 2, 3, 4):
+        log.hear(0, f"hybridps: epoch={epoch} loss=1 worker=0", 2)
+    said = [[*log.hear(1, f"hybridps: epoch={epoch} loss=2 worker=1", 1).messages] for epoch in (1, 2, 3, 4)]
+    alone = [[f"epoch {epoch}, group 1 (1 of 2 workers): loss 2"] for epoch in (1, 2)]
+    assert said == [*alone, ["epoch 3: loss 1.5"], ["epoch 4: loss 1.5"]]
 
 
 def test_a_worker_that_reports_alone_goes_on_when_the_others_have_ended() -> None:

@@ -169,7 +169,12 @@ WorkerMetricsOption = Annotated[
     int | None, typer.Option(help="Expose Prometheus metrics of all workers on this port; 0 is any free port.")
 ]
 AlphaOption = Annotated[float | None, typer.Option(help="Moving rate of Elastic SGD.")]
-TauOption = Annotated[int | None, typer.Option(help="Steps between two averages of weights.")]
+TauOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Steps between two averages of weights. Default: 10; elastic and eamsgd choose it, between 1 and 10."
+    ),
+]
 SettingsOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting, e.g. chunk_bytes=65536.")
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -93,26 +94,45 @@ class RunLog:
             return Heard()
         self._reporters.add((group, event.worker))
         self._workers = max(self._workers, running, len(self._reporters))
-        parts = self._parts.setdefault(event.epoch, [])
-        parts.append(event)
-        # If only one worker has reported, no other may ever do.
-        patience = _OVERDUE_EPOCHS if len(self._reporters) > 1 else 0
-        over = [epoch for epoch in self._parts if epoch < event.epoch and epoch <= event.epoch - patience]
-        over += [event.epoch] if len(parts) >= running else []
+        self._parts.setdefault(event.epoch, []).append(event)
+        over = [
+            (epoch, parts if epoch == event.epoch and len(parts) >= running else self._overdue(epoch))
+            for epoch, parts in sorted(self._parts.items())
+        ]
         return Heard(hide=True, messages=self._say_all(over))
 
     def ended(self, status: int) -> list[str]:
         """Record the end. Return the lines that remain to be printed."""
         self._events.emit(Ended(status))
         self._events.close()
-        return self._say_all([*self._parts])
+        return self._say_all(sorted(self._parts.items()))
 
-    def _say_all(self, epochs: Sequence[float]) -> list[str]:
-        return [*filter(None, map(self._say, sorted(epochs)))]
+    def _overdue(self, epoch: float) -> list[Evaluated]:
+        """Return the reports of an epoch that wait for no others any more, because another worker is far ahead.
 
-    def _say(self, epoch: float) -> str:
+        Those of a group wait until all of its workers have reported the epoch, or one of them is far ahead too.
+        """
+        patience = _OVERDUE_EPOCHS if len(self._reporters) > 1 else 0  # the others may never report
+        if epoch == self.epoch or epoch > self.epoch - patience:
+            return []
+        reached = defaultdict[int | None, list[float]](list)
+        for group, worker in self._reporters:
+            reached[group].append(self.latest[group, worker].epoch)
+        return [
+            part
+            for part in self._parts[epoch]
+            if min(reached[part.group]) >= epoch or max(reached[part.group]) >= epoch + patience
+        ]
+
+    def _say_all(self, over: Sequence[tuple[float, list[Evaluated]]]) -> list[str]:
+        """Return the lines of reports that wait for no others, and forget the reports."""
+        for epoch, parts in over:
+            if rest := [part for part in self._parts.pop(epoch, []) if part not in parts]:
+                self._parts[epoch] = rest
+        return [*filter(None, (self._say(epoch, parts) for epoch, parts in over if parts))]
+
+    def _say(self, epoch: float, parts: Sequence[Evaluated]) -> str:
         """Return the means of an epoch, and whether these are only those of some workers."""
-        parts = self._parts.pop(epoch)
         named = (("accuracy", "accuracy"), ("centre_accuracy", "centre"), ("loss", "loss"))
         values = [(title, mean_of(parts, field)) for field, title in named]
         said = [f"{title} {value:.4g}" for title, value in values if value is not None]
