@@ -13,6 +13,7 @@ from mxnet.ndarray import NDArray
 
 from hybridps.algorithms import DEFAULT, definition, short_name
 from hybridps.errors import ConfigError, HybridPSError
+from hybridps.files import write_whole
 from hybridps.kvstore import process
 from hybridps.kvstore.arrays import copy_all
 from hybridps.kvstore.calls import as_mxnet_does, calls, compression_of, key_kind
@@ -22,7 +23,6 @@ from hybridps.kvstore.sparse import retained
 from hybridps.kvstore.training import Training
 from hybridps.kvstore.updates.optimizers import open_scale, optimizer_of
 from hybridps.kvstore.updates.reading import read_together
-from hybridps.kvstore.updates.states_file import write_whole
 from hybridps.ps.rules import SGD
 
 PREFIX = "dist_hybridps_"
@@ -174,7 +174,7 @@ class HybridKVStore(KVStore):
         if not self._training.has_pushed:
             open_scale(optimizer_of(self._updater))  # a Trainer that saves before its first step sets it afterwards
         if states is not None:
-            write_whole(Path(fname).resolve(), states, self.rank)
+            write_whole(Path(fname).resolve(), states)
 
     @as_mxnet_does
     def load_optimizer_states(self, fname: str) -> None:

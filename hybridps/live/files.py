@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from hybridps.files import write_whole
 from hybridps.live.status import Status
 
 WRITE_SECONDS = 0.5
@@ -34,7 +34,6 @@ class StatusFile:
 
     def __init__(self, folder: Path, name: str, make: Callable[[], Status], processes: int = 1) -> None:
         self._path = folder / f"{name}.json"
-        self._partial = folder / f".{name}.partial"
         self._make = make
         self._began = time.monotonic()
         self._ended = threading.Event()
@@ -63,8 +62,7 @@ class StatusFile:
         status.cpu_seconds = time.process_time()
         status.ended = ended
         try:
-            self._partial.write_bytes(self._encoder.encode(status))
-            os.replace(self._partial, self._path)
+            write_whole(self._path, self._encoder.encode(status))
         except OSError as error:
             told = f"{self._path} cannot be written ({error.strerror}), so `hybridps top` does not show it"
             with suppress(OSError, ValueError):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hybridps.errors import HybridPSError
+from hybridps.files import write_whole
 from hybridps.report.page import TITLES, make_page
 from hybridps.report.pictures import pictures_of
 from hybridps.report.plots import plot
@@ -28,11 +28,11 @@ def make_report(folder: Path) -> dict[str, Any]:
     _write_summary(report)
     pictures = _draw(report)
     for name, content in pictures.items():
-        _write_atomically(folder / f"{name}.png", content)
+        write_whole(folder / f"{name}.png", content)
     if (folder / PAGE).exists():
         for name in TITLES.keys() - pictures.keys():
             (folder / f"{name}.png").unlink(missing_ok=True)
-    _write_atomically(folder / PAGE, make_page([report], pictures, {}).encode())
+    write_whole(folder / PAGE, make_page([report], pictures, {}).encode())
     return report.summary
 
 
@@ -48,7 +48,7 @@ def compare_reports(folders: Sequence[Path], page: Path) -> list[dict[str, Any]]
     own = {report.name: _draw(report) for report in reports}
     together = dict(pictures_of(reports))
     page.parent.mkdir(parents=True, exist_ok=True)
-    _write_atomically(page, make_page(reports, together, own).encode())
+    write_whole(page, make_page(reports, together, own).encode())
     return [report.summary for report in reports]
 
 
@@ -57,10 +57,4 @@ def _draw(report: RunReport) -> dict[str, bytes]:
 
 
 def _write_summary(report: RunReport) -> None:
-    _write_atomically(report.folder / "summary.json", json.dumps(report.summary, indent=1).encode() + b"\n")
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    write_whole(report.folder / "summary.json", json.dumps(report.summary, indent=1).encode() + b"\n")

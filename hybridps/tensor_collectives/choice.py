@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from hybridps.errors import ConfigError
+from hybridps.files import write_whole
 
 Algorithm = Literal["flat", "node", "library", "ring", "multi_ring", "halving_doubling"]
 """`flat` uses the MPI library over all ranks at once. The others first combine in the memory of each node. `node` is
@@ -66,9 +66,7 @@ class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f"{path.name}.{os.getpid()}")
-        beside.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
-        beside.replace(path)
+        write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
 
 BUILT_IN = Tuning(

@@ -14,7 +14,7 @@ import hybridps
 
 PACKAGE = Path(hybridps.__file__).parent
 BASE = {"errors", "addresses", "config", "memory", "shared_memory", "codecs", "events", "processes", "racks"}
-BASE |= {"packing", "progress", "quantities", "resuming", "links", "live", "tracing"}
+BASE |= {"packing", "progress", "quantities", "resuming", "links", "live", "tracing", "files"}
 PURE_PS = {"ps.store", "ps.model", "ps.clocks", "ps.chunk_map", "ps.rules"}
 """The parameter service without sockets and threads."""
 
@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "events": BASE,
     "processes": BASE,
     "quantities": set(),
+    "files": set(),
     "racks": BASE,
     "packing": BASE,
     "progress": BASE,

@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping
 from copy import copy
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import mxnet as mx
@@ -187,13 +186,3 @@ def _made(saved: Mapping[str, Any], own: Any, kind: Any, arrays: Mapping[str, np
         )
     vars(made).update({name: _decoded(each, arrays, optimizer) for name, each in saved["attributes"].items()})
     return made
-
-
-def write_whole(path: Path, states: bytes, worker: int) -> None:
-    """Write a file in full or not at all. Workers of a host may write the same file."""
-    beside = path.with_name(f"{path.name}.of-worker-{worker}")
-    try:
-        beside.write_bytes(states)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
