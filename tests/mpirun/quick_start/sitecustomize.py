@@ -1,14 +1,15 @@
 """Python imports this first in the processes of tests, most of whose time is the import of MXNet.
 
 MXNet imports scikit-learn for a base class of its deprecated `FeedForward`, and scipy to convert sparse arrays and to
-calibrate quantised networks. It does without where they are not installed. It also generates the source of 2,500
-functions, one for each operator, and compiles them, which takes half of the time. Here only the first process compiles
-them.
+calibrate quantised networks. It does without where they are not installed. It needs requests only for downloads, and
+the `distutils` of Python instead of that of setuptools would do. It also generates the source of 2,500 functions, one
+for each operator, and compiles them, which takes more than half of the time. Here only the first process does so.
 """
 
 import atexit
 import builtins
 import contextlib
+import importlib.util
 import marshal
 import os
 import sys
@@ -17,70 +18,87 @@ from pathlib import Path
 _KEPT = Path(__file__).parent / "__pycache__" / f"operators-of-mxnet.{sys.implementation.cache_tag}.marshal"
 """The compiled functions. Python keeps what it has compiled of this file in the same folder."""
 
-_CALLS = "_imperative_invoke(", "_symbol_creator("
-"""What precedes the number of an operator in the source of its function. It is another number in each process."""
+_GENERATORS = {
+    "_make_ndarray_function": "_generate_ndarray_function_code",
+    "_make_symbol_function": "_generate_symbol_function_code",
+}
+"""The functions of MXNet that make an operator's function, and those that generate its source."""
 
 _ANY = 10**18
-"""Stands for all such numbers."""
+"""Stands for the address of an operator, which is another one in each process."""
 
 
-def _imports_mxnet():
-    return getattr(getattr(sys.modules.get("mxnet"), "__spec__", None), "_initializing", False)
-
-
-class _WithoutLibraries:
-    """Hides these packages from MXNet while it is imported, and from nobody else."""
+class _Imports:
+    """Hides some packages from MXNet while it is imported, and from nobody else; imports requests when it is used."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if _imports_mxnet() and name in ("sklearn", "scipy"):
+        if not getattr(getattr(sys.modules.get("mxnet"), "__spec__", None), "_initializing", False):
+            return None
+        if name in ("sklearn", "scipy"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        if name == "requests":
+            specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not _Imports)
+            spec = next(filter(None, specs))
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+            return spec
+        return None
 
 
 class _Operators:
-    """Stands in for `exec`, with the functions that an earlier process has compiled."""
+    """Stands in for `exec`, until MXNet's generators of source are those of this class."""
 
     def __init__(self):
-        self.kept = None
-        self.is_complete = True
+        self._kept = None
+        self._is_complete = True
+        self._left = {*_GENERATORS}
 
     def __call__(self, source, namespace=None, local=None, /, **options):
         caller = sys._getframe(1)
-        if isinstance(source, str) and _imports_mxnet():
-            source = self._compiled(source)
+        if caller.f_code.co_name in self._left and caller.f_globals["__name__"].startswith("mxnet."):
+            self._left.remove(caller.f_code.co_name)
+            generator = _GENERATORS[caller.f_code.co_name]
+            caller.f_globals[generator] = self._keeping(caller.f_globals[generator])
+            if not self._left:
+                builtins.exec = _exec
         if namespace is None:
             namespace, local = caller.f_globals, caller.f_locals if local is None else local
         _exec(source, namespace, namespace if local is None else local, **options)
 
-    def _compiled(self, source):
-        if self.kept is None:
-            self.kept = {}
+    def _keeping(self, generate):
+        """Return a generator that returns compiled code in place of source."""
+        if self._kept is None:
+            self._kept = {}
             with contextlib.suppress(OSError, ValueError, EOFError, TypeError):
-                self.kept = marshal.loads(_KEPT.read_bytes())
+                self._kept = marshal.loads(_KEPT.read_bytes())
             atexit.register(self._keep)
-        call = next((each for each in _CALLS if each in source), "")
-        before, _, after = source.rpartition(call) if call else ("", "", "")
-        number = after.partition(",")[0]
-        if not number.isdigit():
-            return source
-        general = f"{before}{call}{_ANY}{after[len(number) :]}"
-        if general not in self.kept:
-            self.kept[general], self.is_complete = compile(general, "<operator>", "exec"), False
-        return _with_number(self.kept[general], int(number))
+        kept = self._kept.setdefault(generate.__name__, {})
+
+        def generated(operator, name, function):
+            if (name, function) not in kept:
+                source, text = generate(operator, name, function)
+                general = source.replace(str(operator.value), str(_ANY))
+                kept[name, function] = compile(general, "<operator>", "exec"), text
+                self._is_complete = False
+            code, text = kept[name, function]
+            return _with_address(code, operator.value), text
+
+        return generated
 
     def _keep(self):
-        if self.is_complete:
+        if self._is_complete:
             return
         partial = _KEPT.with_suffix(f".{os.getpid()}")
         with contextlib.suppress(OSError):
-            partial.write_bytes(marshal.dumps(self.kept))
+            _KEPT.parent.mkdir(exist_ok=True)
+            partial.write_bytes(marshal.dumps(self._kept))
             os.replace(partial, _KEPT)
 
 
-def _with_number(code, number):
-    """Return compiled code with that number of an operator."""
+def _with_address(code, address):
+    """Return compiled code with that address of an operator."""
     constants = (
-        number if each == _ANY else _with_number(each, number) if isinstance(each, type(code)) else each
+        address if each == _ANY else _with_address(each, address) if isinstance(each, type(code)) else each
         for each in code.co_consts
     )
     return code.replace(co_consts=tuple(constants))
@@ -88,4 +106,7 @@ def _with_number(code, number):
 
 _exec = builtins.exec
 builtins.exec = _Operators()
-sys.meta_path.insert(0, _WithoutLibraries)
+sys.meta_path.insert(0, _Imports)
+os.environ["SETUPTOOLS_USE_DISTUTILS"] = "stdlib"
+with contextlib.suppress(ImportError, AttributeError):
+    sys.modules["_distutils_hack"].remove_shim()
