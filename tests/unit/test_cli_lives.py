@@ -137,7 +137,7 @@ def test_a_script_goes_on_at_the_beginning_without_a_restart(monkeypatch: pytest
 def test_the_job_is_where_its_furthest_worker_is() -> None:
     log = RunLog(Settings())
     for group, line in [(0, "epoch=2 step=90 worker=0"), (1, "epoch=3 worker=1"), (0, "epoch=2.5 worker=0 step=80")]:
-        log.hear(group, f"hybridps: {line}", 2)
+        log.hear(group, f"hybridps: {line}", {0: 1, 1: 1})
     assert (log.epoch, log.step) == (3, 90)
     log.begin_anew()
     assert (log.epoch, log.step) == (0, 0)

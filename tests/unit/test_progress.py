@@ -54,6 +54,10 @@ def test_what_cannot_be_is_refused(words: str, said: str) -> None:
         parse_progress(f"hybridps: {words}")
 
 
+TWO = {0: 1, 1: 1}
+"""The workers that still run: one in each of two groups."""
+
+
 def test_means_are_weighted_only_where_all_give_images() -> None:
     with_images = [Evaluated(1, accuracy=0.0, images=10), Evaluated(1, accuracy=1.0, images=30)]
     assert mean_of(with_images, "accuracy") == 0.75
@@ -92,15 +96,15 @@ def test_with_a_launcher_the_call_only_prints(tmp_path: Path) -> None:
 def test_a_launch_writes_what_it_hears(tmp_path: Path) -> None:
     log = RunLog(Settings(run_folder=str(tmp_path), algorithm="elastic"))
     log.launched(2, 2, 1, ["python", "train.py"])
-    assert log.hear(0, "any line", 2) == (False, ())
-    assert log.hear(0, "hybridps: epoch=1 accuracy=0.5 loss=2", 2) == (False, ())
+    assert log.hear(0, "any line", TWO) == (False, ())
+    assert log.hear(0, "hybridps: epoch=1 accuracy=0.5 loss=2", TWO) == (False, ())
     first, second = (
         "hybridps: epoch=2 accuracy=0.5 images=10 worker=0",
         "hybridps: epoch=2 accuracy=1 images=30 worker=1",
     )
-    assert log.hear(0, first, 2) == (True, [])
-    assert log.hear(1, second, 2) == (True, ["epoch 2: accuracy 0.875"])
-    hide, (message,) = log.hear(1, "hybridps: epoch=2 accuracy=50", 2)
+    assert log.hear(0, first, TWO) == (True, [])
+    assert log.hear(1, second, TWO) == (True, ["epoch 2: accuracy 0.875"])
+    hide, (message,) = log.hear(1, "hybridps: epoch=2 accuracy=50", TWO)
     assert not hide
     assert "a progress line of group 1 is ignored" in message
     log.ended(3)
@@ -116,15 +120,15 @@ def test_a_launch_writes_what_it_hears(tmp_path: Path) -> None:
 
 def test_the_last_worker_that_runs_completes_an_epoch(tmp_path: Path) -> None:
     log = RunLog(Settings())
-    assert log.hear(0, "hybridps: epoch=1 loss=2 worker=0", 1) == (True, ["epoch 1: loss 2"])
+    assert log.hear(0, "hybridps: epoch=1 loss=2 worker=0", {0: 1}) == (True, ["epoch 1: loss 2"])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_lines_of_a_worker_that_reports_alone_are_shown(tmp_path: Path) -> None:
     log = RunLog(Settings())
-    assert log.hear(0, "hybridps: epoch=0 worker=0", 4) == (True, [])
-    assert log.hear(0, "hybridps: epoch=1 loss=2 worker=0", 4) == (True, [])
-    assert log.hear(0, "hybridps: epoch=2 loss=1 worker=0", 4) == (True, ["epoch 1, 1 of 4 workers: loss 2"])
+    assert log.hear(0, "hybridps: epoch=0 worker=0", {0: 4}) == (True, [])
+    assert log.hear(0, "hybridps: epoch=1 loss=2 worker=0", {0: 4}) == (True, [])
+    assert log.hear(0, "hybridps: epoch=2 loss=1 worker=0", {0: 4}) == (True, ["epoch 1, 1 of 4 workers: loss 2"])
     assert log.ended(0) == ["epoch 2, 1 of 4 workers: loss 1"]
 
 
@@ -132,14 +136,14 @@ def test_the_lines_of_a_group_alone_name_it() -> None:
     log = RunLog(Settings())
     log.launched(4, 2, 1, ["python"])
     for worker in (2, 3):
-        assert log.hear(1, f"hybridps: epoch=1 loss={worker} worker={worker}", 4) == (True, [])
+        assert log.hear(1, f"hybridps: epoch=1 loss={worker} worker={worker}", {0: 2, 1: 2}) == (True, [])
     assert log.ended(0) == ["epoch 1, group 1 (2 of 4 workers): loss 2.5"]
 
 
 def test_each_report_of_workers_that_are_far_apart_is_shown() -> None:
     log = RunLog(Settings())
-    said = [log.hear(0, f"hybridps: epoch={epoch} loss=1 worker=0", 2).messages for epoch in (1, 2, 3)]
-    said += [log.hear(1, f"hybridps: epoch={epoch} loss=2 worker=1", 2).messages for epoch in (1, 2, 3)]
+    said = [log.hear(0, f"hybridps: epoch={epoch} loss=1 worker=0", TWO).messages for epoch in (1, 2, 3)]
+    said += [log.hear(1, f"hybridps: epoch={epoch} loss=2 worker=1", TWO).messages for epoch in (1, 2, 3)]
     expected = [
         [],
         ["epoch 1, 1 of 2 workers: loss 1"],
@@ -157,7 +161,7 @@ def test_a_group_that_others_are_far_ahead_of_has_one_line_for_an_epoch() -> Non
     log.launched(4, 2, 1, ["python"])
 
     def hear(epoch: int, group: int, worker: int) -> list[str]:
-        return [*log.hear(group, f"hybridps: epoch={epoch} loss={worker} worker={worker}", 4).messages]
+        return [*log.hear(group, f"hybridps: epoch={epoch} loss={worker} worker={worker}", {0: 2, 1: 2}).messages]
 
     assert [hear(1, worker // 2, worker) for worker in (0, 2, 3, 1)] == [[], [], [], ["epoch 1: loss 1.5"]]
     assert hear(2, 0, 0) == []  # while the other group goes on
@@ -174,18 +178,27 @@ def test_a_group_that_others_are_far_ahead_of_has_one_line_for_an_epoch() -> Non
 def test_a_group_that_is_late_when_the_others_have_ended_has_one_line_for_an_epoch() -> None:
     log = RunLog(Settings())
     log.launched(2, 2, 1, ["python"])
-    assert log.hear(1, "hybridps: epoch=0 worker=1", 2) == (True, [])
+    assert log.hear(1, "hybridps: epoch=0 worker=1", TWO) == (True, [])
     for epoch in (1, 2, 3, 4):
-        log.hear(0, f"hybridps: epoch={epoch} loss=1 worker=0", 2)
-    said = [[*log.hear(1, f"hybridps: epoch={epoch} loss=2 worker=1", 1).messages] for epoch in (1, 2, 3, 4)]
+        log.hear(0, f"hybridps: epoch={epoch} loss=1 worker=0", TWO)
+    said = [[*log.hear(1, f"hybridps: epoch={epoch} loss=2 worker=1", {1: 1}).messages] for epoch in (1, 2, 3, 4)]
     alone = [[f"epoch {epoch}, group 1 (1 of 2 workers): loss 2"] for epoch in (1, 2)]
     assert said == [*alone, ["epoch 3: loss 1.5"], ["epoch 4: loss 1.5"]]
 
 
+def test_the_last_epoch_waits_for_the_whole_group_that_still_runs() -> None:
+    log = RunLog(Settings())
+    log.launched(4, 2, 1, ["python"])
+    for worker in (0, 1):
+        assert log.hear(0, f"hybridps: epoch=1 loss={worker} worker={worker}", {0: 2, 1: 2}) == (True, [])
+    assert log.hear(1, "hybridps: epoch=1 loss=2 worker=2", {1: 2}) == (True, [])  # the other group has ended
+    assert log.hear(1, "hybridps: epoch=1 loss=3 worker=3", {1: 2}) == (True, ["epoch 1: loss 1.5"])
+
+
 def test_a_worker_that_reports_alone_goes_on_when_the_others_have_ended() -> None:
     log = RunLog(Settings())
-    assert log.hear(0, "hybridps: epoch=1 loss=2 worker=0", 2) == (True, [])
-    assert log.hear(0, "hybridps: epoch=2 loss=1 worker=0", 1) == (
+    assert log.hear(0, "hybridps: epoch=1 loss=2 worker=0", TWO) == (True, [])
+    assert log.hear(0, "hybridps: epoch=2 loss=1 worker=0", {0: 1}) == (
         True,
         ["epoch 1, 1 of 2 workers: loss 2", "epoch 2, 1 of 2 workers: loss 1"],
     )
@@ -194,16 +207,16 @@ def test_a_worker_that_reports_alone_goes_on_when_the_others_have_ended() -> Non
 
 def test_an_epoch_that_a_group_was_away_in_is_shown_without_it() -> None:
     log = RunLog(Settings())
-    log.hear(0, "hybridps: epoch=1 loss=2 worker=0", 2)
-    assert log.hear(1, "hybridps: epoch=1 loss=4 worker=1", 2) == (True, ["epoch 1: loss 3"])
+    log.hear(0, "hybridps: epoch=1 loss=2 worker=0", TWO)
+    assert log.hear(1, "hybridps: epoch=1 loss=4 worker=1", TWO) == (True, ["epoch 1: loss 3"])
     for epoch in (2, 3):
-        assert log.hear(0, f"hybridps: epoch={epoch} loss=1 worker=0", 2) == (True, [])
-    assert log.hear(0, "hybridps: epoch=4 loss=0.5 worker=0", 2) == (True, ["epoch 2, 1 of 2 workers: loss 1"])
-    assert log.hear(1, "hybridps: epoch=4 loss=1.5 worker=1", 2) == (True, ["epoch 4: loss 1"])
+        assert log.hear(0, f"hybridps: epoch={epoch} loss=1 worker=0", TWO) == (True, [])
+    assert log.hear(0, "hybridps: epoch=4 loss=0.5 worker=0", TWO) == (True, ["epoch 2, 1 of 2 workers: loss 1"])
+    assert log.hear(1, "hybridps: epoch=4 loss=1.5 worker=1", TWO) == (True, ["epoch 4: loss 1"])
 
 
 def test_an_epoch_of_those_that_still_train_shows_how_many_they_are() -> None:
     log = RunLog(Settings())
     for worker in (0, 1):
-        log.hear(worker, f"hybridps: epoch=1 loss=2 worker={worker}", 2)
-    assert log.hear(1, "hybridps: epoch=2 loss=1 worker=1", 1) == (True, ["epoch 2, 1 of 2 workers: loss 1"])
+        log.hear(worker, f"hybridps: epoch=1 loss=2 worker={worker}", TWO)
+    assert log.hear(1, "hybridps: epoch=2 loss=1 worker=1", {1: 1}) == (True, ["epoch 2, 1 of 2 workers: loss 1"])

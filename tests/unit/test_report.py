@@ -271,7 +271,7 @@ def test_any_script_s_run_has_a_summary(tmp_path):
     for epoch in (1, 2):
         for worker in (0, 1):
             part = f"accuracy={0.2 * epoch + 0.1 * worker} loss=3 centre_accuracy=0.9 worker={worker}"
-            log.hear(worker, f"hybridps: epoch={epoch} {part}", 2)
+            log.hear(worker, f"hybridps: epoch={epoch} {part}", {0: 1, 1: 1})
     log.ended(0)
     summary = make_report(tmp_path)
     assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
@@ -326,7 +326,7 @@ def test_staleness_counts_the_steps_behind_the_group_furthest_ahead():
 def test_a_launch_counts_until_ranks_run_without_it(tmp_path):
     log = RunLog(Settings(run_folder=str(tmp_path)))
     log.launched(4, 2, 1, ["python"])
-    log.hear(0, "hybridps: epoch=1 accuracy=0.5", 4)
+    log.hear(0, "hybridps: epoch=1 accuracy=0.5", {0: 4})
     log.ended(0)
     assert make_report(tmp_path)["workers"] == 4
     events_of_group(tmp_path, 0, [], Closed(1, 0, 0))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
@@ -84,7 +85,9 @@ class Native:
         return self._processes.start(name, command, told, death_signal=signal.SIGKILL)
 
     def _hear(self, group: int, line: str) -> bool:
-        heard = self._log.hear(group, line, len(_running(self._workers)))
+        workers = zip(self._workers, self._job.groups, strict=False)
+        running = Counter(number for worker, number in workers if worker.status is None)
+        heard = self._log.hear(group, line, running)
         for message in heard.messages:
             self._screen.message(message)
         return heard.hide

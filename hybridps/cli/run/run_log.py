@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -75,10 +75,10 @@ class RunLog:
         self._parts.clear()
         self.epoch, self.step = 0.0, 0
 
-    def hear(self, group: int, line: str, running: int) -> Heard:
+    def hear(self, group: int, line: str, running: Mapping[int, int]) -> Heard:
         """Record the progress that a line of a group reports, if any.
 
-        `group`: its number in the job. `running`: how many workers still run.
+        `group`: its number in the job. `running`: the number of workers of each group that still runs.
         """
         try:
             event = parse_progress(line)
@@ -93,10 +93,12 @@ class RunLog:
         if event.worker is None:
             return Heard()
         self._reporters.add((group, event.worker))
-        self._workers = max(self._workers, running, len(self._reporters))
+        self._workers = max(self._workers, sum(running.values()), len(self._reporters))
         self._parts.setdefault(event.epoch, []).append(event)
+        reported = Counter(part.group for part in self._parts[event.epoch])
+        is_complete = all(reported[each] >= size for each, size in running.items())
         over = [
-            (epoch, parts if epoch == event.epoch and len(parts) >= running else self._overdue(epoch))
+            (epoch, parts if epoch == event.epoch and is_complete else self._overdue(epoch))
             for epoch, parts in sorted(self._parts.items())
         ]
         return Heard(hide=True, messages=self._say_all(over))

@@ -49,10 +49,10 @@ class LaunchedGroups:
         return running(self.children)
 
     @property
-    def workers_running(self) -> int:
-        """The number of workers in the groups that have not ended."""
-        sizes = zip(self.children, self._launch.groups, strict=False)
-        return sum(group.size for child, group in sizes if child.status is None)
+    def workers_running(self) -> dict[int, int]:
+        """The number of workers of each group that has not ended, by the number of the group in the job."""
+        groups = zip(self.children, self._launch.groups, strict=False)
+        return {group.number: group.size for child, group in groups if child.status is None}
 
     def prepare(self, stack: ExitStack) -> None:
         """Make what all groups share. The stack removes the folders for mpirun's files and for gossiping groups."""
