@@ -108,5 +108,5 @@ _exec = builtins.exec
 builtins.exec = _Operators()
 sys.meta_path.insert(0, _Imports)
 os.environ["SETUPTOOLS_USE_DISTUTILS"] = "stdlib"
-with contextlib.suppress(ImportError, AttributeError):
+with contextlib.suppress(KeyError, AttributeError):
     sys.modules["_distutils_hack"].remove_shim()
