@@ -10,6 +10,13 @@ from typing import Any
 from hybridps.errors import HybridPSError
 from hybridps.quantities import counted, duration, rounded
 
+_NOTES = {
+    "epochs": "the script reports none: call hybridps.report_progress",
+    "slow": "named while the job ran; factor: how many times as long as the others",
+    "slow_workers": "found in the trace afterwards, over all steps; percent: how much longer than the others",
+}
+"""What is printed with some figures."""
+
 
 def print_summary(folder: str, *, only_if_events: bool = False) -> None:
     """Write the report of a run folder, and print its summary.
@@ -29,24 +36,37 @@ def print_summary(folder: str, *, only_if_events: bool = False) -> None:
         print(f"hybridps: no report for {folder}: {error}", file=sys.stderr)
         return
     findings = summary.pop("findings", [])
-    summary = {key: value for key, value in summary.items() if value is not None}
+    noted = _noted(Path(folder), summary)
+    said = {key: text_of(value) for key, value in summary.items() if value is not None}
+    said |= {key: f"{said[key]} ({_NOTES[key]})" for key in noted}
     if not sys.stdout.isatty():
-        for key, value in summary.items():
-            print(f"{key}: {text_of(value)}")
-        print("".join(f"{said}\n" for said in findings), end="")
+        for key, text in said.items():
+            print(f"{key}: {text}")
+        print("".join(f"{finding}\n" for finding in findings), end="")
         print(f"hybridps: wrote {Path(folder, 'report.html')}")
         return
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=folder, show_header=False)
-    for key, value in summary.items():
-        table.add_row(key.replace("_", " "), text_of(value))
+    for key, text in said.items():
+        table.add_row(key.replace("_", " "), text)
     console = Console()
     console.print(table)
-    for said in findings:
-        console.print(f"- {said}", highlight=False)
+    for finding in findings:
+        console.print(f"- {finding}", highlight=False)
     console.print(f"The page: {Path(folder, 'report.html')}", highlight=False)
+
+
+def _noted(folder: Path, summary: Mapping[str, Any]) -> list[str]:
+    """Return the figures that are printed with a note."""
+    noted = [key for key in ("slow", "slow_workers") if summary.get(key)]
+    if summary.get("epochs") == 0 and summary.get("finished"):
+        from hybridps.report import points_of, read_run
+
+        if not points_of(read_run(folder)):  # not even of epoch 0
+            noted.append("epochs")
+    return noted
 
 
 def print_comparison(folders: Sequence[str], page: Path) -> None:

@@ -2,8 +2,8 @@
 
 Ranks that train in step have the same step time, however slow one of them is. So each rank's *own* time is compared. A
 worker is slow if its own time is `factor` times the median of the others', and if that costs at least `LEAST_SHARE` of
-a step and `LEAST_SECONDS`. It is reported after `LOOKS` such looks in a row, and has recovered after as many looks at
-less than half of the excess.
+a step and `LEAST_SECONDS`. It is reported after `LOOKS` such looks in a row (`LOOKS_IF_CROWDED` on a host with too few
+cores), and has recovered after as many looks at less than half of the excess.
 
 A look compares medians, which do not show a worker that stalls in a few steps only. So the means of the last
 `MOST_LOOKS` looks are compared too, without the worst look: a worker that stalled once has not been slow.
@@ -30,6 +30,10 @@ REASONS: dict[str, str] = {
 
 LOOKS = 3
 """The number of looks in a row that must agree before a worker is reported, or has recovered."""
+
+LOOKS_IF_CROWDED = 10
+"""The same if the others wait for cores too, for more than `LEAST_SHARE` of a step: the operating system does not share
+out cores evenly within tenths of a second."""
 
 MOST_LOOKS = 16
 """The number of looks over which the means are compared."""
@@ -113,7 +117,8 @@ class SlowWorkers:
                 self._alike[place] = 0
                 continue
             self._alike[place] += 1
-            if self._alike[place] < LOOKS:
+            is_crowded = usual.delayed_seconds > LEAST_SHARE * mine.step_seconds
+            if self._alike[place] < (LOOKS_IF_CROWDED if is_crowded else LOOKS):
                 continue
             self._alike[place] = 0
             if is_named:

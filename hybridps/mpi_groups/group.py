@@ -86,7 +86,7 @@ def rank_ended(rank: int, waiting: int, what: str) -> GroupError:
     """Return the error of rank `waiting`, which waits in vain for another rank in the operation `what`."""
     return GroupError(
         f"rank {rank} has ended its part of the job, and rank {waiting} waits for it in {what}: all ranks of a group "
-        "must do the same steps"
+        "must do the same steps, so give each of them the same number of batches"
     )
 
 

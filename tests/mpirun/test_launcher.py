@@ -188,13 +188,16 @@ def test_a_progress_bar_leaves_one_line_in_a_pipe_and_the_last_line_is_kept(scri
     assert done.stdout.splitlines() == ["[group 0] up 0", "[group 0] 100%", "[group 0] without an end"]
 
 
+RULE = "all workers must make the same stores and do the same steps"
+
+
 @pytest.mark.parametrize(
     ("what", "status", "words"),
     [
         ("kill", 137, "exit status 137 (worker 3 killed by signal 9)"),
         ("exit", 3, "exit status 3 of worker 3"),
         pytest.param("raise", 1, "exit status 1 of worker 3", marks=pytest.mark.nightly),
-        ("vanish", 1, "exit status 1 (worker 3 exited before its part of the job was done)"),
+        ("vanish", 1, f"exit status 1 (worker 3 exited before its part of the job was done: {RULE})"),
     ],
 )
 def test_a_group_fails_with_one_message_and_the_other_goes_on(script: Path, what: str, status: int, words: str) -> None:

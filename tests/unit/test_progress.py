@@ -163,13 +163,14 @@ def test_a_group_that_others_are_far_ahead_of_has_one_line_for_an_epoch() -> Non
     def hear(epoch: int, group: int, worker: int) -> list[str]:
         return [*log.hear(group, f"hybridps: epoch={epoch} loss={worker} worker={worker}", {0: 2, 1: 2}).messages]
 
-    assert [hear(1, worker // 2, worker) for worker in (0, 2, 3, 1)] == [[], [], [], ["epoch 1: loss 1.5"]]
-    assert hear(2, 0, 0) == []  # while the other group goes on
-    assert [hear(epoch, 1, worker) for epoch in (2, 3, 4) for worker in (2, 3)] == [
+    assert [hear(epoch, 1, worker) for epoch in (1, 2, 3) for worker in (2, 3)] == [
         *([[]] * 4),
-        ["epoch 2, group 1 (2 of 4 workers): loss 2.5"],
+        ["epoch 1, group 1 (2 of 4 workers): loss 2.5"],  # before anybody of the other group has reported
         [],
     ]
+    assert [hear(1, 0, worker) for worker in (0, 1)] == [[], ["epoch 1, group 0 (2 of 4 workers): loss 0.5"]]
+    assert hear(2, 0, 0) == []
+    assert [hear(4, 1, worker) for worker in (2, 3)] == [["epoch 2, group 1 (2 of 4 workers): loss 2.5"], []]
     assert hear(2, 0, 1) == ["epoch 2, group 0 (2 of 4 workers): loss 0.5"]
     assert hear(3, 0, 0) == []
     assert log.ended(0) == ["epoch 3, 3 of 4 workers: loss 1.667", "epoch 4, group 1 (2 of 4 workers): loss 2.5"]

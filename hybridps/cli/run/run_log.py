@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -95,12 +95,7 @@ class RunLog:
         self._reporters.add((group, event.worker))
         self._workers = max(self._workers, sum(running.values()), len(self._reporters))
         self._parts.setdefault(event.epoch, []).append(event)
-        reported = Counter(part.group for part in self._parts[event.epoch])
-        is_complete = all(reported[each] >= size for each, size in running.items())
-        over = [
-            (epoch, parts if epoch == event.epoch and is_complete else self._overdue(epoch))
-            for epoch, parts in sorted(self._parts.items())
-        ]
+        over = [(epoch, self._over(epoch, parts, running)) for epoch, parts in sorted(self._parts.items())]
         return Heard(hide=True, messages=self._say_all(over))
 
     def ended(self, status: int) -> list[str]:
@@ -109,22 +104,18 @@ class RunLog:
         self._events.close()
         return self._say_all(sorted(self._parts.items()))
 
-    def _overdue(self, epoch: float) -> list[Evaluated]:
-        """Return the reports of an epoch that wait for no others any more, because another worker is far ahead.
-
-        Those of a group wait until all of its workers have reported the epoch, or one of them is far ahead too.
+    def _over(self, epoch: float, parts: list[Evaluated], running: Mapping[int, int]) -> list[Evaluated]:
+        """Return the reports of an epoch that wait for no others: all workers that run have reported it, or some worker
+        is far ahead. In that case, those of a group still wait for the whole group, or until it is far ahead itself.
         """
+        reported = Counter(part.group for part in parts)
+        if all(reported[group] >= size for group, size in running.items()):
+            return parts
         patience = _OVERDUE_EPOCHS if len(self._reporters) > 1 else 0  # the others may never report
         if epoch == self.epoch or epoch > self.epoch - patience:
             return []
-        reached = defaultdict[int | None, list[float]](list)
-        for group, worker in self._reporters:
-            reached[group].append(self.latest[group, worker].epoch)
-        return [
-            part
-            for part in self._parts[epoch]
-            if min(reached[part.group]) >= epoch or max(reached[part.group]) >= epoch + patience
-        ]
+        ahead = {group for group, worker in self._reporters if self.latest[group, worker].epoch >= epoch + patience}
+        return [part for part in parts if part.group in ahead or reported[part.group] >= running.get(part.group, 0)]
 
     def _say_all(self, over: Sequence[tuple[float, list[Evaluated]]]) -> list[str]:
         """Return the lines of reports that wait for no others, and forget the reports."""
@@ -156,4 +147,5 @@ class RunLog:
         from hybridps.report import Following, in_words
 
         self._following = self._following or Following(Path(self._folder), self._began, self._launch)
-        return in_words(self._following.figures())
+        traffic = in_words(self._following.figures())
+        return f"so far {traffic}" if traffic else ""

@@ -26,7 +26,8 @@ def how_ended(child: Child) -> str:
     if status > 128 and status - 128 in signal.valid_signals():
         return f"{text} ({who}killed by signal {status - 128})"
     if child.vanished:
-        return f"{text} ({who}exited before its part of the job was done)"
+        rule = "all workers must make the same stores and do the same steps"
+        return f"{text} ({who}exited before its part of the job was done: {rule})"
     return f"{text} of {who.rstrip()}" if who else text
 
 
