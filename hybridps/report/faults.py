@@ -18,14 +18,14 @@ from hybridps.events import (
 )
 from hybridps.live.slow import REASONS
 from hybridps.quantities import counted, duration
-from hybridps.report.points import started
+from hybridps.report.points import start_of
 from hybridps.report.reading import Rank, Run
 
 MOST = 50
 """The largest number of lines that are shown."""
 
 Fault = tuple[float, str]
-"""Seconds since the start of the workers, and what happened."""
+"""Seconds since the start of the run (`start_of`), and what happened; less than 0 before it."""
 
 
 def faults_of(run: Run) -> list[Fault]:
@@ -34,12 +34,11 @@ def faults_of(run: Run) -> list[Fault]:
     Of more than `MOST` lines, the first and the last ones are returned, with a line between them that says how many are
     left out.
     """
-    begin = started(run)
+    begin = start_of(run).when
     found: dict[str, float] = {}
     for rank in [*([run.launch] if run.launch else []), *run.ranks]:
         for when, said in _lines(rank):
-            seconds = max(0.0, when - begin)
-            found[said] = min(seconds, found.get(said, seconds))
+            found[said] = min(when - begin, found.get(said, when - begin))
     faults = sorted((when, said) for said, when in found.items())
     if len(faults) <= MOST:
         return faults

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from hybridps.quantities import rounded
-from hybridps.report.run_report import RunReport
+from hybridps.report.run_report import RunReport, since
 from hybridps.report.traffic import size
 
 STYLE = """
@@ -59,7 +59,7 @@ ROWS = {
     "exchanges_skipped": "exchanges left out",
     "staleness": "staleness (steps)",
     "distance": "distance",
-    "slow_workers": "slow workers",
+    "slow_workers": "slow workers (found in the trace)",
     "lost": "not finished",
     "status": "exit status",
 }
@@ -98,6 +98,7 @@ def _figures(reports: Sequence[RunReport]) -> str:
     for field, title in ROWS.items():
         if field in _NOT_ZERO and not any(report.summary.get(field) for report in reports):
             continue
+        title = since(reports) if field == "seconds" else title
         values = [_text(field, report.summary.get(field)) for report in reports]
         if any(values):
             rows += (
@@ -145,7 +146,8 @@ def _faults(report: RunReport) -> str:
     if not report.faults:
         return ""
     rows = "".join(
-        f"<tr><td class='when'>{when:.1f} s</td><td style='text-align: left'>{escape(said)}</td></tr>"
+        f"<tr><td class='when'>{round(when, 1) + 0.0:.1f} s</td><td style='text-align: left'>{escape(said)}</td></tr>"
         for when, said in report.faults
     )
-    return f"<h2>What happened</h2>\n<table><tbody>{rows}</tbody></table>\n"
+    from_when = since([report]).capitalize()
+    return f"<h2>What happened</h2>\n<p>{from_when}:</p>\n<table><tbody>{rows}</tbody></table>\n"

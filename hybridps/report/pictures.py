@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hybridps.errors import HybridPSError
+from hybridps.quantities import counted
 from hybridps.report.points import points_of
-from hybridps.report.run_report import RunReport
+from hybridps.report.run_report import RunReport, since
 from hybridps.report.step_time import PART_WORDS
 from hybridps.report.traffic import Curve, GroupTraffic, at
 from hybridps.tracing import Trace, TracedStep
+from hybridps.tracing.reading import Interval, TracedServer
 
 COLOURS = {
     "compute": "#4c78a8",
@@ -27,7 +29,16 @@ COLOURS = {
     "other": "#bab0ac",
 }
 _BINS = 60
+_Bars = tuple[Sequence[Interval], str, str]
+"""When something was done, in seconds; its colour, and its name."""
 _KINDS = {"vote": "waiting", "allreduce": "allreduce", "exchange": "exchange", "averaging": "averaging"}
+
+
+class _Row(NamedTuple):
+    """A row of the timeline."""
+
+    name: str
+    bars: list[_Bars]
 
 
 def pictures_of(reports: Sequence[RunReport]) -> Iterator[tuple[str, bytes]]:
@@ -77,12 +88,12 @@ def _rates(
     for number, report in enumerate(reports):
         curves = [curve(group) for group in report.traffic]
         if len(reports) > 1:
-            _draw_rate(axes, sum_of(curves), report.started, scale / len(curves), f"C{number}", report.name)
+            _draw_rate(axes, sum_of(curves), report.start.when, scale / len(curves), f"C{number}", report.name)
             continue
         for group, each in zip(report.traffic, curves, strict=True):
             name = f"group {group.group}" if len(curves) > 1 else None
-            _draw_rate(axes, each, report.started, scale, f"C{group.group}", name)
-    axes.set_xlabel("seconds since the start")
+            _draw_rate(axes, each, report.start.when, scale, f"C{group.group}", name)
+    axes.set_xlabel(since(reports))
     axes.set_ylabel(label)
     axes.set_ylim(bottom=0)
     _legend(axes)
@@ -109,12 +120,13 @@ def _distance(reports: Sequence[RunReport]) -> bytes:
         for place, group in enumerate(group for group in report.traffic if group.distances):
             times, values = np.array(group.distances).T
             name = f"group {group.group}" if len(reports) == 1 else report.name if place == 0 else None
-            colour = f"C{place if len(reports) == 1 else number}"
-            axes.plot(times - report.started, values, color=colour, label=name, linewidth=1.4)
-    axes.set_xlabel("seconds since the start")
+            colour = f"C{group.group if len(reports) == 1 else number}"
+            axes.plot(times - report.start.when, values, color=colour, label=name, linewidth=1.4)
+    axes.set_xlabel(since(reports))
     axes.set_ylabel("|w - centre| / |w| at exchanges")
     axes.set_ylim(bottom=0)
-    _legend(axes)
+    lines = max(sum(bool(group.distances) for group in report.traffic) for report in reports)
+    _legend(axes, "a line for each group" if len(reports) > 1 and lines > 1 else None)
     return _png(figure)
 
 
@@ -122,53 +134,43 @@ def _learning(reports: Sequence[RunReport]) -> bytes:
     figure, (left, right) = _figure(7, 3, 2)
     for number, report in enumerate(reports):
         points = points_of(report.run)
+        # An epoch of an earlier launch, which this one continues, was before the start.
+        before = max(0.0, points[0].when - points[0].seconds - report.start.when) if points else 0.0
         for axes, field, scale in ((left, "loss", 1), (right, "accuracy", 100)):
-            known = [(each.seconds, scale * value) for each in points if (value := getattr(each, field)) is not None]
+            values = [(before + each.seconds, getattr(each, field)) for each in points]
+            known = [(seconds, scale * value) for seconds, value in values if value is not None]
             if known:
                 axes.plot(*zip(*known, strict=True), marker=".", color=f"C{number}", label=report.name)
     for axes, label in ((left, "loss"), (right, "accuracy (%)")):
-        axes.set_xlabel("seconds since training began")
+        axes.set_xlabel(since(reports), fontsize=8)
         axes.set_ylabel(label)
         _legend(axes)
     return _png(figure)
 
 
 def _timeline(trace: Trace, step_id: tuple[int, int]) -> bytes:
-    """Draw a step of all workers and servers on one clock. `step_id`: its model and number.
-
-    If groups do not train in step, it is that of the first worker, with the steps that the others do meanwhile.
-    """
-    steps = {
-        number: next(step for step in worker.steps if (step.model, step.number) == step_id)
-        for number, worker in sorted(trace.workers.items())
-    }
-    zero, end = min(step.began for step in steps.values()), max(step.time.ended for step in steps.values())
-    whose = ""
-    if max(step.began for step in steps.values()) > min(step.time.ended for step in steps.values()):
-        first, step = next(iter(steps.items()))
-        zero, end, whose = step.began, step.time.ended, f" of worker {first}"
-    row = {
-        number: [step for step in trace.workers[number].steps if step.began < end and zero < step.time.ended]
-        for number in steps
-    }
-    lines = 2 * len(row) + len(trace.servers)
-    figure, axes = _figure(7, 1.4 + 0.3 * lines)
-    ticks: list[tuple[float, str]] = []
-    place = float(lines)
-    for number, each in row.items():
-        for step in each:
-            _draw_step(axes, step, place, zero)
-        ticks += [(place, f"worker {number}"), (place - 1, "communication")]
-        place -= 2
-    for number, server in sorted(trace.servers.items()):
-        spans = [work.time for work in server.work if work.kind == "round" and work.time.within(zero, end) > 0]
-        _bars(axes, [(each.began, each.ended) for each in spans], place, zero, "#54a24b", "round at a server")
-        ticks.append((place, f"server {number}: rounds"))
-        place -= 1
-    axes.set_yticks([at for at, _ in ticks], [name for _, name in ticks], fontsize=8)
+    """Draw a step of all workers and servers that do something then, on one clock. `step_id`: its model and number."""
+    zero, end, whose = _window(trace, step_id)
+    workers = [_rows_of_worker(number, worker.steps, zero, end) for number, worker in sorted(trace.workers.items())]
+    shown = [rows for rows in workers if any(row.bars for row in rows)]
+    rows = [row for pair in shown for row in pair]
+    rows += [
+        row
+        for number, server in sorted(trace.servers.items())
+        if (row := _row_of_server(number, server, zero, end)).bars
+    ]
+    figure, axes = _figure(7, 1.4 + 0.3 * len(rows))
+    for place, row in enumerate(rows):
+        for times, colour, label in row.bars:
+            spans = [(1e3 * (each.began - zero), 1e3 * (each.ended - each.began)) for each in times]
+            axes.broken_barh(spans, (-place - 0.38, 0.76), color=colour, label=label)
+    axes.set_yticks([-place for place in range(len(rows))], [row.name for row in rows], fontsize=8)
     axes.set_xlim(0, 1e3 * (end - zero))
-    axes.set_ylim(place + 0.4, lines + 0.6)
-    axes.set_xlabel(f"milliseconds of step {step_id[1]}{whose}")
+    axes.set_ylim(0.4 - len(rows), 0.6)
+    idle = len(workers) - len(shown)
+    axes.set_xlabel(
+        f"milliseconds of step {step_id[1]}{whose}" + f"; no step of {counted(idle, 'worker')} meanwhile" * bool(idle)
+    )
     named = {label: bars for bars, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     axes.legend(
         named.values(), named, frameon=False, ncols=6, fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0)
@@ -176,19 +178,49 @@ def _timeline(trace: Trace, step_id: tuple[int, int]) -> bytes:
     return _png(figure)
 
 
-def _draw_step(axes: Any, step: TracedStep, place: float, zero: float) -> None:
-    _bars(axes, [(step.began, step.last_gradient)], place, zero, "#a9c1da", "compute")
-    _bars(axes, [(step.first_gradient, step.last_gradient)], place, zero, COLOURS["compute"], "backward")
-    _bars(axes, [(each.began, each.ended) for each in step.loading], place, zero, COLOURS["loading"], "loading")
-    for kind, name in _KINDS.items():
-        times = [(span.time.began, span.time.ended) for span in step.spans if span.kind == kind]
-        _bars(axes, times, place - 1, zero, COLOURS[name], name)
+def _window(trace: Trace, step_id: tuple[int, int]) -> tuple[float, float, str]:
+    """Return when a step of all workers begins and ends.
+
+    If groups do not train in step, it is that of the first worker, which the text names.
+    """
+    steps = {
+        number: next(step for step in worker.steps if (step.model, step.number) == step_id)
+        for number, worker in sorted(trace.workers.items())
+    }
+    if max(step.began for step in steps.values()) > min(step.time.ended for step in steps.values()):
+        first, step = next(iter(steps.items()))
+        return step.began, step.time.ended, f" of worker {first}"
+    return min(step.began for step in steps.values()), max(step.time.ended for step in steps.values()), ""
 
 
-def _bars(axes: Any, times: Sequence[tuple[float, float]], place: float, zero: float, colour: str, label: str) -> None:
-    spans = [(1e3 * (began - zero), 1e3 * (ended - began)) for began, ended in times]
-    if spans:
-        axes.broken_barh(spans, (place - 0.38, 0.76), color=colour, label=label)
+def _rows_of_worker(number: int, steps: Sequence[TracedStep], zero: float, end: float) -> tuple[_Row, _Row]:
+    """Return what a worker computes and what it communicates, in all steps that it does from `zero` to `end`."""
+    computing, communication = _Row(f"worker {number}", []), _Row("communication", [])
+    for step in steps:
+        own = [
+            ([Interval(step.began, step.last_gradient)], "#a9c1da", "compute"),
+            ([Interval(step.first_gradient, step.last_gradient)], COLOURS["compute"], "backward"),
+            (step.loading, COLOURS["loading"], "loading"),
+        ]
+        sent = [
+            ([span.time for span in step.spans if span.kind == kind], COLOURS[name], name)
+            for kind, name in _KINDS.items()
+        ]
+        computing.bars.extend(_seen(own, zero, end))
+        communication.bars.extend(_seen(sent, zero, end))
+    return computing, communication
+
+
+def _row_of_server(number: int, server: TracedServer, zero: float, end: float) -> _Row:
+    rounds = [work.time for work in server.work if work.kind == "round"]
+    return _Row(f"server {number}: rounds", list(_seen([(rounds, "#54a24b", "round at a server")], zero, end)))
+
+
+def _seen(bars: Iterable[_Bars], zero: float, end: float) -> Iterator[_Bars]:
+    """Yield the bars of which something is seen between two times."""
+    for times, colour, label in bars:
+        if seen := [time for time in times if time.within(zero, end) > 0]:
+            yield seen, colour, label
 
 
 def _figure(width: float, height: float, columns: int = 1) -> Any:
@@ -200,13 +232,14 @@ def _figure(width: float, height: float, columns: int = 1) -> Any:
     axes = figure.subplots(1, columns)
     for each in np.atleast_1d(axes):
         each.grid(alpha=0.3)
+        each.set_axisbelow(True)
         each.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 
-def _legend(axes: Any) -> None:
+def _legend(axes: Any, title: str | None = None) -> None:
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, title=title, title_fontsize=8, alignment="left")
     elif not axes.has_data():
         axes.text(0.5, 0.5, "not reported", color="0.5", ha="center", transform=axes.transAxes)
 

@@ -70,6 +70,7 @@ def _label(axes: Any, what: str) -> None:
     axes.set_xlabel("epoch")
     axes.set_ylabel(what)
     axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
     axes.xaxis.get_major_locator().set_params(integer=True)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False)

@@ -14,6 +14,15 @@ Report = tuple[float, Evaluated]
 """The time of a report, in seconds since 1970, and its contents."""
 
 
+class Start(NamedTuple):
+    """The moment from which the `seconds` of a run count, in its summary and in its pictures."""
+
+    when: float
+    """Seconds since 1970; 0 if it is not known."""
+    moment: str
+    """What happened then, in words."""
+
+
 class Point(NamedTuple):
     """The model after an epoch: the mean over all workers that reported it, at the time of the last report."""
 
@@ -91,6 +100,14 @@ def started(run: Run) -> float:
     starts = [began(rank) for rank in [*run.ranks, *run.reports]]
     starts += [float(worker.run.get("started_at") or 0.0) for worker in run.workers.values()]
     return min(filter(None, starts), default=0.0)
+
+
+def start_of(run: Run) -> Start:
+    """Return the moment from which `seconds` count: where training files begin, or else the start of the workers."""
+    begun = [float(worker.run.get("started_at") or 0.0) for worker in run.workers.values()]
+    if any(begun):
+        return Start(min(filter(None, begun)), "training began")
+    return Start(started(run), "the workers started")
 
 
 def _latest(run: Run) -> dict[float, list[Report]]:

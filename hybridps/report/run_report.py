@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hybridps.report.faults import faults_of
-from hybridps.report.points import started, traffic_of
+from hybridps.report.points import Start, start_of, traffic_of
 from hybridps.report.reading import Run, read_run
 from hybridps.report.step_time import StepTime, figures_of, step_time
 from hybridps.report.summary import summarise
@@ -26,8 +27,8 @@ class RunReport:
     traffic: list[GroupTraffic]
     time: StepTime | None
     faults: list[tuple[float, str]]
-    started: float
-    """When the workers started, in seconds since 1970."""
+    start: Start
+    """The moment from which all of its seconds count."""
 
 
 def read_report(folder: Path) -> RunReport:
@@ -36,4 +37,10 @@ def read_report(folder: Path) -> RunReport:
     time = step_time(run, folder)
     name = folder.resolve().name
     summary = summarise(run) | figures_of(time)
-    return RunReport(name, folder, run, summary, traffic_of(run), time, faults_of(run), started(run))
+    return RunReport(name, folder, run, summary, traffic_of(run), time, faults_of(run), start_of(run))
+
+
+def since(reports: Sequence[RunReport]) -> str:
+    """Return from which moment the seconds of these runs count, for a label."""
+    moments = dict.fromkeys(report.start.moment for report in reports)
+    return f"seconds since {' or '.join(moments)}"

@@ -66,14 +66,14 @@ class GroupTraffic:
                 self.is_leader = event.role == "worker" and event.group_rank == 0
                 self.group, self.groups, self.has_servers = event.group, event.groups, bool(event.servers)
             case Communicated():
-                self.steps.append((when, self._before.steps + event.steps))
+                grow(self.steps, when, self._before.steps + event.steps)
                 self._count(event, when)
             case Exchanged():
                 self._exchanged(event, when)
             case Skipped():
                 self.skipped.add(self._before.steps + event.step)
             case Closed():
-                self.steps.append((when, max(self._before.steps + event.steps, self.steps_done)))
+                grow(self.steps, when, self._before.steps + event.steps)
                 self._count(event, when)
 
     @property
@@ -109,17 +109,27 @@ class GroupTraffic:
     def _count(self, event: Communicated | Closed, when: float) -> None:
         before, nbytes = self._before, event.bytes_to_servers + event.bytes_from_servers
         self.bytes_to_servers = before.bytes_to_servers + event.bytes_to_servers
-        self.nbytes.append((when, max(self.total, before.nbytes + nbytes)))
+        grow(self.nbytes, when, before.nbytes + nbytes)
 
     def _exchanged(self, event: Exchanged, when: float) -> None:
         step = self._before.steps + event.step
         self.exchanges.append((when, step))
-        self.steps.append((when, max(step + 1, self.steps_done)))
+        grow(self.steps, when, step + 1)
         if event.distance is not None:
             self.distances.append((when, event.distance))
         answers = event.nbytes if self.has_servers else 0  # answers of other groups count as sent by them
         self.bytes_exchanged += event.nbytes + answers
-        self.nbytes.append((when, self.total + event.nbytes + answers))
+        grow(self.nbytes, when, self.total + event.nbytes + answers)
+
+
+def grow(curve: Curve, when: float, value: float) -> None:
+    """Add a count to a curve, which never goes back, in time or value.
+
+    `Communicated` counts only steps that were made bucket by bucket, which is not the first one, and `Exchanged` has
+    the number of the step among all: the larger count is right. A group may be restarted on a host with another clock.
+    """
+    last_time, last_value = curve[-1] if curve else (when, value)
+    curve.append((max(when, last_time), max(value, last_value)))
 
 
 def at(curve: Curve, times: np.ndarray) -> np.ndarray:

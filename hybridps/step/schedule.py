@@ -294,9 +294,10 @@ class Schedule:
         self._await(head)
         self.take_all()
         batch = list(takewhile(lambda item: item.arrived and not item.alone, self.items.open()))
-        awaited = self.agreement.awaited
+        awaited, began = self.agreement.awaited, time.monotonic()
         with self._context.watch(lambda: f"{head.title}, which {awaited(self._context.worker)} has not come to"):
             count, _ = self.agreement.vote(IN_ORDER, len(batch), head.title)
+        self._context.trace.span("vote", began)
         self.agreement.check_same([(item.title, item.shape) for item in batch[:count]])
         done = 0
         while done < count:

@@ -23,6 +23,9 @@ LEAST_SECONDS = 1e-4
 LEAST_SHARE = 0.02
 """Nor are differences that are a smaller share of a step."""
 
+TELLING_SHARE = 0.1
+"""In a single step, the worker that is last is compared with the others if its excess is this share of the step."""
+
 StepId = tuple[int, int]
 """The numbers of the model and of the step."""
 
@@ -165,13 +168,13 @@ def path(trace: Trace, table: Table, step: StepId) -> str:
     program = _late(row[last]) - median(_late(each) for worker, each in row.items() if worker != last or len(row) == 1)
     said = [_last_in_words(last, mine, others if len(row) > 1 else None, program)]
     least = max(LEAST_SECONDS, 0.01 * mine.whole)
-    if mine.allreduce > least:
+    if mine.allreduce > least and WORDS["allreduce"] not in said[0]:
         said.append(f"{_ms(mine.allreduce)} of its allreduce are not hidden")
-    if mine.exchange > least:
+    if mine.exchange > least and WORDS["exchange"] not in said[0]:
         rounds = _rounds_within(trace, row[last])
         computing = f", which compute for {_ms(rounds)} of that" if rounds > LEAST_SECONDS else ""
         said.append(f"it waits for the servers for {_ms(mine.exchange)}{computing}")
-    if mine.averaging > LEAST_SECONDS:
+    if mine.averaging > LEAST_SECONDS and WORDS["averaging"] not in said[0]:
         said.append(f"averaging weights takes {_ms(mine.averaging)}")
     return "; ".join(said)
 
@@ -190,12 +193,25 @@ def _last_in_words(worker: int, mine: Parts, others: Parts | None, program: floa
         return f"{who} computes for {_ms(mine.own)}{loads}"
     if more < 0.05 or mine.own - others.own < max(LEAST_SECONDS, LEAST_SHARE * mine.whole):
         return f"all workers take about as long until their last gradient ({_ms(mine.own)})"
+    if mine.own - others.own < TELLING_SHARE * mine.whole:
+        return _largest_in_words(who, mine)
     if mine.loading - others.loading > (mine.own - others.own) / 2:
         return f"{who} loads data for {_ms(mine.loading)}, the others for {_ms(others.loading)}"
     times = f"({_ms(mine.own)}{loads}; the others {_ms(others.own)})"
     if program > (mine.own - others.own) / 2:
         return f"{who} spends time on other code of its program {times}"
     return f"{who} computes {_longer(more)} {times}"
+
+
+def _largest_in_words(who: str, parts: Parts) -> str:
+    """Return which part of a step takes longest, of those that have a name.
+
+    >>> _largest_in_words("worker 0", Parts(0.008, 0, 0, 0, 0.001, 0.004, 0))
+    'computing takes longest (8 ms of worker 0)'
+    """
+    named = parts._replace(other=0.0)._asdict()
+    name = max(named, key=lambda each: named[each])
+    return f"{WORDS[name]} takes longest ({_ms(named[name])} of {who})"
 
 
 def _longer(share: float) -> str:

@@ -45,6 +45,7 @@ class Recorder:
         self._models = 0
         self._open: tuple[int, int, float] | None = None
         """The step's number, its model, and when it began."""
+        self._has_begun = False
         self._arrived: dict[int, float] = {}
         self._spans: deque[Span] = deque(maxlen=MOST_SPANS)
 
@@ -75,9 +76,15 @@ class Recorder:
             self._file.write(Keys(table, first, [slot.key for slot in slots], sizes, nbytes), stays=True)
 
     def begin(self, number: int, model: int) -> None:
-        """Begin a step of a model, and write the previous step if it is still open."""
+        """Begin a step of a model, and write the previous step if it is still open.
+
+        Waits since the end of the previous step belong to this one. Those before the first step are left out.
+        """
         if self._file is not None:
             now = time.monotonic()
+            if not self._has_begun:
+                self._has_begun = True
+                self._spans.clear()
             if self._open is not None:
                 self._write(max([self._open[2], *self._arrived.values()]))
                 self.on_step()
@@ -121,7 +128,7 @@ class Recorder:
         if self._open is None or self._file is None:
             return
         number, model, began = self._open
-        if not self._arrived and not self._spans:
+        if not self._arrived and all(span.kind == "vote" for span in self._spans):
             return  # of a model that did nothing in this step
         arrived = [(key, self.microseconds(when)) for key, when in self._arrived.items()]
         at_end = max([self.microseconds(ended), *(span.ended for span in self._spans)])

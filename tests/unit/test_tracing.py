@@ -154,6 +154,22 @@ def test_a_recorder_writes_what_it_is_told(tmp_path: Path) -> None:
     assert len(step.loading) == 1
 
 
+def test_a_wait_between_two_steps_belongs_to_the_later_one(tmp_path: Path) -> None:
+    recorder = Recorder.of(Settings(trace=True, run_folder=str(tmp_path)), worker=0, group=0, group_rank=0)
+    model = recorder.add_model()
+    recorder.add_keys("t", Layout.of("float32", {"a": (5,)}), vectors=1)
+    recorder.span("vote", time.monotonic())  # before the first step
+    for number in range(2):
+        recorder.begin(number, model)
+        recorder.arrived(model, "t", "a", time.monotonic())
+        recorder.span("allreduce", time.monotonic(), "t", "a", 20)
+        recorder.end(number, model)
+        recorder.span("vote", time.monotonic())
+    recorder.close()
+    (found,) = read_trace(tmp_path).workers.values()
+    assert [[span.kind for span in step.spans] for step in found.steps] == [["allreduce"], ["vote", "allreduce"]]
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_of_very_many_gradients_only_the_last_one_is_recorded(tmp_path: Path, order: int) -> None:
     """In whatever order they are reported."""
@@ -359,6 +375,31 @@ def test_of_groups_that_do_not_train_in_step_the_one_that_takes_long_is_named() 
     )
     said = path(trace, {(0, 0): steps}, (0, 0))
     assert said == "worker 1 computes for 2.5 ms; averaging weights takes 53 ms"
+
+
+def in_step(*last_ms: float, averaging_ms: float = 0.0) -> str:
+    """What is said of a step of 10 ms of workers of a group, whose last gradients arrive at these times."""
+    spans = (Communication("averaging", Interval(0.0099 - averaging_ms / 1000, 0.0099), 0, 0),) if averaging_ms else ()
+    steps = {
+        number: TracedStep(0, 0, Interval(0.0, 0.01), 0.0, ((0, ms / 1000),), spans, ())
+        for number, ms in enumerate(last_ms)
+    }
+    workers = {
+        number: TracedWorker(Process(number, 0, number, 0.0, 0.0), steps=[step]) for number, step in steps.items()
+    }
+    return path(Trace(workers), {(0, 0): steps}, (0, 0))
+
+
+def test_a_worker_is_compared_with_the_others_only_if_that_tells_something() -> None:
+    """That is, if it is late by a tenth of the step; a small difference is noise."""
+    assert in_step(6.6, 6.0) == "computing takes longest (6.6 ms of worker 0)"
+    assert in_step(7.2, 6.0) == "worker 0 computes 20 % longer than the others (7.2 ms; the others 6 ms)"
+    assert in_step(6.1, 6.0) == "all workers take about as long until their last gradient (6.1 ms)"
+
+
+def test_a_part_that_is_named_as_the_largest_is_not_named_again() -> None:
+    said = "averaging weights with other groups takes longest (5 ms of worker 0)"
+    assert in_step(3.3, 3.0, averaging_ms=5) == said
 
 
 def test_a_step_has_no_more_computing_than_it_has_time_for() -> None:

@@ -115,7 +115,8 @@ class RunLog:
         if epoch == self.epoch or epoch > self.epoch - patience:
             return []
         ahead = {group for group, worker in self._reporters if self.latest[group, worker].epoch >= epoch + patience}
-        return [part for part in parts if part.group in ahead or reported[part.group] >= running.get(part.group, 0)]
+        late = {group for group, size in running.items() if reported[group] < size} - ahead
+        return [part for part in parts if part.group not in late]
 
     def _say_all(self, over: Sequence[tuple[float, list[Evaluated]]]) -> list[str]:
         """Return the lines of reports that wait for no others, and forget the reports."""

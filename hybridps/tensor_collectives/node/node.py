@@ -120,7 +120,7 @@ class Node:
         self._wake()
         missing, lowest, highest = count_votes(self._counters, self.rank, self._met, VOTE_TRIES, word)
         if missing >= 0:
-            self._wait(self._met, "its next step or call", asleep=True, patience_seconds=patience_seconds)
+            self._wait(self._met, "the next step or call", asleep=True, patience_seconds=patience_seconds)
             _, lowest, highest = count_votes(self._counters, self.rank, self._met, 1, word)
         return lowest, highest
 
