@@ -17,7 +17,7 @@ from pipeline import data
 from hybridps.calibrate.mxnet_networks import from_file
 from hybridps.errors import HybridPSError
 from hybridps.oracle.hybrid import predict_scheme, scheme_of
-from hybridps.oracle.machines import machine_of, with_settings
+from hybridps.oracle.machines import Machine, machine_of, with_settings
 from hybridps.oracle.paradl import Prediction, Work, predict
 
 STEPS = 3
@@ -73,10 +73,18 @@ def _reading_rate(batches: Iterator, batch_size: int) -> float:
     return read * batch_size / (time.perf_counter() - began) if read else float("nan")
 
 
-def report(training: Any, workers: int, machine: str) -> Iterator[str]:
+def links_of(machine: str) -> Machine:
+    """Return the machine of that name or file, of which the links are used. Raises ForecastError."""
+    try:
+        return machine_of(machine)
+    except HybridPSError as error:
+        raise ForecastError(f"the oracle cannot answer: {error}") from None
+
+
+def report(training: Any, workers: int, links: Machine) -> Iterator[str]:
     """Yield lines about the whole training with `workers` workers. Raises ForecastError if the oracle cannot answer."""
-    args, images, found = training.args, training.images, measure(training)
-    count, validated, steps = len(images.train.indices), len(images.val.indices), training.steps(workers)
+    args, images, steps = training.args, training.images, training.steps(workers)
+    count, validated, found = len(images.train.indices), len(images.val.indices), measure(training)
     yield f"images: {count:,} for training, {validated:,} for validation"
     yield f"classes: {images.classes}; {images.image_size}x{images.image_size} pixels"
     yield f"network: {args.network}, {found.parameters / 1e6:.2f} million parameters"
@@ -84,20 +92,29 @@ def report(training: Any, workers: int, machine: str) -> Iterator[str]:
         f"steps: {steps:,} in an epoch with {workers} workers and batches of {args.batch_size}; "
         f"{steps * args.epochs:,} in {args.epochs} epochs"
     )
-    yield f"memory: {found.memory_bytes / 1e9:.2f} GB for a worker on this host"
+    yield f"memory: {found.memory_bytes / 1e9:.2f} GB of this host for a worker"
     yield (
         f"measured here: a step takes {1e3 * found.step_seconds:.0f} ms, {args.batch_size / found.step_seconds:.0f} "
         f"images/s; reading alone {found.images_per_second:.0f} images/s"
     )
-    yield f"the oracle's forecast, for workers as fast as this one and the links of {machine}:"
+    yield f"the oracle's forecast, for workers as fast as this one and the links of {args.machine}:"
     yield f"{'workers':>8}  {'':28}{'epoch':>9}{'training':>10}{'waits':>7}{'memory':>10}"
-    work = _work(training, found, machine)
+    work = _work(training, found, links)
     for number in sorted({max(1, workers // 2), workers, 2 * workers}):
-        for words, answer in _answers(work, number, args.batch_size * number):
+        batch = args.batch_size * number
+        if batch > count:
+            yield f"{number:8}  fewer images than a batch for each"
+            continue
+        whole = Work(replace(work.network, samples=training.steps(number) * batch), work.machine)
+        for words, answer in _answers(whole, number, batch):
             yield _row(words, number, args.epochs, answer)
+    yield (
+        "the forecast's memory: all layers' inputs, outputs, weights and their gradients at once, for "
+        f"{args.batch_size} images; MXNet reuses a part of it"
+    )
 
 
-def _work(training: Any, found: Measured, machine: str) -> Work:
+def _work(training: Any, found: Measured, links: Machine) -> Work:
     """Return the network on a machine whose processing elements are as fast as was measured."""
     images = training.images
     samples = len(images.train.indices)
@@ -106,7 +123,6 @@ def _work(training: Any, found: Measured, machine: str) -> Work:
             training.net.export(str(Path(folder, "network")))
             shape = (len(images.mean), images.image_size, images.image_size)
             network = from_file(Path(folder, "network-symbol.json"), shape)
-        links = machine_of(machine)
     except HybridPSError as error:
         raise ForecastError(f"the oracle cannot answer: {error}") from None
     network = replace(network, samples=samples)

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 
 def pack(images: FolderImages, out: Path, seed: int = 0) -> None:
-    """Write `out`.rec and `out`.idx. They get their names only when they are complete."""
+    """Write `out`.rec and `out`.idx, and print a line. They get their names only when they are complete."""
     partial = [out.with_suffix(f"{suffix}.partial") for suffix in (".idx", ".rec")]
     records = mx.recordio.MXIndexedRecordIO(*map(str, partial), "w")
     order = np.random.default_rng(seed).permutation(len(images))
@@ -31,6 +31,8 @@ def pack(images: FolderImages, out: Path, seed: int = 0) -> None:
     records.close()
     for path in partial:
         os.replace(path, path.with_suffix(""))
+    classes = len(np.unique(images.labels()))
+    print(f"{out}.rec: {len(images):,} images of {classes:,} classes", flush=True)
 
 
 def make_recordio(folder: Path, out: Path) -> None:
@@ -42,6 +44,8 @@ def make_recordio(folder: Path, out: Path) -> None:
     pack(train, out / "train")
     if (folder / "val").is_dir():
         pack(FolderImages(folder / "val", train.names), out / "val")
+    else:
+        print(f"{folder} has no val/: train.py can hold out images with --val-fraction", flush=True)
     (out / "classes.txt").write_text("".join(f"{name}\n" for name in train.names))
 
 

@@ -72,7 +72,7 @@ def _add_data(add: Callable[..., Any]) -> None:
     add("--data", default="synthetic", help="folder with train/ and val/, or train.rec and val.rec; synthetic; digits")
     add("--image-size", type=count, help="default: as in the data if small, else 224")
     add("--classes", type=count, help="default: as in the data; 1000 for synthetic")
-    add("--val-fraction", type=rate, default=0.0, help="share of train/ to hold out if there is no val/")
+    add("--val-fraction", type=rate, default=0.0, help="share of each class of train/ to hold out if there is no val/")
     add("--skip-corrupt", action="store_true", help="skip images that cannot be read, and count them")
     add("--synthetic-images", type=count, default=1280, help="number of synthetic images")
     add("--loader-threads", type=positive, help="threads that read images; 0 for none; default: one per core")

@@ -5,6 +5,7 @@ The workers meet in an MXNet KVStore, which `--kvstore` names; nothing else here
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from argparse import Namespace
@@ -62,6 +63,9 @@ class Training:
 
     def run(self) -> None:
         """Train all epochs, or as many as a group can do before it is told to leave."""
+        if self.begin.epoch >= self.args.epochs and not os.environ.get("HYBRIDPS_LIFE"):
+            self.end_at_once()
+            return
         journal = Journal(self.args, self.kv, self.images, self.begin.epoch)
         for epoch in self.epochs():
             losses, timing = self.train_epoch(epoch)
@@ -75,6 +79,14 @@ class Training:
             self.save(Position(epoch + 1))
             journal.epoch(epoch + 1, losses.mean(), timing, rate, scores, duties.are_mine(self.kv))
         journal.end()
+
+    def end_at_once(self) -> None:
+        """Say that the checkpoint is that of the last epoch. All workers have read it, so all of them end."""
+        if self.worker == 0:
+            print(f"epoch {self.args.epochs} of {self.args.epochs} is done: nothing is left to train", flush=True)
+        if self.kv:  # hybridps warns of a store that is given nothing, because it takes it for a mistake of the script
+            nothing = mx.nd.zeros(1)
+            self.kv.broadcast(0, nothing, out=nothing)
 
     def epochs(self) -> Iterable[int]:
         """Return the numbers of the epochs that remain. A store of hybridps may let restarted groups in before each."""
@@ -212,11 +224,12 @@ def bar(args: Namespace, epoch: int, done: int, loader: Reading, losses: Running
 def print_forecast(args: Namespace, images: data.Data) -> None:
     """Print what the training would take, after a few steps of training without a folder. Raises UsageError."""
     try:
-        from forecast import ForecastError, report
+        from forecast import ForecastError, links_of, report
     except ImportError as error:
         raise UsageError(f"--dry-run asks the oracle of hybridps, which cannot be imported: {error}") from None
     try:
-        for line in report(Training(args, None, images), args.dry_run, args.machine):
+        links = links_of(args.machine)
+        for line in report(Training(args, None, images), args.dry_run, links):
             print(line, flush=True)
     except ForecastError as error:
         raise UsageError(f"--dry-run: {error}") from None
@@ -249,7 +262,10 @@ def main(arguments: list[str] | None = None) -> int:
             args.run = options.run_folder(args, kv.num_workers if kv else 1)
         images = open_data(args)
         if not len(images.val.indices) and not (kv and kv.rank):
-            print("there are no validation images: give val/ or val.rec, or use --val-fraction", flush=True)
+            why = "give val/ or val.rec, or use --val-fraction"
+            if args.val_fraction:
+                why = f"--val-fraction {args.val_fraction} needs a class with two images, and each has only one"
+            print(f"there are no validation images: {why}", flush=True)
         if args.dry_run:
             print_forecast(args, images)
             return 0

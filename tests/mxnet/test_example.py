@@ -49,6 +49,20 @@ def test_same_seed_same_result_with_local_store_and_devices(example, tmp_path):
     assert lines(tmp_path / "c", "epoch")[0]["train_images"] == 96
 
 
+@pytest.mark.parametrize("kvstore", ["none", "local"])
+def test_a_finished_training_that_is_resumed_ends_at_once(example, tmp_path, kvstore, capsys):
+    """Also one that is to have fewer epochs now; and it writes nothing."""
+    digits(example, tmp_path, "--max-batches", "1", kvstore=kvstore)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for epochs in (2, 1):
+        capsys.readouterr()
+        assert digits(example, tmp_path, "--max-batches", "1", "--resume", epochs=epochs, kvstore=kvstore) == 0
+        resumed, *said = capsys.readouterr().out.splitlines()
+        assert resumed.startswith("resumed from")
+        assert said == [f"epoch {epochs} of {epochs} is done: nothing is left to train"]
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize(("count", "batch"), [(1438, 32), (100, 3), (64, 8)])
 def test_training_shards(example, count, batch, workers):
@@ -80,6 +94,14 @@ def test_split_is_stratified(example):
     train, val = example.data.split(labels, 0.2)
     assert sorted([*train, *val]) == list(range(100))
     assert np.bincount(labels[val]).tolist() == [5, 5, 5, 5]
+
+
+@pytest.mark.parametrize(("fraction", "held"), [(0.1, [0, 1, 1]), (0.9, [0, 1, 3])])
+def test_split_of_few_images_leaves_some_in_each_part(example, fraction, held):
+    labels = np.repeat(np.arange(3), [1, 2, 4])
+    train, val = example.data.split(labels, fraction)
+    assert sorted([*train, *val]) == list(range(7))
+    assert np.bincount(labels[val], minlength=3).tolist() == held
 
 
 def test_half_a_line_does_not_spoil_the_next(example, tmp_path):
@@ -177,6 +199,12 @@ def test_without_validation_images(example, folder, tmp_path, capsys):
     assert "there are no validation images" in capsys.readouterr().out
     assert example.train.main([*map(str, [*common, "--val-fraction", "0.25"])]) == 0
     assert [epoch["val_images"] for epoch in lines(tmp_path / "run", "epoch")] == [0, 6]
+    for path in (folder / "train").rglob("*_[1-9].JPEG"):
+        path.unlink()
+    capsys.readouterr()
+    assert example.train.main([*map(str, [*common, "--val-fraction", "0.25", "--batch-size", "1"])]) == 0
+    said = capsys.readouterr().out
+    assert "no validation images: --val-fraction 0.25 needs a class with two images, and each has only one" in said
 
 
 def test_transforms(example):

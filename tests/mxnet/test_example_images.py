@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,12 @@ pytestmark = pytest.mark.mxnet
 
 
 @pytest.mark.parametrize("with_index", [True, False])
-def test_records_have_the_images_of_the_folder(example, folder, tmp_path, with_index):
+def test_records_have_the_images_of_the_folder(example, folder, tmp_path, with_index, capsys):
     example.make_recordio.make_recordio(folder, tmp_path / "records")
+    assert capsys.readouterr().out.splitlines() == [
+        f"{tmp_path}/records/train.rec: 24 images of 3 classes",
+        f"{tmp_path}/records/val.rec: 6 images of 3 classes",
+    ]
     if not with_index:
         (tmp_path / "records" / "train.idx").unlink()
     images = example.sources.FolderImages(folder / "train")
@@ -31,6 +36,14 @@ def test_records_have_the_images_of_the_folder(example, folder, tmp_path, with_i
     assert contents(records) == contents(images)
     assert sorted(records.labels()) == sorted(images.labels())
     assert (tmp_path / "records" / "classes.txt").read_text().splitlines() == ["n01", "n02 a bird", "n03"]
+
+
+def test_packing_without_validation_images_says_so(example, folder, tmp_path, capsys):
+    shutil.rmtree(folder / "val")
+    example.make_recordio.make_recordio(folder, tmp_path / "records")
+    train, val = capsys.readouterr().out.splitlines()
+    assert train.endswith("train.rec: 24 images of 3 classes")
+    assert val == f"{folder} has no val/: train.py can hold out images with --val-fraction"
 
 
 def test_offsets_of_records_that_contain_the_magic_number(example, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
@@ -153,6 +154,27 @@ def test_dry_run(example, tmp_path, capsys):
     forecast = [line.split() for line in said.splitlines() if "group" in line and "oracle" not in line]
     assert [row[0] for row in forecast] == 3 * ["2"] + 3 * ["4"] + 3 * ["8"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_measures_nothing_for_a_machine_that_is_not_there(example, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(example.train, "Training", None)
+    assert digits(example, tmp_path, "--dry-run", "4", "--machine", tmp_path / "cluster.json") == 2
+    assert f"there is no file {tmp_path / 'cluster.json'}" in capsys.readouterr().err
+
+
+def test_the_epochs_of_a_dry_run_have_whole_steps(example, tmp_path, monkeypatch, capsys):
+    """Of 100 s each: 2.8 steps are 2, and 1.4 are 1. Twelve workers have no full batch each."""
+    forecast = importlib.import_module("forecast")
+    monkeypatch.setattr(forecast, "measure", lambda training: forecast.Measured(100.0, 1.0, 1, 1))
+    assert digits(example, tmp_path, "--dry-run", "6", "--batch-size", "170", epochs=1) == 0
+    said = capsys.readouterr().out
+    rows = [line.split() for line in said.splitlines() if "one group" in line or "fewer images" in line]
+    assert [row[:5] for row in rows] == [
+        ["3", "one", "group", "3.3", "min"],
+        ["6", "one", "group", "1.7", "min"],
+        ["12", "fewer", "images", "than", "a"],
+    ]
+    assert "steps: 1 in an epoch with 6 workers and batches of 170" in said
 
 
 def test_a_dry_run_of_a_recipe_resumes_nothing(example, capsys):

@@ -32,7 +32,7 @@ def train(script: Path, run: Path) -> str:
     command += ["--epochs", "2", "--lr", "0.1", "--lr-warmup-epochs", "1", "--checkpoint-steps", "10", "--resume"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 def bits(folder: Path) -> dict[str, bytes]:
@@ -55,3 +55,6 @@ def test_two_workers_resume_with_the_same_bits(tmp_path):
     assert f"checkpoints/{cut}" in train(script, tmp_path / "parts")
     whole, parts = (bits(tmp_path / run / "checkpoints" / "epoch-0002") for run in ("whole", "parts"))
     assert whole == parts
+    again = train(script, tmp_path / "whole")
+    assert again.count("epoch 2 of 2 is done: nothing is left to train") == 1
+    assert "the KVStore of this script was given no weights" not in again

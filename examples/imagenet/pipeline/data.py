@@ -207,12 +207,15 @@ def _usual_size(images: Source, skip_corrupt: bool) -> int:
 
 
 def split(labels: np.ndarray, fraction: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of a training and a held-out part. The held-out part has `fraction` of each class."""
+    """Return the indices of a training and a held-out part. The held-out part has `fraction` of each class, rounded.
+
+    Of a class with two images or more, at least one is in each part. A single image is for training.
+    """
     random = np.random.default_rng(seed)
     held = []
     for label in np.unique(labels):
         members = random.permutation(np.flatnonzero(labels == label))
-        held.append(members[: round(fraction * len(members))])
+        held.append(members[: min(max(1, round(fraction * len(members))), len(members) - 1)])
     held_out = np.sort(np.concatenate(held))
     return np.setdiff1d(np.arange(len(labels)), held_out), held_out
 
