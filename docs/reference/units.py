@@ -50,6 +50,7 @@ UNITS = {
     "loss": "as the script computes it",
     "images": "images",
     "joins": "groups",
+    "workers_on_host": "workers",
     "joined": "indices of groups",
     "ticket": "number of the ticket",
     "keys": "keys",

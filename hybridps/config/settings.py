@@ -177,6 +177,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether to wait for a server that is away although its host refuses connections, because it may be restarted. Set
     by the launcher, which restarts its own servers where it can."""
 
+    workers_on_host: AtLeastOne | None = None
+    """The number of workers of the job on this host, in all groups. Set by the launcher."""
+
     launch: Name | None = None
     """Identifies the launch that a process belongs to. Set by the launcher."""
 

@@ -32,8 +32,8 @@ LOOKS = 3
 """The number of looks in a row that must agree before a worker is reported, or has recovered."""
 
 LOOKS_IF_CROWDED = 10
-"""The same if the others wait for cores too, for more than `LEAST_SHARE` of a step: the operating system does not share
-out cores evenly within tenths of a second."""
+"""The same on a host with more workers than cores: within tenths of a second, the operating system does not share out
+cores evenly."""
 
 MOST_LOOKS = 16
 """The number of looks over which the means are compared."""
@@ -82,8 +82,9 @@ class Changes(NamedTuple):
 class SlowWorkers:
     """Compares the workers at each `look`. They are given in the same order each time."""
 
-    def __init__(self, factor: float, size: int) -> None:
+    def __init__(self, factor: float, size: int, looks: int = LOOKS) -> None:
         self._factor = factor
+        self._looks = looks
         self._alike = [0] * size
         """For each worker, the number of looks in a row that contradict its present state."""
         self._stalled = deque[bool](maxlen=MOST_LOOKS)
@@ -117,8 +118,7 @@ class SlowWorkers:
                 self._alike[place] = 0
                 continue
             self._alike[place] += 1
-            is_crowded = usual.delayed_seconds > LEAST_SHARE * mine.step_seconds
-            if self._alike[place] < (LOOKS_IF_CROWDED if is_crowded else LOOKS):
+            if self._alike[place] < self._looks:
                 continue
             self._alike[place] = 0
             if is_named:

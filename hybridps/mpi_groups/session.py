@@ -26,7 +26,10 @@ from hybridps.progress import restarts_line
 from hybridps.quantities import counted
 from hybridps.tracing.recorder import Recorder, check_trace
 
-_OF_LAUNCHER = {f"{PREFIX}{name}" for name in ("AWAITS_REFUSING", "GROUP_INDEX", "LAUNCH", "LIVE_FOLDER", "PEERS")}
+_OF_LAUNCHER = {
+    f"{PREFIX}{name}"
+    for name in ("AWAITS_REFUSING", "GROUP_INDEX", "LAUNCH", "LIVE_FOLDER", "PEERS", "WORKERS_ON_HOST")
+}
 """Settings that only the launcher gives, and that say nothing to a user."""
 
 

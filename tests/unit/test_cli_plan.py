@@ -204,6 +204,7 @@ def test_racks_have_servers_of_their_own_and_a_parent() -> None:
         assert (told.parents, told.racks, told.rack_index) == (("tcp://127.0.0.1:5",), 2, rack)
         assert (told.keys, told.credentials) == ("for-me", "word")
     group = launch.group_settings(launch.groups[4], ["a", "b", "c", "d"])
+    assert group.workers_on_host == sum(each.size for each in launch.groups)
     assert (group.racks, group.rack_index, group.servers) == (2, 0, ("a", "b", "c", "d"))
 
 

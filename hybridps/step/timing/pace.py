@@ -15,7 +15,7 @@ from statistics import median
 import numpy as np
 
 from hybridps.events import Paced, Recovered, Slowed
-from hybridps.live.slow import REASONS, Measured, SlowWorkers
+from hybridps.live.slow import LOOKS, LOOKS_IF_CROWDED, REASONS, Measured, SlowWorkers
 from hybridps.quantities import duration
 from hybridps.step.job_context import JobContext
 from hybridps.tensor_collectives import Levels
@@ -52,7 +52,9 @@ class Pace:
         self.computes_before = False
         """Whether the program computes before it begins a step, so that its part of a step is not known apart."""
         size = levels.group.size
-        self._slow = SlowWorkers(context.settings.slow_factor, size)
+        is_crowded = (context.settings.workers_on_host or 1) > (os.cpu_count() or 1)
+        looks = LOOKS_IF_CROWDED if is_crowded else LOOKS
+        self._slow = SlowWorkers(context.settings.slow_factor, size, looks)
         self._told = np.zeros(size * _FIELDS)
         self._steps = np.zeros((3, _MOST_STEPS))
         """Since the last look: the time of each step, the rank's own, and that of its program."""
@@ -140,7 +142,10 @@ class Pace:
         now, before = _cpu_seconds(), self._cpu_seconds
         self._cpu_seconds, cpu = now, (now - before) / self._count
         if self._has_one_core:
-            own, mean_own = max(own, min(cpu, step)), max(mean_own, min(cpu, mean_step))
+            own, mean_own = max(own, cpu), max(mean_own, cpu)
+        # A step is timed from end to end and a program from begin to begin, so a part may seem to be more than a step.
+        own, mean_own = min(own, step), min(mean_own, mean_step)
+        program, mean_program = min(program, own), min(mean_program, mean_own)
         if self.computes_before:
             program = mean_program = math.nan
         return Measured(step, own, program, cpu, self._delay(), mean_own, mean_program)

@@ -111,6 +111,7 @@ class Launch:
             servers=tuple(servers) or self.settings.servers,
             racks=self.settings.racks,
             awaits_refusing=self.settings.awaits_refusing and not self.servers,
+            workers_on_host=self.workers_on_a_host,
             peers=(self.peers or here) if self.may_gossip else (),
             keys=None if unsecured else self.settings.keys,
             credentials=None if unsecured else credentials or self.settings.credentials,
