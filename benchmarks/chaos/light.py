@@ -64,7 +64,7 @@ class LightGroup(threading.Thread):
                 self._exchange(client)
             if not self._job.is_synchronous:  # otherwise others may still wait for this group, until it leaves
                 self._meeting.wait(END_SECONDS)
-                client.pull(TABLE, self.centre).wait()
+                client.pull(TABLE, self.centre)
                 self._meeting.wait(END_SECONDS)
             client.close()
         except BaseException as error:

@@ -111,10 +111,10 @@ class ParameterStore(Protocol):
         of them.
         """
 
-    def pull(self, table: str, out: np.ndarray, array: int = 0) -> Pending:
-        """Receive the whole current centre into `out`, or a state of the rule (`array` 1, 2, ...)."""
+    def pull(self, table: str, out: np.ndarray, array: int = 0) -> None:
+        """Read the whole current centre into `out`, or a state of the rule (`array` 1, 2, ...)."""
 
-    def put(self, table: str, values: np.ndarray, array: int) -> Pending:
+    def put(self, table: str, values: np.ndarray, array: int) -> None:
         """Replace the centre (`array` 0) or a state of the rule (1, 2, ...) by `values`.
 
         Concurrent contributions of other groups count either before or after this, chunk by chunk.

@@ -35,7 +35,7 @@ class Barrier:
         if self._joining is None:
             self._joining = self._store.register(self._table, _LAYOUT, None, Sum())
             if comes_late and self._joining is Joining.LATE:
-                self._store.pull(self._table, values).wait()
+                self._store.pull(self._table, values)
                 self._missed = bool(values.any())
         if self._joining is Joining.DROPPED or (comes_late and self._missed):
             return

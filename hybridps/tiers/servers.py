@@ -110,7 +110,7 @@ class ServersTier:
             name, initial = self._prefix + table, None if tensor is None else tensor.vectors[0]
             joining = store.register(name, layout, initial, rule, clock, codec)
             if joining.takes_centre and initial is not None:
-                store.pull(name, initial).wait()
+                store.pull(name, initial)
             return joining.value
 
         joining = Joining(self._lead(join))
@@ -128,7 +128,7 @@ class ServersTier:
 
         def has_values(store: ParameterStore) -> bool:
             centre = np.empty(layout.length, layout.dtype)
-            store.pull(self._prefix + table, centre).wait()
+            store.pull(self._prefix + table, centre)
             return bool(centre.any())
 
         is_late = self._tables[table].joining is Joining.LATE and not self.rejoining.done
@@ -197,7 +197,7 @@ class ServersTier:
 
     def pull(self, table: str, tensor: Tensor) -> None:
         if self._store is not None:
-            self._store.pull(self._prefix + table, tensor.vectors[0]).wait()
+            self._store.pull(self._prefix + table, tensor.vectors[0])
         broadcast_(tensor, self._group)
 
     def pull_states(self, table: str) -> list[np.ndarray]:
@@ -206,13 +206,13 @@ class ServersTier:
         known, states = self._tables[table], list[np.ndarray]()
         for number in range(known.rule.states + 1):
             states.append(np.empty(known.layout.length, known.layout.dtype))
-            self._store.pull(self._prefix + table, states[-1], number).wait()
+            self._store.pull(self._prefix + table, states[-1], number)
         return states
 
     def put_states(self, table: str, states: Mapping[int, np.ndarray]) -> None:
         if self._store is not None:
             for number, state in states.items():
-                self._store.put(self._prefix + table, state, number).wait()
+                self._store.put(self._prefix + table, state, number)
 
     def drop(self, table: str) -> None:
         self._interrupted = [each for each in self._interrupted if each.table != table]

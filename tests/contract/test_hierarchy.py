@@ -76,7 +76,7 @@ def train(store, group, rule, steps, initial, in_place=False):
         values[:] = numbers(100 * step + group)
         store.exchange("w", values, answer, 0, LAYOUT.length).wait()
         out = empty()
-        store.pull("w", out).wait()
+        store.pull("w", out)
         seen += [answer.copy(), out]
     return seen
 
@@ -126,7 +126,7 @@ def test_all_racks_begin_with_the_values_of_the_first():
         together(*(lambda g=g, s=s: s.register("w", LAYOUT, numbers(g), SGD(rate=1)) for g, s in enumerate(stores)))
         for store in stores:
             out = empty()
-            store.pull("w", out).wait()
+            store.pull("w", out)
             np.testing.assert_array_equal(out, numbers(0))
 
 
@@ -137,7 +137,7 @@ def swap(store, values, table="w"):
 
 def centre(store):
     out = empty()
-    store.pull("w", out).wait()
+    store.pull("w", out)
     return out
 
 

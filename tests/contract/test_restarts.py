@@ -80,7 +80,7 @@ def train(address, group, rule, shared, more, in_place=False, codec="exact"):
             goes_on[0] = more(step)
             store.exchange("more", goes_on, goes_on, 0, 16).wait()
         centre = memory(shared)
-        store.pull("w", centre).wait()
+        store.pull("w", centre)
         return step, answer.copy(), centre.copy()
 
 
@@ -148,7 +148,7 @@ def alone(rule, clock, shared, work):
             result = work(store, group, disturbed)
             ended.wait()
             centre = memory(shared)
-            store.pull("w", centre).wait()
+            store.pull("w", centre)
             return result, centre.copy()
 
     with RestartedServer(SETTINGS) as server:

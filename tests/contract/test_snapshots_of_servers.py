@@ -80,7 +80,7 @@ def arrays(store, rule, table="w"):
     """The centre, and the states of the rule."""
     found = [np.empty(LAYOUT.length, np.float32) for _ in range(1 + rule.states)]
     for number, array in enumerate(found):
-        store.pull(table, array, number).wait()
+        store.pull(table, array, number)
     return found
 
 

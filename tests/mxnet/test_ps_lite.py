@@ -67,7 +67,7 @@ with closing(MXNetStores()([address], job="job", group=group, groups=2, settings
         time.sleep(0.05)
     d = np.empty_like(weights)
     store.exchange("w", weights, d, 0, layout.length).wait()
-    store.pull("w", weights).wait()
+    store.pull("w", weights)
     print(*set(d), *set(weights), flush=True)
 if group == 0:
     left.touch()

@@ -108,7 +108,7 @@ def test_synchronous_groups_wait_and_lose_nothing(links, seconds, capfd):
 
 def pulled(store):
     out = np.zeros(LENGTH, np.float32)
-    store.pull("w", out).wait()
+    store.pull("w", out)
     return out
 
 

@@ -142,7 +142,7 @@ def test_a_group_that_comes_when_another_one_has_finished_gets_its_centre() -> N
             with Client([server.address], job="job", group=group, groups=2, settings=SETTINGS) as client:
                 client.register("w", LAYOUT, np.full(16, initial, np.float32), Elastic(0.5))
                 found = np.zeros(16, np.float32)
-                client.pull("w", found).wait()
+                client.pull("w", found)
                 assert found.tolist() == [1.0] * 16
             server.end_group("job", group)
         until(lambda: server._loop.jobs.get("job") is None)

@@ -120,11 +120,11 @@ def use_everything(address, group, settings):
             store.register(table, LAYOUT, values, rule)
             store.exchange(table, values, values.copy(), 0, LAYOUT.length).wait()
             store.exchange(table, shared, shared, 0, LAYOUT.length).wait()
-            store.pull(table, values.copy()).wait()
+            store.pull(table, values.copy())
             if rule.states:
                 rules = ((64, Momentum(rate=0.2)), (LAYOUT.length, Momentum(rate=0.3)))
                 store.exchange(table, values, values.copy(), 0, LAYOUT.length, rules).wait()
-                store.put(table, values, 1).wait()
+                store.put(table, values, 1)
             store.drop(table)
         store.register("d", LAYOUT, None, Sum())
         for _ in range(2):  # the memory of the first exchange is released, and withdrawn in the second one

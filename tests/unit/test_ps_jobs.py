@@ -109,6 +109,19 @@ def test_initialiser_gone_with_nobody_waiting():
     assert admitted(jobs.register(origin(1), "w", SPEC)) == [(1, True)]
 
 
+def test_initial_values_come_in_several_requests_and_a_late_copy_changes_nothing():
+    jobs = SynchronousJobs()
+    for group in (0, 1):
+        jobs.enter("job", group, 2)
+        jobs.register(origin(group), "w", SPEC)
+    assert told(jobs.initialise(origin(0, 1), "w", 0, values(5))) == [(0, 1, None)]
+    assert told(jobs.initialise(origin(0, 2), "w", 1, values(6))) == [(0, 2, None)]
+    assert jobs.initialise(origin(0, 1), "w", 0, values(9)) == []
+    assert told(jobs.initialise(origin(0, 2), "w", 1, values(9))) == [(0, 2, None)], "sent again"
+    assert admitted(jobs.initialise(origin(0, 3), "w", 2, values(7))) == [(1, False)]
+    assert [told(jobs.pull(origin(1), "w", chunk))[0][2] for chunk in range(3)] == [5, 6, 7]
+
+
 def test_only_the_initialiser_may_send_initial_values():
     jobs = jobs_with(2)
     for group in (0, 1):

@@ -164,7 +164,7 @@ def test_a_group_that_waits_hears_its_answer_over_the_restored_connection():
             far.register("w", LAYOUT, None, Sum())
             values = np.ones(LAYOUT.length, np.float32)
             waiting = near.exchange("w", values, np.empty_like(values), 0, LAYOUT.length)
-            near.pull("w", np.empty_like(values)).wait()  # so the exchange has arrived
+            near.pull("w", np.empty_like(values))  # so the exchange has arrived
             network.break_all()
             far.exchange("w", values, values, 0, LAYOUT.length).wait()
             waiting.wait()

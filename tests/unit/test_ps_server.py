@@ -327,7 +327,7 @@ def test_a_heartbeat_keeps_a_group(lossy):
                 while isinstance(answer := next_one.ask(hello), wire.Refused):
                     assert answer.code == "taken"
                 assert next_one.ask(wire.Leave()) == wire.Alive()
-        store.pull("w", np.zeros(LENGTH, np.float32)).wait()
+        store.pull("w", np.zeros(LENGTH, np.float32))
 
 
 def test_a_dropped_initialiser_is_replaced(lossy):
@@ -339,7 +339,7 @@ def test_a_dropped_initialiser_is_replaced(lossy):
             initial = np.full(LENGTH, 4, np.float32)
             assert store.register("w", LAYOUT, initial, Sum()) is Joining.NEW
             out = np.zeros(LENGTH, np.float32)
-            store.pull("w", out).wait()
+            store.pull("w", out)
             assert (out == 4).all()
 
 
@@ -477,7 +477,7 @@ def test_bytes_are_counted(server):
         assert store.bytes_to_servers == 0
         values = np.zeros(LENGTH, np.float32)
         store.exchange("w", values, values, 0, LENGTH).wait()
-        store.pull("w", values).wait()
+        store.pull("w", values)
         assert store.bytes_to_servers == LAYOUT.nbytes
 
 

@@ -146,7 +146,7 @@ class MXNetStore:
         """As `ParameterStore.exchange_rows`: the servers never reach the memory of a group."""
         self._table_of(table, *rows, *answers).between(start, stop)
 
-    def pull(self, table: str, out: np.ndarray, array: int = 0) -> Operation:
+    def pull(self, table: str, out: np.ndarray, array: int = 0) -> None:
         """As `ParameterStore.pull`, for the centre only."""
         known = self._table_of(table, out)
         if array:
@@ -154,9 +154,9 @@ class MXNetStore:
         arrays = _arrays(out, known.spans)
         if arrays:
             self._native.store.pull(list(known.centres), arrays)
-        return Operation(f"pull of table {table!r}", self._native, arrays)
+        Operation(f"pull of table {table!r}", self._native, arrays).wait()
 
-    def put(self, table: str, values: np.ndarray, array: int) -> Operation:
+    def put(self, table: str, values: np.ndarray, array: int) -> None:
         """Raise ServerError: MXNet's servers cannot do this."""
         raise ServerError(f"MXNet's servers do not take new values for array {array} of table {table!r}")
 

@@ -91,17 +91,19 @@ class Client:
             joined.chunk_map.check_array(initial)
         joined.prepare()
         told = yield from self._join(table, spec, self.servers[:1], False)
-        initialise, start = any(each.initialise for each in told), next((each.start for each in told), None)
+        initialise, snapshot = any(each.initialise for each in told), next((each.start for each in told), None)
         if not any(each.dropped for each in told):
-            told += yield from self._join(table, spec, self.servers[1:], initialise, start)
+            told += yield from self._join(table, spec, self.servers[1:], initialise, snapshot)
         if any(each.dropped for each in told):
             yield self._begin_drop(table, [server for server, each in enumerate(told) if not each.dropped])
             return Joining.DROPPED
         # The first server comes last, because it lets the other groups in when it has the values.
         for servers in (self.servers[1:], self.servers[:1]) if initialise else ():
-            yield self._transfer(wire.Initial, joined, 0, spec.layout.length, initial, servers=servers)
+            # A rack answers when it has all initial values.
+            for start, stop in [(0, spec.layout.length)] if self.has_parent else joined.parts(0, spec.layout.length):
+                yield self._transfer(wire.Initial, joined, start, stop, initial, servers=servers)
         self._tables[table] = joined
-        if start is not None:
+        if snapshot is not None:
             return Joining.SNAPSHOT
         return Joining.NEW if initialise and not self.has_parent else Joining.LATE
 
@@ -149,16 +151,23 @@ class Client:
         places = {server: (at[: len(rows)], at[len(rows) :]) for server, at in found.items()}
         return self._transfer(wire.Exchange, known, start, stop, rows[0], None, places, rules=rules)
 
-    def pull(
-        self, table: str, out: np.ndarray, array: int = 0, *, start: int = 0, stop: int | None = None
-    ) -> Operation:
-        """Read an array, as `ParameterStore.pull`; or only elements `start:stop` of it, which must be whole chunks."""
-        stop = len(out) if stop is None else stop
-        return self._transfer(wire.Pull, self._table(table, out), start, stop, None, out, array=array)
+    def pull(self, table: str, out: np.ndarray, array: int = 0) -> None:
+        """Read an array, as `ParameterStore.pull`."""
+        OperationSequence(self.begin_pull(table, out, array)).wait()
 
-    def put(self, table: str, values: np.ndarray, array: int) -> Operation:
+    def begin_pull(
+        self, table: str, out: np.ndarray, array: int = 0, start: int = 0, stop: int | None = None
+    ) -> Generator[Operation, None, None]:
+        """Yield the operations of `pull`, for elements `start:stop`, which must be whole chunks."""
+        known = self._table(table, out)
+        for begin, end in known.parts(start, len(out) if stop is None else stop):
+            yield self._transfer(wire.Pull, known, begin, end, None, out, array=array)
+
+    def put(self, table: str, values: np.ndarray, array: int) -> None:
         """Replace an array, as `ParameterStore.put`."""
-        return self._transfer(wire.Put, self._table(table, values), 0, len(values), values, array=array)
+        known = self._table(table, values)
+        for start, stop in known.parts(0, len(values)):
+            self._transfer(wire.Put, known, start, stop, values, array=array).wait()
 
     def meet(self, seconds: float) -> Meeting | None:
         """Meet the other groups that train in step, as `ParameterStore.meet`."""
@@ -279,7 +288,7 @@ class Client:
         if kind is wire.Exchange and values is not None:
             codec = table.codec
             if not codec.exact:
-                self._check_free(table, start, stop)
+                table.check_free(start, stop, self.session.under_way.values())
             self.bytes_to_servers += codec.nbytes(stop - start, values.dtype)
             self.bytes_from_servers += codec.answers.nbytes(stop - start, values.dtype)
         elif kind is wire.Pull and answer is not None:
@@ -299,18 +308,6 @@ class Client:
                     yield Sent(server, message, payloads, asks_for)
 
         return self.session.begin(f"{kind.__name__.lower()} of table {table.name!r}", messages, table, codec.answers)
-
-    def _check_free(self, table: Table, start: int, stop: int) -> None:
-        """Raise ProtocolError while encoded values of these elements may still be sent: their memory is reused."""
-        for other in self.session.under_way.values():
-            for sent in other.unanswered if other.table is table else ():
-                if isinstance(sent.message, wire.OfSpan) and max(start, sent.message.start) < min(
-                    stop, sent.message.stop
-                ):
-                    raise ProtocolError(
-                        f"elements {start}:{stop} of table {table.name!r} are exchanged while elements "
-                        f"{sent.message.start}:{sent.message.stop} are under way: wait for those first"
-                    )
 
     def _table(self, name: str, *arrays: np.ndarray) -> Table:
         """Return a registered table. Raises LayoutError unless `arrays` have its layout."""

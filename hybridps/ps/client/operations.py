@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -20,7 +20,9 @@ EXACT = CODECS["exact"]
 """The codec of initial values and of pulled values, which are not rounded."""
 
 _MESSAGE_BYTES = 4 << 20
-"""Small chunks are sent together in messages of about this size. A message costs as much as 64 KB of payload."""
+"""Small chunks are sent together in messages of about this size. A message costs as much as 64 KB of payload. Values
+that are read or replaced go in one such message for each server at a time, so that a server holds few of them beside
+its tables."""
 
 Result = TypeVar("Result")
 
@@ -59,6 +61,24 @@ class Table:
         most = wire.MOST_CHUNKS if in_place else self._most_chunks
         for first in range(0, len(spans), most):
             yield spans[first : first + most]
+
+    def parts(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield elements `start:stop` in parts of whole chunks, with at most one message for each server."""
+        step = self._most_chunks * self.chunk_map.servers * self.chunk_map.step
+        while start < stop:
+            end = min((start // step + 1) * step, stop)
+            yield start, end
+            start = end
+
+    def check_free(self, start: int, stop: int, under_way: Iterable[Operation]) -> None:
+        """Raise ProtocolError while encoded values of these elements may still be sent: their memory is reused."""
+        for sent in [sent for other in under_way if other.table is self for sent in other.unanswered]:
+            busy = sent.message
+            if isinstance(busy, wire.OfSpan) and max(start, busy.start) < min(stop, busy.stop):
+                raise ProtocolError(
+                    f"elements {start}:{stop} of table {self.name!r} are exchanged while elements "
+                    f"{busy.start}:{busy.stop} are under way: wait for those first"
+                )
 
     def payloads(self, values: np.ndarray, spans: Sequence[Span], codec: Codec) -> Sequence[np.ndarray]:
         """Return the values as they are sent, one array for each chunk. Exact values are not copied."""

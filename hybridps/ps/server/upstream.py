@@ -177,7 +177,7 @@ def _register(client: Client, up: ParentRequest) -> Generator[Operation, None, N
     joining = yield from client.begin_register(table.name, spec, table.values)
     table.is_at_parents = joining is not Joining.DROPPED
     if joining is Joining.LATE:
-        yield client.pull(table.name, table.values)
+        yield from client.begin_pull(table.name, table.values)
 
 
 def _exchange(client: Client, up: ParentRequest) -> Generator[Operation, None, None]:
@@ -186,7 +186,7 @@ def _exchange(client: Client, up: ParentRequest) -> Generator[Operation, None, N
     yield client.exchange(table.name, table.values, table.values, start, stop, groups=up.groups)
     if table.parent_centre is not None:
         # The next round cannot complete without this rack.
-        yield client.pull(table.name, table.parent_centre, start=start, stop=stop)
+        yield from client.begin_pull(table.name, table.parent_centre, start=start, stop=stop)
 
 
 def _drop(client: Client, up: ParentRequest) -> Generator[Operation, None, None]:

@@ -33,7 +33,7 @@ class Registrations:
         """What each group was told; the other groups wait."""
         self._initialiser: int | None = None
         self.initial: Origin | None = None
-        """The request that brought the initial values."""
+        """The last request that brought initial values."""
         self.initialised: set[int] = set()
         """Chunks whose initial values are there."""
         # With nothing to initialise, nobody waits; the first server still says which group would do it.
@@ -196,9 +196,9 @@ class Registrations:
         if self.ready or origin.group != self._initialiser:
             raise ProtocolError(f"group {origin.group} is not the one to initialise table {self._name!r}")
 
-    def begin_initial(self, origin: Origin) -> None:
-        """Begin to take the initial values of a request."""
-        self.initial, self.initialised = origin, set()
+    def take_initial_of(self, origin: Origin) -> None:
+        """Begin to take the initial values of a request. The group has the answer to its request before."""
+        self.initial = origin
         self.on_change()
 
     def set_ready(self, ready: bool) -> None:

@@ -200,9 +200,12 @@ class Table:
         if origin == joined.initial and span.chunk in joined.initialised:
             return self._take_initial(origin, span.chunk)
         joined.check_initialiser(origin)
-        if joined.initial != origin:
-            joined.begin_initial(origin)
+        if joined.initial is None:
             self._initialised[:] = 0
+        elif origin.request < joined.initial.request:
+            return []  # a late copy: the group has the answer
+        if joined.initial != origin:
+            joined.take_initial_of(origin)
         chunk = self.chunk(span.chunk)
 
         def then(result: Any) -> Sequence[Outcome]:
