@@ -17,7 +17,7 @@ from types import TracebackType
 from hybridps.config import load_settings, started_by_mpi
 from hybridps.errors import ConfigError
 from hybridps.mxnet_import import register_types_with_mxnet
-from hybridps.processes import die_with_parent
+from hybridps.processes import die_with_parent, use_memory_here
 
 _RANK, _SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
 """Open MPI's variables with the place of this worker in its MPI world, and the number of workers there."""
@@ -41,6 +41,7 @@ def run_script(arguments: list[str], as_module: bool) -> None:
 
     if started_by_mpi():
         die_with_parent()
+        use_memory_here()
     if not as_module and not Path(arguments[0]).is_file():
         end_group(ConfigError(f"there is no script {arguments[0]} in {Path.cwd()}").on_all_ranks())
     register_types_with_mxnet()

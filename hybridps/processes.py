@@ -28,6 +28,12 @@ STOP_SECONDS = 5.0
 SAYS = "hybridps: serving at "
 """The text before the address of a server on its output."""
 
+MPI_MEMORY = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_btl_vader_backing_directory")
+"""Open MPI's variables, of several versions, for the folder of the memory that ranks share."""
+
+MPI_MEMORY_HERE = "_HYBRIDPS_MPI_MEMORY"
+"""The variable for such a folder that is only on the launcher's host. `mpirun` passes it to no rank elsewhere."""
+
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 prctl = getattr(ctypes.CDLL(None), "prctl", lambda *arguments: -1)
@@ -57,6 +63,13 @@ def die_with_parent(signal_number: int = signal.SIGKILL, parent: int | None = No
     prctl(_SET_DEATH_SIGNAL, int(signal_number), 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), signal_number)
+
+
+def use_memory_here() -> None:
+    """Put the memory that ranks share into the launcher's folder, if this rank is on its host. Before MPI starts."""
+    folder = os.environ.pop(MPI_MEMORY_HERE, None)
+    if folder is not None and os.path.isdir(folder):
+        os.environ[MPI_MEMORY[0]] = folder
 
 
 def without_rank_marks(environ: Mapping[str, str]) -> dict[str, str]:

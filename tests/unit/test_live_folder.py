@@ -86,10 +86,19 @@ def test_what_a_killed_run_has_left_is_removed_and_that_of_other_hosts_is_not(tm
 @pytest.mark.parametrize("run", [None, "run"])
 def test_the_keeper_of_a_killed_launcher_removes_its_entry(run: str | None, tmp_path: Path) -> None:
     made = LiveFolder(run and str(tmp_path / run))
-    told = f"{keeper.FOLDER}{made.entry}\n"
-    subprocess.run([sys.executable, keeper.__file__, "_NOT_IN_ANY="], input=told, text=True, check=True, timeout=20)
+    other = LiveFolder(None)
+    keep(made.entry)
     assert not os.path.lexists(made.entry)
     assert made.path.exists() == (run is not None), "what lies in a run folder stays"
+    assert other.entry.exists()
+    keep(other.entry)
+    assert not other.entry.parent.exists()
+
+
+def keep(entry: Path) -> None:
+    """What a keeper does that was told of an entry by a launcher which was killed."""
+    told = f"{keeper.FOLDER}{entry}\n{keeper.EMPTY}{entry.parent}\n"
+    subprocess.run([sys.executable, keeper.__file__, "_NOT_IN_ANY="], input=told, text=True, check=True, timeout=20)
 
 
 def _host() -> str:

@@ -91,6 +91,7 @@ class Launcher:
             stay = ExitStack()
             if self._live.entry is not None:
                 self._processes.remove_if_killed(self._live.entry)
+                self._processes.remove_if_killed(self._live.entry.parent, if_empty=True)
             try:
                 self._live.begin(self._servers, self._groups, self._lives, self._log)
                 self._processes.on_step = self._live.show

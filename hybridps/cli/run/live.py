@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
@@ -55,9 +56,9 @@ class LaunchLive:
         self.launch = replace(launch, settings=settings)
 
     @property
-    def entry(self) -> str | None:
+    def entry(self) -> Path | None:
         """The entry that is to be removed if this process is killed."""
-        return None if self._made is None else str(self._made.entry)
+        return None if self._made is None else self._made.entry
 
     def begin(self, servers: LaunchedServers, groups: LaunchedGroups, lives: Lives, log: RunLog) -> None:
         """Start to write the status of the launch, and to watch its groups."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from hybridps.cli.run.plan.hosts import Host
 from hybridps.config import SECRETS
 from hybridps.errors import ConfigError
+from hybridps.processes import MPI_MEMORY, MPI_MEMORY_HERE
 
 OPEN_MPI = "Open MPI"
 MPICH = "MPICH"
@@ -27,8 +28,6 @@ _BINDS = ("--bind-to", "-bind-to", "--bind-to-core", "--bind-to-socket")
 WITHOUT_OFI = {"OMPI_MCA_btl": "^ofi"}
 """Leaves out Open MPI's one-sided transport over OFI, which sleeps for a second in `MPI_Init` where it finds no fabric.
 Messages over fabrics of OFI use another component (`mtl/ofi`)."""
-
-_MEMORY = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_btl_vader_backing_directory")
 
 
 @dataclass(frozen=True)
@@ -165,16 +164,17 @@ def root_environment() -> dict[str, str]:
     return dict.fromkeys(names, "1")
 
 
-def session_environment(environ: Mapping[str, str], folder: str, memory: str | None) -> dict[str, str]:
+def session_environment(environ: Mapping[str, str], folder: str, memory: str | None, all_here: bool) -> dict[str, str]:
     """Return variables that move Open MPI 5's files to folders that the launcher removes, unless the user chose others.
 
     `folder` is for mpirun's session files. By default they are in the system's temporary folder, and named after its
     process id. A killed mpirun leaves them there, and a later one with the same process id fails with "listener thread
-    failed to start". `memory` is for the ranks' shared memory, which a killed rank leaves behind.
+    failed to start". `memory` is for the ranks' shared memory, which a killed rank leaves behind. Unless the ranks are
+    `all_here`, each looks for this folder itself, because other hosts do not have it.
     """
     wanted = {}
     if not any(name.startswith("PRTE_MCA_prte") and "tmpdir_base" in name for name in environ):
         wanted["PRTE_MCA_prte_local_tmpdir_base"] = folder
-    if memory is not None and not any(name.startswith(_MEMORY) for name in environ):
-        wanted[_MEMORY[0]] = memory
+    if memory is not None and not any(name.startswith(MPI_MEMORY) for name in environ):
+        wanted[MPI_MEMORY[0] if all_here else MPI_MEMORY_HERE] = memory
     return wanted

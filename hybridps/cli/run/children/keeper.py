@@ -18,6 +18,9 @@ DONE = "done"
 FOLDER = "folder "
 """The word before the path of a folder to remove, or of a link to one."""
 
+EMPTY = "empty "
+"""The word before the path of a folder to remove if it is empty, in the same way, after those before it."""
+
 GRACE_SECONDS = 5.0
 """How long processes may take to end by themselves: when the launcher died, the kernel sent its children a signal."""
 
@@ -26,19 +29,23 @@ def main(mark: str) -> None:
     """Wait for the end of the launcher. `mark` begins a `NAME=VALUE` in the environment of all that it has started."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    folders = []
+    told = []
     for line in sys.stdin:
         if line.rstrip("\n") == DONE:
             return
-        folders.append(line.rstrip("\n").removeprefix(FOLDER))
+        told.append(line.rstrip("\n"))
     end = time.monotonic() + GRACE_SECONDS
     while (left := marked(mark)) and time.monotonic() < end:
         time.sleep(0.1)
     for pid in left:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-    for folder in folders:
-        remove(folder)
+    for line in told:
+        if line.startswith(EMPTY):
+            with contextlib.suppress(OSError):  # other launches use it
+                os.rmdir(line.removeprefix(EMPTY))
+        else:
+            remove(line.removeprefix(FOLDER))
 
 
 def remove(folder: str) -> None:

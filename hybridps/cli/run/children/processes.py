@@ -64,9 +64,9 @@ class Processes:
         self.remove_if_killed(folder)
         return folder
 
-    def remove_if_killed(self, folder: str) -> None:
-        """Have the keeper remove a folder, or a link to one, if this process is killed."""
-        self._tell_keeper(f"{keeper.FOLDER}{folder}")
+    def remove_if_killed(self, folder: str | Path, if_empty: bool = False) -> None:
+        """Have the keeper remove a folder, or a link to one, if this process is killed; perhaps only `if_empty`."""
+        self._tell_keeper(f"{keeper.EMPTY if if_empty else keeper.FOLDER}{folder}")
 
     def start(
         self,

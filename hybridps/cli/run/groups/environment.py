@@ -22,9 +22,9 @@ def environment_of_groups(launch: Launch, folder: str, make_folder: Callable[[st
     `make_folder` makes a new folder in a given one, for the shared memory of the ranks.
     """
     hosts = [host for group in launch.groups for host in group.hosts]
-    # Other hosts do not have this folder; mpirun may find such hosts by itself.
-    here = all(is_here(host.name) for host in hosts) if hosts else _ALLOCATIONS.isdisjoint(os.environ)
-    shares = here and os.access(_SHARED_MEMORY, os.W_OK)
+    # mpirun may find other hosts by itself.
+    all_here = all(is_here(host.name) for host in hosts) if hosts else _ALLOCATIONS.isdisjoint(os.environ)
+    memory = make_folder(_SHARED_MEMORY) if os.access(_SHARED_MEMORY, os.W_OK) else None
     shared = {**without_rank_marks(os.environ), **launch.environment.workers}
     shared.pop("DMLC_ROLE", None)  # with a role of MXNet's own servers, `import mxnet` would never return
     if launch.launcher == SLURM:
@@ -32,4 +32,4 @@ def environment_of_groups(launch: Launch, folder: str, make_folder: Callable[[st
     workers = launch.workers_on_a_host
     cores = len(os.sched_getaffinity(0))
     shared |= rank_environment(shared, cores, workers, workers + len(launch.servers)) | root_environment()
-    return shared | session_environment(shared, folder, make_folder(_SHARED_MEMORY) if shares else None)
+    return shared | session_environment(shared, folder, memory, all_here)
