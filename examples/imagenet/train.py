@@ -63,11 +63,13 @@ class Training:
 
     def run(self) -> None:
         """Train all epochs, or as many as a group can do before it is told to leave."""
+        epochs = self.epochs()
         if self.begin.epoch >= self.args.epochs and not os.environ.get("HYBRIDPS_LIFE"):
-            self.end_at_once()
+            if self.worker == 0:  # all workers have read the checkpoint, so all of them end
+                print(f"epoch {self.args.epochs} of {self.args.epochs} is done: nothing is left to train", flush=True)
             return
         journal = Journal(self.args, self.kv, self.images, self.begin.epoch)
-        for epoch in self.epochs():
+        for epoch in epochs:
             losses, timing = self.train_epoch(epoch)
             if duties.leaving():
                 break
@@ -79,14 +81,6 @@ class Training:
             self.save(Position(epoch + 1))
             journal.epoch(epoch + 1, losses.mean(), timing, rate, scores, duties.are_mine(self.kv))
         journal.end()
-
-    def end_at_once(self) -> None:
-        """Say that the checkpoint is that of the last epoch. All workers have read it, so all of them end."""
-        if self.worker == 0:
-            print(f"epoch {self.args.epochs} of {self.args.epochs} is done: nothing is left to train", flush=True)
-        if self.kv:  # hybridps warns of a store that is given nothing, because it takes it for a mistake of the script
-            nothing = mx.nd.zeros(1)
-            self.kv.broadcast(0, nothing, out=nothing)
 
     def epochs(self) -> Iterable[int]:
         """Return the numbers of the epochs that remain. A store of hybridps may let restarted groups in before each."""

@@ -22,13 +22,17 @@ def print_summary(folder: str, *, only_if_events: bool = False) -> None:
     """Write the report of a run folder, and print its summary.
 
     Raises HybridPSError if there is nothing to report. With `only_if_events`, as at the end of a run, it prints nothing
-    if no process wrote events, and a note if the report cannot be written.
+    if no process wrote events, and only a note if the last launch has not trained and there is a report of an earlier
+    one, or if the report cannot be written.
     """
     if only_if_events and not any(any(Path(folder).glob(f"{kind}-*.jsonl")) for kind in ("train", "hybridps")):
         return
     try:
-        from hybridps.report import make_report
+        from hybridps.report import is_of_earlier, make_report
 
+        if only_if_events and is_of_earlier(Path(folder)):
+            print(f"hybridps: nothing was trained, so {Path(folder, 'report.html')} stays as it was")
+            return
         summary = make_report(Path(folder))
     except (HybridPSError, ImportError) as error:
         if not only_if_events:

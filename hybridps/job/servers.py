@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hybridps.config import Settings
+from hybridps.config.racks import place_in_rack
 from hybridps.errors import ConfigError, HybridPSError, PlanError, ServerError
 from hybridps.memory import keep_freed_memory
 from hybridps.mpi_groups.plan import SERVER
@@ -17,7 +18,6 @@ from hybridps.mpi_groups.session import Session, agree, open_session
 from hybridps.processes import SERVER_RESTARTS, ServerProcess
 from hybridps.ps.client import Client, silent_groups
 from hybridps.ps.store import OpenStore, ParameterStore
-from hybridps.racks import place_in_rack
 
 if TYPE_CHECKING:
     from hybridps.ps.server import Server

@@ -6,11 +6,11 @@ import time
 
 import numpy as np
 
+from hybridps.config.racks import place_in_rack
 from hybridps.errors import HybridPSError, ServerError
 from hybridps.mpi_groups.session import Session
 from hybridps.ps.client import Client
 from hybridps.ps.profile import PAGE_RECORDS
-from hybridps.racks import place_in_rack
 from hybridps.tracing import Probe, Recorder, Served, TraceFile
 
 PAUSE_SECONDS = 2.0

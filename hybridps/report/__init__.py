@@ -6,7 +6,7 @@ running. `STYLE` and `picture` are for other pages with the same look.
 """
 
 from hybridps.report.following import Following
-from hybridps.report.make import compare_reports, make_report
+from hybridps.report.make import compare_reports, is_of_earlier, make_report
 from hybridps.report.page import STYLE, picture
 from hybridps.report.points import Point, points_of, started, traffic_of
 from hybridps.report.reading import Rank, Run, read_rank, read_run
@@ -26,6 +26,7 @@ __all__ = [
     "compare_reports",
     "figures",
     "in_words",
+    "is_of_earlier",
     "launch_id",
     "make_report",
     "picture",

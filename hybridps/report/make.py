@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridps.errors import HybridPSError
+from hybridps.events import Evaluated
 from hybridps.files import write_whole
 from hybridps.report.page import TITLES, make_page
 from hybridps.report.pictures import pictures_of
@@ -34,6 +35,18 @@ def make_report(folder: Path) -> dict[str, Any]:
             (folder / f"{name}.png").unlink(missing_ok=True)
     write_whole(folder / PAGE, make_page([report], pictures, {}).encode())
     return report.summary
+
+
+def is_of_earlier(folder: Path) -> bool:
+    """Return whether the report in a run folder is of an earlier launch, because the last one has not trained.
+
+    Such a launch did no step and reported nothing. Raises HybridPSError if no process wrote anything there.
+    """
+    if not (folder / PAGE).exists():
+        return False
+    report = read_report(folder)
+    launch = report.run.launch
+    return bool(report.run.earlier and launch and not report.summary["steps"] and launch.last(Evaluated) is None)
 
 
 def compare_reports(folders: Sequence[Path], page: Path) -> list[dict[str, Any]]:

@@ -8,10 +8,10 @@ import msgspec
 from in_thread import in_thread
 
 from hybridps.config import Settings
+from hybridps.config.racks import place_in_rack
 from hybridps.ps.client import Client
 from hybridps.ps.server import Server
 from hybridps.ps.server.upstream import Parents
-from hybridps.racks import place_in_rack
 
 SETTINGS = Settings(chunk_bytes=1024, connect_seconds=5.0, deadline_seconds=10.0, lost_seconds=5.0)
 

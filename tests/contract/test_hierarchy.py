@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridps.config import Settings
+from hybridps.config.racks import place_in_rack
 from hybridps.errors import ConfigError, LayoutError, PlanError, ServerError
 from hybridps.memory import Layout
 from hybridps.mpi_groups import SoloGroup
@@ -26,7 +27,6 @@ from hybridps.ps.model import Joining
 from hybridps.ps.rules import SGD, Adam, Elastic, ElasticTogether, Mean, Momentum, Outer, Sum
 from hybridps.ps.rules.finite import NotFiniteError
 from hybridps.ps.server.upstream import Parents
-from hybridps.racks import place_in_rack
 from hybridps.shared_memory import shared_memory
 from hybridps.tiers import ServersTier
 

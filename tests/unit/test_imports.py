@@ -13,7 +13,7 @@ import pytest
 import hybridps
 
 PACKAGE = Path(hybridps.__file__).parent
-BASE = {"errors", "addresses", "config", "memory", "shared_memory", "codecs", "events", "processes", "racks"}
+BASE = {"errors", "addresses", "config", "memory", "shared_memory", "codecs", "events", "processes"}
 BASE |= {"packing", "progress", "quantities", "resuming", "links", "live", "tracing", "files"}
 PURE_PS = {"ps.store", "ps.model", "ps.clocks", "ps.chunk_map", "ps.rules"}
 """The parameter service without sockets and threads."""
@@ -32,7 +32,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "processes": BASE,
     "quantities": set(),
     "files": set(),
-    "racks": BASE,
     "packing": BASE,
     "progress": BASE,
     "resuming": BASE,

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hybridps.errors import OracleError
-from hybridps.oracle.machines import Line, fit_line
+from hybridps.oracle.machines import Line, fit_cost, fit_line
 from hybridps.oracle.output.timeline import chrome_trace, plot_schedules
 from hybridps.oracle.ssgd.dag import (
     COMMUNICATION,
@@ -190,6 +190,12 @@ def test_lines() -> None:
     assert fit_line(*skewed, relative=True).residual < fit_line(*skewed).residual
     with pytest.raises(OracleError, match="2 points with 1 different sizes"):
         fit_line([4, 4], [1, 2])
+
+
+def test_the_cost_of_messages_is_never_negative():
+    assert fit_cost([1, 2, 4], [3, 5, 9]) == fit_line([1, 2, 4], [3, 5, 9])
+    for seconds in ([1, 4, 16], [5, 4, 3]):
+        assert fit_cost([1, 2, 4], seconds) == Line(0.0, sum(seconds) / 7)
 
 
 def test_chrome_trace_and_plot(tmp_path: Path) -> None:

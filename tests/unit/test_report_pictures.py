@@ -185,6 +185,26 @@ def test_the_printed_summary_says_how_a_script_reports_its_epochs(
         assert json.loads((tmp_path / "summary.json").read_text())["epochs"] == 0
 
 
+def test_a_launch_that_does_not_train_leaves_the_report_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As when a training that is finished is started again."""
+    monkeypatch.undo()
+    launch(tmp_path)
+    print_summary(str(tmp_path), only_if_events=True)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.suffix != ".jsonl"}
+    capsys.readouterr()
+    events = tmp_path / "hybridps-launcher.jsonl"
+    events.write_text(2 * events.read_text())
+    for group in (0, 1):
+        write(tmp_path, f"hybridps-{group}", (5, planned(group)))
+    print_summary(str(tmp_path), only_if_events=True)
+    assert capsys.readouterr().out == f"hybridps: nothing was trained, so {tmp_path}/report.html stays as it was\n"
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.suffix != ".jsonl"} == before
+    print_summary(str(tmp_path))
+    assert json.loads((tmp_path / "summary.json").read_text())["steps"] == 0
+
+
 def test_the_printed_summary_tells_slow_from_slow_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

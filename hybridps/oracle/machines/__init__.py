@@ -4,7 +4,7 @@ A caller gets a `Machine` by name or from a file (`machine_of`). `Line` and `fit
 start-up time and a time per unit. The records of a calibration are in `calibration`.
 """
 
-from hybridps.oracle.machines.fit import Line, fit_line
+from hybridps.oracle.machines.fit import Line, fit_cost, fit_line
 from hybridps.oracle.machines.machine import (
     ABCI,
     SETTINGS,
@@ -22,6 +22,7 @@ __all__ = [
     "Line",
     "Link",
     "Machine",
+    "fit_cost",
     "fit_line",
     "machine_of",
     "with_settings",

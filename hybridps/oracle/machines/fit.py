@@ -26,6 +26,18 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Line(factor * self.start_seconds, factor * self.seconds_per_unit, self.residual)
 
 
+def fit_cost(nbytes: Sequence[float], seconds: Sequence[float]) -> Line:
+    """Fit the cost of messages, a + b bytes.
+
+    If noise makes a negative, or b not positive, a is 0 and b is the mean time of a byte. Raises OracleError as
+    `fit_line`.
+    """
+    line = fit_line(nbytes, seconds)
+    if line.start_seconds >= 0 and line.seconds_per_unit > 0:
+        return line
+    return Line(0.0, sum(seconds) / sum(nbytes))
+
+
 def fit_line(units: Sequence[float], seconds: Sequence[float], *, relative: bool = False) -> Line:
     """Fit the least-squares line. `relative` weighs each point with 1 / seconds, for sizes over orders of magnitude.
 

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from hybridps.errors import OracleError
-from hybridps.oracle.machines import Line, fit_line
+from hybridps.oracle.machines import Line, fit_cost
 from hybridps.oracle.ssgd.trace import TracedLayer
 
 START_UP = 3
@@ -83,7 +83,5 @@ def _line_of_buckets(steps: Sequence[Sequence[Event]]) -> Line:
             sizes.append(float(reduced["args"]["bytes"]))
             seconds.append(1e-6 * (reduced["dur"] + exchanged["dur"]))
     if len(set(sizes)) > 1:
-        line = fit_line(sizes, seconds)
-        if line.seconds_per_unit > 0 and line.start_seconds >= 0:
-            return line
+        return fit_cost(sizes, seconds)
     return Line(0.0, sum(seconds) / sum(sizes) if sum(sizes) else 0.0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from hybridps.errors import OracleError
-from hybridps.oracle.machines import Line, fit_line
+from hybridps.oracle.machines import Line, fit_cost
 from hybridps.oracle.ssgd.dag import Iteration, Layer, exposed_communication_seconds, iteration_seconds
 from hybridps.oracle.ssgd.merge import Message, all_in_one, merge_gradients
 
@@ -56,10 +56,10 @@ def read_trace(path: Path) -> list[TracedLayer]:
 
 
 def fit_link(trace: Sequence[TracedLayer]) -> Line:
-    """Fit a and b of an allreduce, a + b bytes, by least squares over all allreduces of the trace."""
+    """Fit a and b of an allreduce, a + b bytes, over all allreduces of the trace."""
     sent = [layer for layer in trace if layer.gradient_bytes or layer.allreduce_seconds]
     try:
-        return fit_line([layer.gradient_bytes for layer in sent], [layer.allreduce_seconds for layer in sent])
+        return fit_cost([layer.gradient_bytes for layer in sent], [layer.allreduce_seconds for layer in sent])
     except OracleError as error:
         raise OracleError(f"a and b cannot be fitted, give both: {error}") from None
 

@@ -9,9 +9,9 @@ from hybridps.cli.run.children.child import Child
 from hybridps.cli.run.plan import Launch
 from hybridps.cli.run.run_log import RunLog
 from hybridps.cli.told import done_of, end_of
+from hybridps.config.racks import place_in_rack
 from hybridps.errors import HybridPSError
 from hybridps.ps.keys import Credentials
-from hybridps.racks import place_in_rack
 
 
 def how_ended(child: Child) -> str:

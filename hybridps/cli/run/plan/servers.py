@@ -9,9 +9,9 @@ from hybridps.cli.run.plan.hosts import LOOPBACK
 from hybridps.cli.run.plan.launch import ServerLaunch
 from hybridps.cli.serve.serve import check_can_snapshot
 from hybridps.config import PREFIX, Settings
+from hybridps.config.racks import check_racks, place_in_rack
 from hybridps.errors import ConfigError
 from hybridps.processes import SERVER_RESTARTS
-from hybridps.racks import check_racks, place_in_rack
 
 
 def check_unsecured(host: str, insecure: bool) -> None:
