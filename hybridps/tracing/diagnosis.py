@@ -166,15 +166,16 @@ def path(trace: Trace, table: Table, step: StepId) -> str:
     last = max(until_the_end, key=lambda worker: parts[worker].own)
     mine, others = parts[last], _others(parts, last)
     program = _late(row[last]) - median(_late(each) for worker, each in row.items() if worker != last or len(row) == 1)
-    said = [_last_in_words(last, mine, others if len(row) > 1 else None, program)]
+    first, named = _last_in_words(last, mine, others if len(row) > 1 else None, program)
+    said = [first]
     least = max(LEAST_SECONDS, 0.01 * mine.whole)
-    if mine.allreduce > least and WORDS["allreduce"] not in said[0]:
+    if mine.allreduce > least and named != "allreduce":
         said.append(f"{_ms(mine.allreduce)} of its allreduce are not hidden")
-    if mine.exchange > least and WORDS["exchange"] not in said[0]:
+    if mine.exchange > least and named != "exchange":
         rounds = _rounds_within(trace, row[last])
         computing = f", which compute for {_ms(rounds)} of that" if rounds > LEAST_SECONDS else ""
         said.append(f"it waits for the servers for {_ms(mine.exchange)}{computing}")
-    if mine.averaging > LEAST_SECONDS and WORDS["averaging"] not in said[0]:
+    if mine.averaging > LEAST_SECONDS and named != "averaging":
         said.append(f"averaging weights takes {_ms(mine.averaging)}")
     return "; ".join(said)
 
@@ -184,34 +185,37 @@ def _pace_in_step(parts: Parts, step: TracedStep) -> Parts:
     return parts._replace(compute=min(pace_of(parts, step).compute, parts.compute + parts.other))
 
 
-def _last_in_words(worker: int, mine: Parts, others: Parts | None, program: float) -> str:
-    """Return what the worker does that is last. `program`: how much longer its program takes to begin the step."""
+def _last_in_words(worker: int, mine: Parts, others: Parts | None, program: float) -> tuple[str, str | None]:
+    """Return what the worker does that is last, and the part of the step that is named as its largest, if one is.
+
+    `program`: how much longer its program takes to begin the step.
+    """
     who = f"worker {worker}"
     loads = f", of which it loads data for {_ms(mine.loading)}" if mine.loading > 0.05 * mine.own else ""
     more = mine.own / others.own - 1 if others is not None and others.own > 0 else -1.0
     if others is None or more < -0.05:
-        return f"{who} computes for {_ms(mine.own)}{loads}"
+        return f"{who} computes for {_ms(mine.own)}{loads}", None
     if more < 0.05 or mine.own - others.own < max(LEAST_SECONDS, LEAST_SHARE * mine.whole):
-        return f"all workers take about as long until their last gradient ({_ms(mine.own)})"
+        return f"all workers take about as long until their last gradient ({_ms(mine.own)})", None
     if mine.own - others.own < TELLING_SHARE * mine.whole:
         return _largest_in_words(who, mine)
     if mine.loading - others.loading > (mine.own - others.own) / 2:
-        return f"{who} loads data for {_ms(mine.loading)}, the others for {_ms(others.loading)}"
+        return f"{who} loads data for {_ms(mine.loading)}, the others for {_ms(others.loading)}", None
     times = f"({_ms(mine.own)}{loads}; the others {_ms(others.own)})"
     if program > (mine.own - others.own) / 2:
-        return f"{who} spends time on other code of its program {times}"
-    return f"{who} computes {_longer(more)} {times}"
+        return f"{who} spends time on other code of its program {times}", None
+    return f"{who} computes {_longer(more)} {times}", None
 
 
-def _largest_in_words(who: str, parts: Parts) -> str:
-    """Return which part of a step takes longest, of those that have a name.
+def _largest_in_words(who: str, parts: Parts) -> tuple[str, str]:
+    """Return which part of a step takes longest, of those that have a name: in words, and the part.
 
     >>> _largest_in_words("worker 0", Parts(0.008, 0, 0, 0, 0.001, 0.004, 0))
-    'computing takes longest (8 ms of worker 0)'
+    ('computing takes longest (8 ms of worker 0)', 'compute')
     """
     named = parts._replace(other=0.0)._asdict()
     name = max(named, key=lambda each: named[each])
-    return f"{WORDS[name]} takes longest ({_ms(named[name])} of {who})"
+    return f"{WORDS[name]} takes longest ({_ms(named[name])} of {who})", name
 
 
 def _longer(share: float) -> str:
