@@ -6,8 +6,10 @@ command line.
 
 from __future__ import annotations
 
+import atexit
 import os
 import runpy
+import socket
 import sys
 import threading
 from contextlib import suppress
@@ -43,8 +45,10 @@ def run_script(arguments: list[str], as_module: bool) -> None:
         die_with_parent()
         use_memory_here()
     if not as_module and not Path(arguments[0]).is_file():
-        end_group(ConfigError(f"there is no script {arguments[0]} in {Path.cwd()}").on_all_ranks())
+        where = "" if Path(arguments[0]).is_absolute() else f" in {Path.cwd()}"
+        end_group(ConfigError(f"there is no script {arguments[0]}{where} on {socket.gethostname()}").on_all_ranks())
     register_types_with_mxnet()
+    atexit.register(_clear_script)
     sys.argv = arguments
     try:
         if as_module:
@@ -97,6 +101,16 @@ def _say_if_apart() -> None:
             file=sys.stderr,
             flush=True,
         )
+
+
+def _clear_script() -> None:
+    """Free what the script has left while modules still work, as Python does with `__main__`. Called at the very end.
+
+    A DataLoader ends its processes when it is freed. `multiprocessing` keeps the script's module under this name.
+    """
+    script = sys.modules.pop("__mp_main__", None)
+    if script is not None and script is not sys.modules.get("__main__"):
+        vars(script).clear()
 
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:

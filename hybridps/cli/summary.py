@@ -12,6 +12,7 @@ from hybridps.quantities import counted, duration, rounded
 
 _NOTES = {
     "epochs": "the script reports none: call hybridps.report_progress",
+    "lost": "the job ended well, but this folder has nothing about their end: do all hosts see it?",
     "slow": "named while the job ran; factor: how many times as long as the others",
     "slow_workers": "found in the trace afterwards, over all steps; percent: how much longer than the others",
 }
@@ -42,6 +43,7 @@ def print_summary(folder: str, *, only_if_events: bool = False) -> None:
     findings = summary.pop("findings", [])
     noted = _noted(Path(folder), summary)
     said = {key: text_of(value) for key, value in summary.items() if value is not None}
+    said |= {key: _workers(summary[key]) for key in ("finished", "lost") if summary.get(key)}
     said |= {key: f"{said[key]} ({_NOTES[key]})" for key in noted}
     if not sys.stdout.isatty():
         for key, text in said.items():
@@ -62,9 +64,16 @@ def print_summary(folder: str, *, only_if_events: bool = False) -> None:
     console.print(f"The page: {Path(folder, 'report.html')}", highlight=False)
 
 
+def _workers(numbers: Sequence[int]) -> str:
+    """Return the numbers of workers as text, so that they are not taken for counts."""
+    return f"worker{'s' if len(numbers) > 1 else ''} {text_of(numbers)}"
+
+
 def _noted(folder: Path, summary: Mapping[str, Any]) -> list[str]:
     """Return the figures that are printed with a note."""
     noted = [key for key in ("slow", "slow_workers") if summary.get(key)]
+    if summary.get("status") == 0 and summary.get("lost"):
+        noted.append("lost")
     if summary.get("epochs") == 0 and summary.get("finished"):
         from hybridps.report import points_of, read_run
 

@@ -142,7 +142,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     wire: Literal["exact", "float16", "bfloat16"] = "exact"
     """Encoding of float32 and float64 gradients between the nodes of a group, and between groups and servers that sum
-    gradients. Half precision is sent to every server, even to one that could share memory with the group."""
+    gradients, but do not update the weights. Half precision is sent to every server, even to one that could share
+    memory with the group."""
 
     collective: Literal["flat", "node", "library", "ring", "multi_ring", "halving_doubling"] | None = None
     """Algorithm of the collectives in a group. Default: chosen by the tuning table."""

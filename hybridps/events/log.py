@@ -90,4 +90,5 @@ def check_run_folder(folder: str | None) -> bool:
         with TemporaryFile(dir=folder):
             return any(Path(folder).glob("hybridps-*.jsonl"))
     except OSError as error:
-        raise ConfigError(f"the run folder {folder!r} cannot be written: {error.strerror}") from None
+        reason = "it is a file; give a folder" if isinstance(error, FileExistsError) else error.strerror
+        raise ConfigError(f"the run folder {folder!r} cannot be written: {reason}") from None

@@ -157,7 +157,11 @@ class Job:
                 f"there is one group, so {row.name} does what sync does: set HYBRIDPS_GROUPS, or start it with "
                 f"`hybridps run --groups {self.workers}`"
             )
-        tau = self.session.settings.tau
+        tau, wire = self.session.settings.tau, self.session.settings.wire
+        if row.sends == "weights" and self.servers and wire != "exact" and self.worker == 0:
+            self.session.note(
+                f"HYBRIDPS_WIRE={wire} has no effect between groups and servers: {row.name} sends weights"
+            )
         if row.sends == "gradients" and tau is not None and self.worker == 0:
             self.session.note(f"HYBRIDPS_TAU={tau} (--tau) has no effect: {row.name} sends gradients in each step")
         self._rejoining.takes_centre = self.session.settings.life > 0 and not row.trains_in_step

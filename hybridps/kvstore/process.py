@@ -82,8 +82,9 @@ class SharedJob:
             print(f"hybridps: {told}: {why}", file=sys.stderr, flush=True)
         if not self.is_used and self.job.workers > 1 and self.job.worker == 0:
             self.job.session.note(
-                "the KVStore of this script was given no weights, so if the script has trained, each worker has "
-                "trained by itself: pass the store to the Trainer (kvstore=kv) or to Module.fit"
+                "the KVStore of this script was given no weights: either the script did no step, perhaps because it "
+                "has fewer images than a batch, or each worker has trained by itself, because the store was not passed "
+                "to the Trainer (kvstore=kv) or to Module.fit"
             )
         try:
             if self._profile is not None:

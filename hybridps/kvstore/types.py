@@ -36,12 +36,12 @@ TYPES = {
 
 
 class KVStoreTypes(dict[str, Any]):
-    """MXNet's table of types. For a missing name that begins with dist, MXNet would make a store of its own."""
+    """MXNet's table of types. For a missing name, MXNet would make a store of its own."""
 
     @as_mxnet_does
     def __contains__(self, name: object) -> bool:
         known = super().__contains__(name)
-        if not known and str(name).startswith("dist_hybridps"):
+        if not known and "hybridps" in str(name):  # MXNet takes any other name for `local` or `device`
             self[str(name)] = _type_of_others(str(name))
             return True
         if not known and str(name).startswith("dist") and "DMLC_NUM_WORKER" not in os.environ:
@@ -57,6 +57,8 @@ def _type_of_others(name: str) -> Any:
     """Return the type of another package's algorithm, or of an algorithm by another name. Raises ConfigError."""
     given = name.removeprefix(PREFIX).removesuffix("_sync").removesuffix("_async")
     try:
+        if not name.startswith(PREFIX):
+            raise ConfigError
         short_name(given)
     except ConfigError:
         nearest, known = did_you_mean(name, [*TYPES]), ", ".join(TYPES)

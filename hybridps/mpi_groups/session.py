@@ -147,7 +147,8 @@ class Session:
         shows = f"`hybridps top{run}` shows the step of each worker"
         if final:
             end_group(DeadlineError(f"{line}: another rank, group or server is gone or stuck; {shows}"))
-        print(f"hybridps: {line}; {shows}", file=sys.stderr, flush=True)
+        ends = f"after {self.settings.deadline_seconds:g} s (deadline_seconds), the group ends"
+        print(f"hybridps: {line}; {shows}; {ends}", file=sys.stderr, flush=True)
 
 
 def open_session(read_settings: Callable[[], Settings] = load_settings, role: str = WORKER) -> Session:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hybridps.events import Closed, Communicated, Configured, Event, Exchanged, Planned, Skipped
-from hybridps.quantities import rounded
+from hybridps.quantities import counted, rounded
 
 Curve = list[tuple[float, float]]
 """Pairs of a time, in seconds since 1970, and a value."""
@@ -184,8 +184,9 @@ def in_words(totals: Mapping[str, Any]) -> str:
     """
     if not (totals["exchanges"] or totals["exchanges_saved"]):
         return ""
-    saved = f"; {totals['exchanges_saved']} steps had none" if totals["exchanges_saved"] else ""
-    return f"{size(totals['bytes_across_groups'])} across groups in {totals['exchanges']} exchanges{saved}"
+    saved = f"; {counted(totals['exchanges_saved'], 'step')} had none" if totals["exchanges_saved"] else ""
+    exchanges = counted(totals["exchanges"], "exchange")
+    return f"{size(totals['bytes_across_groups'])} across groups in {exchanges}{saved}"
 
 
 def size(nbytes: float) -> str:

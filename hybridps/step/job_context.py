@@ -36,13 +36,15 @@ class JobContext:
     """Returns the group furthest behind the others, on a leader with servers; None if none is."""
     trace: Recorder = field(default_factory=Recorder)
     """What this worker records of its steps."""
+    note: Callable[[str], None] = lambda message: None
+    """Tells the user something, once in each group."""
 
     @staticmethod
     def of(session: Session) -> JobContext:
         """Return the context of a worker of this session."""
         place, watch = session.place, session.watchdog.watch
         groups, with_servers = session.plan.groups, session.bytes_with_servers
-        told = session.headcount, session.counted, session.behind, session.trace
+        told = session.headcount, session.counted, session.behind, session.trace, session.note
         return JobContext(
             session.settings, place.worker, groups, session.events, watch, place.group, with_servers, *told
         )

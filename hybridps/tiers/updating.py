@@ -128,8 +128,9 @@ class UpdatingTier(NoTier):
         least, most = self._levels.vote(digest)
         if least != most:
             raise GroupError(
-                f"the workers of this group update table {table!r} by different numbers, this one by {rule}: give all "
-                "the same learning rate, weight decay, batch size and other settings of the optimizer, in the same step"
+                f"the workers of this group update with different numbers, this one with {rule}: give all the same "
+                "learning rate, weight decay, batch size and other settings of the optimizer in each step, and let all "
+                "do the same number of steps"
             )
 
     def _update_together(self, table: str, rows: Rows, answers: Rows, start: int, stop: int, rules: Rules) -> None:

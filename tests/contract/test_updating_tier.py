@@ -190,7 +190,7 @@ def test_ranks_that_update_differently_are_told() -> None:
         rules = ((LAYOUT.length, SGD(rate=0.5 if group.rank < 2 else 0.25)),)
         rate = rules[0][1].rate
         with pytest.raises(
-            GroupError, match=rf"by different numbers, this one by SGD\(rate={rate}.*same learning rate"
+            GroupError, match=rf"with different numbers, this one with SGD\(rate={rate}.*same learning rate"
         ):
             algorithm.reduce_("t", gradients, 0, LAYOUT.length, rules)
         assert not weights.vectors[0].any()
@@ -208,7 +208,7 @@ def test_ranks_with_different_rules_are_told_before_they_begin(monkeypatch: pyte
         algorithm = updating(group, rule)
         assert algorithm is not None
         levels = algorithm.levels
-        with pytest.raises(GroupError, match=f"by different numbers, this one by {type(rule).__name__}"):
+        with pytest.raises(GroupError, match=f"with different numbers, this one with {type(rule).__name__}"):
             algorithm.join_weights("t", LAYOUT, levels.tensor(LAYOUT.length, "float32"), receives=True)
 
     ThreadGroup.run(3, work)

@@ -142,6 +142,25 @@ def test_a_store_that_the_trainer_does_not_have_is_told_once(tmp_path: Path) -> 
     assert (done.stdout + done.stderr).count("the KVStore of this script was given no weights") == 1
 
 
+def test_what_the_script_has_left_is_freed_while_modules_still_work(tmp_path: Path) -> None:
+    """A DataLoader ends its processes when it is freed, after the script's own functions for the end."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import atexit\nimport numpy as np\nimport mxnet as mx\n"
+        "from mxnet.gluon.data import ArrayDataset, DataLoader\n"
+        "loader = DataLoader(ArrayDataset(np.ones((8, 2), 'float32')), 4, num_workers=1)\n"
+        "def end():\n"
+        "    print('the number of batches is', len(loader), flush=True)\n"
+        "atexit.register(end)\n"
+        "for batch in loader:\n"
+        "    batch.asnumpy()\n"
+    )
+    done = launch("-n", "1", "python", str(script))
+    assert done.returncode == 0, done.stderr
+    assert told(done.stdout) == ["the number of batches is 2"]
+    assert "Exception ignored" not in done.stderr
+
+
 def test_training_in_a_thread_that_is_not_joined_is_waited_for(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -59,10 +59,11 @@ def test_an_algorithm_of_another_package_is_a_type_too(tmp_path: Path) -> None:
         "import mxnet as mx\n"
         "for name in ('half-way', 'local-sgd', 'HALF-way_sync'):\n"
         "    print(mx.kv.create(f'dist_hybridps_{name}').type)\n"
-        "try:\n"
-        "    mx.kv.create('dist_hybridps_hlaf-way')\n"
-        "except mx.MXNetError as error:\n"
-        "    print(error)\n"
+        "for name in ('dist_hybridps_hlaf-way', 'hybridps', 'hybridps_elastic'):\n"
+        "    try:\n"
+        "        mx.kv.create(name)\n"
+        "    except mx.MXNetError as error:\n"
+        "        print(error)\n"
     )
     extra = {"HYBRIDPS_GROUPS": "2", "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     done = mpirun(2, ["-m", "hybridps", str(script)], extra, timeout=100)
@@ -71,3 +72,5 @@ def test_an_algorithm_of_another_package_is_a_type_too(tmp_path: Path) -> None:
     assert lines.count("dist_hybridps_half-way_sync") == 4
     assert lines.count("dist_hybridps_local_sync") == 2
     assert done.stdout.count("the KVStore type 'dist_hybridps_hlaf-way' is unknown; did you mean ") == 2
+    assert done.stdout.count("the KVStore type 'hybridps' is unknown; did you mean 'dist_hybridps'?") == 2
+    assert done.stdout.count("'hybridps_elastic' is unknown; did you mean 'dist_hybridps_elastic'?") == 2

@@ -57,6 +57,7 @@ def test_settings_are_listed_with_their_values_and_defaults() -> None:
         (["run", "--set", "servers=nonsense", "--", "true"], "HYBRIDPS_SERVERS='nonsense' cannot be used"),
         (["run", "--set", "lost_seconds=inf", "--", "true"], "HYBRIDPS_LOST_SECONDS='inf' cannot be used"),
         (["run", "--run", "/dev/null/x", "--", "true"], "the run folder '/dev/null/x' cannot be written: Not a direct"),
+        (["run", "--run", __file__, "--", "true"], "cannot be written: it is a file; give a folder"),
         (["run", "--run", "--trace", "--", "true"], "--run needs a value, and the option --trace follows it"),
         (["run", "--launcher", "yarn", "--", "true"], "--launcher yarn is not supported"),
         (["run", "--launcher", "local", "-H", "a:2", "true"], "--launcher local starts all ranks here"),
@@ -145,4 +146,6 @@ def test_a_summary_in_a_pipe_is_lines(monkeypatch: pytest.MonkeyPatch, capsys: p
     figures = {"top1": 0.98765, "finished": [0, 1], "lost": []}
     monkeypatch.setattr("hybridps.report.make_report", lambda folder: figures)
     print_summary("x")
-    assert capsys.readouterr().out == "top1: 0.9877\nfinished: 0, 1\nlost: none\nhybridps: wrote x/report.html\n"
+    assert (
+        capsys.readouterr().out == "top1: 0.9877\nfinished: workers 0, 1\nlost: none\nhybridps: wrote x/report.html\n"
+    )

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from hybridps.events import Recovered, Slowed
 from hybridps.live import Live, WorkerStatus
 from hybridps.live.reading import Seen
 from hybridps.live.slow import LOOKS
+from hybridps.watch.silent import SilentGroups
 from hybridps.watch.slow import EXCHANGES, SlowGroups
 
 
@@ -84,3 +86,22 @@ def test_exchanges_that_the_server_or_other_processes_delay_do_not_make_a_slow_l
 
 def test_a_group_without_steps_is_not_compared() -> None:
     assert watched(SlowGroups(1.5), range(1, 10), {"own_seconds": 0.5, "steps": 7}) == []
+
+
+def test_a_group_without_a_sign_of_life_is_told_once_each_time() -> None:
+    groups = SilentGroups(lost_seconds=10.0)
+
+    def told(*ages: float, ended: bool = False) -> list[int]:
+        """The groups that are new, with these ages of the statuses of the first group's two workers."""
+        first = [replace(worker(n, 1, ended=ended), group=0, group_rank=n) for n in range(2)]
+        workers = {n: Seen(each, age) for n, (each, age) in enumerate(zip(first, ages, strict=True))}
+        groups.look(Live({}, {}, None), Live(workers | {2: Seen(worker(2, 1), 0.5)}, {}, None))
+        return [groups.news.popleft()[0] for _ in range(len(groups.news))]
+
+    assert told(29.0, 29.0) == []
+    assert told(31.0, 1.0) == [], "a worker of the group reports the other one"
+    assert told(31.0, 31.0) == [0]
+    assert told(32.0, 32.0) == []
+    assert told(1.0, 1.0) == []
+    assert told(40.0, 40.0, ended=True) == []
+    assert told(40.0, 40.0) == [0]

@@ -17,6 +17,7 @@ from hybridps.tracing import Process, Span, Step, TraceFile
 
 LAUNCHED = {"event": "Launched", "workers": 2, "groups": 2, "servers": 1, "command": []}
 ENDED = {"event": "Ended", "status": 0}
+CLOSED = {"event": "Closed", "steps": 40, "bytes_within_group": 0, "bytes_to_servers": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +184,23 @@ def test_the_printed_summary_says_how_a_script_reports_its_epochs(
         assert (ADVICE in said) is says
         assert "epochs: 0" in said
         assert json.loads((tmp_path / "summary.json").read_text())["epochs"] == 0
+
+
+def test_workers_of_whose_end_a_run_folder_knows_nothing_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if the other hosts do not see the folder."""
+    monkeypatch.undo()
+    launch(tmp_path)
+    for closed in (False, True):
+        if closed:
+            for group in (0, 1):
+                write(tmp_path, f"hybridps-{group}", (5, planned(group)), (9, exchanged(1)), (13, CLOSED))
+        print_summary(str(tmp_path))
+        said = capsys.readouterr().out
+        lost = "lost: none\n" if closed else "lost: workers 0, 1 (the job ended well, but this folder has nothing"
+        assert lost in said
+        assert ("finished: workers 0, 1\n" in said) is closed
 
 
 def test_a_launch_that_does_not_train_leaves_the_report_as_it_was(

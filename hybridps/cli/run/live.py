@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from hybridps.live.folder import LiveFolder
 from hybridps.watch import Reader, Watcher, make_readers
 from hybridps.watch.line import JobLine
 from hybridps.watch.restarted import RestartedGroups
+from hybridps.watch.silent import SilentGroups
 from hybridps.watch.slow import SlowGroups
 
 _MOST_REPORTS = 1000
@@ -42,7 +44,10 @@ class LaunchLive:
         self._line = JobLine()
         self._groups = SlowGroups(launch.settings.slow_factor)
         self._restarted = RestartedGroups()
+        self._silent = SilentGroups(launch.settings.lost_seconds)
         self._log: RunLog | None = None
+        self._running_of: Callable[[], Collection[int]] = tuple
+        """Returns the groups that have not ended."""
         self._watcher: Watcher | None = None
         self._readers, self._said = make_readers(launch.settings)
         try:
@@ -65,6 +70,7 @@ class LaunchLive:
         if self._made is None:
             return
         self._log = log
+        self._running_of = lambda: groups.workers_running
         settings, started_at, host = self.launch.settings, time.time(), socket.gethostname()
 
         def status() -> LaunchStatus:
@@ -90,7 +96,7 @@ class LaunchLive:
         self._file = StatusFile(self._made.path, "launcher", status)
         readers: list[Reader] = [self._line] if self._screen.shows_bars else []
         if len(self.launch.groups) > 1:
-            readers.append(self._groups)
+            readers += [self._groups, self._silent]
         if self.launch.restarts:
             readers.append(self._restarted)
         if readers or self._readers:
@@ -99,9 +105,13 @@ class LaunchLive:
             self._screen.message(self._said)
 
     def show(self) -> None:
-        """Show the progress of the job, and report groups that are slow or back. Called on the thread of the screen."""
+        """Show the progress of the job, and report groups that are slow, silent or back.
+
+        Called on the thread of the screen.
+        """
         self._tell_restarts()
         self._tell_slow()
+        self._tell_silent()
         self._screen.show_job(self._line.text)
 
     def close(self) -> None:
@@ -124,6 +134,12 @@ class LaunchLive:
             self._note(text)
             if self._log is not None:
                 self._log.note(event)
+
+    def _tell_silent(self) -> None:
+        while self._silent.news:
+            number, text = self._silent.news.popleft()
+            if number in self._running_of():
+                self._note(text)
 
     def _note(self, text: str) -> None:
         if not self.launch.settings.quiet:

@@ -306,6 +306,11 @@ class Updates:
             return None
         if self._compression is not None:
             algorithm.compress(self._compression)
+        elif algorithm.tier.has_servers and self._context.settings.wire != "exact" and self._context.group == 0:
+            self._context.note(
+                f"HYBRIDPS_WIRE={self._context.settings.wire} has no effect between groups and servers, because the "
+                "servers update and send weights: let the workers update (update_on_kvstore=False)"
+            )
         prefix = f"updated{self._optimizers}.{kind}"
         given = (self._schedule, algorithm, self._context, self._initial, prefix)
         pushes = self._context.groups if self._is_asynchronous and self._context.groups > 1 else None
