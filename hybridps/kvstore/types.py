@@ -48,7 +48,7 @@ class KVStoreTypes(dict[str, Any]):
             instead = f"{PREFIX}async" if "async" in str(name) else "dist_hybridps"
             raise ConfigError(
                 f"the KVStore type {name!r} would need MXNet's own scheduler and servers, which this process was not "
-                f"started with: use {instead!r}, or start the script with MXNet's launch.py"
+                f"started with: use {instead!r}, or start those (DMLC_ROLE and others)"
             )
         return known
 
