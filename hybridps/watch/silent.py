@@ -31,8 +31,11 @@ class SilentGroups:
                 self._silent.add(number)
                 first = workers[0]
                 who = f"{counted(len(workers), 'worker')}; worker {first.worker} is process {first.pid} on {first.host}"
-                told = f"group {number} gives no sign of life for {seconds:.0f} s, and the launch waits for it"
-                self.news.append((number, f"{told}: are its processes stopped ({who})?"))
+                told = (
+                    f"group {number} gives no sign of life for {seconds:.0f} s, and the launch waits for it: are its "
+                    f"processes stopped ({who})?"
+                )
+                self.news.append((number, told))
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
