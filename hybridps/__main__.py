@@ -14,7 +14,7 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from types import FunctionType, ModuleType, TracebackType
 
 from hybridps.config import load_settings, started_by_mpi
 from hybridps.errors import ConfigError
@@ -104,13 +104,21 @@ def _say_if_apart() -> None:
 
 
 def _clear_script() -> None:
-    """Free what the script has left while modules still work, as Python does with `__main__`. Called at the very end.
+    """Free the script's objects while modules still work, as Python does with those of `__main__`. Called at the end.
 
     A DataLoader ends its processes when it is freed. `multiprocessing` keeps the script's module under this name.
     """
     script = sys.modules.pop("__mp_main__", None)
-    if script is not None and script is not sys.modules.get("__main__"):
-        vars(script).clear()
+    if script is None or script is sys.modules.get("__main__") or any(map(_is_of_the_script, threading.enumerate())):
+        return
+    for name, value in list(vars(script).items()):
+        if not (name.startswith("__") or isinstance(value, (ModuleType, FunctionType, type))):
+            del vars(script)[name], value
+
+
+def _is_of_the_script(thread: threading.Thread) -> bool:
+    """Return whether a thread runs code of the script, and still needs its objects."""
+    return "__main__" in (type(thread).__module__, getattr(getattr(thread, "_target", None), "__module__", None))
 
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:

@@ -32,7 +32,7 @@ MPI_MEMORY = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_btl_vader_backing_d
 """Open MPI's variables, of several versions, for the folder of the memory that ranks share."""
 
 MPI_MEMORY_HERE = "_HYBRIDPS_MPI_MEMORY"
-"""The variable for such a folder that is only on the launcher's host. `mpirun` passes it to no rank elsewhere."""
+"""The variable for such a folder that is only on the launcher's host. Other ranks do not find the folder."""
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 

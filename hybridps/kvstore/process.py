@@ -46,7 +46,7 @@ class SharedJob:
         self.job = open_job(stores={"mxnet": MXNetStores()}, algorithm=algorithm)
         self.trainings: weakref.WeakSet[Training] = weakref.WeakSet()
         self.is_used = False
-        """Whether any store was given a key, or asked for the epochs."""
+        """Whether any store was given a key, or had no epoch left to train."""
         self.pid = os.getpid()
         self._schedule: Schedule | None = None
         self._profile: ServersProfile | None = None

@@ -226,7 +226,7 @@ class HybridKVStore(KVStore):
         before the first step, and do the same number of steps in an epoch. Raises ConfigError if groups train in step
         and nothing is given.
         """
-        self._shared.is_used = True  # also if no epoch is left
+        self._shared.is_used |= begin >= total
         return epochs(self._job, self._algorithm, self._schedule, range(begin, total), holders)
 
     def set_stored(self, key: int | str, value: NDArray) -> None:

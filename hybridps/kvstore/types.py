@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from mxnet.kvstore import KVStoreBase
 
@@ -41,8 +41,11 @@ class KVStoreTypes(dict[str, Any]):
     @as_mxnet_does
     def __contains__(self, name: object) -> bool:
         known = super().__contains__(name)
-        if not known and "hybridps" in str(name):  # MXNet takes any other name for `local` or `device`
+        if not known and str(name).startswith("dist_hybridps"):
             self[str(name)] = _type_of_others(str(name))
+            return True
+        if not known and str(name).startswith("hybridps"):  # MXNet takes such a name for `local`
+            self[str(name)] = partial(_refuse, str(name))
             return True
         if not known and str(name).startswith("dist") and "DMLC_NUM_WORKER" not in os.environ:
             instead = f"{PREFIX}async" if "async" in str(name) else "dist_hybridps"
@@ -57,13 +60,16 @@ def _type_of_others(name: str) -> Any:
     """Return the type of another package's algorithm, or of an algorithm by another name. Raises ConfigError."""
     given = name.removeprefix(PREFIX).removesuffix("_sync").removesuffix("_async")
     try:
-        if not name.startswith(PREFIX):
-            raise ConfigError
         short_name(given)
     except ConfigError:
-        nearest, known = did_you_mean(name, [*TYPES]), ", ".join(TYPES)
-        raise ConfigError(f"the KVStore type {name!r} is unknown{nearest} Known: {known}") from None
+        _refuse(name)
     return partial(HybridKVStore, given)  # the name as given, as a `dist-` in it determines the groups
+
+
+@as_mxnet_does
+def _refuse(name: str) -> NoReturn:
+    nearest, known = did_you_mean(name, [*TYPES]), ", ".join(TYPES)
+    raise ConfigError(f"the KVStore type {name!r} is unknown{nearest} Known: {known}")
 
 
 KVStoreBase.kv_registry = KVStoreTypes(KVStoreBase.kv_registry | TYPES)  # `register` would name it after the class

@@ -40,13 +40,16 @@ def make_report(folder: Path) -> dict[str, Any]:
 def is_of_earlier(folder: Path) -> bool:
     """Return whether the report in a run folder is of an earlier launch, because the last one has not trained.
 
-    Such a launch did no step and reported nothing. Raises HybridPSError if no process wrote anything there.
+    Such a launch has ended well, did no step and reported nothing. Raises HybridPSError if no process wrote anything
+    there.
     """
     if not (folder / PAGE).exists():
         return False
     report = read_report(folder)
     launch = report.run.launch
-    return bool(report.run.earlier and launch and not report.summary["steps"] and launch.last(Evaluated) is None)
+    if launch is None or launch.last(Evaluated) is not None or not report.run.earlier:
+        return False
+    return report.summary.get("status") == 0 and not (report.summary["steps"] or report.summary["lost"])
 
 
 def compare_reports(folders: Sequence[Path], page: Path) -> list[dict[str, Any]]:

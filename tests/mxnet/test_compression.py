@@ -46,6 +46,36 @@ def test_half_precision_on_the_way_to_servers(wire: str) -> None:
     given = SMALL | {"HYBRIDPS_GROUPS": "2", "HYBRIDPS_WIRE": wire}
     done = mpirun(2, ["-m", "hybridps", PROGRAM, "sums_in_half_precision"], given, timeout=60)
     assert_right(done, ["sums_in_half_precision"], 2)
+    assert "has no effect" not in done.stderr
+
+
+WEIGHTS_FROM_SERVERS = """
+import mxnet as mx
+kv = mx.kv.create("{kind}")
+kv.init(0, mx.nd.zeros(2))
+kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
+out = mx.nd.zeros(2)
+for _ in range(2):
+    kv.pushpull(0, mx.nd.ones(2), out=out)
+out.wait_to_read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("dist_hybridps_sync", "the servers send weights: let the workers update (update_on_kvstore=False)\n"),
+        ("dist_hybridps_async", "the servers send weights\n"),
+        ("dist_hybridps_elastic", "elastic sends weights\n"),
+    ],
+)
+def test_half_precision_without_effect_is_told_once(tmp_path: Path, kind: str, said: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(WEIGHTS_FROM_SERVERS.format(kind=kind))
+    given = SMALL | {"HYBRIDPS_GROUPS": "2", "HYBRIDPS_WIRE": "float16"}
+    done = mpirun(2, ["-m", "hybridps", str(script)], given, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("HYBRIDPS_WIRE=float16 has no effect") == done.stderr.count(said) == 1, done.stderr
 
 
 @pytest.mark.parametrize("groups", [pytest.param("1", marks=pytest.mark.nightly), "2"])

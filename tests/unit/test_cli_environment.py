@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
+from hybridps.cli.run.mpirun import session_environment
 from hybridps.cli.run.plan.environment import Environment, read_environment
 from hybridps.errors import ConfigError
+from hybridps.processes import use_memory_here
 
+MEMORY = "OMPI_MCA_btl_sm_backing_directory"
 HERE = {"HOME": "/root", "LANG": "C", "HYBRIDPS_TAU": "3"}
 
 
@@ -52,3 +58,18 @@ def test_variables_and_their_values(options: dict[str, list[str]], environment: 
 def test_what_is_no_variable_or_has_no_effect_is_refused(options: dict[str, list[str]], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         read_environment(HERE, **options)
+
+
+def test_ranks_of_this_host_use_the_folder_of_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, elsewhere = str(tmp_path), str(tmp_path / "not here")
+    assert session_environment({}, "/f", here, all_here=True)[MEMORY] == here
+    monkeypatch.delenv(MEMORY, raising=False)
+    for folder, found in ((here, here), (elsewhere, None)):
+        given = session_environment({}, "/f", folder, all_here=False)
+        assert MEMORY not in given, "other hosts do not have the folder"
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        use_memory_here()
+        assert os.environ.pop(MEMORY, None) == found
+    chosen = {MEMORY: "/mine"}
+    assert here not in session_environment(chosen, "/f", here, all_here=False).values()

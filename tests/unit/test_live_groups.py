@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from hybridps.events import Recovered, Slowed
-from hybridps.live import Live, WorkerStatus
+from hybridps.live import GroupStatus, LaunchStatus, Live, WorkerStatus
 from hybridps.live.reading import Seen
 from hybridps.live.slow import LOOKS
 from hybridps.watch.silent import SilentGroups
@@ -89,19 +89,34 @@ def test_a_group_without_steps_is_not_compared() -> None:
 
 
 def test_a_group_without_a_sign_of_life_is_told_once_each_time() -> None:
-    groups = SilentGroups(lost_seconds=10.0)
+    seconds = [0.0]
+    groups = SilentGroups(lost_seconds=7.5, clock=lambda: seconds[0])
 
-    def told(*ages: float, ended: bool = False) -> list[int]:
-        """The groups that are new, with these ages of the statuses of the first group's two workers."""
-        first = [replace(worker(n, 1, ended=ended), group=0, group_rank=n) for n in range(2)]
-        workers = {n: Seen(each, age) for n, (each, age) in enumerate(zip(first, ages, strict=True))}
-        groups.look(Live({}, {}, None), Live(workers | {2: Seen(worker(2, 1), 0.5)}, {}, None))
-        return [groups.news.popleft()[0] for _ in range(len(groups.news))]
+    def told(looks: int, *written: int, life: int = 0, restarts: int = 0, ended: bool = False, running: bool = True):
+        """The groups that are new after looks, one a second, at which group 0's workers have written these statuses."""
+        known = [GroupStatus(number=n, size=1, running=running, restarts=restarts) for n in (0, 1)]
+        place = {"run": "r", "host": "h", "pid": 1, "started_at": 0.0, "seconds": 1.0}
+        launch = LaunchStatus(**place, command=[], workers=3, groups=known, servers=[])
+        for _ in range(looks):
+            seconds[0] += 1
+            first = [
+                replace(worker(n, w, ended=ended), group=0, group_rank=n, life=life) for n, w in enumerate(written)
+            ]
+            other = replace(worker(2, int(seconds[0])), group=1, life=restarts)
+            workers = {each.worker: Seen(each, 0.0) for each in (*first, other)}
+            groups.look(Live({}, {}, None), Live(workers, {}, Seen(launch, 0.0)))
+        return [int(groups.news.popleft().split()[1]) for _ in range(len(groups.news))]
 
-    assert told(29.0, 29.0) == []
-    assert told(31.0, 1.0) == [], "a worker of the group reports the other one"
-    assert told(31.0, 31.0) == [0]
-    assert told(32.0, 32.0) == []
-    assert told(1.0, 1.0) == []
-    assert told(40.0, 40.0, ended=True) == []
-    assert told(40.0, 40.0) == [0]
+    assert told(30, 1, 1) == []
+    assert told(20, 1, 2) == [], "a worker of the group reports the other one"
+    assert told(12, 1, 2) == [0]
+    assert told(50, 1, 2) == []
+    assert told(29, 2, 2) == []
+    assert told(29, 3, 3) == []
+    assert told(50, 3, 3, restarts=1) == [], "the group's next life has not begun"
+    assert told(31, 4, 4, life=1, restarts=1) == [0]
+    assert told(50, 5, 5, life=1, restarts=1, ended=True) == []
+    assert told(50, 5, 5, life=1, restarts=1, running=False) == []
+    seconds[0] += 1000.0  # the launcher was stopped too
+    assert told(28, 6, 6, life=1, restarts=1) == []
+    assert told(3, 6, 6, life=1, restarts=1) == [0]

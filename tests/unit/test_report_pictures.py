@@ -215,7 +215,7 @@ def test_a_launch_that_does_not_train_leaves_the_report_as_it_was(
     events = tmp_path / "hybridps-launcher.jsonl"
     events.write_text(2 * events.read_text())
     for group in (0, 1):
-        write(tmp_path, f"hybridps-{group}", (5, planned(group)))
+        write(tmp_path, f"hybridps-{group}", (5, planned(group)), (6, CLOSED | {"steps": 0}))
     print_summary(str(tmp_path), only_if_events=True)
     assert capsys.readouterr().out == f"hybridps: nothing was trained, so {tmp_path}/report.html stays as it was\n"
     assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.suffix != ".jsonl"} == before

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,8 +45,6 @@ class LaunchLive:
         self._restarted = RestartedGroups()
         self._silent = SilentGroups(launch.settings.lost_seconds)
         self._log: RunLog | None = None
-        self._running_of: Callable[[], Collection[int]] = tuple
-        """Returns the groups that have not ended."""
         self._watcher: Watcher | None = None
         self._readers, self._said = make_readers(launch.settings)
         try:
@@ -70,7 +67,6 @@ class LaunchLive:
         if self._made is None:
             return
         self._log = log
-        self._running_of = lambda: groups.workers_running
         settings, started_at, host = self.launch.settings, time.time(), socket.gethostname()
 
         def status() -> LaunchStatus:
@@ -137,9 +133,7 @@ class LaunchLive:
 
     def _tell_silent(self) -> None:
         while self._silent.news:
-            number, text = self._silent.news.popleft()
-            if number in self._running_of():
-                self._note(text)
+            self._note(self._silent.news.popleft())
 
     def _note(self, text: str) -> None:
         if not self.launch.settings.quiet:

@@ -298,6 +298,13 @@ class Updates:
                 self._at_servers[kind] = made
         return self._at_servers.get(kind)
 
+    def _note_wire(self, wire: str) -> None:
+        """Say that values between groups and servers are not encoded although the settings ask for it."""
+        if self._context.group > 0:
+            return  # the first group says it for all
+        instead = "" if self._is_asynchronous else ": let the workers update (update_on_kvstore=False)"
+        self._context.note(f"HYBRIDPS_WIRE={wire} has no effect here, because the servers send weights{instead}")
+
     def _make(self, rule: AnyRule, kind: str) -> ServerUpdates | None:
         """Return new updates at the servers by this rule; None if there can be none."""
         cannot = self._context.whole_tables or self._context.settings.racks > 1
@@ -306,11 +313,8 @@ class Updates:
             return None
         if self._compression is not None:
             algorithm.compress(self._compression)
-        elif algorithm.tier.has_servers and self._context.settings.wire != "exact" and self._context.group == 0:
-            self._context.note(
-                f"HYBRIDPS_WIRE={self._context.settings.wire} has no effect between groups and servers, because the "
-                "servers update and send weights: let the workers update (update_on_kvstore=False)"
-            )
+        elif algorithm.tier.has_servers and not self._at_servers and self._context.settings.wire != "exact":
+            self._note_wire(self._context.settings.wire)
         prefix = f"updated{self._optimizers}.{kind}"
         given = (self._schedule, algorithm, self._context, self._initial, prefix)
         pushes = self._context.groups if self._is_asynchronous and self._context.groups > 1 else None

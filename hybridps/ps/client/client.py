@@ -99,8 +99,9 @@ class Client:
             return Joining.DROPPED
         # The first server comes last, because it lets the other groups in when it has the values.
         for servers in (self.servers[1:], self.servers[:1]) if initialise else ():
-            # A rack answers when it has all initial values.
-            for start, stop in [(0, spec.layout.length)] if self.has_parent else joined.parts(0, spec.layout.length):
+            # A rack answers when it has all initial values, and zeros are not sent.
+            whole = self.has_parent or initial is None
+            for start, stop in [(0, spec.layout.length)] if whole else joined.parts(0, spec.layout.length):
                 yield self._transfer(wire.Initial, joined, start, stop, initial, servers=servers)
         self._tables[table] = joined
         if snapshot is not None:
