@@ -315,7 +315,6 @@ class Updates:
             algorithm.compress(self._compression)
         elif algorithm.tier.has_servers and not self._at_servers and self._context.settings.wire != "exact":
             self._note_wire(self._context.settings.wire)
-        prefix = f"updated{self._optimizers}.{kind}"
-        given = (self._schedule, algorithm, self._context, self._initial, prefix)
+        given = (self._schedule, algorithm, self._context, self._initial, f"updated{self._optimizers}.{kind}")
         pushes = self._context.groups if self._is_asynchronous and self._context.groups > 1 else None
         return ServerUpdates(rule, self.updater, Gradients(*given), self._scale, pushes, self._group_updates)
