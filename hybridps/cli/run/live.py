@@ -105,24 +105,24 @@ class LaunchLive:
 
         Called on the thread of the screen.
         """
-        self._tell_restarts()
+        self._tell_news()
         self._tell_slow()
-        self._tell_silent()
         self._screen.show_job(self._line.text)
 
     def close(self) -> None:
         """Close the files at the end of the launch."""
         if self._watcher is not None:
             self._watcher.close()
-            self._tell_restarts()
+            self._tell_news()
         if self._file is not None:
             self._file.close()
         if self._made is not None:
             self._made.close()
 
-    def _tell_restarts(self) -> None:
-        while self._restarted.news:
-            self._note(self._restarted.news.popleft())
+    def _tell_news(self) -> None:
+        for reader in (self._restarted, self._silent):
+            while reader.news:
+                self._note(reader.news.popleft())
 
     def _tell_slow(self) -> None:
         while self._groups.news:
@@ -130,10 +130,6 @@ class LaunchLive:
             self._note(text)
             if self._log is not None:
                 self._log.note(event)
-
-    def _tell_silent(self) -> None:
-        while self._silent.news:
-            self._note(self._silent.news.popleft())
 
     def _note(self, text: str) -> None:
         if not self.launch.settings.quiet:
