@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal
 
 import msgspec
@@ -239,6 +240,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The longest time that a server may be away: `reconnect_seconds`, or its default."""
         given = self.reconnect_seconds
         return RECONNECT_PER_DEADLINE * self.deadline_seconds if given is None else given
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether this host has more workers of the job than cores."""
+        return (self.workers_on_host or 1) > (os.cpu_count() or 1)
 
     @property
     def beat_seconds(self) -> float:

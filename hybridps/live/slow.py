@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from statistics import fmean, median
 from typing import Literal, NamedTuple
 
@@ -32,7 +32,7 @@ LOOKS = 3
 """The number of looks in a row that must agree before a worker is reported, or has recovered."""
 
 LOOKS_IF_CROWDED = 10
-"""The same on a host with more workers than cores: within tenths of a second, the operating system does not share out
+"""The same if a host has more workers than cores: within tenths of a second, the operating system does not share out
 cores evenly."""
 
 MOST_LOOKS = 16
@@ -101,12 +101,16 @@ class SlowWorkers:
         """Whether anybody is or may soon be named, so that the next looks must find out why."""
         return bool(self.named) or any(self._alike) or any(self._stalled)
 
-    def look(self, measured: Sequence[Measured]) -> Changes:
-        """Compare the workers. One without steps since the last look has an own time of nan, and does not count."""
+    def look(self, measured: Sequence[Measured], judged: Collection[int] | None = None) -> Changes:
+        """Compare the workers. One whose own time is nan does not count.
+
+        `judged`: the places of those that were measured since the last look, or None for all. The others' times are
+        only what these are compared with, because a time that is seen twice says no more than once.
+        """
         slow, recovered, stalled = dict[int, Slow](), list[int](), False
         for place, mine in enumerate(measured):
             others = [each for other, each in enumerate(measured) if other != place and each.own_seconds >= 0]
-            if not others or not mine.own_seconds >= 0:
+            if not others or not mine.own_seconds >= 0 or (judged is not None and place not in judged):
                 continue
             usual, seen = _medians(others), self._seen[place]
             seen.append((_by_means(mine), _by_means(usual)))

@@ -55,11 +55,15 @@ class WorkerStatus(Status, kw_only=True):
     groups: Count
     group_rank: Count
     algorithm: str | None = None
+    is_crowded: bool = False
+    """Whether its host has more workers than cores."""
     life: Count = 0
     """How often its group was restarted before."""
     steps: Count = 0
+    paces: Count = 0
+    """The number of `Paced` events."""
     step_seconds: float | None = None
-    """The medians of the latest `Paced` event: this, and the next three."""
+    """The medians of the latest of them: this, and the next three."""
     own_seconds: float | None = None
     program_seconds: float | None = None
     waiting_seconds: float | None = None
@@ -75,6 +79,9 @@ class WorkerStatus(Status, kw_only=True):
     bytes_to_servers: Count = 0
     """The payload sent to servers or, where groups gossip, to other groups."""
     bytes_from_servers: Count = 0
+    delayed_seconds: float = 0.0
+    """How long threads of its process were ready and waited for a core, by the thread that waited most in each write of
+    this status; 0 where the system does not count it."""
     slow: str | None = None
     """Why it is slower than the others of its group, if it is: one of `slow.REASONS`."""
     report: Report | None = None

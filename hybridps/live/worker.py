@@ -23,6 +23,7 @@ from hybridps.events import (
     Skipped,
     Slowed,
 )
+from hybridps.live.delays import delayed_seconds, longest_delay
 from hybridps.live.files import StatusFile
 from hybridps.live.status import Report, WorkerStatus
 
@@ -36,6 +37,7 @@ class LiveWorker:
     def __init__(self, folder: Path, run: str, plan: Planned, settings: Settings, steps: Callable[[], int]) -> None:
         self._steps = steps
         self._exchanged_in = -1
+        self._delayed = dict[str, float]()
         self._status = WorkerStatus(
             run=run,
             host=socket.gethostname(),
@@ -47,6 +49,7 @@ class LiveWorker:
             groups=plan.groups,
             group_rank=plan.group_rank,
             algorithm=settings.algorithm,
+            is_crowded=settings.is_crowded,
             life=settings.life,
         )
         progress.listeners.append(self._report)
@@ -59,6 +62,7 @@ class LiveWorker:
             case AlgorithmChosen():
                 status.algorithm = event.algorithm
             case Paced():
+                status.paces += 1
                 status.step_seconds, status.own_seconds = event.step_seconds, event.own_seconds
                 status.program_seconds, status.waiting_seconds = event.program_seconds, event.waiting_seconds
                 status.mean_own_seconds = event.mean_own_seconds
@@ -87,5 +91,7 @@ class LiveWorker:
         self._status.report = Report.of(event)
 
     def _now(self) -> WorkerStatus:
+        before, self._delayed = self._delayed, delayed_seconds()
+        self._status.delayed_seconds += longest_delay(before, self._delayed)
         self._status.steps = self._steps()
         return self._status

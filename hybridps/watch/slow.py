@@ -10,7 +10,7 @@ from statistics import median
 from hybridps.events import Recovered, Slowed
 from hybridps.live import Live, WorkerStatus
 from hybridps.live.reading import rate
-from hybridps.live.slow import REASONS, Measured, Reason, Slow, SlowWorkers
+from hybridps.live.slow import LOOKS, LOOKS_IF_CROWDED, REASONS, Changes, Measured, Reason, Slow, SlowWorkers
 from hybridps.quantities import duration
 
 EXCHANGES = 32
@@ -22,7 +22,11 @@ News = tuple[str, Slowed | Recovered]
 
 
 class SlowGroups:
-    """Compares the groups at each look: their workers' own part of a step, and the fastest of their last exchanges."""
+    """Compares the groups at each look: their workers' own part of a step, and the fastest of their last exchanges.
+
+    A group is judged once for each time that its workers measure their pace, which may be less often than it is looked
+    at.
+    """
 
     def __init__(self, factor: float) -> None:
         self.news: deque[News] = deque()
@@ -40,26 +44,23 @@ class SlowGroups:
         groups = now.groups
         if [*groups] != self._numbers:
             self._numbers = [*groups]
-            self._steps, self._exchanges = (SlowWorkers(self._factor, len(groups)) for _ in range(2))
+            is_crowded = any(status.is_crowded for workers in groups.values() for status in workers)
+            looks = LOOKS_IF_CROWDED if is_crowded else LOOKS
+            self._steps, self._exchanges = (SlowWorkers(self._factor, len(groups), looks) for _ in range(2))
             self._took = [deque(maxlen=EXCHANGES) for _ in groups]
             self.named.clear()
         measured = [_measured(before, workers) for workers in groups.values()]
+        anew = [place for place, workers in enumerate(groups.values()) if _is_paced_anew(before, workers[0])]
         exchanges = [_exchanging(before, *group) for group in zip(groups.values(), self._took, strict=True)]
-        self._compare(groups, self._steps, measured, None)
-        self._compare(groups, self._exchanges, exchanges, "link")
+        self._tell(groups, self._steps.look(measured, anew), "part of a step")
+        self._tell(groups, self._exchanges.look(exchanges), "fastest exchange", "link")
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
 
-    def _compare(
-        self,
-        groups: Mapping[int, list[WorkerStatus]],
-        comparison: SlowWorkers,
-        measured: list[Measured],
-        reason: Reason | None,
+    def _tell(
+        self, groups: Mapping[int, list[WorkerStatus]], changes: Changes, what: str, reason: Reason | None = None
     ) -> None:
-        changes = comparison.look(measured)
-        what = "fastest exchange" if reason == "link" else "part of a step"
         for place, found in changes.slow.items():
             number, workers = self._numbers[place], groups[self._numbers[place]]
             slow = found if reason is None else found._replace(reason=reason)
@@ -79,9 +80,9 @@ class SlowGroups:
 
 
 def _measured(before: Live, workers: list[WorkerStatus]) -> Measured:
-    """Return the median worker of a group; with an own time of nan if it has done no step since the last look."""
-    moved = [status for status in workers if status.own_seconds is not None and _has_moved(before, status)]
-    if not moved:
+    """Return the median worker of a group; with an own time of nan if it has not measured its pace yet."""
+    paced = [status for status in workers if status.own_seconds is not None]
+    if not paced:
         return Measured(math.nan, math.nan, math.nan, math.nan)
 
     def of(values: list[float | None]) -> float:
@@ -89,19 +90,20 @@ def _measured(before: Live, workers: list[WorkerStatus]) -> Measured:
         return median(known) if known else math.nan
 
     return Measured(
-        of([status.step_seconds for status in moved]),
-        of([status.own_seconds for status in moved]),
-        of([status.program_seconds for status in moved]),
-        of([_cpu_of_step(_then(before, status), status) for status in moved]),
-        mean_own_seconds=of([status.mean_own_seconds for status in moved]),
+        of([status.step_seconds for status in paced]),
+        of([status.own_seconds for status in paced]),
+        of([status.program_seconds for status in paced]),
+        of([_in_a_step("cpu_seconds", _then(before, status), status) for status in paced]),
+        of([_in_a_step("delayed_seconds", _then(before, status), status) for status in paced]),
+        mean_own_seconds=of([status.mean_own_seconds for status in paced]),
     )
 
 
-def _cpu_of_step(then: WorkerStatus | None, now: WorkerStatus) -> float | None:
-    """Return the CPU time per step since the last look."""
-    if then is None or then.steps == now.steps or rate(then, now, "cpu_seconds") is None:
+def _in_a_step(total: str, then: WorkerStatus | None, now: WorkerStatus) -> float | None:
+    """Return how much a total has grown per step since the last look."""
+    if then is None or then.steps == now.steps or rate(then, now, total) is None:
         return None
-    return (now.cpu_seconds - then.cpu_seconds) / (now.steps - then.steps)
+    return (getattr(now, total) - getattr(then, total)) / (now.steps - then.steps)
 
 
 def _exchanging(before: Live, workers: list[WorkerStatus], seen: deque[float]) -> Measured:
@@ -116,9 +118,9 @@ def _exchanging(before: Live, workers: list[WorkerStatus], seen: deque[float]) -
     return Measured(leader.step_seconds or 0.0, fastest, math.nan, math.nan)
 
 
-def _has_moved(before: Live, status: WorkerStatus) -> bool:
+def _is_paced_anew(before: Live, status: WorkerStatus) -> bool:
     then = _then(before, status)
-    return then is not None and then.steps < status.steps
+    return then is not None and then.paces != status.paces
 
 
 def _then(before: Live, status: WorkerStatus) -> WorkerStatus | None:

@@ -10,30 +10,38 @@ from msgspec.structs import replace
 from hybridps.events import Recovered, Slowed
 from hybridps.live import GroupStatus, LaunchStatus, Live, WorkerStatus
 from hybridps.live.reading import Seen
-from hybridps.live.slow import LOOKS
+from hybridps.live.slow import LOOKS, LOOKS_IF_CROWDED
 from hybridps.watch.silent import SilentGroups
 from hybridps.watch.slow import EXCHANGES, SlowGroups
 
 
-def worker(number: int, second: int, **more) -> WorkerStatus:
+def worker(number: int, second: int, delayed: float = 0.0, **more) -> WorkerStatus:
+    """The status at this second. `delayed`: for how much of each second a thread waited for a core."""
     given = {
         "step_seconds": 0.1,
         "own_seconds": 0.08,
         "program_seconds": 0.01,
         "steps": 10 * second,
+        "paces": second,
         "exchanges": second,
     }
     place = {"worker": number, "workers": 3, "group": number, "groups": 3, "group_rank": 0}
-    return WorkerStatus(
-        run="r", host="h", pid=1, started_at=0.0, seconds=second, cpu_seconds=0.8 * second, **place, **given | more
-    )
+    totals = {"seconds": second, "cpu_seconds": 0.8 * second, "delayed_seconds": delayed * second}
+    return WorkerStatus(run="r", host="h", pid=1, started_at=0.0, **totals, **place, **given | more)
 
 
-def watched(groups: SlowGroups, seconds: range, slow: Mapping[str, float]) -> list[tuple[str, object]]:
-    """What is new after some looks, one a second, at three groups of which the last one has these figures."""
+def watched(groups: SlowGroups, seconds: range, slow: Mapping[str, float], every: int = 1) -> list[tuple[str, object]]:
+    """What is new after some looks, one a second, at three groups of which the last one has these figures.
+
+    They measure their pace `every` so many seconds.
+    """
     for second in seconds:
         before, now = (
-            Live({n: Seen(worker(n, s, **(slow if n == 2 else {})), 0.0) for n in range(3)}, {}, None)
+            Live(
+                {n: Seen(worker(n, s, **{"paces": s // every, **(slow if n == 2 else {})}), 0.0) for n in range(3)},
+                {},
+                None,
+            )
             for s in (second - 1, second)
         )
         groups.look(before, now)
@@ -56,6 +64,19 @@ def test_a_group_is_named_after_three_looks_and_recovers() -> None:
     assert said == "group 2 keeps up with the other groups again"
     assert isinstance(event, Recovered)
     assert not groups.named
+
+
+def test_a_group_whose_threads_wait_for_cores_is_not_said_to_load() -> None:
+    slow = {"own_seconds": 0.2, "step_seconds": 0.22, "program_seconds": 0.13, "delayed": 0.9}
+    ((said, event),) = watched(SlowGroups(1.5), range(1, LOOKS + 1), slow)
+    assert said.endswith("its threads wait for cores that other processes use or a CPU limit withholds")
+    assert event.reason == "cpu"
+
+
+def test_on_a_crowded_host_more_looks_must_agree() -> None:
+    groups, slow = SlowGroups(1.5), {"own_seconds": 0.2, "step_seconds": 0.22, "is_crowded": True}
+    assert watched(groups, range(1, LOOKS_IF_CROWDED), slow) == []
+    assert len(watched(groups, range(LOOKS_IF_CROWDED, LOOKS_IF_CROWDED + 1), slow)) == 1
 
 
 def exchanging(groups: SlowGroups, took: Iterable[Sequence[float]]) -> list[tuple[str, object]]:
@@ -84,8 +105,18 @@ def test_exchanges_that_the_server_or_other_processes_delay_do_not_make_a_slow_l
     assert exchanging(SlowGroups(1.5), delayed.tolist()) == []
 
 
-def test_a_group_without_steps_is_not_compared() -> None:
-    assert watched(SlowGroups(1.5), range(1, 10), {"own_seconds": 0.5, "steps": 7}) == []
+def test_a_group_that_does_not_measure_its_pace_is_not_judged() -> None:
+    assert watched(SlowGroups(1.5), range(1, 10), {"own_seconds": 0.5, "steps": 7, "paces": 1}) == []
+
+
+def test_a_time_that_is_looked_at_several_times_counts_once() -> None:
+    """With steps of half a second, workers measure their pace every 2.5 seconds."""
+    groups, slow = SlowGroups(1.5), {"own_seconds": 0.2, "step_seconds": 0.22}
+    assert watched(groups, range(3, 3 * LOOKS), slow, every=3) == []
+    assert watched(groups, range(3 * LOOKS, 3 * LOOKS + 3), {}, every=3) == [], "one time like those of the others"
+    again = 3 * LOOKS + 3
+    assert watched(groups, range(again, again + 3 * LOOKS - 3), slow, every=3) == []
+    assert len(watched(groups, range(again + 3 * LOOKS - 3, again + 3 * LOOKS), slow, every=3)) == 1
 
 
 def test_a_group_without_a_sign_of_life_is_told_once_each_time() -> None:

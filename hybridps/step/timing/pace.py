@@ -8,13 +8,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 from hybridps.events import Paced, Recovered, Slowed
+from hybridps.live.delays import delayed_seconds, longest_delay
 from hybridps.live.slow import LOOKS, LOOKS_IF_CROWDED, REASONS, Measured, SlowWorkers
 from hybridps.quantities import duration
 from hybridps.step.job_context import JobContext
@@ -52,8 +51,7 @@ class Pace:
         self.computes_before = False
         """Whether the program computes before it begins a step, so that its part of a step is not known apart."""
         size = levels.group.size
-        is_crowded = (context.settings.workers_on_host or 1) > (os.cpu_count() or 1)
-        looks = LOOKS_IF_CROWDED if is_crowded else LOOKS
+        looks = LOOKS_IF_CROWDED if context.settings.is_crowded else LOOKS
         self._slow = SlowWorkers(context.settings.slow_factor, size, looks)
         self._told = np.zeros(size * _FIELDS)
         self._steps = np.zeros((3, _MOST_STEPS))
@@ -158,8 +156,7 @@ class Pace:
         before, self._delayed = self._delayed, (delayed_seconds(), self._done)
         if before is None or before[1] == self._done or not self._delayed[0]:
             return math.nan
-        waited = (seconds - before[0].get(thread, 0.0) for thread, seconds in self._delayed[0].items())
-        return max(waited) / (self._done - before[1])
+        return longest_delay(before[0], self._delayed[0]) / (self._done - before[1])
 
     def _compare(self, everyone: list[Measured], rank: int) -> None:
         first = self._context.worker - rank  # workers count from group to group
@@ -194,15 +191,6 @@ def _has_one_core(ranks: int) -> bool:
 def _cpu_seconds() -> float:
     """Return the CPU time of this process, without this thread: the communication thread, which waits busily."""
     return time.process_time() - time.thread_time()
-
-
-def delayed_seconds() -> dict[str, float]:
-    """Return how long each thread of this process has waited for a core, as Linux counts it; empty elsewhere."""
-    found = {}
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        with suppress(OSError, IndexError, ValueError):  # a thread that has ended meanwhile
-            found[path.parent.name] = int(path.read_text().split()[1]) / 1e9
-    return found
 
 
 def _say(text: str) -> None:
