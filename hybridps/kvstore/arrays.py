@@ -6,10 +6,10 @@ import ctypes
 import gc
 import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeVar
 
 import mxnet as mx
 import numpy as np
@@ -18,6 +18,7 @@ from mxnet.base import _LIB, check_call
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
+Object = TypeVar("Object")
 Done = Callable[[], None]
 Started = Callable[[Done], None]
 
@@ -106,11 +107,28 @@ def address_of(array: NDArray) -> int | None:
     return address.value
 
 
+def instances(kind: type[Object]) -> list[Object]:
+    """Return all objects of a class, or of one derived from it, that Python's garbage collector tracks.
+
+    The list of all tracked objects is made, read and emptied within one call that runs no Python code, so no other
+    thread runs meanwhile. It may have a tuple that another thread is still filling, as in `tuple(x for x in y)`.
+    CPython ends that with a SystemError if it meets a second reference to the tuple.
+    """
+    found, _ = next(_instances(kind))
+    return found
+
+
+def _instances(kind: type[Object]) -> Iterator[tuple[list[Object], None]]:
+    objects, of_kinds, to_empty = itertools.tee(iter(gc.get_objects, None), 3)
+    kinds = map(partial(map, type), of_kinds)
+    chosen = map(partial(map, issubclass), kinds, itertools.repeat(itertools.repeat(kind)))
+    return zip(map(list, map(itertools.compress, objects, chosen)), map(list.clear, to_empty), strict=False)
+
+
 def all_arrays() -> list[NDArray]:
     """Return all arrays that Python's garbage collector tracks."""
-    found = [each for each in gc.get_objects() if issubclass(type(each), NDArray)]
     # An array without a handle is being made or freed, on this thread or another, and uses no memory.
-    return [each for each in found if hasattr(each, "handle")]
+    return [each for each in instances(NDArray) if hasattr(each, "handle")]
 
 
 class MemoryInUse:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Mapping
 from weakref import WeakSet
 
@@ -12,7 +11,7 @@ from mxnet.executor import Executor
 from mxnet.gluon import HybridBlock
 from mxnet.ndarray import CachedOp, NDArray
 
-from hybridps.kvstore.arrays import MemoryInUse, all_arrays, is_alike
+from hybridps.kvstore.arrays import MemoryInUse, all_arrays, instances, is_alike
 
 
 class MovedArray:
@@ -131,15 +130,13 @@ def _can_be_marked(weight: NDArray) -> bool:
 
 def _bound() -> set[int]:
     """Return the identities of arrays that executors read from the memory that the arrays had when they were bound."""
-    executors = [each for each in gc.get_objects() if issubclass(type(each), Executor)]
-    return {id(array) for each in executors for array in (*each.arg_arrays, *each.aux_arrays)}
+    return {id(array) for each in instances(Executor) for array in (*each.arg_arrays, *each.aux_arrays)}
 
 
 def _networks_keep_memory() -> bool:
     """Return whether a network may keep the first memory of its weights, or results that it computed from them."""
-    objects = gc.get_objects()
-    blocks = [each for each in objects if issubclass(type(each), HybridBlock)]
+    blocks = instances(HybridBlock)
     of_blocks = {id(getattr(each, "_cached_op", None)) for each in blocks}
-    if any(issubclass(type(each), CachedOp) and id(each) not in of_blocks for each in objects):
+    if any(id(each) not in of_blocks for each in instances(CachedOp)):
         return True
     return any(each._backend or dict(each._flags).get("static_shape") for each in blocks if hasattr(each, "_flags"))

@@ -1,0 +1,47 @@
+"""Finding the program's arrays while other threads make objects."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import mxnet as mx
+
+from hybridps.kvstore.arrays import instances
+
+
+def test_all_instances_of_a_class_are_found() -> None:
+    plain = mx.nd.zeros((2,))
+    sparse = plain.reshape((2, 1)).tostype("row_sparse")
+    arrays, sparse_arrays = (
+        {id(each) for each in instances(kind)} for kind in (mx.nd.NDArray, mx.nd.sparse.RowSparseNDArray)
+    )
+    assert {id(plain), id(sparse)} <= arrays
+    assert id(sparse) in sparse_arrays
+    assert id(plain) not in sparse_arrays
+
+
+def test_a_tuple_that_another_thread_fills_meanwhile_is_left_alone() -> None:
+    """Otherwise CPython ends that thread's work with a SystemError, some times in a second."""
+    failed, ended, filled = list[SystemError](), threading.Event(), [0]
+
+    def fill() -> None:
+        while not ended.is_set():
+            try:
+                tuple(number for number in range(20))
+            except SystemError as error:
+                failed.append(error)
+            filled[0] += 1
+
+    thread, usual = threading.Thread(target=fill), sys.getswitchinterval()
+    sys.setswitchinterval(5e-4)  # as beside the communication thread
+    thread.start()
+    began = time.monotonic()
+    while time.monotonic() - began < 3:
+        instances(mx.nd.NDArray)
+    ended.set()
+    thread.join()
+    sys.setswitchinterval(usual)
+    assert filled[0] > 100
+    assert not failed
