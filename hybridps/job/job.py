@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import accumulate
 from types import TracebackType
 
@@ -12,7 +13,7 @@ from hybridps.events import AlgorithmChosen, Closed
 from hybridps.gossip import Partners
 from hybridps.gossip.start import start_partners
 from hybridps.job.levels import make_levels
-from hybridps.job.servers import connect, silent_workers
+from hybridps.job.servers import connect, end_if_idle, silent_workers
 from hybridps.job.servers_trace import ServersTrace, trace_servers
 from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.session import Session, agree
@@ -280,6 +281,7 @@ class Job:
             self._partners.silent_seconds = self._signs.silence
         if self.client is not None:
             self._signs.failure = self.client.session.heed(self._signs.silence)
+            self.session.watchdog.check = partial(end_if_idle, self.session, self._signs.failure)
         elif self._signs.watches_leader and self._session_number is not None:
             self._signs.failure = self._why_lost
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,13 @@ import msgspec
 
 from hybridps.config import Settings
 from hybridps.config.racks import place_in_rack
-from hybridps.errors import ConfigError, HybridPSError, PlanError, ServerError
+from hybridps.errors import ConfigError, GroupError, HybridPSError, PlanError, ServerError
 from hybridps.memory import keep_freed_memory
 from hybridps.mpi_groups.plan import SERVER
-from hybridps.mpi_groups.session import Session, agree, open_session
+from hybridps.mpi_groups.session import Session, agree, end_group, open_session
 from hybridps.processes import SERVER_RESTARTS, ServerProcess
 from hybridps.ps.client import Client, silent_groups
+from hybridps.ps.model import IdleGroupError
 from hybridps.ps.store import OpenStore, ParameterStore
 
 if TYPE_CHECKING:
@@ -104,6 +106,22 @@ def silent_workers(session: Session, servers: tuple[str, ...], number: int, seco
     silent = silent_groups(place.servers, number, seconds, settings)
     first = [*accumulate(plan.group_sizes, initial=0)][group - place.group :]
     return [worker for each in silent for worker in range(first[each], first[each + 1])]
+
+
+def end_if_idle(session: Session, failure: Callable[[], HybridPSError | None]) -> None:
+    """End this group if servers have treated it as lost because others waited for it (`failure`).
+
+    Its program may never come back to notice. If the group shares its MPI world with others, these would end too, so
+    it is left.
+    """
+    error = failure()
+    if isinstance(error, IdleGroupError) and session.settings.group_index is not None:
+        worker, pid = session.place.worker, os.getpid()
+        end_group(
+            GroupError(
+                f"the program of worker {worker} hangs or is busy (`py-spy dump --pid {pid}` shows where): {error}"
+            )
+        )
 
 
 def serve_in_world(settings: Settings, bind: str, insecure: bool) -> None:

@@ -147,7 +147,7 @@ class Session:
         shows = f"`hybridps top{run}` shows the step of each worker"
         if final:
             end_group(DeadlineError(f"{line}: another rank, group or server is gone or stuck; {shows}"))
-        ends = f"after {self.settings.deadline_seconds:g} s (deadline_seconds), the group ends"
+        ends = f"if it still waits after {self.settings.deadline_seconds:g} s (deadline_seconds), the group ends"
         print(f"hybridps: {line}; {shows}; {ends}", file=sys.stderr, flush=True)
 
 

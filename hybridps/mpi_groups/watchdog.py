@@ -12,12 +12,14 @@ class Watchdog:
     """A thread that watches the current wait.
 
     It calls `late(what, seconds, final)` after a tenth of `deadline_seconds`, and again at the deadline, with `final`
-    set.
+    set. It also calls `check` regularly, at least once a second.
     """
 
     def __init__(self, deadline_seconds: float, late: Callable[[str, float, bool], None]) -> None:
         self._deadline = deadline_seconds
         self._late = late
+        self.check: Callable[[], None] = lambda: None
+        """Ends the group if it has to end for another reason."""
         self._watched: tuple[str | Callable[[], str], float] | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, name="hybridps-watchdog", daemon=True)
@@ -42,6 +44,7 @@ class Watchdog:
     def _look(self) -> None:
         warned: tuple[str | Callable[[], str], float] | None = None
         while not self._stop.wait(min(1.0, self._deadline / 20)):
+            self.check()
             watched = self._watched
             if watched is None:
                 continue

@@ -29,6 +29,10 @@ class UnknownClientError(ServerError):
     """A server does not know a client, or no longer knows it."""
 
 
+class IdleGroupError(UnknownClientError):
+    """A group asked for nothing while others of its job waited, and a server has treated it as lost."""
+
+
 class GroupTakenError(ServerError):
     """Another process is that group. It may have ended without having been declared lost yet."""
 

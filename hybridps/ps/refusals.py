@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hybridps.errors import HybridPSError, LayoutError, ProtocolError, ServerError
 from hybridps.ps.message import Message, Number
-from hybridps.ps.model import GroupTakenError, UnknownClientError
+from hybridps.ps.model import GroupTakenError, IdleGroupError, UnknownClientError
 from hybridps.ps.rules.finite import NotFiniteError
 
 _ERRORS: dict[str, type[HybridPSError]] = {
@@ -12,6 +12,7 @@ _ERRORS: dict[str, type[HybridPSError]] = {
     "protocol": ProtocolError,
     "taken": GroupTakenError,
     "not finite": NotFiniteError,
+    "idle": IdleGroupError,
     "unknown": UnknownClientError,
     "server": ServerError,
 }

@@ -1,4 +1,4 @@
-"""Groups that give no sign of life although they have not ended, for example because they are stopped."""
+"""Groups that give no sign of life, or do no steps, although they have not ended: they are stopped, or hang."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from collections.abc import Callable
 from hybridps.live import Live, WorkerStatus
 from hybridps.quantities import counted
 
+IDLE_TIMES = 1.25
+"""A group is reported as idle after so many times the deadline, at which groups that wait for others end themselves."""
+
 LOST_TIMES = 4
 """A group is reported after so many times the seconds after which servers count it as lost."""
 
@@ -17,18 +20,24 @@ LONGEST_LOOK_SECONDS = 2.0
 
 
 class SilentGroups:
-    """Notices groups of which no worker writes its status any more. Otherwise, a worker of the group reports it."""
+    """Notices groups of which no worker writes its status any more, or whose programs do no step for long. If other
+    workers wait for such a worker, they report it too.
+    """
 
-    def __init__(self, lost_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, lost_seconds: float, deadline_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.news: deque[str] = deque()
         """Messages. Another thread takes them from the left."""
         self._limit_seconds = LOST_TIMES * lost_seconds
         self._clock = clock
         self._last = clock()
         self._watched_seconds = 0.0
-        self._latest: dict[int, tuple[tuple[float, float], float]] = {}
-        """For each worker, which status was seen last, and when it was new, in watched seconds."""
-        self._silent: set[int] = set()
+        self._idle_seconds = IDLE_TIMES * deadline_seconds
+        self._latest: dict[tuple[int, str], tuple[tuple[float, float], float]] = {}
+        """For each worker and kind of progress, which was seen last, and when it was new, in watched seconds."""
+        self._told: dict[int, str] = {}
+        """What was reported of a group that has not gone on since."""
 
     def look(self, before: Live, now: Live) -> None:
         """Note the groups that have been silent for too long."""
@@ -36,25 +45,33 @@ class SilentGroups:
         self._watched_seconds += min(self._last - last, LONGEST_LOOK_SECONDS)
         lives = {each.number: each.restarts for each in now.launch.status.groups if each.running} if now.launch else {}
         for number, workers in now.groups.items():
-            seconds = min(map(self._silent_seconds, workers))
-            if seconds < self._limit_seconds or workers[0].life != lives.get(number):
-                self._silent.discard(number)
-            elif number not in self._silent:
-                self._silent.add(number)
-                first = workers[0]
-                who = f"{counted(len(workers), 'worker')}; worker {first.worker} is process {first.pid} on {first.host}"
-                self.news.append(
-                    f"group {number} has given no sign of life for {seconds:.0f} s, and the launch waits for it: are "
+            silent = min(self._seconds_without(status, "status", status.seconds) for status in workers)
+            idle = min(self._seconds_without(status, "steps", status.steps) for status in workers)
+            first, told, news = workers[0], "", ""
+            who = f"{counted(len(workers), 'worker')}; worker {first.worker} is process {first.pid} on {first.host}"
+            if first.life == lives.get(number) and silent >= self._limit_seconds:
+                told = "silent"
+                news = (
+                    f"group {number} has given no sign of life for {silent:.0f} s, and the launch waits for it: are "
                     f"its processes stopped ({who})?"
                 )
+            elif first.life == lives.get(number) and idle >= self._idle_seconds:
+                told = "idle"
+                news = (
+                    f"group {number} has done no step for {idle:.0f} s, and the launch waits for it: does its program "
+                    f"hang ({who})?"
+                )
+            if told and told != self._told.get(number):
+                self.news.append(news)
+            self._told[number] = told
 
-    def _silent_seconds(self, status: WorkerStatus) -> float:
-        """Return for how long this status has been the worker's latest one; 0 if the worker has ended."""
-        which = status.started_at, status.seconds
-        known, since = self._latest.get(status.worker, (None, 0.0))
+    def _seconds_without(self, status: WorkerStatus, kind: str, progress: float) -> float:
+        """Return for how long a worker's progress has been the latest one; 0 if the worker has ended."""
+        which = status.started_at, progress
+        known, since = self._latest.get((status.worker, kind), (None, 0.0))
         if known != which:
             since = self._watched_seconds
-            self._latest[status.worker] = which, since
+            self._latest[status.worker, kind] = which, since
         return 0.0 if status.ended else self._watched_seconds - since
 
     def close(self) -> None:

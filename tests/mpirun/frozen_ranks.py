@@ -1,8 +1,8 @@
 """Trains for 20 steps: `frozen_ranks.py ALGORITHM FOLDER WORKER HOW`. In step 5 of its first life that worker does HOW.
 
 `stop`: it is stopped, and FOLDER/stopped has its process id. `back`: the same, and others wait in step 12 until its
-group is back. `busy`: it computes for a while, with Python's lock. All wait in step 8 until it has begun. Each worker
-writes its weights to FOLDER/done-WORKER-LIFE.
+group is back. `busy`: it computes for a while, with Python's lock. `hang`: it sleeps for an hour, and there is
+no barrier at the end. All wait in step 8 until it has begun. Each worker writes its weights to FOLDER/done-WORKER-LIFE.
 """
 
 import ctypes
@@ -26,7 +26,9 @@ name, folder, victim, how = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sy
 def disturb() -> None:
     (folder / "new").write_text(str(os.getpid()))
     (folder / "new").rename(folder / "stopped")
-    if how != "busy":
+    if how == "hang":
+        time.sleep(3600)
+    elif how != "busy":
         os.kill(os.getpid(), signal.SIGSTOP)
     else:
         ctypes.PyDLL(None).usleep(3_000_000)
@@ -58,5 +60,6 @@ with open_job() as job:
             time.sleep(0.01)
     if name == "gossip":
         algorithm.settle_("model", weights)
-    algorithm.barrier()
+    if how != "hang":
+        algorithm.barrier()
     (folder / f"done-{job.worker}-{life}").write_text(str(flat[0]))

@@ -82,6 +82,26 @@ def test_others_go_on_and_its_group_ends(tmp_path: Path, name: str, worker: int)
     assert not psutil.pid_exists(pid_of_stopped(tmp_path))
 
 
+def test_a_group_of_one_worker_whose_program_hangs_ends(tmp_path: Path) -> None:
+    words = launch(tmp_path, "sync", 1, "hang", "--set", "deadline_seconds=12", sizes="1,1")
+    with started(words, {}, tmp_path) as process:
+        out = process.communicate(timeout=SECONDS)[0]
+    assert process.returncode == 1, out
+    assert (tmp_path / "done-0-0").exists()
+    pid = pid_of_stopped(tmp_path)
+    assert f"hybridps: error: the program of worker 1 hangs or is busy (`py-spy dump --pid {pid}` shows where): " in out
+    assert "this group asked for nothing for 10.8 s, in which others waited, was treated as lost" in out
+    assert "hybridps: group 1 ended with exit status 1" in out
+
+
+@pytest.mark.nightly
+def test_a_group_that_nobody_waits_for_is_named_when_its_program_hangs(tmp_path: Path) -> None:
+    words = launch(tmp_path, "elastic", 1, "hang", "--set", "deadline_seconds=12", sizes="1,1")
+    with started(words, {}, tmp_path) as process:
+        said = "and the launch waits for it: does its program hang (1 worker; worker 1 is process "
+        assert any("hybridps: group 1 has done no step for " in line and said in line for line in process.stdout or ())
+
+
 @pytest.mark.nightly
 def test_its_group_comes_back(tmp_path: Path) -> None:
     with started(launch(tmp_path, "elastic", 3, "back", "--restarts", "1"), {}, tmp_path) as process:

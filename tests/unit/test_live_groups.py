@@ -121,7 +121,7 @@ def test_a_time_that_is_looked_at_several_times_counts_once() -> None:
 
 def test_a_group_without_a_sign_of_life_is_told_once_each_time() -> None:
     seconds = [0.0]
-    groups = SilentGroups(lost_seconds=7.5, clock=lambda: seconds[0])
+    groups = SilentGroups(lost_seconds=7.5, deadline_seconds=1000.0, clock=lambda: seconds[0])
 
     def told(looks: int, *written: int, life: int = 0, restarts: int = 0, ended: bool = False, running: bool = True):
         """The groups that are new after looks, one a second, at which group 0's workers have written these statuses."""
@@ -151,3 +151,28 @@ def test_a_group_without_a_sign_of_life_is_told_once_each_time() -> None:
     seconds[0] += 1000.0  # the launcher was stopped too
     assert told(28, 6, 6, life=1, restarts=1) == []
     assert told(3, 6, 6, life=1, restarts=1) == [0]
+
+
+def test_a_group_that_does_no_step_is_told_once_until_it_goes_on() -> None:
+    seconds = [0.0]
+    groups = SilentGroups(lost_seconds=7.5, deadline_seconds=48.0, clock=lambda: seconds[0])
+    place = {"run": "r", "host": "h", "pid": 1, "started_at": 0.0, "seconds": 1.0}
+    known = [GroupStatus(number=n, size=1, running=True, restarts=0) for n in (0, 1)]
+    launch = LaunchStatus(**place, command=[], workers=2, groups=known, servers=[])
+
+    def told(looks: int, steps: int) -> list[str]:
+        for _ in range(looks):
+            seconds[0] += 1
+            now = int(seconds[0])
+            workers = {0: Seen(worker(0, now), 0.0), 1: Seen(worker(1, now, steps=steps), 0.0)}
+            groups.look(Live({}, {}, None), Live(workers, {}, Seen(launch, 0.0)))
+        return [groups.news.popleft() for _ in range(len(groups.news))]
+
+    assert told(60, 5) == []
+    (said,) = told(30, 5)
+    assert said == (
+        "group 1 has done no step for 60 s, and the launch waits for it: does its program hang (1 worker; worker 1 is "
+        "process 1 on h)?"
+    )
+    assert told(60, 6) == []
+    assert len(told(30, 6)) == 1

@@ -43,7 +43,7 @@ class LaunchLive:
         self._line = JobLine()
         self._groups = SlowGroups(launch.settings.slow_factor)
         self._restarted = RestartedGroups()
-        self._silent = SilentGroups(launch.settings.lost_seconds)
+        self._silent = SilentGroups(launch.settings.lost_seconds, launch.settings.deadline_seconds)
         self._log: RunLog | None = None
         self._watcher: Watcher | None = None
         self._readers, self._said = make_readers(launch.settings)

@@ -12,7 +12,7 @@ import msgspec
 
 from hybridps.errors import ServerError
 from hybridps.ps.joining import Terms
-from hybridps.ps.model import GroupTakenError, Origin, Outcome, UnknownClientError
+from hybridps.ps.model import GroupTakenError, IdleGroupError, Origin, Outcome, UnknownClientError
 from hybridps.ps.server.admission import Account
 from hybridps.ps.server.requests import Regions
 from hybridps.ps.server.tables.jobs import Jobs
@@ -75,6 +75,8 @@ class Member:
     """When it was first seen to be overdue: its last sign of life, and how many messages had been read."""
     fault: str = ""
     """Why it was treated as lost, as the group is told."""
+    is_idle: bool = False
+    """Whether that is because others waited for it."""
 
     def __str__(self) -> str:
         return f"group {self.group} of job {self.job!r}"
@@ -96,6 +98,7 @@ class _Lost(NamedTuple):
     group: int
     key: str
     fault: str
+    is_idle: bool
 
 
 class Members:
@@ -212,7 +215,7 @@ class Members:
             self._began_seconds.pop(member.job, None)
             self._lost_groups.pop(member.job, None)
         if lost:
-            lost_member = _Lost(member.job, member.group, member.key, member.fault or self._silence)
+            lost_member = _Lost(member.job, member.group, member.key, member.fault or self._silence, member.is_idle)
             self._lost |= dict.fromkeys(names, lost_member)
             for name in [*islice(self._lost, max(0, len(self._lost) - _REMEMBERED))]:
                 del self._lost[name]
@@ -232,8 +235,8 @@ class Members:
 
     def _unknown(self, name: bytes | int) -> UnknownClientError:
         if name in self._lost:
-            fault = self._lost[name].fault
-            return UnknownClientError(
+            fault, is_idle = self._lost[name][3:]
+            return (IdleGroupError if is_idle else UnknownClientError)(
                 f"this group {fault}, was treated as lost, and the others went on without it: register again with a "
                 f"new client{', and raise lost_seconds if it was only slow' if fault == self._silence else ''}"
             )
@@ -299,6 +302,7 @@ class Members:
         waited = {each.job for each in waiting if (job := self._jobs.get(each.job)) and job.trains(each.group)}
         idle = [member for member in self if member.job in waited and now - member.asked_seconds > patience]
         for member in idle:
+            member.is_idle = True
             member.fault = f"asked for nothing for {patience:g} s, in which others waited"
         return idle
 
