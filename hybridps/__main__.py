@@ -13,11 +13,14 @@ import socket
 import sys
 import threading
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType, TracebackType
 
+from hybridps import progress
 from hybridps.config import load_settings, started_by_mpi
 from hybridps.errors import ConfigError
+from hybridps.events import Evaluated
 from hybridps.mxnet_import import register_types_with_mxnet
 from hybridps.processes import die_with_parent, use_memory_here
 
@@ -49,6 +52,7 @@ def run_script(arguments: list[str], as_module: bool) -> None:
         end_group(ConfigError(f"there is no script {arguments[0]}{where} on {socket.gethostname()}").on_all_ranks())
     register_types_with_mxnet()
     atexit.register(_clear_script)
+    progress.listeners.append(_note_report)
     sys.argv = arguments
     try:
         if as_module:
@@ -84,8 +88,14 @@ def _end() -> None:
         print_summary(settings.run_folder, only_if_events=True)
 
 
+def _note_report(event: Evaluated) -> None:
+    if event.epoch > 0:
+        _say_if_apart()
+
+
+@cache
 def _say_if_apart() -> None:
-    """Say so if this is the first of several workers, and the script has not connected it to the others."""
+    """Say so, once, if this is the first of several workers, and the script has not connected it to the others."""
     from hybridps.mpi_groups import Session
 
     with suppress(ConfigError):

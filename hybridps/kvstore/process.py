@@ -10,7 +10,9 @@ import weakref
 
 import mxnet as mx
 
+from hybridps import progress
 from hybridps.errors import ConfigError, DeadlineError, LayoutError, ServerError
+from hybridps.events import Evaluated
 from hybridps.job import Job, open_job
 from hybridps.kvstore.ps_lite import MXNetStores
 from hybridps.kvstore.servers import ServersProfile
@@ -48,6 +50,9 @@ class SharedJob:
         self.is_used = False
         """Whether any store was given a key, or had no epoch left to train."""
         self.pid = os.getpid()
+        self._told_unused = False
+        """Whether the user was told that no store is used."""
+        progress.listeners.append(self._note_report)
         self._schedule: Schedule | None = None
         self._profile: ServersProfile | None = None
 
@@ -80,12 +85,8 @@ class SharedJob:
             why = str(error).rpartition("\n")[2]
             told = f"an operation of MXNet failed on worker {self.job.worker}, and the script has not read its result"
             print(f"hybridps: {told}: {why}", file=sys.stderr, flush=True)
-        if not self.is_used and self.job.workers > 1 and self.job.worker == 0:
-            self.job.session.note(
-                "the KVStore of this script was given no weights: either the script did no step, perhaps because it "
-                "has fewer images than a batch, or each worker has trained by itself, because the store was not passed "
-                "to the Trainer (kvstore=kv) or to Module.fit"
-            )
+        progress.listeners.remove(self._note_report)
+        self._tell_if_unused()
         try:
             if self._profile is not None:
                 self._profile.close()
@@ -93,6 +94,21 @@ class SharedJob:
             if self._schedule is not None:
                 self._schedule.close()
             self.job.close()
+
+    def _note_report(self, event: Evaluated) -> None:
+        if event.epoch > 0:
+            self._tell_if_unused()
+
+    def _tell_if_unused(self) -> None:
+        """Tell the user once if no store is used, at the first epoch that the script reports or else at its end."""
+        if self.is_used or self._told_unused or self.job.workers == 1 or self.job.worker != 0:
+            return
+        self._told_unused = True
+        self.job.session.note(
+            "the KVStore of this script was given no weights: either the script did no step, perhaps because it has "
+            "fewer images than a batch, or each worker has trained by itself, because the store was not passed to the "
+            "Trainer (kvstore=kv) or to Module.fit"
+        )
 
     def _end(self, error: BaseException) -> None:
         """End the group: the main thread may wait in the engine for something that will never be done."""

@@ -114,6 +114,23 @@ def test_a_role_of_mxnet_s_servers_is_not_inherited() -> None:
     assert (done.returncode, told(done.stdout)) == (0, ["role is "])
 
 
+REPORTS = """
+import os
+from hybridps import report_progress
+report_progress(0)
+report_progress(1, 0.5)
+if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+    print("trains on")
+report_progress(2, 0.5)
+"""
+
+
+def before_it_trains_on(output: str) -> str:
+    """What the first group says before its first worker trains on."""
+    lines = [line for line in output.splitlines() if line.startswith("[group 0] ")]
+    return "\n".join(lines[: lines.index("[group 0] trains on")])
+
+
 @pytest.mark.parametrize(
     ("store", "options", "apart"),
     [
@@ -128,18 +145,20 @@ def test_workers_that_train_by_themselves_are_told_once(
 ) -> None:
     """The user has started an unchanged script, and forgotten to name the type."""
     script = tmp_path / "train.py"
-    script.write_text(f"import mxnet as mx\nmx.kv.create({store!r})\n")
-    done = run(*options, "--", "python", str(script), environ=environment())
+    script.write_text(f"import mxnet as mx\nmx.kv.create({store!r})\n{REPORTS}")
+    done = run(*options, "--", "sh", "-c", f"python -m hybridps {script} 2>&1", environ=environment())
     assert done.returncode == 0, done.stderr
-    assert (done.stdout + done.stderr).count("has made no KVStore of hybridps") == apart
+    assert done.stdout.count("has made no KVStore of hybridps") == apart
+    assert before_it_trains_on(done.stdout).count("has made no KVStore of hybridps") == apart
 
 
 def test_a_store_that_the_trainer_does_not_have_is_told_once(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("import mxnet as mx\nprint('rank is', mx.kv.create('dist_hybridps').rank)\n")
-    done = launch("-n", "2", "--groups", "2", "python", str(script))
+    script.write_text(f"import mxnet as mx\nkv = mx.kv.create('dist_hybridps')\n{REPORTS}")
+    done = launch("-n", "2", "--groups", "2", "sh", "-c", f"python -m hybridps {script} 2>&1")
     assert done.returncode == 0, done.stderr
-    assert (done.stdout + done.stderr).count("the KVStore of this script was given no weights") == 1
+    assert done.stdout.count("the KVStore of this script was given no weights") == 1
+    assert "the KVStore of this script was given no weights" in before_it_trains_on(done.stdout)
 
 
 def test_what_the_script_has_left_is_freed_while_modules_still_work(tmp_path: Path) -> None:
