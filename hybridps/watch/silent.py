@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hybridps.live import Live, WorkerStatus
 from hybridps.quantities import counted
@@ -47,22 +47,11 @@ class SilentGroups:
         for number, workers in now.groups.items():
             silent = min(self._seconds_without(status, "status", status.seconds) for status in workers)
             idle = min(self._seconds_without(status, "steps", status.steps) for status in workers)
-            first, told, news = workers[0], "", ""
-            who = f"{counted(len(workers), 'worker')}; worker {first.worker} is process {first.pid} on {first.host}"
-            if first.life == lives.get(number) and silent >= self._limit_seconds:
-                told = "silent"
-                news = (
-                    f"group {number} has given no sign of life for {silent:.0f} s, and the launch waits for it: are "
-                    f"its processes stopped ({who})?"
-                )
-            elif first.life == lives.get(number) and idle >= self._idle_seconds:
-                told = "idle"
-                news = (
-                    f"group {number} has done no step for {idle:.0f} s, and the launch waits for it: does its program "
-                    f"hang ({who})?"
-                )
+            told = ""
+            if workers[0].life == lives.get(number):
+                told = "silent" if silent >= self._limit_seconds else "idle" if idle >= self._idle_seconds else ""
             if told and told != self._told.get(number):
-                self.news.append(news)
+                self.news.append(_silent(workers, silent) if told == "silent" else _idle(workers, idle))
             self._told[number] = told
 
     def _seconds_without(self, status: WorkerStatus, kind: str, progress: float) -> float:
@@ -76,3 +65,22 @@ class SilentGroups:
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
+
+
+def _silent(workers: Sequence[WorkerStatus], seconds: float) -> str:
+    return (
+        f"group {workers[0].group} has given no sign of life for {seconds:.0f} s, and the launch waits for it: are its "
+        f"processes stopped ({_names(workers)})?"
+    )
+
+
+def _idle(workers: Sequence[WorkerStatus], seconds: float) -> str:
+    return (
+        f"group {workers[0].group} has done no step for {seconds:.0f} s, and the launch waits for it: does its program "
+        f"hang ({_names(workers)})?"
+    )
+
+
+def _names(workers: Sequence[WorkerStatus]) -> str:
+    first = workers[0]
+    return f"{counted(len(workers), 'worker')}; worker {first.worker} is process {first.pid} on {first.host}"

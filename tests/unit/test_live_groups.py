@@ -119,15 +119,20 @@ def test_a_time_that_is_looked_at_several_times_counts_once() -> None:
     assert len(watched(groups, range(again + 3 * LOOKS - 3, again + 3 * LOOKS), slow, every=3)) == 1
 
 
+def launched(running: bool = True, restarts: int = 0) -> Seen[LaunchStatus]:
+    """The launch of two groups."""
+    known = [GroupStatus(number=n, size=1, running=running, restarts=restarts) for n in (0, 1)]
+    place = {"run": "r", "host": "h", "pid": 1, "started_at": 0.0, "seconds": 1.0}
+    return Seen(LaunchStatus(**place, command=[], workers=3, groups=known, servers=[]), 0.0)
+
+
 def test_a_group_without_a_sign_of_life_is_told_once_each_time() -> None:
     seconds = [0.0]
     groups = SilentGroups(lost_seconds=7.5, deadline_seconds=1000.0, clock=lambda: seconds[0])
 
     def told(looks: int, *written: int, life: int = 0, restarts: int = 0, ended: bool = False, running: bool = True):
         """The groups that are new after looks, one a second, at which group 0's workers have written these statuses."""
-        known = [GroupStatus(number=n, size=1, running=running, restarts=restarts) for n in (0, 1)]
-        place = {"run": "r", "host": "h", "pid": 1, "started_at": 0.0, "seconds": 1.0}
-        launch = LaunchStatus(**place, command=[], workers=3, groups=known, servers=[])
+        launch = launched(running, restarts)
         for _ in range(looks):
             seconds[0] += 1
             first = [
@@ -135,7 +140,7 @@ def test_a_group_without_a_sign_of_life_is_told_once_each_time() -> None:
             ]
             other = replace(worker(2, int(seconds[0])), group=1, life=restarts)
             workers = {each.worker: Seen(each, 0.0) for each in (*first, other)}
-            groups.look(Live({}, {}, None), Live(workers, {}, Seen(launch, 0.0)))
+            groups.look(Live({}, {}, None), Live(workers, {}, launch))
         return [int(groups.news.popleft().split()[1]) for _ in range(len(groups.news))]
 
     assert told(30, 1, 1) == []
@@ -156,16 +161,14 @@ def test_a_group_without_a_sign_of_life_is_told_once_each_time() -> None:
 def test_a_group_that_does_no_step_is_told_once_until_it_goes_on() -> None:
     seconds = [0.0]
     groups = SilentGroups(lost_seconds=7.5, deadline_seconds=48.0, clock=lambda: seconds[0])
-    place = {"run": "r", "host": "h", "pid": 1, "started_at": 0.0, "seconds": 1.0}
-    known = [GroupStatus(number=n, size=1, running=True, restarts=0) for n in (0, 1)]
-    launch = LaunchStatus(**place, command=[], workers=2, groups=known, servers=[])
+    launch = launched()
 
     def told(looks: int, steps: int) -> list[str]:
         for _ in range(looks):
             seconds[0] += 1
             now = int(seconds[0])
             workers = {0: Seen(worker(0, now), 0.0), 1: Seen(worker(1, now, steps=steps), 0.0)}
-            groups.look(Live({}, {}, None), Live(workers, {}, Seen(launch, 0.0)))
+            groups.look(Live({}, {}, None), Live(workers, {}, launch))
         return [groups.news.popleft() for _ in range(len(groups.news))]
 
     assert told(60, 5) == []

@@ -75,8 +75,6 @@ class Member:
     """When it was first seen to be overdue: its last sign of life, and how many messages had been read."""
     fault: str = ""
     """Why it was treated as lost, as the group is told."""
-    is_idle: bool = False
-    """Whether that is because others waited for it."""
 
     def __str__(self) -> str:
         return f"group {self.group} of job {self.job!r}"
@@ -98,7 +96,6 @@ class _Lost(NamedTuple):
     group: int
     key: str
     fault: str
-    is_idle: bool
 
 
 class Members:
@@ -131,6 +128,7 @@ class Members:
         """When clients were last judged."""
         self._lost: dict[bytes | int, _Lost] = {}
         self._silence = f"gave no sign of life for {lost_seconds:g} s"
+        self._idleness = f"asked for nothing for {patience_seconds:g} s, in which others waited"
         self._lost_groups: dict[str, dict[int, float]] = {}
         """For each job, the groups that were lost and are not back, and when each gave its last sign of life."""
 
@@ -211,14 +209,13 @@ class Members:
             self._kept.forget(f"{_MEMBER}{member.session} ")
         if lost:
             self._lost_groups.setdefault(member.job, {})[member.group] = member.seen_seconds
+            why = member.fault or self._silence
+            self._lost |= dict.fromkeys(names, _Lost(member.job, member.group, member.key, why))
+            for name in [*islice(self._lost, max(0, len(self._lost) - _REMEMBERED))]:
+                del self._lost[name]
         if not self.there(member.job):
             self._began_seconds.pop(member.job, None)
             self._lost_groups.pop(member.job, None)
-        if lost:
-            lost_member = _Lost(member.job, member.group, member.key, member.fault or self._silence, member.is_idle)
-            self._lost |= dict.fromkeys(names, lost_member)
-            for name in [*islice(self._lost, max(0, len(self._lost) - _REMEMBERED))]:
-                del self._lost[name]
         return self._jobs.leave(member.job, member.group, lost, early)
 
     def there(self, job: str) -> list[Member]:
@@ -235,8 +232,8 @@ class Members:
 
     def _unknown(self, name: bytes | int) -> UnknownClientError:
         if name in self._lost:
-            fault, is_idle = self._lost[name][3:]
-            return (IdleGroupError if is_idle else UnknownClientError)(
+            fault = self._lost[name].fault
+            return (IdleGroupError if fault == self._idleness else UnknownClientError)(
                 f"this group {fault}, was treated as lost, and the others went on without it: register again with a "
                 f"new client{', and raise lost_seconds if it was only slow' if fault == self._silence else ''}"
             )
@@ -302,8 +299,7 @@ class Members:
         waited = {each.job for each in waiting if (job := self._jobs.get(each.job)) and job.trains(each.group)}
         idle = [member for member in self if member.job in waited and now - member.asked_seconds > patience]
         for member in idle:
-            member.is_idle = True
-            member.fault = f"asked for nothing for {patience:g} s, in which others waited"
+            member.fault = self._idleness
         return idle
 
     def _look_for_quiet(self, now: float) -> None:
