@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -110,12 +111,25 @@ def address_of(array: NDArray) -> int | None:
 def instances(kind: type[Object]) -> list[Object]:
     """Return all objects of a class, or of one derived from it, that Python's garbage collector tracks.
 
+    Objects whose `__del__` runs, or has run, are left out: their memory is being freed.
+
     The list of all tracked objects is made, read and emptied within one call that runs no Python code, so no other
     thread runs meanwhile. It may have a tuple that another thread is still filling, as in `tuple(x for x in y)`.
     CPython ends that with a SystemError if it meets a second reference to the tuple.
     """
     found, _ = next(_instances(kind))
-    return found
+    # In this order: what is no longer being deleted has been deleted.
+    deleted = {id(each) for each in _being_deleted()}
+    return [each for each in found if id(each) not in deleted and not gc.is_finalized(each)]
+
+
+def _being_deleted() -> Iterator[object]:
+    """Yield the objects whose `__del__` runs now, on any thread."""
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            if frame.f_code.co_name == "__del__":
+                yield frame.f_locals.get(frame.f_code.co_varnames[0])
+            frame = frame.f_back
 
 
 def _instances(kind: type[Object]) -> Iterator[tuple[list[Object], None]]:
@@ -127,7 +141,7 @@ def _instances(kind: type[Object]) -> Iterator[tuple[list[Object], None]]:
 
 def all_arrays() -> list[NDArray]:
     """Return all arrays that Python's garbage collector tracks."""
-    # An array without a handle is being made or freed, on this thread or another, and uses no memory.
+    # An array without a handle is being made, on this thread or another, and uses no memory yet.
     return [each for each in instances(NDArray) if hasattr(each, "handle")]
 
 

@@ -146,7 +146,7 @@ def test_workers_that_train_by_themselves_are_told_once(
     """The user has started an unchanged script, and forgotten to name the type."""
     script = tmp_path / "train.py"
     script.write_text(f"import mxnet as mx\nmx.kv.create({store!r})\n{REPORTS}")
-    done = run(*options, "--", "sh", "-c", f"python -m hybridps {script} 2>&1", environ=environment())
+    done = run(*options, "--", "sh", "-c", f"{sys.executable} -m hybridps {script} 2>&1", environ=environment())
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("has made no KVStore of hybridps") == apart
     assert before_it_trains_on(done.stdout).count("has made no KVStore of hybridps") == apart
@@ -155,7 +155,7 @@ def test_workers_that_train_by_themselves_are_told_once(
 def test_a_store_that_the_trainer_does_not_have_is_told_once(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"import mxnet as mx\nkv = mx.kv.create('dist_hybridps')\n{REPORTS}")
-    done = launch("-n", "2", "--groups", "2", "sh", "-c", f"python -m hybridps {script} 2>&1")
+    done = launch("-n", "2", "--groups", "2", "sh", "-c", f"{sys.executable} -m hybridps {script} 2>&1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("the KVStore of this script was given no weights") == 1
     assert "the KVStore of this script was given no weights" in before_it_trains_on(done.stdout)

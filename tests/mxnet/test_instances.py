@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -20,6 +21,27 @@ def test_all_instances_of_a_class_are_found() -> None:
     assert {id(plain), id(sparse)} <= arrays
     assert id(sparse) in sparse_arrays
     assert id(plain) not in sparse_arrays
+
+
+def test_what_another_thread_deletes_meanwhile_is_left_out() -> None:
+    """MXNet has freed the memory of such an array, or is freeing it: to use the array's handle ends the process."""
+    being_deleted, inspected = threading.Event(), threading.Event()
+
+    class Kind:
+        def __del__(self) -> None:
+            being_deleted.set()
+            inspected.wait(10)
+
+    kept = Kind()
+    thread = threading.Thread(target=Kind)
+    thread.start()
+    assert being_deleted.wait(10)
+    found = gc.get_objects()
+    assert [id(each) for each in instances(Kind)] == [id(kept)]
+    inspected.set()
+    thread.join()
+    assert len([each for each in found if type(each) is Kind]) == 2, "the garbage collector has hidden it"
+    assert [id(each) for each in instances(Kind)] == [id(kept)]
 
 
 def test_a_tuple_that_another_thread_fills_meanwhile_is_left_alone() -> None:
