@@ -115,7 +115,7 @@ def end_if_idle(session: Session, failure: Callable[[], HybridPSError | None]) -
     it is left.
     """
     error = failure()
-    if isinstance(error, IdleGroupError) and session.settings.group_index is not None:
+    if isinstance(error, IdleGroupError) and session.is_one_group:
         worker, pid = session.place.worker, os.getpid()
         end_group(
             GroupError(

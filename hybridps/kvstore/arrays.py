@@ -6,6 +6,7 @@ import ctypes
 import gc
 import itertools
 import sys
+import traceback
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -125,11 +126,10 @@ def instances(kind: type[Object]) -> list[Object]:
 
 def _being_deleted() -> Iterator[object]:
     """Yield the objects whose `__del__` runs now, on any thread."""
-    for frame in sys._current_frames().values():
-        while frame is not None:
-            if frame.f_code.co_name == "__del__":
+    for innermost in sys._current_frames().values():
+        for frame, _ in traceback.walk_stack(innermost):
+            if frame.f_code.co_name == "__del__" and frame.f_code.co_varnames:
                 yield frame.f_locals.get(frame.f_code.co_varnames[0])
-            frame = frame.f_back
 
 
 def _instances(kind: type[Object]) -> Iterator[tuple[list[Object], None]]:

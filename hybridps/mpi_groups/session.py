@@ -89,6 +89,11 @@ class Session:
         self.watchdog = Watchdog(settings.deadline_seconds, self._late)
         self.events.emit(Configured(time.time(), msgspec.to_builtins(without_secrets(settings))))
 
+    @property
+    def is_one_group(self) -> bool:
+        """Whether this MPI world is one group, so that no other group ends with it."""
+        return self.plan.groups == 1 or self.settings.group_index is not None
+
     def announce(self, servers: list[str]) -> None:
         """Write the plan to the events, when the servers are known. The first worker also prints it."""
         place, plan = self.place, self.plan

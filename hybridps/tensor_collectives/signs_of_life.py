@@ -213,7 +213,7 @@ class SignsOfLife:
         """Report a rank that has been silent for too long, and end the group if no other group expects it any more."""
         session, failure = self._session, self.failure()
         who = f"rank {rank} of group {session.place.group} ({self._hosts[rank]})"
-        if failure is not None and (session.plan.groups == 1 or session.settings.group_index is not None):
+        if failure is not None and session.is_one_group:
             end_group(GroupError(f"{who} gave no sign of life for {seconds:.0f} s, and {failure}"))
         if not self._has_reported:
             self._has_reported = True
