@@ -14,7 +14,7 @@ from hybridps.tracing import WORDS, Diagnosis, OneClock, diagnose, on_one_clock,
 EXPOSED, REST = "communication", "rest"
 """The parts that are known without a trace."""
 
-PART_WORDS = WORDS | {EXPOSED: "communication that backward does not hide", REST: "computing, loading and the rest"}
+PART_WORDS = WORDS | {EXPOSED: "communication and waiting after backward", REST: "computing, loading and the rest"}
 
 
 class StepTime(NamedTuple):
