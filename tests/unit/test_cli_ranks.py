@@ -157,6 +157,12 @@ def test_a_full_disk_is_one_message(tmp_path: Path) -> None:
         ({"groups": "2"}, {"servers": 2}, Why(servers=2), "; 2 servers (-s) at 127.0.0.1 with no keys; "),
         ({"group_sizes": "1,1"}, {"servers": 0}, Why(servers=0), "; no server (-s); the algorithm that the "),
         ({"groups": "2", "algorithm": "gossip"}, {}, Why(), "; no server (the groups exchange weights themselves); "),
+        (
+            {},
+            {"hosts": parse_hosts("localhost:2,127.0.0.1:2"), "workers": 2},
+            Why(workers=2, hosts="-H"),
+            "2 workers (-n) in 1 group on localhost (not on 127.0.0.1: the slots before suffice); no server",
+        ),
         ({"servers": "tcp://x:1"}, {"workers": 1}, Why(workers=1), "; using the servers at tcp://x:1; "),
         (
             {"groups": "2"},
