@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from hybridps.cli.compare import pictures
-from hybridps.cli.compare.checks import context_of
+from hybridps.cli.compare.checks import check, context_of
 from hybridps.cli.compare.compare import print_table, write
-from hybridps.cli.compare.contenders import Contender, parse_contenders
+from hybridps.cli.compare.contenders import Contender, expected_settings, parse_contenders
 from hybridps.cli.compare.outcomes import Outcome, outcome_of, reached_at, spread, stated_accuracy, table
 from hybridps.cli.compare.page import lines_of
 from hybridps.cli.compare.plan import Comparison, NativeJob, Trial, fingerprint, trial_command, trials_of
@@ -34,17 +34,18 @@ def command_of(comparison: Comparison, name: str, links: Links | None = None) ->
 
 
 def test_triggers_keep_their_options() -> None:
-    found = parse_contenders("sync, gossip+change:0.05,silence=100 ,elastic+every:4,mxnet:dist_sync")
+    found = parse_contenders("sync, gossip+change:0.05,silence=100 ,elastic+every:4,sync+float16,mxnet:dist_sync")
     assert found == (
         Contender("sync", "sync"),
         Contender("gossip+change:0.05,silence=100", "gossip", "change:0.05,silence=100"),
         Contender("elastic+every:4", "elastic", "every:4"),
+        Contender("sync+float16", "sync", None, "float16"),
         Contender("mxnet:dist_sync", "mxnet:dist_sync"),
     )
-    assert [each.kvstore for each in found] == ["dist_hybridps"] * 3 + ["dist_sync"]
+    assert [each.kvstore for each in found] == ["dist_hybridps"] * 4 + ["dist_sync"]
 
 
-@pytest.mark.parametrize("text", ["", " , ", "+always", "sync+", "sync,elastic,sync"])
+@pytest.mark.parametrize("text", ["", " , ", "+always", "sync+", "+float16", "sync,elastic,sync"])
 def test_lists_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_contenders(text)
@@ -62,6 +63,27 @@ def test_a_run_is_an_ordinary_launch() -> None:
     assert " --trigger change:0.05,silence=9 --set tau=4 " in words
     assert " -x COMPARE_SEED=1 -x COMPARE_KVSTORE=dist_hybridps " in words
     assert words.endswith("-- python train.py --seed=1 --store dist_hybridps '{other}'")
+
+
+def test_a_contender_may_round_what_it_sends() -> None:
+    words = shlex.join(command_of(GIVEN, "sync+every:2+bfloat16"))
+    assert " --algorithm sync --trigger every:2 --set wire=bfloat16 --set tau=4 " in words
+    assert expected_settings(parse_contenders("sync+bfloat16")[0])["wire"] == "bfloat16"
+    assert "wire" not in expected_settings(parse_contenders("sync")[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("elastic+float16", (), "'elastic\\+float16': elastic sends weights between groups, which are never rounded"),
+        ("sync+float16", ("wire=bfloat16",), "--set wire=bfloat16 contradicts the contender 'sync\\+float16'"),
+        ("mxnet:dist_sync+float16", (), "'mxnet:dist_sync\\+float16' is not a store of MXNet's own"),
+    ],
+)
+def test_rounding_that_has_no_effect_is_refused(name: str, settings: tuple[str, ...], reason: str) -> None:
+    given = msgspec.structs.replace(GIVEN, settings=settings, command=("true",))
+    with pytest.raises(ConfigError, match=reason):
+        check(given, parse_contenders(name))
 
 
 def test_each_group_is_on_a_node_of_its_own() -> None:

@@ -87,8 +87,7 @@ def _check_launch(comparison: Comparison, contender: Contender) -> None:
     from hybridps.algorithms import choose_row, definition, resolve
 
     groups = {} if contender.makes_groups else {"groups": comparison.groups}
-    given = {"algorithm": contender.algorithm, "trigger": contender.trigger}
-    settings = read_settings(given | groups, comparison.settings)
+    settings = read_settings(contender.settings | groups, comparison.settings)
     launch = make_launch(comparison.command, settings, workers=comparison.workers, servers=comparison.servers)
     algorithm, has_servers = resolve(settings).algorithm or "", bool(launch.servers or settings.servers)
     if len(launch.groups) > 1 and not (has_servers or definition(algorithm).gossips):
@@ -102,6 +101,13 @@ def _check_launch(comparison: Comparison, contender: Contender) -> None:
     if is_one_group and not has_servers and choose_row(algorithm, settings, 1, False, None, None).sends == "weights":
         raise ConfigError(
             f"{contender.name!r} averages weights with other groups, and there is one group: give --groups 2 or more"
+        )
+    if contender.wire and settings.wire != contender.wire:
+        raise ConfigError(f"--set wire={settings.wire} contradicts the contender {contender.name!r}: leave one out")
+    if contender.wire and choose_row(algorithm, settings, len(launch.groups), True, None, None).sends == "weights":
+        raise ConfigError(
+            f"{contender.name!r}: {algorithm} sends weights between groups, which are never rounded: leave "
+            f"+{contender.wire} out"
         )
     if contender.trigger and settings.tau is not None:
         raise ConfigError(

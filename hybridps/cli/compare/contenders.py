@@ -1,4 +1,4 @@
-"""The contenders of a comparison, `ALGORITHM[+TRIGGER]`. Pure, except that it looks up the names in other rooms."""
+"""The contenders of a comparison, `ALGORITHM[+TRIGGER][+WIRE]`. Pure, except that it looks up names in other rooms."""
 
 from __future__ import annotations
 
@@ -15,17 +15,27 @@ NATIVE = "mxnet:"
 STORES = ("dist_sync", "dist_device_sync", "dist_async")
 """MXNet's own stores that can take part."""
 
+WIRES = ("float16", "bfloat16")
+"""The dtypes that values can be sent in (`HYBRIDPS_WIRE`)."""
+
 OURS = "dist_hybridps"
 """The KVStore type of all other contenders. `hybridps run --algorithm` sets the algorithm behind it."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """An algorithm with its trigger, or one of MXNet's own stores."""
+    """An algorithm with its trigger and what it sends values in, or one of MXNet's own stores."""
 
     name: str
     algorithm: str
     trigger: str | None = None
+    wire: str | None = None
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings that its name makes."""
+        made = {"algorithm": self.algorithm, "trigger": self.trigger, "wire": self.wire}
+        return {name: value for name, value in made.items() if value is not None}
 
     @property
     def is_native(self) -> bool:
@@ -55,8 +65,8 @@ class Contender:
 def parse_contenders(text: str) -> tuple[Contender, ...]:
     """Return the contenders of a list with commas; `NAME=VALUE` belongs to the trigger before it. Raises ConfigError.
 
-    >>> [contender.name for contender in parse_contenders("sync,elastic+every:4,silence=9,mxnet:dist_sync")]
-    ['sync', 'elastic+every:4,silence=9', 'mxnet:dist_sync']
+    >>> [contender.name for contender in parse_contenders("sync+float16,elastic+every:4,silence=9,mxnet:dist_sync")]
+    ['sync+float16', 'elastic+every:4,silence=9', 'mxnet:dist_sync']
     """
     names: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -75,11 +85,9 @@ def parse_contenders(text: str) -> tuple[Contender, ...]:
 def check_contender(contender: Contender) -> None:
     """Raise ConfigError if there is no such algorithm, trigger or store."""
     if contender.is_native:
-        if contender.kvstore not in STORES or contender.trigger:
+        if contender.kvstore not in STORES or contender.trigger or contender.wire:
             stores = ", ".join(NATIVE + store for store in STORES)
-            raise ConfigError(
-                f"{contender.name!r} is not a store of MXNet's own: use one of {stores}, without a trigger"
-            )
+            raise ConfigError(f"{contender.name!r} is not a store of MXNet's own: use one of {stores}, without more")
         if find_spec("mxnet") is None:
             raise ConfigError(f"{contender.name!r} needs MXNet: pip install 'hybridps[mxnet]', or leave it out")
         return
@@ -87,18 +95,23 @@ def check_contender(contender: Contender) -> None:
 
 
 def expected_settings(contender: Contender) -> dict[str, str | None]:
-    """Return a contender's algorithm, by its short name, and trigger. Raises ConfigError for unknown ones."""
+    """Return a contender's algorithm, by its short name, its trigger, and its wire, if it names one.
+
+    Raises ConfigError for unknown ones.
+    """
     from hybridps.algorithms import resolve  # this loads the compiler, which takes longer than everything else here
 
-    given = {"algorithm": contender.algorithm, "trigger": contender.trigger}
-    settings = resolve(make_settings({name: value for name, value in given.items() if value is not None}))
-    return {"algorithm": settings.algorithm, "trigger": settings.trigger}
+    settings = resolve(make_settings(contender.settings))
+    wire = {"wire": settings.wire} if contender.wire else {}
+    return {"algorithm": settings.algorithm, "trigger": settings.trigger, **wire}
 
 
 def _contender(name: str) -> Contender:
-    algorithm, plus, trigger = name.partition("+")
+    wire = next((wire for wire in WIRES if name.endswith(f"+{wire}")), None)
+    algorithm, plus, trigger = name.removesuffix(f"+{wire}").partition("+")
     if not algorithm or (plus and not trigger):
         raise ConfigError(
-            f"{name!r} is not a valid contender: write ALGORITHM or ALGORITHM+TRIGGER, e.g. elastic+every:4"
+            f"{name!r} is not a valid contender: write ALGORITHM, ALGORITHM+TRIGGER, e.g. elastic+every:4, or "
+            "ALGORITHM+WIRE, e.g. sync+float16"
         )
-    return Contender(name, algorithm, trigger or None)
+    return Contender(name, algorithm, trigger or None, wire)

@@ -10,8 +10,8 @@ import typer
 AlgorithmsOption = Annotated[
     str,
     typer.Option(
-        metavar="NAME[+TRIGGER],...",
-        help="What to compare, e.g. sync,elastic,elastic+every:4,mxnet:dist_sync.",
+        metavar="NAME[+TRIGGER][+WIRE],...",
+        help="What to compare, e.g. sync,sync+float16,elastic,elastic+every:4,mxnet:dist_sync.",
     ),
 ]
 SeedsOption = Annotated[

@@ -125,6 +125,7 @@ def _hybridps_words(comparison: Comparison, trial: Trial, links: Links | None) -
     words += [] if contender.makes_groups else ["--groups", str(comparison.groups)]
     words += ["--algorithm", contender.algorithm]
     words += ["--trigger", contender.trigger] if contender.trigger else []
+    words += ["--set", f"wire={contender.wire}"] if contender.wire else []
     words += [] if comparison.servers is None else ["--servers", str(comparison.servers)]
     for pair in comparison.settings:
         words += ["--set", pair]

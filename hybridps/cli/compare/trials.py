@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -180,7 +180,8 @@ def _misused(trial: Trial, run: Run) -> str:
     if not contender.is_native:
         if not is_ours:
             return "the script created no hybridps store: make it create the KVStore dist_hybridps"
-        trained, expected = _trained(run), expected_settings(contender)
+        expected = expected_settings(contender)
+        trained = _trained(run, expected)
         return "" if trained == expected else f"the script trained with {_words(trained)}, not {_words(expected)}"
     wanted = f"not {contender.kvstore}: make it read the type from COMPARE_KVSTORE, or put {{kvstore}} into its command"
     if is_ours:
@@ -189,10 +190,10 @@ def _misused(trial: Trial, run: Run) -> str:
     return f"the script created {' and '.join(sorted(others))}, {wanted}" if others else ""
 
 
-def _trained(run: Run) -> dict[str, str | None]:
-    """Return the algorithm and the trigger that the ranks were configured with."""
+def _trained(run: Run, names: Iterable[str]) -> dict[str, str | None]:
+    """Return these settings, such as the algorithm, as the ranks had them."""
     settings = next(event.settings for event in run.last(Configured))
-    return {name: settings.get(name) for name in ("algorithm", "trigger")}
+    return {name: settings.get(name) for name in names}
 
 
 def _words(settings: Mapping[str, str | None]) -> str:
