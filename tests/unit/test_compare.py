@@ -19,10 +19,11 @@ from hybridps.cli.compare.contenders import Contender, expected_settings, parse_
 from hybridps.cli.compare.outcomes import Outcome, outcome_of, reached_at, spread, stated_accuracy, table
 from hybridps.cli.compare.page import lines_of
 from hybridps.cli.compare.plan import Comparison, NativeJob, Trial, fingerprint, trial_command, trials_of
-from hybridps.cli.compare.trials import Result, kept_result
+from hybridps.cli.compare.trials import Result, _misused, kept_result
 from hybridps.errors import ConfigError
+from hybridps.events import Configured, EventLog, Noted
 from hybridps.links import LAUNCHER, Links
-from hybridps.report import Point
+from hybridps.report import Point, read_run
 
 COMMAND = ("python", "train.py", "--seed={seed}", "--store", "{kvstore}", "{other}")
 GIVEN = Comparison(contenders=("sync",), seeds=2, workers=3, groups=2, command=COMMAND, settings=("tau=4",))
@@ -221,6 +222,16 @@ def test_a_run_that_cannot_be_read_has_failed(tmp_path: Path) -> None:
     trial = Trial(Contender("sync", "sync"), 0, tmp_path)
     found = outcome_of(trial, Result("finished", "", 0, 1.0, "mark"))
     assert (found.outcome, "is it the folder of a run" in found.reason) == ("failed", True)
+
+
+@pytest.mark.parametrize("note", ["HYBRIDPS_WIRE=float16 has no effect here, because ...", "something else"])
+def test_a_run_that_rounds_nothing_has_failed(note: str, tmp_path: Path) -> None:
+    log = EventLog(tmp_path, "0")
+    log.emit(Configured(0.0, {"algorithm": "sync", "wire": "float16"}))
+    log.emit(Noted(note))
+    log.close()
+    trial = Trial(parse_contenders("sync+float16")[0], 0, tmp_path)
+    assert _misused(trial, read_run(tmp_path)) == (note if "WIRE" in note else "")
 
 
 def test_a_trigger_that_never_fires_saves_all_exchanges() -> None:

@@ -19,7 +19,7 @@ from hybridps.cli.compare.plan import Comparison, Trial, trial_command
 from hybridps.cli.compare.witness import stores_made
 from hybridps.cli.run.mpirun import rank_environment, root_environment
 from hybridps.errors import ConfigError, HybridPSError
-from hybridps.events import Configured
+from hybridps.events import Configured, Noted
 from hybridps.links import Links, limited_links
 from hybridps.processes import STOP_SECONDS, die_with_parent, without_rank_marks
 from hybridps.report import Run, read_run
@@ -182,7 +182,9 @@ def _misused(trial: Trial, run: Run) -> str:
             return "the script created no hybridps store: make it create the KVStore dist_hybridps"
         expected = expected_settings(contender)
         trained = _trained(run, expected)
-        return "" if trained == expected else f"the script trained with {_words(trained)}, not {_words(expected)}"
+        if trained != expected:
+            return f"the script trained with {_words(trained)}, not {_words(expected)}"
+        return _without_wire(run) if contender.wire else ""
     wanted = f"not {contender.kvstore}: make it read the type from COMPARE_KVSTORE, or put {{kvstore}} into its command"
     if is_ours:
         return f"the script created a hybridps store, {wanted}"
@@ -194,6 +196,12 @@ def _trained(run: Run, names: Iterable[str]) -> dict[str, str | None]:
     """Return these settings, such as the algorithm, as the ranks had them."""
     settings = next(event.settings for event in run.last(Configured))
     return {name: settings.get(name) for name in names}
+
+
+def _without_wire(run: Run) -> str:
+    """Return what the ranks say if the script trains in a way in which nothing is rounded; else an empty text."""
+    notes = (event.message for rank in run.ranks for event in rank.events if isinstance(event, Noted))
+    return next((note for note in notes if note.startswith("HYBRIDPS_WIRE=")), "")
 
 
 def _words(settings: Mapping[str, str | None]) -> str:
