@@ -44,8 +44,7 @@ def make_launch(
     total = _workers(workers, hosts, settings)
     hosts = spread_workers(hosts, total)
     seen = _as_ranks_see(settings)
-    groups = _groups(total, hosts, seen)
-    gossips = do_gossip(seen)
+    groups, gossips = _groups(total, hosts, seen), do_gossip(seen)
     count = count_servers(servers, len(groups) > 1 and not settings.servers and not gossips, settings)
     launches = plan_servers(count, len(groups), server_restarts, settings)
     elsewhere = [host.name for host in hosts if not is_here(host.name)]
