@@ -78,6 +78,12 @@ def test_a_contender_may_round_what_it_sends() -> None:
     [
         ("elastic+float16", (), "'elastic\\+float16': elastic sends weights between groups, which are never rounded"),
         ("sync+float16", ("wire=bfloat16",), "--set wire=bfloat16 contradicts the contender 'sync\\+float16'"),
+        ("async+float16", (), "'async\\+float16': async sends weights between groups, which are never rounded"),
+        (
+            "sync+float16",
+            ("backend=mxnet",),
+            "'sync\\+float16': the backend mxnet rounds nothing: leave \\+float16 out",
+        ),
         ("mxnet:dist_sync+float16", (), "'mxnet:dist_sync\\+float16' is not a store of MXNet's own"),
     ],
 )
@@ -85,6 +91,12 @@ def test_rounding_that_has_no_effect_is_refused(name: str, settings: tuple[str, 
     given = msgspec.structs.replace(GIVEN, settings=settings, command=("true",))
     with pytest.raises(ConfigError, match=reason):
         check(given, parse_contenders(name))
+
+
+def test_one_group_sends_nothing_that_could_be_rounded() -> None:
+    given = msgspec.structs.replace(GIVEN, groups=1, command=("true",))
+    with pytest.raises(ConfigError, match=r"'sync\+float16' rounds what groups send, and there is one group"):
+        check(given, parse_contenders("sync+float16"))
 
 
 def test_each_group_is_on_a_node_of_its_own() -> None:

@@ -14,7 +14,7 @@ from hybridps.cli.compare.contenders import Contender, check_contender
 from hybridps.cli.compare.plan import Comparison
 from hybridps.cli.run.plan import make_launch, user_command
 from hybridps.cli.run.plan.environment import read_environment
-from hybridps.config import PREFIX, SECRETS
+from hybridps.config import PREFIX, SECRETS, Settings
 from hybridps.errors import ConfigError, HybridPSError
 from hybridps.links import bits_per_second, missing
 
@@ -102,15 +102,30 @@ def _check_launch(comparison: Comparison, contender: Contender) -> None:
         raise ConfigError(
             f"{contender.name!r} averages weights with other groups, and there is one group: give --groups 2 or more"
         )
-    if contender.wire and settings.wire != contender.wire:
-        raise ConfigError(f"--set wire={settings.wire} contradicts the contender {contender.name!r}: leave one out")
-    if contender.wire and choose_row(algorithm, settings, len(launch.groups), True, None, None).sends == "weights":
-        raise ConfigError(
-            f"{contender.name!r}: {algorithm} sends weights between groups, which are never rounded: leave "
-            f"+{contender.wire} out"
-        )
+    if contender.wire:
+        _check_wire(contender, settings, algorithm, len(launch.groups))
     if contender.trigger and settings.tau is not None:
         raise ConfigError(
             f"--set tau={settings.tau} has no meaning with the trigger of {contender.name!r}: name a trigger for each "
             f"contender, such as elastic+every:{settings.tau}"
         )
+
+
+def _check_wire(contender: Contender, settings: Settings, algorithm: str, groups: int) -> None:
+    """Raise ConfigError if the contender would train as without its wire. `algorithm`: its short name."""
+    from hybridps.algorithms import choose_row, definition
+
+    name, wire = contender.name, contender.wire
+    if settings.wire != wire:
+        raise ConfigError(f"--set wire={settings.wire} contradicts the contender {name!r}: leave one out")
+    if groups == 1:
+        raise ConfigError(f"{name!r} rounds what groups send, and there is one group: give --groups 2 or more")
+    # With an asynchronous algorithm, servers update and send weights; it has no row without their rule.
+    is_rounded = not definition(algorithm).is_asynchronous and (
+        choose_row(algorithm, settings, groups, True, None, None).codec == wire
+    )
+    if not is_rounded:
+        why = f"{algorithm} sends weights between groups, which are never rounded"
+        if settings.backend != "hybridps":
+            why = f"the backend {settings.backend} rounds nothing"
+        raise ConfigError(f"{name!r}: {why}: leave +{wire} out")

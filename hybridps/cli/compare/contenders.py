@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import get_args, get_type_hints
 
-from hybridps.config import make_settings
+from hybridps.config import Settings, make_settings
 from hybridps.errors import ConfigError
 
 NATIVE = "mxnet:"
@@ -15,8 +16,8 @@ NATIVE = "mxnet:"
 STORES = ("dist_sync", "dist_device_sync", "dist_async")
 """MXNet's own stores that can take part."""
 
-WIRES = ("float16", "bfloat16")
-"""The dtypes that values can be sent in (`HYBRIDPS_WIRE`)."""
+WIRES = tuple(wire for wire in get_args(get_type_hints(Settings)["wire"]) if wire != "exact")
+"""The dtypes that values can be rounded to when they are sent (`HYBRIDPS_WIRE`)."""
 
 OURS = "dist_hybridps"
 """The KVStore type of all other contenders. `hybridps run --algorithm` sets the algorithm behind it."""
@@ -87,7 +88,9 @@ def check_contender(contender: Contender) -> None:
     if contender.is_native:
         if contender.kvstore not in STORES or contender.trigger or contender.wire:
             stores = ", ".join(NATIVE + store for store in STORES)
-            raise ConfigError(f"{contender.name!r} is not a store of MXNet's own: use one of {stores}, without more")
+            raise ConfigError(
+                f"{contender.name!r} is not a store of MXNet's own: use one of {stores}, with nothing added"
+            )
         if find_spec("mxnet") is None:
             raise ConfigError(f"{contender.name!r} needs MXNet: pip install 'hybridps[mxnet]', or leave it out")
         return
@@ -102,8 +105,7 @@ def expected_settings(contender: Contender) -> dict[str, str | None]:
     from hybridps.algorithms import resolve  # this loads the compiler, which takes longer than everything else here
 
     settings = resolve(make_settings(contender.settings))
-    wire = {"wire": settings.wire} if contender.wire else {}
-    return {"algorithm": settings.algorithm, "trigger": settings.trigger, **wire}
+    return contender.settings | {"algorithm": settings.algorithm, "trigger": settings.trigger}
 
 
 def _contender(name: str) -> Contender:
