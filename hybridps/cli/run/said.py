@@ -42,7 +42,8 @@ def describe(launch: Launch, mpirun: Mpirun, why: Why) -> str:
     groups = f"in {counted(len(sizes), 'group')}" + (f" ({' + '.join(map(str, sizes))})" if len(sizes) > 1 else "")
     names = dict.fromkeys(host.name for group in launch.groups for host in group.hosts)
     where = f"on {', '.join(names)}" if names else "on this host"
-    where += f" (not on {', '.join(launch.idle_hosts)}: the slots before suffice)" if launch.idle_hosts else ""
+    idle = dict.fromkeys(host.name for host in launch.hosts if host.name not in names)
+    where += f" (not on {', '.join(idle)}: the slots before suffice)" if idle else ""
     parts = [
         f"{workers} {groups} {where}",
         _servers(launch, why),

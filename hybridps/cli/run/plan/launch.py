@@ -70,8 +70,8 @@ class Launch:
     """Whether a restarted group could not join the others, so that all start together."""
     sizes: tuple[int, ...] = ()
     """The sizes of all groups of the job that these groups join, by number; empty if the launch starts its own job."""
-    idle_hosts: tuple[str, ...] = ()
-    """Hosts that were named, and on which no worker runs, because those before them have slots enough."""
+    hosts: tuple[Host, ...] = ()
+    """The hosts that were named. Those at the end may have no group, because those before have enough slots."""
     done: tuple[float, int] = (0.0, 0)
     """The epochs and steps that the job had done when these groups joined it."""
 

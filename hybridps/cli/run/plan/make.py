@@ -66,14 +66,9 @@ def make_launch(
         peers=peers,
         restarts=check_restarts(restarts, len(groups), settings),
         begins_together=not join and seen.algorithm == "sync",
-        idle_hosts=_idle(hosts, groups),
+        hosts=hosts,
     )
     return _joined(made) if join else made
-
-
-def _idle(hosts: Sequence[Host], groups: Sequence[GroupLaunch]) -> tuple[str, ...]:
-    used = {host.name for group in groups for host in group.hosts}
-    return tuple(dict.fromkeys(host.name for host in hosts if host.name not in used))
 
 
 def _listening(elsewhere: Sequence[str], settings: Settings, insecure: bool) -> str:
