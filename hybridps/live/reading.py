@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,13 +12,19 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from hybridps.errors import ConfigError
 from hybridps.live.files import LARGEST_BYTES, WRITE_SECONDS
+from hybridps.live.folder import LIVE
 from hybridps.live.status import LaunchStatus, Report, ServerStatus, Status, WorkerStatus
 
 StatusT = TypeVar("StatusT", WorkerStatus, ServerStatus, LaunchStatus)
 
 MOST_FILES = 20_000
 """The largest number of files of one kind. A folder with more was not written by a run."""
+
+
+KILLED_SECONDS = 30.0
+"""A launcher that has written nothing for so long was killed. Its process number may be that of another process."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,31 @@ def silent_seconds(seen: Seen[WorkerStatus] | Seen[ServerStatus], processes: int
     """
     late = 4 * max(WRITE_SECONDS, processes / 400) + 1.0
     return seen.age_seconds if not seen.status.ended and seen.age_seconds > late else 0.0
+
+
+def is_gone(status: Status) -> bool:
+    """Return whether a process of this host no longer exists, although it did not report its end."""
+    if status.host != socket.gethostname():
+        return False
+    try:
+        os.kill(status.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def check_unused(run_folder: str | None) -> None:
+    """Raise ConfigError if another launch that is in progress on this host writes to the run folder."""
+    for seen in _read(Path(run_folder, LIVE), "launcher.json", LaunchStatus) if run_folder is not None else ():
+        status = seen.status
+        is_here = status.host == socket.gethostname() and status.pid != os.getpid() and not is_gone(status)
+        if is_here and not status.ended and seen.age_seconds < KILLED_SECONDS:
+            raise ConfigError(
+                f"the run folder {run_folder!r} belongs to a launch in progress (process {status.pid}): give this one "
+                "another folder, or wait until that one has ended"
+            )
 
 
 def rate(before: Status | None, now: Status, field: str) -> float | None:

@@ -12,9 +12,9 @@ import pytest
 from hybridps.cli.run.children import keeper
 from hybridps.cli.top.watch import watch as top
 from hybridps.errors import ConfigError
-from hybridps.live import Live, StatusFile, WorkerStatus, read_live
+from hybridps.live import LaunchStatus, Live, StatusFile, WorkerStatus, read_live
 from hybridps.live.folder import LiveFolder, find_live, runs_folder
-from hybridps.live.reading import Seen, rate, silent_seconds
+from hybridps.live.reading import Seen, check_unused, rate, silent_seconds
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +115,35 @@ def test_a_new_run_removes_what_an_earlier_one_has_written(tmp_path: Path) -> No
     first = LiveFolder(str(tmp_path / "run"))
     written(first.path, status())
     assert [*read_live(LiveFolder(str(tmp_path / "run")).path).workers] == []
+
+
+def test_a_run_folder_has_one_launch_at_a_time(tmp_path: Path) -> None:
+    check_unused(None)
+    check_unused(str(tmp_path))
+    other = subprocess.Popen(["sleep", "60"])
+    place = {"run": "a", "host": _host(), "pid": other.pid, "started_at": 0.0}
+    status = LaunchStatus(**place, command=[], workers=1, groups=[], servers=[])
+    (tmp_path / "live").mkdir()
+    file = StatusFile(tmp_path / "live", "launcher", lambda: status)
+    written = tmp_path / "live" / "launcher.json"
+    try:
+        with pytest.raises(ConfigError, match=rf"belongs to a launch in progress \(process {other.pid}\)"):
+            check_unused(str(tmp_path))
+        file.close()
+        check_unused(str(tmp_path))  # it has ended
+        running = written.read_bytes().replace(b'"ended":true', b'"ended":false')
+        written.write_bytes(running.replace(_host().encode(), b"elsewhere"))
+        check_unused(str(tmp_path))  # nobody here knows whether a process of another host runs
+        written.write_bytes(running)
+        with pytest.raises(ConfigError, match="another folder"):
+            check_unused(str(tmp_path))
+        os.utime(written, (0, 0))
+        check_unused(str(tmp_path))  # a killed launcher, whose number another process has now
+        written.touch()
+    finally:
+        other.kill()
+        other.wait()
+    check_unused(str(tmp_path))
 
 
 def test_only_the_newest_run_and_only_whole_files_are_read(tmp_path: Path) -> None:

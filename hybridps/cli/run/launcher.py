@@ -23,6 +23,7 @@ from hybridps.cli.run.servers import LaunchedServers
 from hybridps.cli.run.signals import Signals
 from hybridps.errors import FAILED, MISUSED
 from hybridps.events import Noted, check_run_folder
+from hybridps.live.reading import check_unused
 from hybridps.progress import parse_restarts
 from hybridps.quantities import counted
 from hybridps.resuming import Resume
@@ -36,6 +37,7 @@ def run(launch: Launch, why: Why | None = None) -> int:
     """
     mpirun, folder = find_mpirun(), launch.settings.run_folder
     has_earlier = check_run_folder(folder)
+    check_unused(folder)
     check_trace(launch.settings)
     with ExitStack() as stack:
         screen = _screen(launch, stack)

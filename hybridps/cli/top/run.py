@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -19,8 +17,7 @@ from rich.text import Text
 from hybridps.cli.top.table import PLAIN_WIDTH, Row, make_table, nbytes, number, printable
 from hybridps.live import Live, ServerStatus, WorkerStatus, read_live
 from hybridps.live.folder import other_runs
-from hybridps.live.reading import Seen, clock, rate, report_of, silent_seconds, steps_per_second
-from hybridps.live.status import Status
+from hybridps.live.reading import Seen, clock, is_gone, rate, report_of, silent_seconds, steps_per_second
 from hybridps.quantities import counted, duration
 
 REFRESH_SECONDS = 1.0
@@ -234,19 +231,6 @@ def state_of(seen: Seen[WorkerStatus] | Seen[ServerStatus], processes: int, now:
     if isinstance(status, WorkerStatus) and status.slow is not None:
         return f"slow: takes {status.factor:.1f} times as long ({printable(status.slow)})"
     return "running"
-
-
-def is_gone(status: Status) -> bool:
-    """Return whether a process of this host no longer exists, although it did not report its end."""
-    if status.host != socket.gethostname():
-        return False
-    try:
-        os.kill(status.pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def group_state(now: Live, group: int, workers: list[WorkerStatus]) -> str:
