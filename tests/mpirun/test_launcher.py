@@ -111,7 +111,7 @@ TWO_GROUPS = ("-np", "4", "--groups", "2", "-s", "0")
 
 
 def test_each_group_is_told_what_it_is(script: Path) -> None:
-    done = launch(script, "settings", "-n", "3", "--groups", "2", "-s", "0", "--set", "tau=7", "--algorithm", "elastic")
+    done = launch(script, "settings", "-n", "3", "--groups", "2", "-s", "0", "--set", "tau=7", "--algorithm", "gossip")
     assert (done.returncode, after_first_line(done.stderr)) == (0, "")
     told = [line for line in done.stdout.splitlines() if "HYBRIDPS_" in line]
     assert len(told) == 3
@@ -119,7 +119,7 @@ def test_each_group_is_told_what_it_is(script: Path) -> None:
         mine = next(line for line in told if line.startswith(f"[group {group}] "))
         assert f"HYBRIDPS_GROUP_INDEX={group} HYBRIDPS_GROUP_SIZES=2,1" in mine
         assert "HYBRIDPS_TAU=7" in mine
-        assert "HYBRIDPS_ALGORITHM=elastic" in mine
+        assert "HYBRIDPS_ALGORITHM=gossip" in mine
 
 
 HOSTS = """# the cluster

@@ -45,7 +45,7 @@ def make_launch(
     hosts = spread_workers(hosts, total)
     seen = _as_ranks_see(settings)
     groups, gossips = _groups(total, hosts, seen), do_gossip(seen)
-    count = count_servers(servers, len(groups) > 1 and not settings.servers and not gossips, settings)
+    count = count_servers(servers, len(groups) > 1 and not seen.servers and not gossips, seen)
     launches = plan_servers(count, len(groups), server_restarts, settings)
     elsewhere = [host.name for host in hosts if not is_here(host.name)]
     may_gossip = len(groups) > 1 and (gossips or might_gossip(settings, elsewhere))

@@ -41,6 +41,11 @@ def count_servers(servers: int | None, needs_one: bool, settings: Settings) -> i
             f"--servers {servers} asks for new servers, and {PREFIX}SERVERS={','.join(settings.servers)} for running "
             "ones: give only one of them"
         )
+    if not servers and needs_one and settings.algorithm is not None:
+        raise ConfigError(
+            f"--servers 0 cannot be used: groups need a server with the algorithm {settings.algorithm}; omit it, or "
+            "choose an algorithm that gossips"
+        )
     return servers
 
 

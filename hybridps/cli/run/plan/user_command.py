@@ -65,6 +65,8 @@ def _hint(command: Sequence[str]) -> str:
     first = command[0]
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=.*", first, re.DOTALL):
         return f": give variables with -x {first} before the command"
+    if re.fullmatch(r"[\w.-]+:[0-9]+", first):
+        return ": hosts are separated by commas, as in -H node1:2,node2:2"
     if len(command) == 1 and " " in first:
         return ": leave out the quotes around the command, or run bash -c 'COMMAND'"
     return ""
