@@ -155,7 +155,7 @@ def test_a_full_disk_is_one_message(tmp_path: Path) -> None:
         ({"groups": "2"}, {"workers": 3}, Why(workers=3), "3 workers (-n) in 2 groups (2 + 1) on this host; 1 server"),
         ({"groups": "2"}, {"servers": 2}, Why(servers=2), "2 workers (one for each group) in 2 groups (1 + 1) on "),
         ({"groups": "2"}, {"servers": 2}, Why(servers=2), "; 2 servers (-s) at 127.0.0.1 with no keys; "),
-        ({"group_sizes": "1,1"}, {"servers": 0}, Why(servers=0), "; no server (-s); the algorithm that the "),
+        ({"group_sizes": "1,1"}, {"servers": 0}, Why(servers=0), "; no server (-s); algorithm sync, unless "),
         ({"groups": "2", "algorithm": "gossip"}, {}, Why(), "; no server (the groups exchange weights themselves); "),
         (
             {},
@@ -169,7 +169,8 @@ def test_a_full_disk_is_one_message(tmp_path: Path) -> None:
             {"hosts": parse_hosts("127.0.0.1:1,localhost:1"), "launcher": "ssh"},
             Why(hosts="-H"),
             "2 workers (the slots of -H) in 2 groups (1 + 1) on 127.0.0.1, localhost; 1 server (there are several "
-            "groups) at 127.0.0.1 with no keys; the algorithm that the script chooses; Open MPI 5.0.11 over ssh",
+            "groups) at 127.0.0.1 with no keys; algorithm sync, unless the script names another; Open MPI 5.0.11 "
+            "over ssh",
         ),
     ],
 )

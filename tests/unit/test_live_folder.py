@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+from rich.console import Console
 
 from hybridps.cli.run.children import keeper
+from hybridps.cli.top.run import page
 from hybridps.cli.top.watch import watch as top
 from hybridps.errors import ConfigError
 from hybridps.live import LaunchStatus, Live, StatusFile, WorkerStatus, read_live
@@ -58,6 +62,22 @@ def test_top_names_the_other_runs_in_progress(tmp_path: Path, capsys: pytest.Cap
     assert "also in progress" not in capsys.readouterr().out
     for folder in (newest, *others):
         folder.close()
+
+
+def test_a_narrow_terminal_shows_whole_columns(tmp_path: Path) -> None:
+    took = {"step_seconds": 0.2, "own_seconds": 0.1, "program_seconds": 0.05, "steps": 123456, "host": "x" * 40}
+    found = written(tmp_path, *(status(worker, **took, slow="compute", factor=12.5) for worker in (0, 1)))
+    for worker, seen in found.workers.items():
+        found.workers[worker] = Seen(msgspec.structs.replace(seen.status, ended=False, host="elsewhere"), 0.0)
+    for width in (80, 100, 250):
+        console = Console(width=width, file=io.StringIO())
+        console.print(page(found, found, width))
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        rows = [line for line in lines if "slow: takes 12.5 times as long (compute)" in line]
+        assert len(rows) == 2, lines
+        assert not any("…" in line for line in lines)
+        words = next(line for line in lines if line.startswith("WORKER")).split()
+        assert ("HOST" in words, "WAITING" in words) == (width == 250, True)
 
 
 def test_a_run_folder_is_found_by_what_was_written_there(tmp_path: Path) -> None:

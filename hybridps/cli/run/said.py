@@ -47,7 +47,7 @@ def describe(launch: Launch, mpirun: Mpirun, why: Why) -> str:
     parts = [
         f"{workers} {groups} {where}",
         _servers(launch, why),
-        f"algorithm {settings.algorithm}" if settings.algorithm else "the algorithm that the script chooses",
+        f"algorithm {settings.algorithm or 'sync, unless the script names another'}",
         str(mpirun) + (f" over {launch.launcher}" if launch.launcher not in (None, "local", "mpi") else ""),
         f"each worker has {' and '.join(launch.ranks.bound)} of its own" if launch.ranks.bound else "",
     ]

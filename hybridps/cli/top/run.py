@@ -40,7 +40,10 @@ _WORKERS = (
     ),
     *("CPU", "EPOCH", "LOSS", "ACCURACY", "STATE"),
 )
-_SPARE_OF_WORKERS = ("HOST", "PROGRAM", "COMPUTE", "COMMUNICATION", "LOSS", "CPU", "EPOCH", "STEP TIME", "ACCURACY")
+_SPARE_OF_WORKERS = (
+    *("HOST", "PROGRAM", "COMPUTE", "COMMUNICATION", "LOSS", "CPU", "EPOCH", "STEP TIME", "ACCURACY", "PID"),
+    "STEPS/S",
+)
 """What a narrow terminal does not show, in this order."""
 _GROUPS = (
     *("GROUP", "WORKERS", "STEP", "BEHIND", "EXCHANGES", "EXCHANGE", "DISTANCE", "SKIPPED", "SENT/S", "RECEIVED/S"),

@@ -13,7 +13,7 @@ PLAIN_WIDTH = 250
 """The columns of output that does not go to a terminal."""
 
 _LONGEST_NAME = 48
-_GAP = 1
+_GAP = 2
 """The columns between two cells."""
 
 Row = tuple[str, ...]
