@@ -11,6 +11,7 @@ import ctypes
 import mmap
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import chain, islice
 
 import msgspec
 import numpy as np
@@ -100,16 +101,17 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
             named = f", from key {other.slots[0].key!r} on" if other.slots else ""
             return f"dtype {other.dtype} instead of {self.dtype}{named}"
         here, there = self.slot_of, other.slot_of
-        said = [f"key {key!r} is missing" for key in here if key not in there]
-        said += [f"key {key!r} is new" for key in there if key not in here]
-        said += [
+        missing = (f"key {key!r} is missing" for key in here if key not in there)
+        new = (f"key {key!r} is new" for key in there if key not in here)
+        reshaped = (
             f"key {key!r} has the shape {there[key].shape} instead of {here[key].shape}"
             for key in here
             if key in there and here[key].shape != there[key].shape
-        ]
+        )
+        said = [*islice(chain(missing, new, reshaped), 4)]  # a server has no time for all of a hundred thousand keys
         if not said and self != other:
             said = ["the order of the keys differs"]
-        return "; ".join(said[:3]) + (f"; and {len(said) - 3} more" if len(said) > 3 else "")
+        return "; ".join(said[:3]) + ("; and more" if len(said) > 3 else "")
 
 
 class Arena:

@@ -105,7 +105,8 @@ def silent_workers(session: Session, servers: tuple[str, ...], number: int, seco
     place = place_in_rack(group, plan.groups, settings.racks, servers)
     silent = silent_groups(place.servers, number, seconds, settings)
     first = [*accumulate(plan.group_sizes, initial=0)][group - place.group :]
-    return [worker for each in silent for worker in range(first[each], first[each + 1])]
+    # Groups that joined the job later are not in this plan.
+    return [worker for each in silent if each + 1 < len(first) for worker in range(first[each], first[each + 1])]
 
 
 def end_if_idle(session: Session, failure: Callable[[], HybridPSError | None]) -> None:

@@ -114,8 +114,8 @@ class Averaging:
         return 0 not in like.shape and dtype_of(like) in FLOATS
 
     def announce(self, name: str) -> None:
-        """Average the key with the rest of the model from the next step on, unless it is averaged already."""
-        if self.averages(name) and self._keys[name].averaged is None and name not in self._announced:
+        """Average the key with the rest of the model from the next step on, unless it is averaged so already."""
+        if self.averages(name) and self._keys[name].averaged not in self._model and name not in self._announced:
             self._announced.append(name)
 
     def begin_step(self, step: int) -> None:
@@ -142,6 +142,8 @@ class Averaging:
         if self._announced:
             for name in self._announced:
                 key = self._keys[name]
+                if key.averaged is not None:
+                    key.averaged.shared.close()  # it was used with `push`
                 if not self._updates() and key.stored is not None and is_alike(key.stored, key.outs[0]):
                     key.stored = key.outs[0]  # the trained weights, from which an optimizer would continue
             averaged = self._together(f"model.{len(self._model)}.", self._announced, may_move=True)

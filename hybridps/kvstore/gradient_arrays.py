@@ -9,7 +9,7 @@ from mxnet.ndarray import NDArray
 
 from hybridps.algorithms import AnyRule
 from hybridps.kvstore.arrays import address_of, array_over, dtype_of, operate
-from hybridps.kvstore.moved import Movable, MovedArray, in_graphs, is_overwritten, mark
+from hybridps.kvstore.moved import Movable, MovedArray, in_graphs, is_overwritten, mark, networks_keep_memory
 from hybridps.step import Gradients, KeySpec
 
 Arrays = Sequence[NDArray]
@@ -111,10 +111,10 @@ class GradientArrays:
     def move_in(self, weights: Mapping[str, Arrays], gradients: Mapping[str, Arrays]) -> None:
         """Let backward write gradients directly into the arenas, where that is safe. Waits for the gradients.
 
-        An array stays where it is if another store has moved it, or if something would keep its old memory: a view, or
-        a graph that autograd has recorded.
+        An array stays where it is if another store has moved it, or if something would keep its old memory: a view, a
+        graph that autograd has recorded, or a network that is hybridized with static shapes.
         """
-        if not gradients:
+        if not gradients or networks_keep_memory():
             return
         movable, kept = Movable(), in_graphs(weight for name in gradients for weight in weights[name])
         for name, arrays in gradients.items():
@@ -128,8 +128,8 @@ class GradientArrays:
     def move_out_what_is_written_elsewhere(self) -> None:
         """Move out the gradients that backward still writes to their old memory.
 
-        A network hybridized with static shapes keeps writing to the memory that it saw first. Gradients that backward
-        has not written since the move are checked again later.
+        A network that is hybridized with static shapes after the move may still write to the memory that it saw first.
+        Gradients that backward has not written since the move are checked again later.
         """
         for (name, device), moved in list(self._moved.items()):
             if moved.is_settled:

@@ -66,7 +66,7 @@ def move_weights(weights: Mapping[str, NDArray], slots: Mapping[str, NDArray]) -
     A weight stays where it is if something may keep its old memory: a view, an executor, a graph that autograd has
     recorded, or a network that is hybridized with static shapes.
     """
-    if not weights or _networks_keep_memory():
+    if not weights or networks_keep_memory():
         return {}
     movable, kept = Movable(), _bound() | in_graphs(weights.values())
     return {
@@ -133,8 +133,8 @@ def _bound() -> set[int]:
     return {id(array) for each in instances(Executor) for array in (*each.arg_arrays, *each.aux_arrays)}
 
 
-def _networks_keep_memory() -> bool:
-    """Return whether a network may keep the first memory of its weights, or results that it computed from them."""
+def networks_keep_memory() -> bool:
+    """Return whether a network may keep the first memory of its arrays, or results that it computed from weights."""
     blocks = instances(HybridBlock)
     of_blocks = {id(getattr(each, "_cached_op", None)) for each in blocks}
     if any(id(each) not in of_blocks for each in instances(CachedOp)):

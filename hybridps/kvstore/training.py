@@ -22,6 +22,7 @@ from hybridps.kvstore.key import Key
 from hybridps.kvstore.program_steps import ProgramSteps
 from hybridps.kvstore.sparse import SparseArrays, all_rows
 from hybridps.kvstore.updates import Updates
+from hybridps.kvstore.updates.optimizers import rate_of_next_update
 from hybridps.memory import Layout
 from hybridps.ps.model import Joining
 from hybridps.step import Gradients, InitialValues, JobContext, KeySpec, Schedule, SparseGradients, Weights
@@ -203,8 +204,8 @@ class Training:
             self._leading = {name for name, key in self.keys.items() if key.pushes == 1 and key.is_sparse}
         self._job.steps = max(self._job.steps, step + 1)
         optimizer = getattr(self.updates.updater, "optimizer", None)
-        if optimizer is not None:
-            self._algorithm.note_rate(step, float(optimizer.learning_rate))
+        if optimizer is not None and self._algorithm.row.rho is not None:
+            self._algorithm.note_rate(step, rate_of_next_update(optimizer))
         self._averaging.begin_step(step)
         self._gradients.move_out_what_is_written_elsewhere()
         self._sums.begin()

@@ -52,6 +52,8 @@ class ChunkMap:
         self.layout = layout
         self.servers = servers
         self.first = first
+        self.lead = first % servers
+        """The server that has the first chunk. It is the one that decides which group initialises a table."""
         self.step = chunk_bytes // layout.itemsize
         """The number of elements of a chunk."""
         self.count = -(-layout.length // self.step)

@@ -18,6 +18,9 @@ _ERRORS: dict[str, type[HybridPSError]] = {
 }
 """The kinds of errors by code. The first one that an error belongs to is sent."""
 
+LONGEST = 1000
+"""The largest number of characters of an error that is sent. Names that a client has chosen may be longer."""
+
 
 class Refused(Message, frozen=True, omit_defaults=True):
     """The request, or a part of it in one `chunk`, cannot be carried out. Answers for other chunks still follow.
@@ -34,7 +37,10 @@ class Refused(Message, frozen=True, omit_defaults=True):
 def refusal(error: HybridPSError, request: int | None, chunk: int | None = None) -> Refused:
     """Return the message that sends `error`."""
     code = next((code for code, kind in _ERRORS.items() if isinstance(error, kind)), "server")
-    return Refused(code, str(error), request, chunk)
+    text = str(error)
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST // 2]} ... {text[5 - LONGEST // 2 :]}"
+    return Refused(code, text, request, chunk)
 
 
 def error_of(refused: Refused, address: str) -> HybridPSError:

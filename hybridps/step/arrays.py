@@ -5,27 +5,41 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from types import TracebackType
+from weakref import WeakSet
 
 import numpy as np
 
 from hybridps.algorithms import Algorithm
+from hybridps.errors import HybridPSError
 from hybridps.mpi_groups import Session
 from hybridps.step.gradients import Gradients
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import KeySpec
 from hybridps.step.schedule import Item, Schedule
 from hybridps.step.weights import InitialValues, Weights
+from hybridps.tensor_collectives import Levels
+
+_in_use: WeakSet[Levels] = WeakSet()
+"""The levels of the open models. One communication thread at a time may use them."""
 
 
 class ArrayModel:
     """A model whose weights and gradients are NumPy arrays by key. A context manager.
 
     `weights`: this worker's initial values, of float16, float32 or float64; they are not changed. All workers make the
-    same calls in the same order.
+    same calls in the same order. A job has one such model at a time, which may have the arrays of several networks.
     """
 
     def __init__(self, algorithm: Algorithm, session: Session, weights: Mapping[str, np.ndarray]) -> None:
-        """Wait until `self.weights` hold the first worker's initial values, or the centre if it existed already."""
+        """Wait until `self.weights` hold the first worker's initial values, or the centre if it existed already.
+
+        Raises HybridPSError if another model of the job is open.
+        """
+        if algorithm.levels in _in_use:
+            raise HybridPSError(
+                "another ArrayModel of this job is open: close it first, or train the arrays of both in one model"
+            )
+        _in_use.add(algorithm.levels)
         context = JobContext.of(session)
         keys = {name: KeySpec(value.dtype.name, value.shape) for name, value in weights.items()}
         self._algorithm = algorithm
@@ -59,6 +73,7 @@ class ArrayModel:
         self._averaged.close()
         self._sums.close()
         self._schedule.close()
+        _in_use.discard(self._algorithm.levels)
 
     def __enter__(self) -> ArrayModel:
         return self

@@ -16,11 +16,13 @@ pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(220)]
 USES = str(Path(__file__).with_name("uses.py"))
 RIGHT = [
     "optimizers",
+    "schedules",
     "static_shapes",
     "several_devices",
     "devices_that_differ",
     "gradients_that_add_up",
     "clipping",
+    "clipping_before_the_step",
     "freezing",
     "mixed_dtypes",
     "sparse_gradients",

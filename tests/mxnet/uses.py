@@ -33,7 +33,15 @@ def make_net(devices=1, **hybridize):
 
 
 def train(
-    kvstore, net=None, optimizer="sgd", change=lambda net, step: None, devices=1, add=False, clip=False, **trainer
+    kvstore,
+    net=None,
+    optimizer="sgd",
+    change=lambda net, step: None,
+    devices=1,
+    add=False,
+    clip=False,
+    schedule=None,
+    **trainer,
 ):
     """Weights after some steps: of this worker's part of each batch, or of the whole without a store."""
     net = net or make_net(devices)
@@ -42,6 +50,7 @@ def train(
     if add:
         parameters.setattr("grad_req", "add")
     settings = {"learning_rate": 0.05} | ({"momentum": 0.9} if optimizer == "sgd" else {})
+    settings |= {"lr_scheduler": schedule()} if schedule else {}
     trained = gluon.Trainer(parameters, optimizer, settings, kvstore=kvstore, **trainer)
     parts, mine = (workers, rank) if kvstore is not None else (1, 0)
     size = BATCH // parts // devices
@@ -54,7 +63,9 @@ def train(
                 with autograd.record():
                     value = loss(net(x), y)
                 value.backward()
-        if clip:
+        if clip == "own":
+            gluon.utils.clip_global_norm([p.list_grad()[0] for p in parameters.values()], 0.5)
+        if clip is True:
             trained.allreduce_grads()
             gluon.utils.clip_global_norm([p.list_grad()[0] for p in parameters.values()], 0.5 * BATCH)
             trained.update(BATCH)
@@ -74,6 +85,27 @@ def optimizers():
     for name in ("adam", "nag", "adagrad", "rmsprop"):
         for local in (None, False):
             check(train(None, optimizer=name), optimizer=name, update_on_kvstore=local)
+
+
+class InverseSquareRoot(mx.lr_scheduler.LRScheduler):
+    """A schedule of the kind that Transformers are trained with. It has no rate for update 0."""
+
+    def __call__(self, num_update):
+        return self.base_lr * num_update**-0.5
+
+
+def schedules():
+    for optimizer in ("sgd", "adam"):
+        expected = train(None, optimizer=optimizer, schedule=InverseSquareRoot)
+        for local in (None, False):
+            check(expected, optimizer=optimizer, schedule=InverseSquareRoot, update_on_kvstore=local)
+
+
+def clipping_before_the_step():
+    static = {"static_alloc": True, "static_shape": True}
+    for local in (None, False):
+        expected = train("dist_hybridps_sync", clip="own", update_on_kvstore=local)
+        check(expected, net=make_net(**static), clip="own", update_on_kvstore=local)
 
 
 def static_shapes():

@@ -49,6 +49,8 @@ def test_difference_says_what() -> None:
         == "key 'b' is missing; key 'c' is new; key 'a' has the shape (3, 3) instead of (2, 3)"
     )
     assert layout.difference(Layout.of("float32", {"b": (4,), "a": (2, 3)})) == "the order of the keys differs"
+    many = Layout.of("float32", {str(key): (1,) for key in range(5)})
+    assert many.difference(layout) == "key '0' is missing; key '1' is missing; key '2' is missing; and more"
 
 
 def test_bad_layouts_are_refused() -> None:

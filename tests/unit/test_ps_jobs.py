@@ -54,6 +54,25 @@ def test_the_first_group_initialises_whoever_comes_first_and_others_wait_for_the
     assert [told(jobs.pull(origin(2), "w", chunk))[0][2] for chunk in range(3)] == [5, 6, 0]
 
 
+@pytest.mark.parametrize("lead", [0, 1])
+def test_nobody_is_let_in_before_the_only_chunk_is_there_whichever_server_has_it(lead):
+    """A table of one chunk: the server that has it decides who initialises it."""
+    rule = Foreign(framework="mxnet", optimizer="lamb", states=2, whole_keys=True)
+    layouts = [Layout.of("float32", {name: (16,)}) for name in "abcdefgh"]
+    specs = [TableSpec(layout, rule, FreeRunning(), 64, lead, 2) for layout in layouts]
+    spec = next(spec for spec in specs if spec.chunk_map().owned_between(lead, 0, 16))
+    servers = [SynchronousJobs() for _ in range(2)]
+    for jobs in servers:
+        for group in (0, 1):
+            jobs.enter("job", group, 2)
+    assert servers[lead].register(origin(1), "w", spec) == []
+    assert admitted(servers[lead].register(origin(0), "w", spec)) == [(0, True)]
+    other = msgspec.structs.replace(spec, server=1 - lead)
+    assert admitted(servers[1 - lead].register(origin(0), "w", other, initialise=True)) == [(0, True)]
+    assert admitted(servers[lead].initialise(origin(0), "w", 0, values(5))) == [(1, False)]
+    assert admitted(servers[1 - lead].register(origin(1), "w", other)) == [(1, False)]
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_nobody_waits_on_a_server_without_chunks(first):
     """The first server told both groups, and who comes here first is a matter of chance."""
@@ -728,6 +747,18 @@ def test_what_one_of_many_servers_owns_is_charged_whole():
         charged.append(jobs.budget.used_bytes)
     assert sum(charge > 3 * layout.nbytes for charge in charged) == 1
     assert sum(charge < layout.nbytes for charge in charged) == 7
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_what_is_added_up_early_is_charged_until_its_round_ends(in_turn):
+    jobs = jobs_with(6, msgspec.structs.replace(SPEC, rule=SGD(rate=1)))
+    rules, chunk = ((8, SGD(rate=2)), (16, SGD(rate=3))), jobs.table(origin(0), "w").chunk(0)
+    used = []
+    for request in range(3):
+        for group in range(6) if in_turn else (0, 1, 2, 5, 3, 4):
+            ran(chunk.contribute(Contribution(origin(group, request), chunk.span, [values(1)], rules=rules)))
+        used.append(jobs.budget.used_bytes)
+    assert len({*used}) == 1
 
 
 def test_groups_may_cut_a_chunk_into_different_parts():

@@ -204,6 +204,8 @@ def test_mutated_requests_are_read_or_refused(message, data):
 @pytest.mark.parametrize("kind", [LayoutError, ProtocolError, GroupTakenError, ServerError])
 def test_errors_travel(kind):
     refused = wire.decode_answer(wire.encode(wire.refusal(kind("a reason"), 3)))
+    long = wire.refusal(kind(f"key {'k' * 4_000_000} is missing"), 3).message
+    assert (len(long), long[:5], long[-10:]) == (1000, "key k", "is missing")
     assert refused.request == 3
     error = wire.error_of(refused, "tcp://host:1")
     assert type(error) is kind

@@ -23,6 +23,13 @@ def optimizer_of(updater: Any) -> Any:
     return updater.optimizer if type(updater) is mx.optimizer.Updater else None
 
 
+def rate_of_next_update(optimizer: Any) -> float:
+    """Return the learning rate with which an optimizer will update next. MXNet counts the update before it asks."""
+    if optimizer.lr_scheduler is None:
+        return float(optimizer.lr)
+    return float(optimizer.lr_scheduler(optimizer.num_update + 1))
+
+
 def table_rule(optimizer: Any) -> AnyRule | None:
     """Return the rule with which a table is registered, which changes nothing; None if the servers have none.
 

@@ -90,15 +90,17 @@ class Client:
         if initial is not None:
             joined.chunk_map.check_array(initial)
         joined.prepare()
-        told = yield from self._join(table, spec, self.servers[:1], False)
+        lead, others = [joined.chunk_map.lead], [each for each in self.servers if each != joined.chunk_map.lead]
+        told = yield from self._join(table, spec, lead, False)
         initialise, snapshot = any(each.initialise for each in told), next((each.start for each in told), None)
         if not any(each.dropped for each in told):
-            told += yield from self._join(table, spec, self.servers[1:], initialise, snapshot)
+            told += yield from self._join(table, spec, others, initialise, snapshot)
         if any(each.dropped for each in told):
-            yield self._begin_drop(table, [server for server, each in enumerate(told) if not each.dropped])
+            asked = zip(lead + others, told, strict=False)
+            yield self._begin_drop(table, [server for server, each in asked if not each.dropped])
             return Joining.DROPPED
         # The first server comes last, because it lets the other groups in when it has the values.
-        for servers in (self.servers[1:], self.servers[:1]) if initialise else ():
+        for servers in (others, lead) if initialise else ():
             # A rack answers when it has all initial values, and zeros are not sent.
             whole = self.has_parent or initial is None
             for start, stop in [(0, spec.layout.length)] if whole else joined.parts(0, spec.layout.length):

@@ -246,8 +246,8 @@ class Chunk:
         added = Round(self.span.start, self.span.stop, early, [known.contribution for known in run], {}, finish)
         nbytes = sum(map(bytes_of, added.contributions))
         for known in run:
+            known.held_bytes -= bytes_of(known.contribution)
             known.contribution = replace(known.contribution, rows=())
-            known.held_bytes = CONTRIBUTION_BYTES
             known.rounds += 1
 
         def then(result: Any) -> Iterable[Outcome]:

@@ -196,7 +196,8 @@ def _find_start(
     snapshots: SnapshotFolder | None, job: str, name: str, spec: TableSpec, start: SnapshotStart | None
 ) -> FoundTable | None:
     """Return what a new table starts from. Raises ServerError if it cannot `start` from where the first server says."""
-    if start is None and (snapshots is None or spec.server or spec.rule.transparent):
+    is_lead = spec.server == spec.chunk_map().lead
+    if start is None and (snapshots is None or not is_lead or spec.rule.transparent):
         return None
     if snapshots is None:
         raise ServerError(

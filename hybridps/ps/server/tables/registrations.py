@@ -13,10 +13,10 @@ from hybridps.ps.server.tables.images import TableImage
 class Registrations:
     """The groups of table `name` on one server, which has `chunks` chunks of it.
 
-    The first server decides which group initialises the centre: the lowest one that is expected, whichever comes first,
-    or the next one if that group goes before all values are there. The group tells the other servers, so that one group
-    initialises the table on all of them. If the first server has a snapshot, no group initialises, and the others are
-    told to start from the same one.
+    The first server, the one with the table's first chunk, decides which group initialises the centre: the lowest one
+    that is expected, whichever comes first, or the next one if that group goes before all values are there. The group
+    tells the other servers, so that one group initialises the table on all of them. If the first server has a snapshot,
+    no group initialises, and the others are told to start from the same one.
     """
 
     def __init__(self, name: str, is_first_server: bool, chunks: int, rounds: Rounds) -> None:

@@ -81,7 +81,7 @@ class Table:
         self._lost: dict[int, tuple[Origin, int]] = {}
         """For groups that were lost and may come back, how they had joined, and what was `computed` by then."""
         self.rounds = spec.clock.start(members)
-        self.registrations = Registrations(name, not spec.server, self.chunks, self.rounds)
+        self.registrations = Registrations(name, spec.server == self.chunk_map.lead, self.chunks, self.rounds)
 
     def begin_from(self, start: SnapshotStart, read: Read, give_up: GiveUp) -> list[Outcome]:
         """Take the values of a snapshot. Worker threads `read` the chunks, a few at a time; then the table is ready.
