@@ -5,6 +5,8 @@ Polyak and Juditsky, 1992; with the decay of "Rethinking the Inception Architect
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import mxnet as mx
 from mxnet import gluon
 
@@ -16,22 +18,35 @@ class MovingAverage:
     soon.
     """
 
+    steps: int = 0
+    """The steps of the whole training that are in the average."""
+
     def __init__(self, net: gluon.Block, trained: gluon.Block, decay: float) -> None:
-        self.net, self._decay = net, decay
-        self._pairs = [
-            pair
-            for average, weight in zip(net.collect_params().values(), trained.collect_params().values(), strict=True)
-            for pair in zip(average.list_data(), weight.list_data(), strict=True)
-        ]
+        self.net, self._trained, self._decay = net, trained, decay
 
     def begin(self) -> None:
         """Start with the current weights."""
-        for average, weight in self._pairs:
-            weight.copyto(average)
+        copy_weights(self._trained, self.net)
 
-    def update(self, step: int) -> None:
-        """Update the average after a step; `step` counts the steps of the whole training."""
-        rest = 1 - min(self._decay, (1 + step) / (10 + step))
-        for average, weight in self._pairs:
+    def update(self, updates: int = 0) -> None:
+        """Update the average after a step.
+
+        `updates`: those that the optimizer has counted. They are more than this average's steps if another group has
+        handed over both the optimizer and the average.
+        """
+        self.steps = max(self.steps + 1, updates)
+        rest = 1 - min(self._decay, (1 + self.steps) / (10 + self.steps))
+        for weight, average in _pairs(self._trained, self.net):
             # One operation: with these settings average -= -rest * (weight - average)
             mx.nd.sgd_update(average, weight, out=average, lr=-rest, wd=-1.0)
+
+
+def copy_weights(source: gluon.Block, target: gluon.Block) -> None:
+    """Copy all weights to a network of the same kind on the same devices."""
+    for weight, copy in _pairs(source, target):
+        weight.copyto(copy)
+
+
+def _pairs(one: gluon.Block, other: gluon.Block) -> Iterator[tuple[mx.nd.NDArray, mx.nd.NDArray]]:
+    for mine, yours in zip(one.collect_params().values(), other.collect_params().values(), strict=True):
+        yield from zip(mine.list_data(), yours.list_data(), strict=True)

@@ -24,6 +24,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import trainer_states
+from averaging import MovingAverage
 from mxnet import gluon
 
 MANIFEST, WEIGHTS, STATES, AVERAGE = "manifest.json", "model.params", "states.npz", "average.params"
@@ -59,6 +60,7 @@ class Checkpoint:
     """A complete checkpoint.
 
     `optimizer` is the name of the optimizer whose states it has, after `updates` updates; None if it has no states.
+    `averaged` is the number of steps in the moving average.
     """
 
     folder: Path
@@ -66,6 +68,7 @@ class Checkpoint:
     written_at: float
     optimizer: str | None
     updates: int
+    averaged: int
 
 
 def save(
@@ -74,7 +77,7 @@ def save(
     net: gluon.Block,
     trainer: gluon.Trainer | None,
     settings: dict[str, Any],
-    average: gluon.Block | None = None,
+    average: MovingAverage | None = None,
 ) -> Path:
     """Write a directory in `folder`: the weights of `net`, the states of `trainer` and an `average`, if they are given.
 
@@ -89,8 +92,8 @@ def save(
         partial.mkdir(parents=True)
         _save_weights(partial / WEIGHTS, net)
         if average is not None:
-            _save_weights(partial / AVERAGE, average)
-        _write(partial, position, trainer, settings)
+            _save_weights(partial / AVERAGE, average.net)
+        _write(partial, position, trainer, settings, average.steps if average else 0)
         shutil.rmtree(final, ignore_errors=True)
         os.rename(partial, final)
         _sync(folder)
@@ -107,8 +110,11 @@ def _save_weights(path: Path, net: gluon.Block) -> None:
     mx.nd.load(str(path))  # MXNet closes a file without noticing that the disk is full
 
 
-def _write(folder: Path, position: Position, trainer: gluon.Trainer | None, settings: dict[str, Any]) -> None:
+def _write(
+    folder: Path, position: Position, trainer: gluon.Trainer | None, settings: dict[str, Any], averaged: int
+) -> None:
     manifest: dict[str, Any] = asdict(position) | {"written_at": time.time(), "settings": settings}
+    manifest["averaged"] = averaged
     if trainer is not None:
         states = BytesIO()
         np.savez(states, **trainer_states.arrays_of(trainer))
@@ -156,11 +162,12 @@ def check(folder: Path) -> Checkpoint:
                 raise DamagedError(f"{folder / name} differs from what was written")
         position = _position(manifest, folder)
         written_at, updates = float(manifest["written_at"]), manifest.get("updates", 0)
-        if not (_is_count(updates) and math.isfinite(written_at)):
+        averaged = manifest.get("averaged", updates)  # earlier versions counted the optimizer's updates alone
+        if not (_is_count(updates) and _is_count(averaged) and math.isfinite(written_at)):
             raise DamagedError(f"{folder / MANIFEST} has an invalid time or number of updates")
         if not (optimizer is None or (isinstance(optimizer, str) and optimizer.isidentifier())):
             raise DamagedError(f"{folder / MANIFEST} has an invalid name of an optimizer")
-        return Checkpoint(folder, position, written_at, optimizer, updates)
+        return Checkpoint(folder, position, written_at, optimizer, updates, averaged)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedError(f"{folder}: {error}") from None
 

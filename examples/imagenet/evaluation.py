@@ -8,6 +8,7 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
+import options
 from losses import score
 from mxnet import gluon
 from pipeline import data
@@ -29,7 +30,7 @@ def evaluate(
         count += int((y.asnumpy() != data.NONE).sum())
         for xs, ys in on_devices(x, y, devices):
             for name, net in nets.items():
-                sums[name] += score(net(images.normalise(xs, args.dtype)), ys, images.classes)
+                sums[name] += score(net(images.normalise(xs, options.weights_dtype(args))), ys, images.classes)
     fields = ("top1_correct", "top5_correct", "loss_sum")
     named = {f"{name}_{field}": value for name in nets for field, value in zip(fields, sums[name], strict=True)}
     return {"val_images": count} | {k: value if k.endswith("sum") else int(value) for k, value in named.items()}

@@ -34,7 +34,7 @@ class Journal:
         self._is_failing = False
         self._run = args.run
         self._path = args.run / f"train-{self._worker}.jsonl"
-        found = {"classes": images.classes, "image_size": images.image_size}
+        found = {"classes": images.classes, "image_size": images.image_size, "channels": len(images.mean)}
         settings = plain(args) | found | {"kvstore_type": kind, "workers": self._workers}
         self._write(
             "run",

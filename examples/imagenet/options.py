@@ -13,6 +13,11 @@ from typing import Any
 
 import mxnet as mx
 
+CENTRES = frozenset({"elastic", "easgd", "eamsgd", "local", "diloco"})
+"""The algorithms of hybridps whose servers hold weights of their own, the centre. A store's type has such a word."""
+AVERAGES = CENTRES | {"gossip", "gosgd", "sgp"}
+"""The algorithms that average the weights of groups."""
+
 
 class UsageError(Exception):
     """The options cannot be used together, or on this machine. The message says what to do."""
@@ -152,6 +157,20 @@ def check(args: Namespace) -> None:
 
 def weights_dtype(args: Namespace) -> str:
     return "float16" if args.dtype == "float16" else "float32"
+
+
+def has_centre(kv: mx.kv.KVStore | None) -> bool:
+    """Return whether the servers of this store hold a centre, which `pull` returns."""
+    return not CENTRES.isdisjoint(_words(kv))
+
+
+def averages_weights(kv: mx.kv.KVStore | None) -> bool:
+    return not AVERAGES.isdisjoint(_words(kv))
+
+
+def _words(kv: mx.kv.KVStore | None) -> list[str]:
+    """Return the words of a distributed store's type. MXNet's store `local` is none."""
+    return kv.type.split("_") if kv and kv.type.startswith("dist_") else []
 
 
 def run_folder(args: Namespace, workers: int) -> Path:

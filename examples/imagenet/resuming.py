@@ -48,6 +48,7 @@ def load_states(
         path = found.folder / checkpoint.AVERAGE if found else None
         if average and path and path.exists():
             checkpoint.load_weights(path, average.net, devices)
+            average.steps = found.averaged
         elif average:
             average.begin()
     except (DamagedError, StatesError) as error:

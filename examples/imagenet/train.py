@@ -18,7 +18,7 @@ import mxnet as mx
 import numpy as np
 import options
 import resuming
-from averaging import MovingAverage
+from averaging import MovingAverage, copy_weights
 from checkpoint import Position
 from evaluation import evaluate, on_devices
 from journal import Journal, plain, warn
@@ -49,8 +49,11 @@ class Training:
         self.trainer = make_trainer(args, self.net, kv, self.updates_here)
         self.average = MovingAverage(build(args, images, self.devices), self.net, args.ema) if args.ema else None
         resuming.load_states(resumed, self.trainer if self.updates_here else None, self.average, self.devices)
-        # With Elastic SGD, the servers have weights of their own, the centre. This network holds a copy of them.
-        self.centre = build(args, images, self.devices) if kv and "elastic" in kv.type else None
+        # With some algorithms, the servers have weights of their own, the centre. This network holds a copy of them.
+        self.centre = build(args, images, self.devices) if options.has_centre(kv) else None
+        if self.centre:  # the store has no weights before the first step; its centre then begins with these
+            copy_weights(self.net, self.centre)
+        self.has_trained = False
         self.order = data.order(len(images.train.indices), self.workers, args.batch_size, args.seed)
         self.begin = resuming.start(args, resumed, self.order, self.worker)
         self.skipped = data.Skipped() if args.skip_corrupt else None
@@ -126,6 +129,7 @@ class Training:
             losses = [self.forward(xs, ys, share) for xs, ys in on_devices(x, y, self.devices)]
             backward(losses, self.trainer)
         self.trainer.step(self.args.batch_size * self.workers)  # the store sums the gradients of all workers
+        self.has_trained = True
         if self.average:
             self.average.update(self.trainer.optimizer.num_update)
         return losses
@@ -142,8 +146,9 @@ class Training:
 
     def pull_centre(self) -> None:
         """Fetch what the store holds. The keys are the positions in the list that the Trainer was given."""
-        for key, parameter in enumerate(self.centre.collect_params().values()) if self.centre else ():
-            self.kv.pull(key, out=parameter.list_data())
+        if self.centre and self.has_trained:
+            for key, parameter in enumerate(self.centre.collect_params().values()):
+                self.kv.pull(key, out=parameter.list_data())
 
     def validate(self) -> dict[str, float]:
         seen = data.val_shard(len(self.images.val.indices), self.worker, self.workers)
@@ -159,8 +164,7 @@ class Training:
             return
         folder, trainer = self.args.run / "checkpoints", self.trainer if self.updates_here else None
         try:
-            average = self.average and self.average.net
-            checkpoint.save(folder, position, self.centre or self.net, trainer, plain(self.args), average)
+            checkpoint.save(folder, position, self.centre or self.net, trainer, plain(self.args), self.average)
         except checkpoint.WriteError as error:
             warn(f"{error}. The earlier ones are kept, and training continues")
         else:
@@ -248,7 +252,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         options.check(args)
         kv = None if args.dry_run else options.make_store(args.kvstore)
-        if kv and "elastic" in kv.type and args.dtype == "float16":
+        if args.dtype == "float16" and options.averages_weights(kv):
             raise UsageError(
                 f"--dtype float16 trains float32 weights, which --kvstore {args.kvstore} does not average: use sync"
             )

@@ -13,18 +13,21 @@ import msgspec
 from hybridps.algorithms import USUAL
 from hybridps.config import Settings
 from hybridps.errors import OracleError
-from hybridps.events import Communicated, Configured, Exchanged, Planned
+from hybridps.events import AlgorithmChosen, Communicated, Configured, Exchanged, Planned
 from hybridps.oracle.ssgd.live import Phases, Run
 from hybridps.report import Rank, Worker, read_run
 
 _OF_STEPS = ("tau", "bucket_bytes", "chunk_bytes")
 """The settings that determine when a step communicates, and how much."""
 
+_PREDICTED = ("sync", "elastic")
+"""The algorithms of which `hybridps.oracle.ssgd.live` has a model."""
+
 
 def describe(folder: Path) -> tuple[Run, dict[str, Any]]:
     """Return the configuration of a run, and the settings of its training script.
 
-    Raises HybridPSError if the folder does not have the files of such a run.
+    Raises HybridPSError if the folder does not have the files of such a run, or if its algorithm has no prediction.
     """
     found = read_run(folder)
     if not found.workers:
@@ -33,6 +36,11 @@ def describe(folder: Path) -> tuple[Run, dict[str, Any]]:
             "examples/imagenet/train.py writes"
         )
     settings = found.workers[min(found.workers)].settings()
+    algorithm = next((event.algorithm for event in found.last(AlgorithmChosen)), None)
+    if algorithm not in (None, *_PREDICTED):
+        raise OracleError(
+            f"{folder} trained with the algorithm {algorithm}: this command predicts {' and '.join(_PREDICTED)} alone"
+        )
     job = next((event.settings for event in found.last(Configured)), {})
     try:
         known = msgspec.convert({name: job[name] for name in _OF_STEPS if name in job}, Settings)
@@ -42,7 +50,7 @@ def describe(folder: Path) -> tuple[Run, dict[str, Any]]:
         workers=found.expected,
         groups=next((event.groups for event in found.last(Planned)), 1),
         batch_size=settings["batch_size"],
-        elastic="elastic" in str(settings.get("kvstore_type", "")),
+        elastic="elastic" in (algorithm or str(settings.get("kvstore_type", ""))),
         tau=known.tau or _period(found.ranks),
         bucket_bytes=known.bytes_reduced_at_a_time,
     )

@@ -34,7 +34,8 @@ def epochs(
 ) -> Iterator[int]:
     """Yield the numbers of the epochs to train. `HybridKVStore.epochs` documents it."""
     if not algorithm.meets_others:
-        yield from numbers[max(0, int(resume().epoch) - numbers.start) :]
+        reached = min(int(resume().epoch), numbers.stop - 1)  # the others may have trained to the end
+        yield from numbers[max(0, reached - numbers.start) :]
         return
     epoch = numbers.start
     while epoch < numbers.stop:
@@ -143,6 +144,8 @@ def _updaters(trainer: gluon.Trainer) -> list[Any]:
 
 def _like(parameter: gluon.Parameter, array: np.ndarray) -> mx.nd.NDArray:
     values = mx.nd.array(array, dtype=array.dtype)
+    if mx.util.is_np_array():
+        return values.as_np_ndarray()
     return values if parameter._stype == "default" else values.tostype(parameter._stype)
 
 

@@ -6,13 +6,18 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 
 import numpy as np
 import pytest
 from example_runs import EXAMPLE, digits, lines
 
 from hybridps.addresses import Scheduler
+from hybridps.algorithms import KNOWN, choose_row
 from hybridps.cli.serve.mxnet import reserved_port
+from hybridps.config import Settings
+from hybridps.ps.rules import SGD
+from hybridps.resuming import notice
 
 mx = pytest.importorskip("mxnet")
 pytestmark = pytest.mark.mxnet
@@ -33,6 +38,7 @@ def test_digits_are_learnt(example, tmp_path, capsys):
     assert lines(tmp_path, "end")[0]["epochs"] == 3
     settings = json.loads((tmp_path / "config.json").read_text())
     assert (settings["classes"], settings["image_size"], settings["workers"]) == (10, 8, 1)
+    assert settings["channels"] == 1
     assert sum("top-1" in line for line in capsys.readouterr().out.splitlines()) == 3
 
 
@@ -168,6 +174,54 @@ def test_centre_is_evaluated_and_saved(example, tmp_path, monkeypatch, capsys):
     saved = mx.nd.load(str(tmp_path / "checkpoints" / "epoch-0003" / "model.params"))
     sums = sorted(float(array.asnumpy().sum()) for array in saved.values())
     assert sums == pytest.approx(sorted(float(array.asnumpy().sum()) for array in store.centre.values()))
+
+
+def test_an_elastic_training_that_ends_at_the_last_step_of_an_epoch_is_resumed(example, tmp_path, monkeypatch):
+    """The first step of the resumed training is in the next epoch. Until then, the centre is that of the checkpoint."""
+    monkeypatch.setattr(mx.kv, "create", lambda name: FrozenElastic())
+    rate = example.train.learning_rate
+
+    def leave_in_the_second_step(args, done, one_step=0.0):
+        notice.agreed = done > 0
+        return rate(args, done, one_step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(notice, "agreed", False)
+        patch.setattr(example.train, "learning_rate", leave_in_the_second_step)
+        assert digits(example, tmp_path, "--max-batches", "2", kvstore="dist_frozen_elastic") == 0
+    left, _ = example.checkpoint.newest(tmp_path)
+    assert (left.position.epoch, left.position.step) == (0, 2)
+    centre = mx.nd.load(str(left.folder / "model.params"))
+    assert digits(example, tmp_path, "--max-batches", "2", "--resume", kvstore="dist_frozen_elastic") == 0
+    assert [epoch["train_images"] for epoch in lines(tmp_path, "epoch")] == [0, 64]
+    saved = mx.nd.load(str(tmp_path / "checkpoints" / "epoch-0001" / "model.params"))
+    for name, array in centre.items():
+        np.testing.assert_array_equal(saved[name].asnumpy(), array.asnumpy(), name)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_a_store_averages_follows_from_its_type(example, name):
+    from hybridps.kvstore.store import PREFIX, mode_of
+
+    rule = SGD(rate=0.1) if name in ("async", "stale") else None
+    row = choose_row(name, Settings(), groups=2, has_servers=True, rule=rule, clock=None)
+    store = Namespace(type=f"{PREFIX}{name}{mode_of(name)}")
+    assert example.options.averages_weights(store) == (row.sends == "weights")
+    assert example.options.has_centre(store) == (row.sends == "weights" and row.tier == "servers")
+
+
+@pytest.mark.parametrize("kind", [None, "local", "device", "dist_sync", "dist_async", "dist_device_sync"])
+def test_mxnets_own_stores_average_nothing(example, kind):
+    store = kind and Namespace(type=kind)
+    assert not example.options.averages_weights(store)
+    assert not example.options.has_centre(store)
+
+
+@pytest.mark.parametrize("kind", ["elastic", "local", "gossip"])
+def test_float16_is_refused_where_weights_are_averaged(example, tmp_path, kind, monkeypatch, capsys):
+    monkeypatch.setattr(mx.kv, "create", lambda name: Namespace(type=f"dist_hybridps_{kind}_sync", rank=0))
+    assert digits(example, tmp_path, "--dtype", "float16", kvstore="dist_x") == 2
+    assert "--dtype float16 trains float32 weights, which --kvstore dist_x does not average" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("records", [False, True])

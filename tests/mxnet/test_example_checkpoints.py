@@ -224,6 +224,7 @@ def test_a_pickle_of_a_stranger_is_refused_by_name_and_not_run(example, tmp_path
         ("loss_sum", "x"),
         ("order", "\x1b[2J"),
         ("updates", None),
+        ("averaged", -1),
         ("written_at", float("nan")),
         ("written_at", 10**400),
         ("optimizer", "nag\x1b[2J"),

@@ -91,6 +91,38 @@ def test_a_damaged_record_or_index_is_named(example, folder, tmp_path):
         example.records.RecordFile(path)
 
 
+@pytest.mark.parametrize("by", ["classes.txt", "option"])
+def test_a_record_with_a_label_beyond_the_classes_is_named(example, folder, tmp_path, by):
+    example.make_recordio.make_recordio(folder, tmp_path)
+    (tmp_path / "classes.txt").write_text("n01\nn02 a bird\n")
+    if by == "option":
+        (tmp_path / "classes.txt").unlink()
+    classes = 2 if by == "option" else None
+    images = example.data.open_data(str(tmp_path), classes=classes, skip_corrupt=True)
+    for part, count in ((images.train, 8), (images.val, 2)):
+        beyond = [number for number, label in enumerate(part.source.labels()) if label == example.sources.UNKNOWN]
+        assert len(beyond) == count
+        for number in beyond:
+            with pytest.raises(example.records.ImageError, match=f"record {number} of .* has the label 2, and .* 2 cl"):
+                part.source[number]
+    images = example.data.open_data(str(tmp_path), classes=3)
+    assert sorted(set(images.train.source.labels())) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("limit", "size", "used"), [(64, None, "whole"), (64, 80, "whole"), (30, None, "parts"), (30, 24, "parts")]
+)
+def test_images_are_used_whole_if_they_are_small_themselves(example, folder, monkeypatch, limit, size, used):
+    """Whatever the size that the network gets. The images have 36 to 38 pixels."""
+    chosen = []
+    monkeypatch.setattr(example.data, "SMALL", limit)
+    monkeypatch.setattr(example.data, "_small_training", lambda *given: chosen.append(("whole", given[0])))
+    monkeypatch.setattr(example.data, "resized_crop", lambda *given: chosen.append(("parts", given[0])))
+    images = example.data.open_data(str(folder), image_size=size)
+    assert chosen == [(used, images.image_size)]
+    assert images.image_size == size or images.image_size in ((36,) if used == "whole" else (224,))
+
+
 def spoil(path: Path, how: str) -> None:
     content = path.read_bytes()
     path.write_bytes({"empty": b"", "text": b"no image", "half": content[: len(content) // 2]}[how])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
@@ -71,13 +72,53 @@ def test_moving_average(example):
     moving = example.averaging.MovingAverage(average, trained, 0.9)
     moving.begin()
     expected = weights(trained)
-    for step in range(200):
+    for step in range(1, 201):
         for parameter in trained.collect_params().values():
             parameter.set_data(mx.nd.random.normal(shape=parameter.shape))
-        moving.update(step)
+        moving.update()
         decay = min(0.9, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * weights(trained)
     np.testing.assert_allclose(weights(average), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_steps_of_a_moving_average_are_kept_where_the_store_updates(example, tmp_path):
+    """The optimizer counts nothing there. Checkpoints of earlier versions have no number of steps."""
+    device = [mx.cpu()]
+
+    def new():
+        net, _, step = dense(example, False)
+        return net, step, example.averaging.MovingAverage(dense(example, False)[0], net, 0.9)
+
+    net, step, average = new()
+    for _ in range(3):
+        step()
+        average.update(0)
+    assert average.steps == 3
+    saved = example.checkpoint.save(tmp_path, example.checkpoint.Position(1), net, None, {}, average)
+    resumed = new()[2]
+    example.resuming.load_states(example.checkpoint.check(saved), None, resumed, device)
+    assert resumed.steps == 3
+    np.testing.assert_array_equal(weights(resumed.net), weights(average.net))
+    resumed.update(7)
+    assert resumed.steps == 7, "another group has handed over its optimizer and average"
+    manifest = json.loads((saved / "manifest.json").read_text())
+    del manifest["averaged"]
+    for updates in (0, 5):
+        (saved / "manifest.json").write_text(json.dumps(manifest | {"updates": updates}))
+        example.resuming.load_states(example.checkpoint.check(saved), None, resumed, device)
+        assert resumed.steps == updates
+
+
+def test_mixed_precision_is_validated_with_float32_images(example):
+    parse = example.options.parser().parse_args
+    args, plain = (parse(["--data", "digits", "--network", "digits", "--dtype", kind]) for kind in ("amp", "float32"))
+    images, device = example.train.open_data(args), [mx.cpu()]
+    nets = {"val": example.train.build(args, images, device)}
+    found, expected = (
+        example.evaluation.evaluate(each, images, np.arange(70), nets, device, None) for each in (args, plain)
+    )
+    assert found == expected
+    assert found["val_images"] == 70
 
 
 def test_mixup_is_linear_in_the_labels(example, tmp_path):

@@ -65,6 +65,22 @@ def test_a_symbol_of_module_with_a_loss() -> None:
     assert network.weight_items == 8 * 16 + 16 + 16 * 4 + 4
 
 
+def test_the_casts_of_mixed_precision_are_no_layers() -> None:
+    """MXNet's AMP puts them before an operator's inputs, weights too. MXNet leaves them out of a symbol's JSON."""
+
+    def network(cast, casts):
+        data, weight = mx.sym.var("data"), mx.sym.var("conv_weight")
+        conv = mx.sym.Convolution(cast(data), cast(weight), kernel=(3, 3), num_filter=4, no_bias=True, name="conv")
+        both = casts(conv, mx.sym.Activation(conv, act_type="relu", name="relu"))
+        return from_symbol(mx.sym.elemwise_add(both[0], both[1], name="sum"), (3, 8, 8), name="small")
+
+    mixed = network(
+        lambda each: mx.sym.amp_cast(each, dtype="float16"), lambda *both: mx.sym.amp_multicast(*both, num_outputs=2)
+    )
+    assert mixed == network(lambda each: each, lambda *both: both)
+    assert [layer.kind for layer in mixed.layers] == ["CONV", "RELU", "ADD"]
+
+
 def test_branches_are_found() -> None:
     network = from_zoo("resnet18_v1", IMAGE)
     added = [index for index, one in enumerate(network.layers) if one.kind == "ADD"]

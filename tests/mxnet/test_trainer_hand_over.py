@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -85,3 +86,51 @@ def test_a_killed_group_gets_the_states_of_all_devices_the_loss_scale_and_rows(
         same = {state for at, state in found.items() if at.endswith(f"epoch {epoch}")}
         assert len(same) == 1, f"epoch {epoch}"
         assert f"1 in life 1: epoch {epoch}" in found
+
+
+@pytest.mark.parametrize(
+    ("reached", "begin", "total", "expected"),
+    [
+        ("2.5", 0, 4, [2, 3]),
+        ("2.5", 3, 4, [3]),
+        ("4.0", 0, 4, [3]),
+        ("4.0", 3, 4, [3]),
+        ("4.0", 4, 4, []),
+        ("0", 0, 2, [0, 1]),
+    ],
+)
+def test_groups_that_do_not_meet_begin_where_the_job_is_and_train_at_least_the_last_epoch(
+    monkeypatch: pytest.MonkeyPatch, reached: str, begin: int, total: int, expected: list[int]
+) -> None:
+    from hybridps.kvstore.hand_over import epochs
+
+    monkeypatch.setenv("HYBRIDPS_LIFE", "1")
+    monkeypatch.setenv("HYBRIDPS_RESUME_EPOCH", reached)
+    alone = Namespace(meets_others=False)
+    assert list(epochs(None, alone, None, range(begin, total), [])) == expected
+
+
+@pytest.mark.parametrize("width", [2, 0])
+def test_what_is_handed_over_fits_mxnet_s_numpy_interface(width: int) -> None:
+    """Also weights whose shapes are not known yet (0)."""
+    import mxnet as mx
+    from mxnet import gluon
+
+    from hybridps.kvstore.hand_over import pack, unpack
+
+    def make() -> tuple[gluon.Block, gluon.Trainer]:
+        network = gluon.nn.Dense(3, in_units=width)
+        network.initialize(mx.init.Xavier())
+        return network, gluon.Trainer(network.collect_params(), "adam", kvstore=None)
+
+    mx.npx.set_np()
+    try:
+        images = mx.np.ones((4, 2))
+        (network, gives), (other, takes) = make(), make()
+        expected = network(images)
+        assert unpack(pack([gives], 3, 20), [takes]) == (3, 20)
+        found = other(images)
+        assert type(other.weight.data()) is mx.np.ndarray
+        np.testing.assert_array_equal(found.asnumpy(), expected.asnumpy())
+    finally:
+        mx.npx.reset_np()

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridps.algorithms import KNOWN
 from hybridps.calibrate.runs import describe, measure
 from hybridps.errors import OracleError
-from hybridps.events import Communicated, Configured, EventLog, Exchanged, Planned
+from hybridps.events import AlgorithmChosen, Communicated, Configured, EventLog, Exchanged, Planned
 from hybridps.oracle.machines import Line, machine_of
 from hybridps.oracle.machines.calibration import (
     Calibration,
@@ -154,7 +155,7 @@ def test_accuracy_is_that_of_the_paper() -> None:
     assert [row.phase for row in rows] == ["step", "compute", "loader", "communication", "exposed"]
 
 
-def write_run(folder: Path, elastic: bool) -> None:
+def write_run(folder: Path, elastic: bool, algorithm: str | None = None) -> None:
     kind = f"dist_hybridps_{'elastic' if elastic else 'sync'}"
     for worker in range(2):
         of_training = {"batch_size": 4, "workers": 2, "kvstore_type": kind, "network": "small"}
@@ -167,6 +168,8 @@ def write_run(folder: Path, elastic: bool) -> None:
         log.emit(Communicated(99, 99.0, 99.0, 99.0))  # of an earlier start
         log.emit(Configured(0.0, {"tau": 2, "bucket_bytes": 10_240, "chunk_bytes": 4096}))
         log.emit(Planned("worker", worker, 2, worker, 2, 0, 0, []))
+        if algorithm is not None:
+            log.emit(AlgorithmChosen(algorithm))
         log.emit(Communicated(5, 50.0, 50.0, 50.0))
         log.emit(Communicated(10, 60.0, 60.0, 60.0))
         log.emit(Communicated(30, 64.0, 62.0, 70.0 + 10 * worker))
@@ -185,3 +188,15 @@ def test_what_the_events_say(tmp_path: Path, elastic: bool) -> None:
     found = measure(tmp_path, what)
     assert (found.step, found.loader, found.exposed, found.compute) == pytest.approx((3.0, 0.3, 0.5, 2.5))
     assert found.communication == pytest.approx((4 + 2) / 20 + (0.5 if elastic else 0.0))
+
+
+def test_the_algorithm_is_that_of_the_events(tmp_path: Path) -> None:
+    write_run(tmp_path, elastic=False, algorithm="elastic")
+    assert describe(tmp_path)[0].elastic
+
+
+@pytest.mark.parametrize("algorithm", sorted(KNOWN.keys() - {"sync", "elastic"}))
+def test_an_algorithm_without_a_model_is_refused_by_name(tmp_path: Path, algorithm: str) -> None:
+    write_run(tmp_path, elastic=False, algorithm=algorithm)
+    with pytest.raises(OracleError, match=f"the algorithm {algorithm}: this command predicts sync and elastic alone"):
+        describe(tmp_path)

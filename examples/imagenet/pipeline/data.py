@@ -16,7 +16,7 @@ from pipeline.records import DataError, ImageError
 from pipeline.sources import ArrayImages, FolderImages, RecordImages, Source
 from pipeline.transforms import Transform, centre_crop, in_turn, resized_crop, shift_crop, unchanged
 
-SMALL = 64  # images whose shorter side is at most this are used whole in training, with small shifts
+SMALL = 64  # if the first image's shorter side is at most this, images are used whole in training, with small shifts
 RGB_MEAN, RGB_STD = (123.68, 116.78, 103.94), (58.39, 57.12, 57.38)
 DIGIT_MEAN, DIGIT_STD = (4.88,), (6.02,)
 
@@ -185,24 +185,24 @@ def open_data(
     if classes is not None and classes < found:
         raise DataError(f"--classes {classes} is less than the {found} classes of {folder}")
     try:
-        size = image_size or _usual_size(train, skip_corrupt)
+        shorter = _shorter_side(train, skip_corrupt)
     except ImageError as damage:
         raise DataError(f"{damage}; use --skip-corrupt to skip such images") from None
-    small = size <= SMALL
+    small = shorter <= SMALL
+    size = image_size or (shorter if small else 224)
     changed = in_turn(_small_training(size) if small else resized_crop(size, jitter), *augmentation)
-    return _photographs(train, val, classes or found, size, val_fraction, changed)
+    cropped = centre_crop(size, 1.0 if small else 256 / 224)
+    return _photographs(train, val, classes or found, size, val_fraction, changed, cropped)
 
 
-def _usual_size(images: Source, skip_corrupt: bool) -> int:
-    """Return the size of the first image if that is small, else 224. Raises ImageError if that image is corrupt."""
+def _shorter_side(images: Source, skip_corrupt: bool) -> int:
+    """Return the shorter side of the first image. Raises ImageError if that image is corrupt."""
     for index in range(len(images)):
         try:
-            shorter = min(images[index][0].shape[:2])
+            return min(images[index][0].shape[:2])
         except ImageError:
             if not skip_corrupt:
                 raise
-            continue
-        return shorter if shorter <= SMALL else 224
     raise DataError(f"--skip-corrupt leaves no image: all {len(images)} for training are corrupt")
 
 
@@ -254,14 +254,22 @@ def _open_records_of(folder: Path, classes: int | None) -> tuple[Source, Source 
     train = RecordImages(folder / "train.rec")
     val = RecordImages(folder / "val.rec") if (folder / "val.rec").exists() else None
     names = folder / "classes.txt"
-    if names.exists():
-        return train, val, len(names.read_text().splitlines())
-    # Reading every label of the records takes long; the option avoids it.
-    return train, val, classes or int(train.labels().max()) + 1
+    # Reading every label of the records takes long; the file and the option avoid it.
+    found = len(names.read_text().splitlines()) if names.exists() else classes or int(train.labels().max()) + 1
+    for records in (train, val):
+        if records is not None:
+            records.classes = classes or found
+    return train, val, found
 
 
 def _photographs(
-    train: Source, val: Source | None, classes: int, size: int, val_fraction: float, changed: Transform
+    train: Source,
+    val: Source | None,
+    classes: int,
+    size: int,
+    val_fraction: float,
+    changed: Transform,
+    cropped: Transform,
 ) -> Data:
     train_indices = np.arange(len(train))
     if val is None:
@@ -270,7 +278,6 @@ def _photographs(
             train_indices, val_indices = split(train.labels(), val_fraction)
     else:
         val_indices = np.arange(len(val))
-    cropped = centre_crop(size, 1.0 if size <= SMALL else 256 / 224)
     parts = (Part(*part, (size, size, 3)) for part in ((train, train_indices, changed), (val, val_indices, cropped)))
     return Data(*parts, classes, size, RGB_MEAN, RGB_STD)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from pathlib import Path
@@ -66,6 +67,9 @@ class FolderImages:
 class RecordImages:
     """A RecordIO file."""
 
+    classes: float = math.inf
+    """The number of classes. A record whose label is not below it counts as damaged."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._records = RecordFile(path)
@@ -97,6 +101,8 @@ class RecordImages:
             raise ImageError(f"{self._name(index)} has no image and label") from None
         if label < 0:
             raise ImageError(f"{self._name(index)} has the label {label}")
+        if label >= self.classes:
+            raise ImageError(f"{self._name(index)} has the label {label}, and there are {self.classes} classes")
         return encoded, label
 
     def _name(self, index: int) -> str:
