@@ -52,6 +52,7 @@ UNITS = {
     "joins": "groups",
     "workers_on_host": "workers",
     "joined": "indices of groups",
+    "numbers": "indices of workers",
     "ticket": "number of the ticket",
     "keys": "keys",
     "nodes": "nodes",

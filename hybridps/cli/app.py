@@ -66,6 +66,7 @@ def run_command(given: options.RunOptions) -> None:
     check_sync(given.sync_dst_dir)
     asked = asdict(given) | {"trigger": options.trigger_of(given.trigger, given.budget)}
     settings = read_settings(asked, given.pairs or [])
+    log_folder = Path(given.log_dir) if given.log_dir is not None else None
     launch = make_launch(
         given.command or (),
         settings,
@@ -78,12 +79,20 @@ def run_command(given: options.RunOptions) -> None:
         environment=read_environment(os.environ, given.exports, given.env, given.env_worker, given.env_server),
         launcher=given.launcher,
         join=options.addresses_of(given.join, given.server_count, settings),
-        ranks=read_rank_options(given.prefix, given.log_dir, given.mpi_args, given.bind),
+        ranks=read_rank_options(given.prefix, log_folder, given.mpi_args, given.bind),
     )
-    if given.dry_run:
-        print("\n".join(commands(launch, find_mpirun())))
-        return
-    sys.exit(run(launch, Why(given.workers, given.server_count, _where(given))))
+    status = None
+    try:
+        if given.dry_run:
+            print("\n".join(commands(launch, find_mpirun())))
+        else:
+            status = run(launch, Why(given.workers, given.server_count, _where(given)))
+    finally:
+        if status is None and launch.settings.ticket is not None:  # no group comes to the job that it was to join
+            from hybridps.cli.run.joining import give_up
+
+            give_up(launch)
+    sys.exit(status)
 
 
 def _where(given: options.RunOptions) -> str | None:
@@ -121,8 +130,8 @@ def compare_command(
     comparison = Comparison(
         contenders=(algorithms,),
         seeds=seeds,
-        workers=workers or groups or 1,
-        groups=groups or 1,
+        workers=next(count for count in (workers, groups, 1) if count is not None),
+        groups=1 if groups is None else groups,
         servers=server_count,
         link=link,
         budget_seconds=budget_seconds,
@@ -263,6 +272,8 @@ def read_settings(options: Mapping[str, Any], pairs: Iterable[str] = ()) -> Sett
             raise ConfigError(f"--set {pair!r} has no value: write --set NAME=VALUE, e.g. --set tau=5")
         values[name.strip().removeprefix(PREFIX).lower()] = value
     for folder in ("run_folder", "snapshots", "tensorboard"):
+        if values.get(folder) == "":  # it would be the current folder
+            raise ConfigError(f"{PREFIX}{folder.upper()}='' cannot be used: give the path of a folder")
         if values.get(folder):
             values[folder] = os.path.abspath(values[folder])
     return make_settings(values)

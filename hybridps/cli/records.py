@@ -25,6 +25,10 @@ def _words(name: str, hint: Any) -> list[str]:
     return found or [f"--{name.replace('_', '-')}"]
 
 
+def _is_folder(hint: Any) -> bool:
+    return any(getattr(each, "metavar", None) == "FOLDER" for each in getattr(hint, "__metadata__", ()))
+
+
 def takes(record: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
     """Return a decorator: it makes a Typer command of a function that takes one `record`, a dataclass of options."""
 
@@ -37,6 +41,8 @@ def takes(record: type[Options]) -> Callable[[Callable[[Options], None]], Callab
             for name, value in given.items():
                 if isinstance(value, (str, Path)) and str(value) in options:
                     raise ConfigError(f"{words[name][0]} needs a value, and the option {value} follows it")
+                if value == "" and _is_folder(hints[name]):  # it would be the current folder
+                    raise ConfigError(f"{words[name][0]} needs a value, and the one given is empty")
             command(record(**given))
 
         parameters = [

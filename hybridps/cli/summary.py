@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hybridps.cli.run.children.output import discard
 from hybridps.errors import HybridPSError
 from hybridps.quantities import counted, duration, rounded
 
@@ -22,26 +24,45 @@ _NOTES = {
 def print_summary(folder: str, *, only_if_events: bool = False) -> None:
     """Write the report of a run folder, and print its summary.
 
-    Raises HybridPSError if there is nothing to report. With `only_if_events`, as at the end of a run, it prints nothing
-    if no process wrote events, and only a note if the last launch has not trained and there is a report of an earlier
-    one, or if the report cannot be written.
+    Raises HybridPSError if there is nothing to report, or the report cannot be written. With `only_if_events`, as at
+    the end of a run, it prints nothing if no process wrote events, and only a note if the last launch has not trained
+    and there is a report of an earlier one, or if the report cannot be written. What cannot be printed is then dropped.
     """
-    if only_if_events and not any(any(Path(folder).glob(f"{kind}-*.jsonl")) for kind in ("train", "hybridps")):
-        return
+    if not only_if_events:
+        _report(Path(folder))
+    elif any(any(Path(folder).glob(f"{kind}-*.jsonl")) for kind in ("train", "hybridps")):
+        with suppress(OSError):  # standard output or standard error is a closed pipe, or a file on a full disk
+            _report_at_end(Path(folder))
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                discard(stream)
+
+
+def _report(folder: Path) -> None:
+    from hybridps.report import make_report
+
+    _show(folder, make_report(folder))
+
+
+def _report_at_end(folder: Path) -> None:
     try:
         from hybridps.report import is_of_earlier, make_report
 
-        if only_if_events and is_of_earlier(Path(folder)):
-            print(f"hybridps: nothing was trained, so {Path(folder, 'report.html')} stays as it was")
-            return
-        summary = make_report(Path(folder))
-    except (HybridPSError, ImportError) as error:
-        if not only_if_events:
-            raise
+        summary = None if is_of_earlier(folder) else make_report(folder)
+    except (HybridPSError, ImportError, OSError) as error:
         print(f"hybridps: no report for {folder}: {error}", file=sys.stderr)
         return
+    if summary is None:
+        print(f"hybridps: nothing was trained, so {folder / 'report.html'} stays as it was")
+    else:
+        _show(folder, summary)
+
+
+def _show(folder: Path, summary: dict[str, Any]) -> None:
     findings = summary.pop("findings", [])
-    noted = _noted(Path(folder), summary)
+    noted = _noted(folder, summary)
     said = {key: text_of(value) for key, value in summary.items() if value is not None}
     said |= {key: _workers(summary[key]) for key in ("finished", "lost") if summary.get(key)}
     said |= {key: f"{said[key]} ({_NOTES[key]})" for key in noted}
@@ -49,19 +70,19 @@ def print_summary(folder: str, *, only_if_events: bool = False) -> None:
         for key, text in said.items():
             print(f"{key}: {text}")
         print("".join(f"{finding}\n" for finding in findings), end="")
-        print(f"hybridps: wrote {Path(folder, 'report.html')}")
+        print(f"hybridps: wrote {folder / 'report.html'}")
         return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=folder, show_header=False)
+    table = Table(title=str(folder), show_header=False)
     for key, text in said.items():
         table.add_row(key.replace("_", " "), text)
     console = Console()
     console.print(table)
     for finding in findings:
         console.print(f"- {finding}", highlight=False)
-    console.print(f"The page: {Path(folder, 'report.html')}", highlight=False)
+    console.print(f"The page: {folder / 'report.html'}", highlight=False)
 
 
 def _workers(numbers: Sequence[int]) -> str:

@@ -7,6 +7,7 @@ refused; the message has the nearest valid name.
 from hybridps.config.reading import (
     PREFIX,
     SECRETS,
+    find_tuning_file,
     load_settings,
     make_settings,
     started_by_mpi,
@@ -29,6 +30,7 @@ __all__ = [
     "Name",
     "Seconds",
     "Settings",
+    "find_tuning_file",
     "load_settings",
     "make_settings",
     "started_by_mpi",

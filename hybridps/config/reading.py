@@ -7,6 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -75,9 +76,23 @@ def to_environment(settings: Settings) -> dict[str, str]:
 
 
 def tuning_file() -> Path:
-    """Return the file in which `hybridps tune` keeps the tuning table of this host."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Return the file in which `hybridps tune` keeps the tuning table of this host.
+
+    Raises ConfigError if this user has no home folder, nor a cache folder elsewhere.
+    """
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        raise ConfigError("this user has no home folder for the tuning table: set XDG_CACHE_HOME to a folder") from None
     return Path(cache, "hybridps", f"tuning-{socket.gethostname()}.json")
+
+
+def find_tuning_file() -> Path | None:
+    """Return that file; None if it does not exist, or this user cannot reach the folder."""
+    with suppress(ConfigError, OSError):
+        path = tuning_file()
+        return path if path.exists() else None
+    return None
 
 
 def started_by_mpi(environ: Mapping[str, str] = os.environ) -> bool:

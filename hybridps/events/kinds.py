@@ -75,12 +75,13 @@ class Skipped(Event, frozen=True):
 
 
 class Launched(Event, frozen=True):
-    """`hybridps run` starts the workers now."""
+    """`hybridps run` starts the workers now. `numbers`: those of its workers, if their groups join a job."""
 
     workers: Count
     groups: Count
     servers: Count
     command: list[str]
+    numbers: list[Count] = []
 
 
 class Evaluated(Event, frozen=True):
@@ -97,6 +98,11 @@ class Evaluated(Event, frozen=True):
     worker: Annotated[int, Meta(ge=0)] | None = None
     group: int | None = None
     step: Whole | None = None
+
+    def followed_by(self, later: Evaluated) -> Evaluated:
+        """Return this report with what a later one of the same worker and epoch has."""
+        given = {field: value for field in self.__struct_fields__ if (value := getattr(later, field)) is not None}
+        return msgspec.structs.replace(self, **given)
 
 
 class Restarted(Event, frozen=True):

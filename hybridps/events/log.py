@@ -10,6 +10,7 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 import msgspec
 
@@ -33,7 +34,6 @@ class EventLog:
         self._rank = rank
         self._began = time.monotonic()
         self._file: FileIO | None = None
-        self._encoder = msgspec.json.Encoder()
         if folder is None:
             return
         try:
@@ -49,7 +49,7 @@ class EventLog:
         if self._file is None:
             return
         line = msgspec.to_builtins(event) | {"rank": self._rank, "seconds": round(time.monotonic() - self._began, 6)}
-        left = self._encoder.encode(line) + b"\n"
+        left = to_json(line) + b"\n"
         try:
             while left:
                 left = left[self._file.write(left) :]
@@ -76,6 +76,22 @@ class EventLog:
         said = f"hybridps: events of {who} can no longer be written: {error.strerror}"
         with suppress(OSError, ValueError):  # standard error may be a file on the same full disk, or closed
             print(said, file=sys.stderr, flush=True)
+
+
+def to_json(value: object) -> bytes:
+    """Return a value as JSON. The bytes of commands and file names that are not UTF-8 are written like `\\xff`."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_escaped(msgspec.to_builtins(value)))
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    if isinstance(value, dict):
+        return {key: _escaped(part) for key, part in value.items()}
+    return [_escaped(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def check_run_folder(folder: str | None) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from hybridps.config import Settings, tuning_file
+from hybridps.config import Settings, find_tuning_file
 from hybridps.errors import HybridPSError
 from hybridps.events import Chosen
 from hybridps.mpi_groups.group import Group, allgather
@@ -39,9 +39,9 @@ def make_levels(session: Session) -> Levels:
 def _read_tuning(session: Session, group: Group) -> Tuning:
     """Return the leader's tuning, on all ranks of the group. If it cannot be read, the error is raised on all ranks."""
     settings, tuning, error = session.settings, BUILT_IN, None
-    path = Path(settings.tuning) if settings.tuning else tuning_file()
     wanted = settings.tuning != "built-in" and not settings.deterministic
-    if group.rank == 0 and wanted and (settings.tuning or path.exists()):
+    path = (Path(settings.tuning) if settings.tuning else find_tuning_file()) if group.rank == 0 and wanted else None
+    if path is not None:
         try:
             tuning = Tuning.read(path)
         except HybridPSError as problem:

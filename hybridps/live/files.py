@@ -9,8 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
+from hybridps.events.log import to_json
 from hybridps.files import write_whole
 from hybridps.live.status import Status
 
@@ -37,7 +36,6 @@ class StatusFile:
         self._make = make
         self._began = time.monotonic()
         self._ended = threading.Event()
-        self._encoder = msgspec.json.Encoder()
         self._seconds = max(WRITE_SECONDS, processes / _WORKERS_PER_SECOND)
         self._thread = threading.Thread(target=self._run, name="hybridps-status", daemon=True)
         if self._write():
@@ -62,7 +60,7 @@ class StatusFile:
         status.cpu_seconds = time.process_time()
         status.ended = ended
         try:
-            write_whole(self._path, self._encoder.encode(status))
+            write_whole(self._path, to_json(status))
         except OSError as error:
             told = f"{self._path} cannot be written ({error.strerror}), so `hybridps top` does not show it"
             with suppress(OSError, ValueError):

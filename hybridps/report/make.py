@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,20 @@ def make_report(folder: Path) -> dict[str, Any]:
     """Write `summary.json`, the pictures and `report.html` to a run folder. Return the summary.
 
     Pictures of an earlier report that this one does not have are removed. Half-written lines are skipped. Raises
-    HybridPSError if no process wrote anything there, or if matplotlib is not installed; the summary is written
-    before the pictures.
+    HybridPSError if no process wrote anything there, if the report cannot be written, or if matplotlib is not
+    installed; the summary is written before the pictures.
     """
     report = read_report(folder)
-    _write_summary(report)
+    with _writing(folder):
+        _write_summary(report)
     pictures = _draw(report)
-    for name, content in pictures.items():
-        write_whole(folder / f"{name}.png", content)
-    if (folder / PAGE).exists():
-        for name in TITLES.keys() - pictures.keys():
-            (folder / f"{name}.png").unlink(missing_ok=True)
-    write_whole(folder / PAGE, make_page([report], pictures, {}).encode())
+    with _writing(folder):
+        for name, content in pictures.items():
+            write_whole(folder / f"{name}.png", content)
+        if (folder / PAGE).exists():
+            for name in TITLES.keys() - pictures.keys():
+                (folder / f"{name}.png").unlink(missing_ok=True)
+        write_whole(folder / PAGE, make_page([report], pictures, {}).encode(errors="backslashreplace"))
     return report.summary
 
 
@@ -63,9 +66,19 @@ def compare_reports(folders: Sequence[Path], page: Path) -> list[dict[str, Any]]
         raise HybridPSError(f"two of the runs have the same name, in {', '.join(map(str, folders))}: rename a folder")
     own = {report.name: _draw(report) for report in reports}
     together = dict(pictures_of(reports))
-    page.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(page, make_page(reports, together, own).encode())
+    with _writing(page):
+        page.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(page, make_page(reports, together, own).encode(errors="backslashreplace"))
     return [report.summary for report in reports]
+
+
+@contextmanager
+def _writing(place: Path) -> Iterator[None]:
+    """Raise HybridPSError in place of OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise HybridPSError(f"the report cannot be written to {str(place)!r}: {error.strerror or error}") from None
 
 
 def _draw(report: RunReport) -> dict[str, bytes]:

@@ -111,10 +111,12 @@ def start_of(run: Run) -> Start:
 
 
 def _latest(run: Run) -> dict[float, list[Report]]:
-    """Return the last report of each worker on each epoch."""
+    """Return what each worker last reported of each epoch, at the time of its last report."""
     found: dict[float, dict[tuple[int | None, int | None], Report]] = {}
     for when, event in _reports(run):
-        found.setdefault(event.epoch, {})[event.group, event.worker] = (when, event)
+        reports, worker = found.setdefault(event.epoch, {}), (event.group, event.worker)
+        _, before = reports.get(worker, (when, event))
+        reports[worker] = (when, before.followed_by(event))
     return {epoch: list(reports.values()) for epoch, reports in found.items()}
 
 

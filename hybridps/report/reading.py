@@ -7,7 +7,7 @@ writes `train-<worker>.jsonl` (events `run`, `epoch`, `end`). A restarted worker
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,14 +89,19 @@ class Run:
     workers: dict[int, Worker]
     """The workers that wrote a training file, by number."""
     ranks: list[Rank]
-    expected: int
-    """The number of workers."""
+    numbers: Sequence[int]
+    """The numbers that its workers have in the job."""
     launch: Rank | None = None
     """The events that the launcher wrote; None without a launcher."""
     reports: list[Rank] = field(default_factory=list)
     """The events in the workers' own progress files, which they write without a launcher."""
     earlier: list[Run] = field(default_factory=list)
     """The earlier launches in the folder, oldest first, without training files; none without a launcher."""
+
+    @property
+    def expected(self) -> int:
+        """The number of workers."""
+        return len(self.numbers)
 
     def last(self, kind: type[KnownT]) -> list[KnownT]:
         """Return the last event of this kind of each rank that has one."""
@@ -123,10 +128,10 @@ class Run:
         closed = {plan.worker for rank in self.ranks if (plan := rank.last(Planned)) and rank.last(Closed)}
         end = self.launch.last(Ended) if self.launch else None
         without_events = not any(rank.last(Planned) for rank in self.ranks)
-        return list(range(self.expected)) if without_events and end and end.status == 0 else sorted(closed)
+        return list(self.numbers) if without_events and end and end.status == 0 else sorted(closed)
 
     def lost(self) -> list[int]:
-        return sorted((set(range(self.expected)) | set(self.workers)) - set(self.finished()))
+        return sorted((set(self.numbers) | set(self.workers)) - set(self.finished()))
 
 
 def read_run(folder: Path) -> Run:
@@ -145,11 +150,13 @@ def read_run(folder: Path) -> Run:
             f"{folder} has no train-<worker>.jsonl and no hybridps-<worker>.jsonl with a line in it: is it the folder "
             "of a run?"
         )
-    expected = _expected(workers, ranks, launch)
-    workers = {number: worker for number, worker in workers.items() if number < expected}
-    ranks = [rank for rank in ranks if not (plan := rank.last(Planned)) or plan.worker < expected]
+    numbers = _numbers(workers, ranks, launch)
+    workers = {number: worker for number, worker in workers.items() if number in numbers}
+    ranks = [rank for rank in ranks if not (plan := rank.last(Planned)) or plan.worker in numbers]
+    start = began(launch) if launch is not None else max(map(began, ranks), default=0.0)
+    reports = [each for each in reports if each.times and each.times[-1] >= start]  # else of an earlier run
     earlier = [_earlier(each, of_ranks) for each in launches[:-1]] if launch is not None else []
-    return Run(workers, ranks, expected, launch, reports, earlier)
+    return Run(workers, ranks, numbers, launch, reports, earlier)
 
 
 def began(rank: Rank) -> float:
@@ -209,19 +216,19 @@ def _earlier(launch: Rank, of_ranks: list[list[Rank]]) -> Run:
     """Return an earlier launch. Ranks belong to it by its id."""
     name = launch_of(launch)
     ranks = [rank for launches in of_ranks for rank in launches if name is not None and launch_of(rank) == name]
-    return Run({}, ranks, _expected({}, ranks, launch), launch)
+    return Run({}, ranks, _numbers({}, ranks, launch), launch)
 
 
-def _expected(workers: dict[int, Worker], ranks: list[Rank], launch: Rank | None) -> int:
-    """Return the number of workers, by those that started last: an earlier run in the folder may have had more."""
+def _numbers(workers: dict[int, Worker], ranks: list[Rank], launch: Rank | None) -> Sequence[int]:
+    """Return the numbers of the workers, by those that started last: an earlier run in the folder may have had more."""
     launched = launch.last(Launched) if launch else None
     if launched is not None:
-        return launched.workers
+        return launched.numbers or range(launched.workers)
     if workers:
         newest = max(workers.values(), key=lambda worker: worker.run.get("started_at") or 0.0)
-        return int(newest.settings().get("workers") or max(workers) + 1)
+        return range(int(newest.settings().get("workers") or max(workers) + 1))
     plans = [(began(rank), plan.workers) for rank in ranks if (plan := rank.last(Planned))]
-    return max(plans, default=(0.0, 1))[1]
+    return range(max(plans, default=(0.0, 1))[1])
 
 
 def _numbered(folder: Path, prefix: str) -> Iterator[tuple[int, Path]]:

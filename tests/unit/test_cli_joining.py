@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 from in_thread import in_thread
 
+from hybridps.cli.app import main
 from hybridps.cli.run.joining import tell_end
 from hybridps.cli.run.plan import Launch, make_launch
 from hybridps.config import Settings
@@ -63,6 +64,16 @@ def test_a_launch_has_the_numbers_and_settings_that_the_server_gives_and_says_wh
 def test_what_cannot_be_joined_is_refused(job: dict[str, object], mine: dict[str, object], named: str) -> None:
     with running(**job) as client, pytest.raises((ConfigError, ServerError), match=named):
         joined(client.session.addresses[0], **mine)
+
+
+@pytest.mark.parametrize(("option", "status"), [("--dry-run", 0), ("--run=/dev/null/x", 2)])
+def test_a_launch_that_does_not_start_gives_its_numbers_back(option: str, status: int) -> None:
+    with running(algorithm="elastic") as client:
+        address = client.session.addresses[0]
+        with pytest.raises(SystemExit) as ended:
+            main(["run", "--join", address, option, "--", "true"])
+        assert (ended.value.code or 0) == status
+        assert [group.number for group in joined(address).groups] == [2]
 
 
 def test_a_server_that_is_not_there_is_named() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -253,3 +256,36 @@ def test_a_reader_that_goes_away_does_not_end_the_job() -> None:
     screen = Screen(Gone(), io.StringIO(), ["group 0"])
     screen.line("group 0", "a")
     screen.line("group 0", "b")
+
+
+PRINTS = """
+import sys
+from hybridps.cli.run.children.output import ERR, Screen
+
+screen = Screen(sys.stdout, sys.stderr, ["group 0"])
+screen.line("group 0", "out")
+screen.line("group 0", "err", ERR)
+print("the summary")
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("place", ["a full disk", "a closed pipe"])
+def test_the_status_is_that_of_the_job_though_the_output_cannot_be_written(stream: str, place: str) -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full" if place == "a full disk" else closed_pipe(), "w") as broken:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: broken}
+        done = subprocess.run([sys.executable, "-c", PRINTS], env=environ, text=True, timeout=100, **streams)
+    assert done.returncode == 3
+    if stream == "stdout":
+        said = "hybridps: the job's output can no longer be written: No space left on device\n"
+        assert done.stderr == (said if place == "a full disk" else "") + "[group 0] err\n"
+    else:
+        assert done.stdout == "[group 0] out\nthe summary\n"
+
+
+def closed_pipe() -> int:
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer

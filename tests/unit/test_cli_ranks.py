@@ -56,6 +56,10 @@ def test_ranks_whose_parts_of_a_line_alternate_as_with_mpich() -> None:
     assert [*RankSplitter().feed(b"[1,0]<stdout>: untold\n")] == [(None, "[1,0]<stdout>: untold")]
 
 
+def test_a_line_that_ends_like_the_beginning_of_a_tag_is_not_held_back() -> None:
+    assert [*RankSplitter(MPIRUN.tag).feed(b"[1,0]<stdout>: losses [3]\n")] == [(0, "losses [3]")]
+
+
 @pytest.mark.parametrize(
     ("flavour", "version", "options", "line"),
     [
@@ -146,6 +150,7 @@ def test_a_full_disk_is_one_message(tmp_path: Path) -> None:
         screen.line("group 0", "x", ERR)
     said = "hybridps: the files of --log-dir can no longer be written: No space left on device\n"
     assert err.getvalue() == f"[group 0] x\n{said}[group 0] x\n"
+    files.close()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
@@ -7,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridps.algorithms import ALGORITHMS, KNOWN, resolve
-from hybridps.config import Settings, load_settings, make_settings, started_by_mpi, to_environment
+from hybridps.config import (
+    Settings,
+    find_tuning_file,
+    load_settings,
+    make_settings,
+    started_by_mpi,
+    to_environment,
+    tuning_file,
+)
 from hybridps.errors import ConfigError
 
 
@@ -143,3 +152,27 @@ def test_algorithm_names() -> None:
     with pytest.raises(ConfigError, match="'elastik' is unknown; did you mean 'elastic'"):
         resolve(Settings(algorithm="elastik"))
     assert set(ALGORITHMS.values()) == set(KNOWN) > {"sync", "async", "stale", "elastic", "easgd", "eamsgd", "local"}
+
+
+def test_a_home_folder_that_is_not_there_or_cannot_be_entered_has_no_tuning_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert find_tuning_file() is None
+    tuning_file().parent.mkdir()
+    tuning_file().touch()
+    assert find_tuning_file() == tuning_file()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", refuse)
+        assert find_tuning_file() is None
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert find_tuning_file() is None
+    with pytest.raises(ConfigError, match="set XDG_CACHE_HOME"):
+        tuning_file()

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hybridps.errors import ConfigError
-from hybridps.events import Closed, EventLog, Noted, check_run_folder
+from hybridps.events import Closed, EventLog, Launched, Noted, check_run_folder
 
 
 def test_lines_are_complete_at_once(tmp_path) -> None:
@@ -21,6 +21,15 @@ def test_lines_are_complete_at_once(tmp_path) -> None:
     log.emit(Closed(1, 2, 3))
     log.close()
     assert len((tmp_path / "run" / "hybridps-3.jsonl").read_text().splitlines()) == 2
+
+
+def test_bytes_that_are_no_utf_8_are_escaped(tmp_path) -> None:
+    command = ["python", os.fsdecode(b"caf\xe9.py"), "\u00e9"]
+    log = EventLog(tmp_path, "launcher")
+    log.emit(Launched(1, 1, 0, command))
+    log.close()
+    line = json.loads((tmp_path / "hybridps-launcher.jsonl").read_text())
+    assert line["command"] == ["python", "caf\\xe9.py", "\u00e9"]
 
 
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch) -> None:

@@ -192,6 +192,15 @@ def test_a_process_is_silent_when_its_file_is_old(tmp_path: Path) -> None:
     assert silent_seconds(Seen(status(ended=True), 60.0), 1) == 0.0
 
 
+def test_a_command_that_is_not_utf_8_is_shown_with_escapes(tmp_path: Path) -> None:
+    def launcher() -> LaunchStatus:
+        place = {"run": "a", "host": "h", "pid": 1, "started_at": 0.0, "workers": 1, "groups": [], "servers": []}
+        return LaunchStatus(command=[os.fsdecode(b"caf\xe9.py")], **place)
+
+    StatusFile(tmp_path, "launcher", launcher).close()
+    assert msgspec.json.decode((tmp_path / "launcher.json").read_bytes())["command"] == ["caf\\xe9.py"]
+
+
 def test_a_status_that_cannot_be_written_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     StatusFile(tmp_path / "file", "worker-0", status).close()

@@ -132,6 +132,19 @@ def test_the_lines_of_a_worker_that_reports_alone_are_shown(tmp_path: Path) -> N
     assert log.ended(0) == ["epoch 2, 1 of 4 workers: loss 1"]
 
 
+def test_a_worker_that_reports_an_epoch_in_two_calls_is_one_worker(tmp_path: Path) -> None:
+    log = RunLog(Settings(run_folder=str(tmp_path)))
+    log.launched(2, 2, 1, ["python"])
+    assert log.hear(0, "hybridps: epoch=1 loss=2 worker=0", TWO) == (True, [])
+    assert log.hear(0, "hybridps: epoch=1 accuracy=0.5 worker=0", TWO) == (True, [])
+    assert log.latest[0, 0] == Evaluated(1, 0.5, 2.0, worker=0, group=0)
+    said = ["epoch 1: accuracy 0.75, loss 3"]
+    assert log.hear(1, "hybridps: epoch=1 loss=4 accuracy=1 worker=1", TWO) == (True, said)
+    log.ended(0)
+    (point,) = points_of(read_run(tmp_path))
+    assert (point.accuracy, point.loss) == (0.75, 3.0)
+
+
 def test_the_lines_of_a_group_alone_name_it() -> None:
     log = RunLog(Settings())
     log.launched(4, 2, 1, ["python"])

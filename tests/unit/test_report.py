@@ -518,6 +518,35 @@ def test_lines_that_cannot_be_are_skipped(tmp_path, line):
     assert (summary["exchanges"], summary["lost"]) == (1, [0, 1])
 
 
+def test_a_launch_that_joined_a_job_has_workers_with_the_numbers_of_the_job(tmp_path):
+    text = launch_lines("a", 1000, (0, LAUNCHED | {"numbers": [3, 4]}), (9, {"event": "Ended", "status": 1}))
+    (tmp_path / "hybridps-launcher.jsonl").write_text(text)
+    closed = (8, {"event": "Closed", "steps": 2, "bytes_within_group": 0, "bytes_to_servers": 0})
+    for worker, last in ((3, [closed]), (4, [])):
+        lines = launch_lines("a", 1001, (0, planned(2, ["tcp://a:1"]) | {"worker": worker, "workers": 5}), *last)
+        (tmp_path / f"hybridps-{worker}.jsonl").write_text(lines)
+    run = read_run(tmp_path)
+    assert (run.expected, run.finished(), run.lost(), len(run.ranks)) == (2, [3], [4], 2)
+
+
+def test_what_an_earlier_run_without_a_launcher_reported_is_left_out(tmp_path):
+    """After a run of four workers comes one of two, and then a launch."""
+    for worker in range(4):
+        lines = [(0, planned(worker, []) | {"workers": 4})]
+        lines_of(tmp_path, f"hybridps-{worker}", lines)
+        lines_of(tmp_path, f"hybridps-progress-{worker}", [(1, evaluated(1, worker, 0.1))])
+    assert points_of(read_run(tmp_path))[-1].accuracy == pytest.approx(0.1)
+    for worker in range(2):
+        (tmp_path / f"hybridps-{worker}.jsonl").write_text(launch_lines("", 2001, (0, planned(worker, []))))
+        report = launch_lines("", 2000, (0, evaluated(0, worker, 0.0)), (9, evaluated(1, worker, 0.5)))
+        (tmp_path / f"hybridps-progress-{worker}.jsonl").write_text(report)
+    assert [point.accuracy for point in points_of(read_run(tmp_path))] == [0.0, 0.5]
+    reports = [(1, evaluated(1, worker, 0.9)) for worker in (0, 1)]
+    text = launch_lines("b", 3000, (0, LAUNCHED), *reports, (9, {"event": "Ended", "status": 0}))
+    (tmp_path / "hybridps-launcher.jsonl").write_text(text)
+    assert [point.accuracy for point in points_of(read_run(tmp_path))] == [0.9]
+
+
 def test_the_id_of_the_launch_says_whose_events_count_and_not_the_clock(tmp_path):
     """The clock of group 0 is behind, that of group 1 ahead, and group 2 is of an earlier launch."""
     log = RunLog(Settings(run_folder=str(tmp_path), launch="new"))

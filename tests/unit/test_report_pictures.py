@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 
 from hybridps.cli.summary import print_summary
+from hybridps.errors import HybridPSError
 from hybridps.report import make_report
 from hybridps.report.pictures import pictures_of
 from hybridps.report.run_report import read_report
@@ -236,3 +240,39 @@ def test_the_printed_summary_tells_slow_from_slow_workers(
     figures["slow_workers"] = []
     print_summary(str(tmp_path))
     assert "slow_workers: none\n" in capsys.readouterr().out
+
+
+def test_a_report_that_cannot_be_written_is_only_a_note_at_the_end_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    launch(tmp_path)
+    monkeypatch.setattr("hybridps.report.make.write_whole", full)
+    reason = f"the report cannot be written to {str(tmp_path)!r}: No space left on device"
+    with pytest.raises(HybridPSError, match=re.escape(reason)):
+        print_summary(str(tmp_path))
+    print_summary(str(tmp_path), only_if_events=True)
+    assert capsys.readouterr().err == f"hybridps: no report for {tmp_path}: {reason}\n"
+
+
+ENDS = """
+import sys
+from hybridps.cli.summary import print_summary
+
+print_summary(sys.argv[1], only_if_events=True)
+sys.exit(3)
+"""
+
+
+def test_a_summary_that_cannot_be_printed_does_not_change_the_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch(tmp_path)
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", ENDS, str(tmp_path)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert (tmp_path / "report.html").exists()

@@ -36,7 +36,10 @@ def check(comparison: Comparison, contenders: Sequence[Contender]) -> None:
         bits_per_second(comparison.link or "1gbit")
     except ValueError as error:
         raise ConfigError(f"--link {comparison.link}: {error}") from None
-    if not 1 <= comparison.groups <= comparison.workers:
+    for option, count, what in (("--groups", comparison.groups, "group"), ("-n", comparison.workers, "worker")):
+        if count < 1:
+            raise ConfigError(f"{option} {count} cannot be used: a job has at least one {what}")
+    if comparison.groups > comparison.workers:
         raise ConfigError(
             f"-n {comparison.workers} --groups {comparison.groups}: every group needs a worker, so give at most "
             f"{comparison.workers} groups"

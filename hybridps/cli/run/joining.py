@@ -49,6 +49,12 @@ def tell_end(launch: Launch, group: int, life: int, returns: bool) -> None:
             continue
 
 
+def give_up(launch: Launch) -> None:
+    """Tell all servers that the groups of a launch, which `join` returned, will not come."""
+    for group in launch.groups:
+        tell_end(launch, group.index, 1, returns=False)
+
+
 def _merged(launch: Launch, known: wire.ToldToJoin) -> Settings:
     """Return the settings of the launch, completed by those of the job. Raises ConfigError if they do not fit."""
     from hybridps.algorithms import resolve

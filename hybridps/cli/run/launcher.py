@@ -11,7 +11,7 @@ from hybridps.cli.run.children.log_files import LogFiles, LoggedScreen
 from hybridps.cli.run.children.output import Screen
 from hybridps.cli.run.children.processes import Processes
 from hybridps.cli.run.groups.ending import how_ended
-from hybridps.cli.run.groups.launched import LaunchedGroups, group_name, worker_names
+from hybridps.cli.run.groups.launched import LaunchedGroups, group_name, worker_names, worker_numbers
 from hybridps.cli.run.groups.lives import Lives
 from hybridps.cli.run.live import LaunchLive
 from hybridps.cli.run.mpirun import Mpirun, find_mpirun
@@ -121,7 +121,8 @@ class Launcher:
         launch = self._launch
         self._groups.prepare(stack)
         count = sum(group.size for group in launch.groups)
-        self._log.launched(count, len(launch.groups), len(launch.servers), launch.command)
+        numbers = [number for group in launch.groups if launch.sizes for number in worker_numbers(launch, group)]
+        self._log.launched(count, len(launch.groups), len(launch.servers), launch.command, numbers)
         if launch.settings.ticket is not None:
             names = ", ".join(str(group.number) for group in launch.groups)
             self._screen.message(f"joining job {launch.settings.job!r} as group {names}")

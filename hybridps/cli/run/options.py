@@ -131,10 +131,11 @@ PrefixOption = Annotated[
     ),
 ]
 LogOption = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--log-dir",
         "--output-filename",
+        metavar="FOLDER",
         help="Folder for the output, with a file for each worker, each server and the launcher.",
     ),
 ]
@@ -157,7 +158,9 @@ NoticeOption = Annotated[
         help="Seconds that groups get to leave the job after a SIGTERM. Default: they are stopped without notice."
     ),
 ]
-RunOption = Annotated[str | None, typer.Option("--run", help="Run folder, for events and the report.")]
+RunOption = Annotated[
+    str | None, typer.Option("--run", metavar="FOLDER", help="Run folder, for events and the report.")
+]
 TraceOption = Annotated[
     bool | None,
     typer.Option("--trace", help="Trace each step of all workers and servers into the run folder. See hybridps trace."),

@@ -41,8 +41,8 @@ class RunLog:
         self._events = EventLog(self._folder, "launcher")
         self._events.emit(Configured(self._began, msgspec.to_builtins(without_secrets(settings))))
         self._following: Following | None = None
-        self._parts: dict[float, list[Evaluated]] = {}
-        """The reports of single workers, by epoch."""
+        self._parts: dict[float, dict[tuple[int, int], Evaluated]] = {}
+        """What single workers have reported, by epoch; then by group and number."""
         self.latest: dict[tuple[int, int | None], Evaluated] = {}
         """The last report of each worker, by group and number; the number is None if the group does not number them."""
         self._reporters: set[tuple[int, int]] = set()
@@ -53,9 +53,12 @@ class RunLog:
         self.epoch, self.step = 0.0, 0
         """The epochs and steps done, as reported by the worker that is furthest ahead."""
 
-    def launched(self, workers: int, groups: int, servers: int, command: Sequence[str]) -> None:
+    def launched(
+        self, workers: int, groups: int, servers: int, command: Sequence[str], numbers: Sequence[int] = ()
+    ) -> None:
+        """Record the start of the workers. `numbers`: as in the event."""
         self._groups = groups
-        self._events.emit(Launched(workers, groups, servers, list(command)))
+        self._events.emit(Launched(workers, groups, servers, list(command), list(numbers)))
 
     def restarted(self, group: int, life: int, status: int, anew: bool) -> None:
         """Record that a group is restarted, after its earlier life ended with `status`. `anew`: as in the event."""
@@ -88,21 +91,27 @@ class RunLog:
             return Heard()
         event = msgspec.structs.replace(event, group=group)
         self._events.emit(event)
-        self.latest[group, event.worker] = event
+        before = self.latest.get((group, event.worker), event)
+        self.latest[group, event.worker] = before.followed_by(event) if before.epoch == event.epoch else event
         self.epoch, self.step = max(self.epoch, event.epoch), max(self.step, event.step or 0)
         if event.worker is None:
             return Heard()
         self._reporters.add((group, event.worker))
         self._workers = max(self._workers, sum(running.values()), len(self._reporters))
-        self._parts.setdefault(event.epoch, []).append(event)
-        over = [(epoch, self._over(epoch, parts, running)) for epoch, parts in sorted(self._parts.items())]
+        parts, worker = self._parts.setdefault(event.epoch, {}), (group, event.worker)
+        parts[worker] = parts.get(worker, event).followed_by(event)
+        over = [(epoch, self._over(epoch, parts, running)) for epoch, parts in self._waiting()]
         return Heard(hide=True, messages=self._say_all(over))
 
     def ended(self, status: int) -> list[str]:
         """Record the end. Return the lines that remain to be printed."""
         self._events.emit(Ended(status))
         self._events.close()
-        return self._say_all(sorted(self._parts.items()))
+        return self._say_all(self._waiting())
+
+    def _waiting(self) -> list[tuple[float, list[Evaluated]]]:
+        """Return the reports that were not printed yet, by epoch, in order."""
+        return [(epoch, [*parts.values()]) for epoch, parts in sorted(self._parts.items())]
 
     def _over(self, epoch: float, parts: list[Evaluated], running: Mapping[int, int]) -> list[Evaluated]:
         """Return the reports of an epoch that wait for no others: all workers that run have reported it, or some worker
@@ -121,7 +130,7 @@ class RunLog:
     def _say_all(self, over: Sequence[tuple[float, list[Evaluated]]]) -> list[str]:
         """Return the lines of reports that wait for no others, and forget the reports."""
         for epoch, parts in over:
-            if rest := [part for part in self._parts.pop(epoch, []) if part not in parts]:
+            if rest := {who: part for who, part in self._parts.pop(epoch, {}).items() if part not in parts}:
                 self._parts[epoch] = rest
         return [*filter(None, (self._say(epoch, parts) for epoch, parts in over if parts))]
 

@@ -18,7 +18,7 @@ class ServeOptions:
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen on the network without keys.")] = False
     server_keys: Annotated[
         str | None,
-        typer.Option("--keys", help="Folder created by hybridps keys. Only its tenants may connect."),
+        typer.Option("--keys", metavar="FOLDER", help="Folder created by hybridps keys. Only its tenants may connect."),
     ] = None
     stop_after_groups: Annotated[int | None, typer.Option(help="Exit once this many groups have left.")] = None
     lost_seconds: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
@@ -42,7 +43,8 @@ class LogFiles:
 
     def close(self) -> None:
         for file in self._files.values():
-            file.close()
+            with suppress(OSError):  # what the full disk did not take was reported when it was written
+                file.close()
 
 
 class LoggedScreen(Screen):

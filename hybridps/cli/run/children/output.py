@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import re
 import shutil
 import time
@@ -218,7 +219,7 @@ class Screen:
             sink.write(text)
             sink.flush()
         except OSError as error:  # `hybridps run ... | head`, or a full disk: the job continues without output
-            self._sinks[kind] = open("/dev/null", "w")  # noqa: SIM115
+            self._sinks[kind] = discard(sink)
             self._terminal[kind] = False
             if kind == OUT and not isinstance(error, BrokenPipeError):
                 self.message(f"the job's output can no longer be written: {error.strerror}")
@@ -229,6 +230,20 @@ class Screen:
             self._transient = self._bar = self._job = ""
             self._transient_of = ("", "")
             self._emit(ERR, _WIPE)
+
+
+def discard(sink: TextIO) -> TextIO:
+    """Return a sink for what follows, which goes nowhere: the same one if it has a descriptor.
+
+    What the sink has not written yet goes nowhere too, or else Python would try to write it at the end of the process.
+    """
+    nowhere = open("/dev/null", "w")  # noqa: SIM115
+    try:
+        os.dup2(nowhere.fileno(), sink.fileno())
+    except OSError:  # it has none
+        return nowhere
+    nowhere.close()
+    return sink
 
 
 def _coloured(sink: TextIO, plain: Mapping[str, str]) -> Mapping[str, str]:

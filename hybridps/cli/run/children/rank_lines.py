@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from hybridps.cli.run.children.output import LineSplitter
 
-_PART = re.compile(rb"\[[\d,]*(\](<(\w+>?:?)?)?)?$")
+_PART = re.compile(rb"\[[\d,]*(\](<(\w+>?:?)?)?)?\Z")
 """An incomplete tag at the end of what has been read."""
 
 

@@ -117,6 +117,12 @@ def group_name(group: GroupLaunch) -> str:
 
 def worker_names(launch: Launch, group: GroupLaunch) -> dict[int, str]:
     """Return the names of the ranks of a group on the screen, with their numbers as workers of the job."""
+    numbers = enumerate(worker_numbers(launch, group))
+    return {rank: f"{group_name(group)} worker {number}" for rank, number in numbers}
+
+
+def worker_numbers(launch: Launch, group: GroupLaunch) -> range:
+    """Return the numbers of the ranks of a group as workers of the job."""
     sizes = launch.sizes or [each.size for each in launch.groups]
     first = sum(sizes[: group.number])
-    return {rank: f"{group_name(group)} worker {first + rank}" for rank in range(group.size)}
+    return range(first, first + group.size)
