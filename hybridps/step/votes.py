@@ -11,7 +11,7 @@ from hybridps.step.plan import Bucket
 from hybridps.step.schedule import POLL_SECONDS, STALL_SECONDS, Item, Schedule, Work
 from hybridps.step.step import Step
 
-LOOK_SECONDS = 0.1
+IDLE_SECONDS = 0.1
 """The time after which a rank that can do nothing looks again whether it can."""
 
 
@@ -67,7 +67,7 @@ class Votes:
             could_go_on = head is not None and head.arrived
             keys = (name, head.name) if head is not None else ()
             # The program may begin to wait for something that was posted before, and nothing tells this thread so.
-            came = self._schedule.take(POLL_SECONDS if could_go_on else LOOK_SECONDS, keys)
+            came = self._schedule.take(POLL_SECONDS if could_go_on else IDLE_SECONDS, keys)
             if could_go_on and not came and (vote := self._when_quiet(bucket, began)) is not Vote.COMPLETE:
                 return vote
         return Vote.COMPLETE

@@ -53,7 +53,10 @@ def test_settings_are_listed_with_their_values_and_defaults() -> None:
         (["run", "-n", "0", "--", "true"], "-n 0 cannot be used"),
         (["run", "-H", "a:0", "--", "true"], "'a:0' is not a host"),
         (["run", "-H", "a:2", "b:2", "--", "true"], "hosts are separated by commas"),
-        (["run", "--groups", "2", "--algorithm", "elastic", "-s", "0", "true"], "--servers 0 cannot be used"),
+        (
+            ["run", "--groups", "2", "--algorithm", "elastic", "-s", "0", "true"],
+            "--servers 0: the groups of 'elastic' need a",
+        ),
         (["run", "--hostfile", "/nowhere", "--", "true"], "'/nowhere' cannot be read: No such file or directory"),
         (["run", "-H", "a", "--hostfile", "b", "--", "true"], "give only one of them"),
         (["run", "--set", "servers=nonsense", "--", "true"], "HYBRIDPS_SERVERS='nonsense' cannot be used"),

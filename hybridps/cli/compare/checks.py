@@ -93,8 +93,6 @@ def _check_launch(comparison: Comparison, contender: Contender) -> None:
     settings = read_settings(contender.settings | groups, comparison.settings)
     launch = make_launch(comparison.command, settings, workers=comparison.workers, servers=comparison.servers)
     algorithm, has_servers = resolve(settings).algorithm or "", bool(launch.servers or settings.servers)
-    if len(launch.groups) > 1 and not (has_servers or definition(algorithm).gossips):
-        raise ConfigError(f"--servers 0: the groups of {contender.name!r} need a server; give --servers 1 or more")
     is_one_group = len(launch.groups) == 1 < comparison.workers
     if is_one_group and definition(algorithm).is_asynchronous:
         raise ConfigError(

@@ -42,10 +42,7 @@ def count_servers(servers: int | None, needs_one: bool, settings: Settings) -> i
             "ones: give only one of them"
         )
     if not servers and needs_one and settings.algorithm is not None:
-        raise ConfigError(
-            f"--servers 0 cannot be used: groups need a server with the algorithm {settings.algorithm}; omit it, or "
-            "choose an algorithm that gossips"
-        )
+        raise ConfigError(f"--servers 0: the groups of {settings.algorithm!r} need a server; give --servers 1 or more")
     return servers
 
 
