@@ -10,5 +10,5 @@ settings.load_profile("hybridps")
 
 if not {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"} & os.environ.keys():
     # Settings of the developer's own shell; ranks have theirs from the test that started them.
-    for name in [name for name in os.environ if name.startswith("HYBRIDPS_")]:
+    for name in [name for name in os.environ if name.startswith("HYBRIDPS_") or name == "PYTHONUNBUFFERED"]:
         del os.environ[name]

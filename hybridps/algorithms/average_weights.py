@@ -38,6 +38,9 @@ from hybridps.triggers.norms import squared_distances_, squares_
 KEPT_RATES = 1000
 """The number of steps for which learning rates are kept: a program can be this far ahead of its communication."""
 
+MOST_SPANS = 128
+"""The number of spans that are exchanged at a time. A server takes at most 256 parts of a chunk from one group."""
+
 
 class AverageWeights(Algorithm):
     """One rank's part in an algorithm that averages weights. `Algorithm` documents the methods and arguments."""
@@ -99,12 +102,14 @@ class AverageWeights(Algorithm):
         before = self._before.get(table)
         if before is not None:
             np.copyto(before, values)
-        begun = [self.tier.exchange(table, weights, start, stop, self._rules(step, stop)) for start, stop in spans]
         squares = 0.0
-        for (start, stop), exchange in zip(spans, begun, strict=True):
-            self.tier.finish(exchange)
-            here = self.tier.distance if before is None else _distance(before[start:stop], values[start:stop])
-            squares += (stop - start) * here**2
+        for first in range(0, len(spans), MOST_SPANS):
+            these = spans[first : first + MOST_SPANS]
+            begun = [self.tier.exchange(table, weights, start, stop, self._rules(step, stop)) for start, stop in these]
+            for (start, stop), exchange in zip(these, begun, strict=True):
+                self.tier.finish(exchange)
+                here = self.tier.distance if before is None else _distance(before[start:stop], values[start:stop])
+                squares += (stop - start) * here**2
         length = sum(stop - start for start, stop in spans)
         self._distance = math.sqrt(squares / length)
         trigger.sent(step, values, length * values.itemsize, time.monotonic() - began)

@@ -77,8 +77,12 @@ def measure(folder: Path, run: Run) -> Phases:
 
 
 def median_step_seconds(worker: Worker, field: str, batch_size: int, epochs: Sequence[int]) -> float:
-    """Return the seconds of a step in the median one of these epochs. Raises OracleError if one of them is missing."""
+    """Return the seconds of a step in the median one of these epochs, without those that trained no images.
+
+    Raises OracleError if one of them is missing.
+    """
     lines = [worker.epochs.get(number, {}) for number in epochs]
+    lines = [line for line in lines if line.get("train_images") != 0]
     if not lines or any(line.get(field) is None for line in lines):
         raise OracleError(
             f"train-{worker.number}.jsonl has no epoch with {field}: the run ended too soon, or is an old one; "

@@ -28,6 +28,7 @@ from hybridps.events.kinds import (
     Whole,
 )
 from hybridps.events.log import EventLog, check_run_folder
+from hybridps.events.saying import say
 
 __all__ = [
     "AlgorithmChosen",
@@ -57,4 +58,5 @@ __all__ = [
     "Slowed",
     "Whole",
     "check_run_folder",
+    "say",
 ]

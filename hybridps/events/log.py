@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +15,7 @@ import msgspec
 
 from hybridps.errors import ConfigError
 from hybridps.events.kinds import Event
+from hybridps.events.saying import say
 
 
 class EventLog:
@@ -73,9 +73,7 @@ class EventLog:
     def _give_up(self, error: OSError) -> None:
         self.close()
         who = f"worker {self._rank}" if isinstance(self._rank, int) else self._rank
-        said = f"hybridps: events of {who} can no longer be written: {error.strerror}"
-        with suppress(OSError, ValueError):  # standard error may be a file on the same full disk, or closed
-            print(said, file=sys.stderr, flush=True)
+        say(f"events of {who} can no longer be written: {error.strerror}")
 
 
 def to_json(value: object) -> bytes:

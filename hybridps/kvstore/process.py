@@ -12,7 +12,7 @@ import mxnet as mx
 
 from hybridps import progress
 from hybridps.errors import ConfigError, DeadlineError, LayoutError, ServerError
-from hybridps.events import Evaluated
+from hybridps.events import Evaluated, say
 from hybridps.job import Job, open_job
 from hybridps.kvstore.ps_lite import MXNetStores
 from hybridps.kvstore.servers import ServersProfile
@@ -84,7 +84,7 @@ class SharedJob:
         except mx.MXNetError as error:
             why = str(error).rpartition("\n")[2]
             told = f"an operation of MXNet failed on worker {self.job.worker}, and the script has not read its result"
-            print(f"hybridps: {told}: {why}", file=sys.stderr, flush=True)
+            say(f"{told}: {why}")
         progress.listeners.remove(self._note_report)
         self._tell_if_unused()
         try:

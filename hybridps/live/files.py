@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from hybridps.events import say
 from hybridps.events.log import to_json
 from hybridps.files import write_whole
 from hybridps.live.status import Status
@@ -63,8 +63,8 @@ class StatusFile:
             write_whole(self._path, to_json(status))
         except OSError as error:
             told = f"{self._path} cannot be written ({error.strerror}), so `hybridps top` does not show it"
-            with suppress(OSError, ValueError):
+            with suppress(OSError):
                 if self._path.parent.exists():
-                    print(f"hybridps: {told}", file=sys.stderr, flush=True)
+                    say(told)
             return False
         return True

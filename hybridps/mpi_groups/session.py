@@ -8,6 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from hybridps import errors
 from hybridps.config import PREFIX, Settings, load_settings, started_by_mpi, to_environment, without_secrets
 from hybridps.errors import FAILED, ConfigError, DeadlineError, GroupError, HybridPSError
-from hybridps.events import Configured, EventLog, Noted, Planned, check_run_folder
+from hybridps.events import Configured, EventLog, Noted, Planned, check_run_folder, say
 from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.headcount import Headcount
 from hybridps.mpi_groups.plan import WORKER, Place, Plan, make_plan
@@ -106,18 +107,16 @@ class Session:
             sizes = " + ".join(str(size) for size in plan.group_sizes)
             told = to_environment(without_secrets(self.settings))
             said = " ".join(f"{name}={text}" for name, text in sorted(told.items()) if name not in _OF_LAUNCHER)
-            print(
-                f"hybridps: {counted(plan.workers, 'worker')} in {counted(plan.groups, 'group')} ({sizes}), "
-                f"{counted(len(servers), 'server')}{'; ' if said else ''}{said}",
-                file=sys.stderr,
-                flush=True,
+            say(
+                f"{counted(plan.workers, 'worker')} in {counted(plan.groups, 'group')} ({sizes}), "
+                f"{counted(len(servers), 'server')}{'; ' if said else ''}{said}"
             )
 
     def note(self, message: str) -> None:
         """Write a message for the user to the events. The leader of the group also prints it."""
         self.events.emit(Noted(message))
         if self.place.is_leader and not self.settings.quiet:
-            print(f"hybridps: {message}", file=sys.stderr, flush=True)
+            say(message)
 
     def tell_launcher(self, how: str) -> None:
         """Tell the launcher, if there is one, how a group that dies is restarted. The leader of the group does."""
@@ -153,7 +152,7 @@ class Session:
         if final:
             end_group(DeadlineError(f"{line}: another rank, group or server is gone or stuck; {shows}"))
         ends = f"if it still waits after {self.settings.deadline_seconds:g} s (deadline_seconds), the group ends"
-        print(f"hybridps: {line}; {shows}; {ends}", file=sys.stderr, flush=True)
+        say(f"{line}; {shows}; {ends}")
 
 
 def open_session(read_settings: Callable[[], Settings] = load_settings, role: str = WORKER) -> Session:
@@ -215,11 +214,13 @@ def end_group(error: BaseException) -> NoReturn:
     runs = module is not None and module.Is_initialized() and not module.Is_finalized()
     communicator = module.COMM_WORLD if module is not None and runs else None
     if not everywhere or communicator is None or communicator.Get_rank() == 0:
-        print(text, file=sys.stderr)
         if communicator is not None and not isinstance(error, HybridPSError):
-            print(f"hybridps: rank {communicator.Get_rank()} failed; its group is ended", file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
+            text += f"\nhybridps: rank {communicator.Get_rank()} failed; its group is ended"
+        with suppress(OSError, ValueError):  # the group ends also if nobody can be told
+            print(text, file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
     if communicator is not None and everywhere:
         # All ranks get here. The first exit ends them all, so wait until the rank that reports has done so.
         request, end = communicator.Ibarrier(), time.monotonic() + 5.0

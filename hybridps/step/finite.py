@@ -6,7 +6,6 @@ are reduced.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -15,7 +14,7 @@ import numpy as np
 from hybridps.algorithms import Algorithm
 from hybridps.compiled.finite import is_finite
 from hybridps.errors import HybridPSError
-from hybridps.events import NotFinite
+from hybridps.events import NotFinite, say
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import Span
 
@@ -73,7 +72,7 @@ class FiniteCheck:
         if self._how == "refuse":
             raise NotFiniteGradientError(f"{said}: look for a loss that diverges, or set HYBRIDPS_CHECK_FINITE=warn")
         self._warned.add(worker)
-        print(f"hybridps: {said}; this worker does not look at later ones", file=sys.stderr, flush=True)
+        say(f"{said}; this worker does not look at later ones")
 
 
 def _first_key(span: Span) -> str:

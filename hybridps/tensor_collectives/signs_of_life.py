@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from numba import types
 from hybridps.compiled import compiled
 from hybridps.compiled.ordered import load, store
 from hybridps.errors import GroupError, HybridPSError
+from hybridps.events import say
 from hybridps.memory import ALIGNMENT
 from hybridps.mpi_groups.group import Transfer, allgather
 from hybridps.mpi_groups.session import Session, end_group
@@ -217,7 +217,7 @@ class SignsOfLife:
             end_group(GroupError(f"{who} gave no sign of life for {seconds:.0f} s, and {failure}"))
         if not self._has_reported:
             self._has_reported = True
-            print(f"hybridps: {who} gives no sign of life for {seconds:.0f} s", file=sys.stderr, flush=True)
+            say(f"{who} gives no sign of life for {seconds:.0f} s")
 
 
 def _process() -> tuple[int, str]:

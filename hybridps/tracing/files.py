@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
 import msgspec
 
+from hybridps.events import say
 from hybridps.tracing.records import Line
 
 
@@ -80,5 +80,4 @@ class TraceFile:
 
     def _give_up(self, error: OSError) -> None:
         self.close()
-        with suppress(OSError, ValueError):  # standard error may be a file on the same full disk, or closed
-            print(f"hybridps: {self._path} can no longer be written: {error.strerror}", file=sys.stderr, flush=True)
+        say(f"{self._path} can no longer be written: {error.strerror}")

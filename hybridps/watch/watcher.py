@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from hybridps.events import say
 from hybridps.live import Live, read_live
 
 LOOK_SECONDS = 1.0
@@ -67,6 +66,4 @@ class Watcher:
         except Exception as error:  # of any library that a reader uses
             self._readers.remove(reader)
             reason = error.strerror if isinstance(error, OSError) else None
-            with suppress(OSError, ValueError):
-                what = f"hybridps: {type(reader).__name__} stops: {reason or str(error) or type(error).__name__}"
-                print(what, file=sys.stderr, flush=True)
+            say(f"{type(reader).__name__} stops: {reason or str(error) or type(error).__name__}")

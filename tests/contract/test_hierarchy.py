@@ -277,6 +277,20 @@ def test_elastic_contracts_to_one_point_and_conserves_the_total():
             np.testing.assert_allclose(weight, point, rtol=0, atol=2e-2)
 
 
+def test_tables_are_dropped_while_their_rack_averages_with_the_parents():
+    rule = Elastic(0.5)
+    with hierarchy(racks=1, parents=2) as tree:
+        store = tree.open()
+        for number in range(10):
+            table, initial = f"w{number}", numbers(number)
+            store.register(table, LAYOUT, initial, rule)
+            values = numbers(number + 1)
+            # The rack goes up to its parents after this exchange, and the drop comes before they have answered.
+            distance = swap(store, values.copy(), table)
+            np.testing.assert_allclose(distance, (values - initial) * 0.5)
+            store.drop(table)
+
+
 def test_what_racks_cannot_compute_is_refused():
     with hierarchy(racks=2) as tree:
         store = tree.open(0, 2)

@@ -6,6 +6,7 @@ Worker i has the loss sum over the elements of A (w - optimum_i)^2 / 2, with the
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -16,7 +17,7 @@ from in_thread import in_thread
 from hybridps.algorithms import KNOWN, Algorithm, choose_row, make_algorithm
 from hybridps.config import Settings
 from hybridps.errors import ConfigError, ServerError
-from hybridps.memory import Arena
+from hybridps.memory import Arena, Layout
 from hybridps.mpi_groups import ThreadGroup
 from hybridps.ps.client import Client
 from hybridps.ps.rules import SGD, Mean, Outer, Rule
@@ -266,6 +267,30 @@ def test_only_the_chunks_that_fire_are_exchanged(name: str) -> None:
     assert set(weights[64:128]) == set(weights[192:320]) == {3}
     assert set(weights[:64]) == set(weights[128:192]) == {1}
     assert weights[400] == np.float32(1.1)
+
+
+def test_many_chunks_that_fire_are_exchanged_though_a_server_takes_only_some_at_a_time() -> None:
+    """The second group is late, and the first one does not send more than the server takes meanwhile."""
+    layout, chunk = Layout.of("float32", {"w": (600, 2, 16)}), 64
+
+    def work(algorithm: Algorithm, worker: int) -> tuple[np.ndarray, int]:
+        arena = Arena(layout)
+        arena.flat[:] = 1
+        algorithm.join_weights("t", layout, Tensor([arena.flat]))
+        arena.view("w")[:, 1] = 5 if worker == 0 else 1
+        exchange = algorithm.tier.exchange
+
+        def late(table: str, *given):
+            time.sleep(0.003 if worker == 1 and table == "t" else 0)
+            return exchange(table, *given)
+
+        algorithm.tier.exchange = late
+        return arena.view("w"), algorithm.average_("t", Tensor([arena.flat]), 1)
+
+    weights, sent = run((1, 1), "local", work, trigger=f"change:0.5,chunk={chunk}", chunk_bytes=1 << 20)[0]
+    assert sent == 600 * chunk
+    assert set(weights[:, 1].flat) == {3}
+    assert set(weights[:, 0].flat) == {1}
 
 
 def test_keys_of_eventgrad_are_exchanged_apart() -> None:

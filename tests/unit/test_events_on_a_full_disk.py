@@ -10,7 +10,8 @@ import sys
 import pytest
 from disks import fill, small_disk
 
-from hybridps.events import EventLog, Noted
+from hybridps.errors import ConfigError
+from hybridps.events import EventLog, Noted, say
 
 TRAINING = """
 import sys
@@ -23,9 +24,17 @@ print("trained")
 """
 
 
-def run_session(folder, **more) -> subprocess.CompletedProcess:
-    environ = os.environ | {"HYBRIDPS_RUN_FOLDER": str(folder), "HYBRIDPS_QUIET": "true"}
-    return subprocess.run([sys.executable, "-c", TRAINING], env=environ, text=True, timeout=60, check=False, **more)
+ERROR = """
+from hybridps.errors import ConfigError
+from hybridps.mpi_groups.session import end_group
+
+end_group(ConfigError("tau=0 cannot be used"))
+"""
+
+
+def run_session(folder, script=TRAINING, quiet=True, **more) -> subprocess.CompletedProcess:
+    environ = os.environ | {"HYBRIDPS_RUN_FOLDER": str(folder), "HYBRIDPS_QUIET": str(quiet).lower()}
+    return subprocess.run([sys.executable, "-c", script], env=environ, text=True, timeout=60, check=False, **more)
 
 
 @pytest.mark.parametrize("kilobytes", [0, 8])
@@ -43,11 +52,23 @@ def test_a_session_goes_on_when_the_disk_is_full(tmp_path, kilobytes):
             json.loads(line)
 
 
-def test_standard_error_on_the_full_disk_does_not_end_it_either(tmp_path):
+@pytest.mark.parametrize("quiet", [True, False])
+def test_standard_error_on_the_full_disk_does_not_end_it_either(tmp_path, quiet):
     with small_disk(tmp_path / "disk", 64) as disk, (disk / "err").open("w") as err:
         fill(disk)
-        done = run_session(disk, stdout=subprocess.PIPE, stderr=err)
+        done = run_session(disk, quiet=quiet, stdout=subprocess.PIPE, stderr=err)
     assert (done.returncode, done.stdout) == (0, "trained\n")
+
+
+def test_a_group_ends_with_its_status_though_standard_error_is_on_the_full_disk(tmp_path):
+    with small_disk(tmp_path / "disk", 64) as disk, (disk / "err").open("w") as err:
+        fill(disk)
+        assert run_session(disk, ERROR, stderr=err).returncode == ConfigError("").status
+
+
+def test_a_line_is_printed_where_standard_error_is_no_file(capsys):
+    say("worker 1 is slow")
+    assert capsys.readouterr().err == "hybridps: worker 1 is slow\n"
 
 
 def test_half_a_line_does_not_spoil_the_next(tmp_path):

@@ -163,6 +163,8 @@ def write_run(folder: Path, elastic: bool, algorithm: str | None = None) -> None
         for epoch, seconds in enumerate((90.0, 20.0, 40.0, 30.0), 1):
             timing = {"train_images": 40, "train_seconds": seconds, "loader_seconds": seconds / 10}
             lines.append({"event": "epoch", "epoch": epoch, "images_per_second": 1.0} | timing)
+        nothing = {"train_images": 0, "train_seconds": 0.0, "loader_seconds": 0.0}  # resumed at the end of an epoch
+        lines.append({"event": "epoch", "epoch": 5, "images_per_second": 0.0} | nothing)
         (folder / f"train-{worker}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         log = EventLog(folder, worker)
         log.emit(Communicated(99, 99.0, 99.0, 99.0))  # of an earlier start

@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import socket as sockets_of_system
-import sys
 import threading
 import time
 from collections import deque
@@ -22,6 +21,7 @@ import zmq
 
 from hybridps.config import Settings
 from hybridps.errors import HybridPSError, ServerError
+from hybridps.events import say
 from hybridps.ps import wire
 from hybridps.ps.client.sockets import Sockets
 from hybridps.ps.model import UnknownClientError
@@ -183,7 +183,7 @@ class Heartbeat(threading.Thread):
 
     def _say(self, message: str) -> None:
         if not self._settings.quiet:
-            print(f"hybridps: {message}", file=sys.stderr, flush=True)
+            say(message)
 
 
 def _connect_anew(server: _Server) -> None:

@@ -61,20 +61,25 @@ class Parents:
         return cls(settings.parents, settings.rack_index, settings.racks, settings)
 
     def send(self, up: ParentRequest) -> None:
-        """Begin a request. Only one exchange of a part of a table may be under way."""
+        """Begin a request. Only one exchange of a part of a table may be under way. A freed table is only dropped."""
+        if up.table.is_freed and up.action != "drop":
+            return
         known = up.table.job, up.table.parent_job
         if known not in self._links:
             self._links[known] = _Link(known[0], partial(self._open, job=known[1]), self._tell)
         self._links[known].put(up)
 
     def collect(self) -> list[tuple[ParentRequest, HybridPSError | None]]:
-        """Return the completed requests. From then on, `failed` has the jobs that have lost their parents."""
+        """Return the completed requests of tables that are in use.
+
+        From then on, `failed` has the jobs that have lost their parents.
+        """
         _read(self.ready)
         back = []
         while not self._back.empty():
             link, up, error = self._back.get()
             if up is not None:
-                back.append((up, error))
+                back += [] if up.table.is_freed else [(up, error)]
             elif link in self._links.values():
                 kind = LayoutError if isinstance(error, LayoutError) else ServerError
                 lost = kind(f"this rack server has lost its parents at {', '.join(self.addresses)}: {error}")
@@ -121,6 +126,8 @@ class _Link:
         self._queue: queue.SimpleQueue[ParentRequest | _Leaving] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._under_way: dict[ParentRequest, OperationSequence[None]] = {}
+        self._held: list[ParentRequest] = []
+        """Drops of tables that have requests under way, and what came later for tables of the same names."""
         self._thread = threading.Thread(target=self._run, name=f"hybridps-parents-{job}", daemon=True)
         self._thread.start()
 
@@ -154,17 +161,32 @@ class _Link:
                 what = self._queue.get()
                 if isinstance(what, _Leaving):
                     return what
-                self._under_way[what] = OperationSequence(_ACTIONS[what.action](client, what))
-            client.session.listen()
-            _read(self._wake)
-            for up, steps in [*self._under_way.items()]:
-                if steps.done:
-                    del self._under_way[up]
-                    try:
-                        steps.wait()
-                        self._tell((self, up, None))
-                    except NotFiniteError as error:
-                        self._tell((self, up, error))
+                self._held.append(what)
+            self._begin(client)
+            if not self._finish():
+                client.session.listen()
+                _read(self._wake)
+
+    def _begin(self, client: Client) -> None:
+        """Begin what was held, in order, as far as it need not wait."""
+        waiting, self._held = self._held, []
+        for up in waiting:
+            before = (*self._held, *(self._under_way if up.action == "drop" else ()))
+            if any(other.table.name == up.table.name for other in before):
+                self._held.append(up)
+            else:
+                self._under_way[up] = OperationSequence(_ACTIONS[up.action](client, up))
+
+    def _finish(self) -> bool:
+        """Hand back what is done, and begin what follows. Returns whether anything was done."""
+        done = [up for up, steps in self._under_way.items() if steps.done]
+        for up in done:
+            try:
+                self._under_way.pop(up).wait()
+                self._tell((self, up, None))
+            except NotFiniteError as error:
+                self._tell((self, up, error))
+        return bool(done)
 
 
 def _register(client: Client, up: ParentRequest) -> Generator[Operation, None, None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from statistics import median
 
 import numpy as np
 
-from hybridps.events import Paced, Recovered, Slowed
+from hybridps.events import Paced, Recovered, Slowed, say
 from hybridps.live.delays import delayed_seconds, longest_delay
 from hybridps.live.slow import LOOKS, LOOKS_IF_CROWDED, REASONS, Measured, SlowWorkers
 from hybridps.quantities import duration
@@ -168,7 +167,7 @@ class Pace:
                 times = (found.own_seconds, found.others_seconds)
                 self._context.events.emit(Slowed(worker, self._done, *times, found.reason))
             if says:
-                _say(
+                say(
                     f"worker {worker} is slow: its part of a step takes {duration(found.own_seconds)}, and that of "
                     f"the others {duration(found.others_seconds)}; {REASONS[found.reason]}"
                 )
@@ -176,7 +175,7 @@ class Pace:
             if rank in (0, place):
                 self._context.events.emit(Recovered(first + place, self._done))
             if says:
-                _say(f"worker {first + place} keeps up with the others again")
+                say(f"worker {first + place} keeps up with the others again")
 
 
 def _has_one_core(ranks: int) -> bool:
@@ -191,7 +190,3 @@ def _has_one_core(ranks: int) -> bool:
 def _cpu_seconds() -> float:
     """Return the CPU time of this process, without this thread: the communication thread, which waits busily."""
     return time.process_time() - time.thread_time()
-
-
-def _say(text: str) -> None:
-    print(f"hybridps: {text}", file=sys.stderr, flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ import numpy as np
 
 from hybridps.algorithms import USUAL, Algorithm
 from hybridps.errors import ServerError
-from hybridps.events import Changed, Exchanged, Noted, Registered, Skipped
+from hybridps.events import Changed, Exchanged, Noted, Registered, Skipped, say
 from hybridps.memory import Arena, Layout
 from hybridps.shared_memory import shared_memory
 from hybridps.step.job_context import JobContext
@@ -132,7 +131,7 @@ class Weights:
         if said and self._algorithm.levels.group.rank == 0:
             self._context.events.emit(Noted(said))
             if not self._context.settings.quiet:
-                print(f"hybridps: {said}", file=sys.stderr, flush=True)
+                say(said)
 
 
 def pull_centre(
