@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -65,7 +66,7 @@ class Algorithm:
         """The short name of the algorithm, as in the KVStore type."""
         return self.row.name
 
-    @property
+    @cached_property
     def averages_weights(self) -> bool:
         """Whether each group trains its own weights and averages them with others."""
         return self.row.sends == "weights" and (self.has_centre or self.row.tier == "gossip")

@@ -64,7 +64,7 @@ def operate(arrays: Sequence[NDArray], started: Started, priority: int = 0, read
     number = next(_numbers)
     _waiting[number] = started
     operation = (_start, ctypes.c_void_p(number), None)  # `_start` gets the number; None: no deleter
-    read, changed = _handles(reads), _handles(arrays)
+    read, changed = _handles(reads) if reads else (None, 0), _handles(arrays)
     # Run the operation even if an earlier one on the arrays has failed: the other workers wait for this worker, which
     # ends when it meets the error.
     options = (ctypes.byref(_ASYNCHRONOUS), priority, b"hybridps", True)
@@ -72,9 +72,7 @@ def operate(arrays: Sequence[NDArray], started: Started, priority: int = 0, read
 
 
 def _handles(arrays: Sequence[NDArray]) -> tuple[Any, int]:
-    """Return the handles of arrays as MXNet takes them, and how many there are. Most often that is one or none."""
-    if not arrays:
-        return None, 0
+    """Return the handles of arrays as MXNet takes them, and how many there are. Most often that is one."""
     if len(arrays) == 1:
         return ctypes.byref(arrays[0].handle), 1
     return (ctypes.c_void_p * len(arrays))(*[array.handle.value for array in arrays]), len(arrays)

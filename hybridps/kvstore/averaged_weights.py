@@ -113,10 +113,15 @@ class Averaging:
         like = self._like(name)[0]
         return 0 not in like.shape and dtype_of(like) in FLOATS
 
-    def announce(self, name: str) -> None:
-        """Average the key with the rest of the model from the next step on, unless it is averaged so already."""
-        if self.averages(name) and self._keys[name].averaged not in self._model and name not in self._announced:
+    def announce(self, name: str) -> bool:
+        """Average the key with the rest of the model from the next step on, unless it is averaged so already.
+
+        Returns whether its weights are averaged at all.
+        """
+        averages = self.averages(name)
+        if averages and self._keys[name].averaged not in self._model and name not in self._announced:
             self._announced.append(name)
+        return averages
 
     def begin_step(self, step: int) -> None:
         """Begin a step, before its gradients: average the model if an exchange is due."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
+import msgspec
 import mxnet as mx
 from mxnet import MXNetError, autograd
 from mxnet.ndarray import NDArray
@@ -24,7 +25,7 @@ DEFAULT_THRESHOLD = 0.5
 """MXNet's default threshold."""
 
 
-class KeyArrays(NamedTuple):
+class KeyArrays(msgspec.Struct):
     """A key with its arrays, one for each device. `others` is empty if the call left them out."""
 
     key: int | str

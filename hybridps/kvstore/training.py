@@ -133,9 +133,11 @@ class Training:
         if self._steps.is_first(name):
             self._begin()
         self._steps.pushed[name] = values
-        self._averaging.announce(name)  # a key that the store trains may have been initialised, not broadcast
+        averages = self._averaging.announce(
+            name
+        )  # a key that the store trains may have been initialised, not broadcast
         summed = self._sum(name, values, priority, in_step=True, in_place=in_place)
-        if not self._store_updates() and not self._averaging.averages(name):
+        if not averages and not self._store_updates():
             self.keys[name].stored = _kept(summed[0])
         return summed
 

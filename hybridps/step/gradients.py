@@ -43,7 +43,8 @@ class Gradients:
         self._model = schedule.roll.enter()
         self._tables: list[Table] = []
         self._to_join: list[Table] = []
-        self._table_of: dict[str, Table] = {}
+        self._spans: dict[str, Span] = {}
+        """Where each key lies."""
         self._step = Step(-1, NOTHING, self._reducer)
         self._expected: frozenset[str] = frozenset()
         self._planned = (0, self._expected)
@@ -56,7 +57,7 @@ class Gradients:
 
     def __contains__(self, name: str) -> bool:
         """Return whether the key has been laid out."""
-        return name in self._table_of
+        return name in self._spans
 
     def lay_out(self, keys: Mapping[str, KeySpec]) -> None:
         """Make tables for these keys, and wait for them.
@@ -71,16 +72,16 @@ class Gradients:
         for table in self._schedule.call(what, lambda: self._make_tables(wanted)):
             self._tables.append(table)
             self._to_join.append(table)
-            self._table_of |= dict.fromkeys(table.spans, table)
+            self._spans |= {name: Span(table, *place) for name, place in table.spans.items()}
 
     def views(self, name: str) -> list[np.ndarray]:
         """Return the arrays in which the gradient of a key is summed, in its shape, one for each vector."""
-        return self._table_of[name].views(name)
+        return self._spans[name].table.views(name)
 
     def weights(self, name: str) -> np.ndarray | None:
         """Return the array for the servers' new weights of a key, in its shape; None if they replace its gradient."""
-        weights = self._table_of[name].weights
-        return None if weights is None else Arena(self._table_of[name].layout, weights.vectors[0]).view(name)
+        table = self._spans[name].table
+        return None if table.weights is None else Arena(table.layout, table.weights.vectors[0]).view(name)
 
     @property
     def next_step(self) -> int:
@@ -142,9 +143,7 @@ class Gradients:
         Without `in_step`, the key is not expected in the next step. `rule`: how the servers update with it, if they do.
         Raises GroupError if the key was pushed in this step before.
         """
-        table = self._table_of[name]
-        span = Span(table, *table.spans[name])
-        item = Gradient(name, span, self._step, in_step, self._schedule.inbox, rule)
+        item = Gradient(name, self._spans[name], self._step, in_step, self._schedule.inbox, rule)
         if in_step:
             if name in self._pushed:
                 raise GroupError(f"key {name!r} was pushed twice in {self._step.title}: begin a step before")

@@ -51,6 +51,6 @@ class Inbox(Generic[Entry]):
                 self._wake.get_nowait()
         return bool(self._entries)
 
-    def take(self) -> Entry | None:
-        """Return the next entry, if there is one."""
-        return self._entries.popleft() if self._entries else None
+    def take_all(self) -> list[Entry]:
+        """Return all entries that are there."""
+        return [self._entries.popleft() for _ in range(len(self._entries))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,14 +114,31 @@ class Bucket(NamedTuple):
         return tuple(merged([Span(table, max(begin, start), min(end, stop)) for begin, end in spans]))
 
 
-class Plan(NamedTuple):
+class Plan:
     """The buckets of a step. `buckets_of`: for each expected key, the numbers of the buckets that it lies in."""
 
-    buckets: tuple[Bucket, ...]
-    buckets_of: dict[str, tuple[int, ...]]
+    def __init__(self, buckets: Sequence[Bucket] = ()) -> None:
+        self.buckets = tuple(buckets)
+        self.buckets_of: dict[str, list[int]] = {}
+        for number, bucket in enumerate(self.buckets):
+            for key in bucket.keys:
+                self.buckets_of.setdefault(key, []).append(number)
+        self._bundles: dict[range, Bucket] = {}
+
+    def bundles(self, first: int, end: int, most: int) -> Iterator[Bucket]:
+        """Yield buckets `first:end` joined: at most `most` that follow one another in a table."""
+        while first < end:
+            table, last = self.buckets[first].spans[0].table, first + 1
+            while last < min(end, first + most) and self.buckets[last].spans[0].table is table:
+                last += 1
+            bundle = self._bundles.get(range(first, last))
+            if bundle is None:
+                bundle = self._bundles[range(first, last)] = _joined(self.buckets[first:last])
+            yield bundle
+            first = last
 
 
-NOTHING = Plan((), {})
+NOTHING = Plan()
 
 
 def make_plan(tables: Sequence[Table], expected: frozenset[str], bucket_bytes: int) -> Plan:
@@ -131,11 +148,7 @@ def make_plan(tables: Sequence[Table], expected: frozenset[str], bucket_bytes: i
         for table in reversed(tables)
         for bucket in _buckets(table, expected, table.elements_reduced(bucket_bytes))
     ]
-    numbers: dict[str, list[int]] = {}
-    for number, bucket in enumerate(buckets):
-        for key in bucket.keys:
-            numbers.setdefault(key, []).append(number)
-    return Plan(tuple(buckets), {key: tuple(found) for key, found in numbers.items()})
+    return Plan(buckets)
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
@@ -167,6 +180,12 @@ def _buckets(table: Table, expected: frozenset[str], step: int) -> list[Bucket]:
             for number in range(start // step, -(-stop // step)):
                 keys.setdefault(number, []).append(key)
     return [_bucket(table, number * step, step, keys[number]) for number in sorted(keys, reverse=True)]
+
+
+def _joined(buckets: Sequence[Bucket]) -> Bucket:
+    """Return what buckets of one table have, from its end to its beginning, as one bucket."""
+    spans = merged(span for bucket in buckets for span in bucket.spans)
+    return Bucket(tuple(spans), tuple(dict.fromkeys(key for bucket in reversed(buckets) for key in bucket.keys)))
 
 
 def _bucket(table: Table, start: int, step: int, keys: list[str]) -> Bucket:

@@ -67,8 +67,14 @@ class Item:
     is_never_awaited = False
     """Whether the program never waits for the item itself."""
 
+    can_merge = False
+    """Whether more items of this kind may follow soon, so that it is worth waiting for them."""
+
     name = ""
     """The key of the item, if a step may wait for it."""
+
+    arrived = False
+    """Whether it has arrived, as far as the communication thread knows."""
 
     def __init__(self, title: str, inbox: Inbox[Entry]) -> None:
         self.title = title
@@ -79,7 +85,7 @@ class Item:
         self.place = 0
         """Its number among the items of all ranks, in program order."""
         self.release: Release | None = None
-        """None until the item arrives."""
+        """None until `arrived`."""
         self._inbox = inbox
 
     def __call__(self, release: Release = do_nothing) -> None:
@@ -87,17 +93,8 @@ class Item:
         self._inbox.put((self, release), self.name)
 
     @property
-    def arrived(self) -> bool:
-        return self.release is not None
-
-    @property
     def has_begun(self) -> bool:
         """Whether it is under way as a whole, or never waits for other groups."""
-        return False
-
-    @property
-    def can_merge(self) -> bool:
-        """Whether more items of this kind may follow soon, so that it is worth waiting for them."""
         return False
 
     def seen(self) -> None:
@@ -246,8 +243,16 @@ class Schedule:
 
     def take_all(self) -> None:
         """Note everything that was posted or has arrived by now."""
-        while (entry := self.inbox.take()) is not None:
-            self._note(*entry)
+        entries = self.inbox.take_all()
+        for item, release in entries:
+            if release is None:
+                self.items.append(item)
+                self._mergeable += item.can_merge
+            else:
+                item.release, item.arrived = release, True
+                self._mergeable -= item.can_merge
+            item.seen()
+        if entries:
             self.last_change = time.monotonic()
 
     def program_waits(self) -> bool:
@@ -257,15 +262,6 @@ class Schedule:
     def waited_until(self) -> float:
         """Return when the program was last known to wait, on the monotonic clock: now if it waits."""
         return time.monotonic() if self.program_waits() else self._waited_here_until
-
-    def _note(self, item: Item, release: Release | None) -> None:
-        if release is None:
-            self.items.append(item)
-            self._mergeable += item.can_merge
-        else:
-            item.release = release
-            self._mergeable -= item.can_merge
-        item.seen()
 
     def _run(self) -> None:
         shorten_time_slice()

@@ -49,11 +49,11 @@ class Step:
         for number in numbers:
             self.missing[number] -= 1
 
-    def remaining(self, name: str, span: Span) -> Span:
-        """Return the part of a key's span that is not reduced yet."""
+    def end_of_remaining(self, name: str, span: Span) -> int:
+        """Return where the part of a key's span ends that is not reduced yet: at its start if all of it is."""
         if name not in self.plan.buckets_of:
-            return span
-        return span._replace(stop=max(span.start, min(span.stop, self.reached.get(span.table.name, span.stop))))
+            return span.stop
+        return max(span.start, min(span.stop, self.reached.get(span.table.name, span.stop)))
 
     @property
     def last_place(self) -> int:

@@ -33,6 +33,9 @@ on with later ones. It waits in vain once in a step, because another group may n
 LITTLE_PATIENCE_SECONDS = 0.1
 """The same in the step that follows one in which it has waited in vain. A bucket of 4 MB takes 35 ms over 1 Gbit/s."""
 
+MOST_TOGETHER = 4
+"""The number of complete buckets that are reduced together where that is quick. It saves time between the ranks."""
+
 
 @dataclass(frozen=True, eq=False)
 class Reduction:
@@ -59,6 +62,10 @@ class Reducer:
         self._algorithm = algorithm
         self._context = context
         self._finite = FiniteCheck(algorithm, context)
+        self.may_wait = algorithm.tier.has_servers and algorithm.row.sends == "gradients"
+        """Whether there are servers that may answer a gradient only when other groups have contributed to it."""
+        self.most_together = 1 if self.may_wait or not algorithm.levels.one_node else MOST_TOGETHER
+        """The number of complete buckets that are reduced together."""
         self._under_way: list[Reduction] = []
         self._in_vain = self._was_in_vain = False
         """Whether the leader has waited in vain in this step, and in the step before."""
@@ -70,11 +77,6 @@ class Reducer:
         """The plan of the steps that stay in program order."""
         self.latest: Step | None = None
         """The latest step that the program is known to have begun."""
-
-    @property
-    def may_wait(self) -> bool:
-        """Whether there are servers that may answer a gradient only when other groups have contributed to it."""
-        return self._algorithm.tier.has_servers and self._algorithm.row.sends == "gradients"
 
     @property
     def waits(self) -> bool:
@@ -105,7 +107,7 @@ class Reducer:
         for member in members or ():
             member.under_way.add(reduction)
         alike = [each for each in self._under_way if (each.members is None) == (members is None)]
-        if len(alike) > UNDER_WAY and exchange is None:
+        if len(alike) > UNDER_WAY // self.most_together and exchange is None:
             self._finish(alike[0])
         elif len(alike) > UNDER_WAY:
             self._finish_answered(alike)
@@ -161,12 +163,11 @@ class Begin(Item):
 
     alone = True
     is_never_awaited = True
-    has_begun = True
+    arrived = has_begun = True
 
     def __init__(self, step: Step, schedule: Schedule, context: JobContext) -> None:
         super().__init__(step.title, schedule.inbox)
         self.step = step
-        self.release = do_nothing
         self._schedule = schedule
         self._votes = Votes(step, schedule, context)
         self._begun_at = time.monotonic()
@@ -193,11 +194,10 @@ class Begin(Item):
         step, number, vote = self.step, 0, int(Vote.COMPLETE)
         while number < len(step.plan.buckets) and vote >= Vote.COMPLETE:
             vote = self._votes.on_bucket(number)
-            complete = step.plan.buckets[number : number + max(0, vote + 1 - Vote.COMPLETE)]
-            members = {step.items[name] for bucket in complete for name in bucket.keys}
-            for bucket in complete:
+            first, number = number, number + max(0, vote + 1 - Vote.COMPLETE)
+            members = {step.items[name] for bucket in step.plan.buckets[first:number] for name in bucket.keys}
+            for bucket in step.plan.bundles(first, number, step.reducer.most_together):
                 self._reduce(bucket, members)
-            number += len(complete)
         if vote < Vote.COMPLETE:
             if not step.reducer.waits:
                 step.reducer.finish_fused()
@@ -235,12 +235,11 @@ class End(Item):
     """The program ends a step: keys that have not been pushed will not be."""
 
     alone = True
-    has_begun = True
+    arrived = has_begun = True
 
     def __init__(self, step: Step, inbox: Inbox[Entry]) -> None:
         super().__init__(step.title, inbox)
         self.step = step
-        self.release = do_nothing
 
     def seen(self) -> None:
         self.step.closed = True
@@ -278,15 +277,11 @@ class Gradient(Item):
         if self.in_step:
             self.step.see(self)
 
-    @property
-    def remaining(self) -> Span:
-        """The part that is not reduced yet."""
-        return self.step.remaining(self.name, self._span) if self.in_step else self._span
-
     def run(self, items: Sequence[Item]) -> int:
         """Reduce this gradient together with the gradients of the same model that directly follow it."""
         mates = self._mates(items)
-        self.step.reducer.reduce(merged(mate.remaining for mate in mates.values()), self.step.number, mates)
+        left = merged(mate._span._replace(stop=mate._end_of_remaining()) for mate in mates.values())
+        self.step.reducer.reduce(left, self.step.number, mates)
         for mate in mates.values():
             if not mate.done:
                 mate.finish()
@@ -294,11 +289,11 @@ class Gradient(Item):
 
     @property
     def has_begun(self) -> bool:
-        return self.remaining.start == self.remaining.stop
+        return self._end_of_remaining() == self._span.start
 
     def finish_if_complete(self) -> None:
         """Finish it if all of it has been reduced."""
-        if self.has_begun and not self.under_way and not self.done:
+        if not self.under_way and not self.done and self.has_begun:
             self.finish()
 
     def finish(self) -> None:
@@ -309,6 +304,10 @@ class Gradient(Item):
         super().finish()
         if self.step.end is not None and not self.step.items:
             self.step.end()
+
+    def _end_of_remaining(self) -> int:
+        """Return where the part ends that is not reduced yet."""
+        return self.step.end_of_remaining(self.name, self._span) if self.in_step else self._span.stop
 
     def _mates(self, items: Sequence[Item]) -> dict[str, Gradient]:
         """Return the first of the items, as long as they are different gradients of this model."""

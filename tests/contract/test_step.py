@@ -475,6 +475,21 @@ def test_a_plan_covers_each_expected_key_once(names: set[str], bucket_bytes: int
     assert plan.buckets_of.keys() == {name for name in names if np.prod(KEYS[name])}
 
 
+@given(st.sets(st.sampled_from(list(KEYS)), min_size=1), st.sampled_from([64, 256]), st.integers(1, 5))
+def test_buckets_that_are_joined_have_the_same_elements_and_keys(names: set[str], bucket_bytes: int, most: int) -> None:
+    layout = Layout.of("float32", KEYS)
+    tables = [Table(name, layout, Tensor([np.zeros(layout.length, "f4")])) for name in "tu"]
+    plan = make_plan(tables, frozenset(names), bucket_bytes)
+    of_table = [bucket.spans[0].table for bucket in plan.buckets]
+    bundles = list(plan.bundles(0, len(plan.buckets), most))
+    spans = merged(span for bucket in plan.buckets for span in bucket.spans)
+    assert merged(span for bundle in bundles for span in bundle.spans) == spans
+    assert all(list(bundle.spans) == merged(bundle.spans) for bundle in bundles)
+    assert {key for bundle in bundles for key in bundle.keys} == plan.buckets_of.keys()
+    assert len(bundles) == sum(-(-of_table.count(table) // most) for table in tables)
+    assert list(plan.bundles(0, len(plan.buckets), most)) == bundles
+
+
 def test_adjacent_spans_are_merged_and_parted_at_buckets() -> None:
     layout = Layout.of("float32", KEYS)
     table = Table("t", layout, Tensor([np.zeros(layout.length, "f4")]))

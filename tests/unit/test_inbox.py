@@ -27,7 +27,8 @@ def test_takes_in_order_and_ends() -> None:
     for entry in "abc":
         inbox.put(entry, entry)
     assert inbox.wait(None)
-    assert [inbox.take() for _ in range(4)] == ["a", "b", "c", None]
+    assert inbox.take_all() == ["a", "b", "c"]
+    assert inbox.take_all() == []
     assert not inbox.wait(0.01)
 
 
@@ -40,7 +41,7 @@ def test_other_keys_do_not_wake() -> None:
     inbox.put("second", "weight")
     thread.join(LONG)
     assert came == [True]
-    assert [inbox.take(), inbox.take()] == ["first", "second"]
+    assert inbox.take_all() == ["first", "second"]
 
 
 def test_an_entry_about_no_key_wakes() -> None:
@@ -70,7 +71,7 @@ def test_a_late_token_does_not_end_the_next_wait() -> None:
     thread, _ = waiting(inbox)
     inbox.put("first")
     thread.join(LONG)
-    inbox.take()
+    inbox.take_all()
     inbox._wake.put(None)  # as of a thread that saw it asleep, and was late
     thread, came = waiting(inbox)
     thread.join(0.2)
@@ -103,7 +104,6 @@ def test_no_wake_up_is_lost_under_load() -> None:
     taken: list[int] = []
     while end not in taken[-1:]:
         assert inbox.wait(None, ("wanted",))
-        while (entry := inbox.take()) is not None:
-            taken.append(entry)
+        taken += inbox.take_all()
     all_threads.join()
     assert sorted(taken) == [end, *range(count)]
