@@ -17,7 +17,7 @@ from hybridps.algorithms.row import Asked, Definition, Row
 from hybridps.algorithms.server_sgd import ServerSGD
 from hybridps.config import Settings
 from hybridps.errors import ConfigError, did_you_mean
-from hybridps.ps.clocks import Clock
+from hybridps.ps.clocks import BoundedStale, Clock
 from hybridps.ps.rules import Elastic, Outer, Rule
 from hybridps.tensor_collectives import Levels
 from hybridps.tiers import Tier
@@ -200,12 +200,20 @@ def _check_settings(row: Row, settings: Settings) -> None:
 
 
 def _check_parts(row: Row, settings: Settings) -> None:
-    """Raise ConfigError for a trigger on parts of the weights with several racks, which exchange all weights."""
+    """Raise ConfigError for a trigger on parts of the weights where all weights must be exchanged together.
+
+    Racks exchange all of them. With a bounded-stale clock, groups wait for each other's parts, which they may not have.
+    """
     of_parts = isinstance(row.trigger, EventGrad) or getattr(row.trigger, "chunk", None) is not None
     if of_parts and settings.racks > 1:
         raise ConfigError(
             f"HYBRIDPS_TRIGGER={settings.trigger!r} decides on parts of the weights, and HYBRIDPS_RACKS="
             f"{settings.racks} servers exchange all of them: use a trigger for the whole model, or one rack"
+        )
+    if of_parts and isinstance(row.clock, BoundedStale):
+        raise ConfigError(
+            f"HYBRIDPS_TRIGGER={settings.trigger!r} decides on parts of the weights, and with the clock {row.clock} "
+            "groups wait for parts of each other: use a trigger for the whole model, or another clock"
         )
 
 

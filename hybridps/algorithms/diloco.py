@@ -1,4 +1,4 @@
-"""diloco: an outer optimiser on the averaged difference (DiLoCo, Douillard et al., 2023, arXiv 2311.08105).
+"""diloco: an outer optimizer on the averaged difference (DiLoCo, Douillard et al., 2023, arXiv 2311.08105).
 
 | trigger | tier | sends | clock | rule | codec |
 |---|---|---|---|---|---|
@@ -20,7 +20,7 @@ from hybridps.ps.rules import Outer
 
 
 def row(asked: Asked) -> Row:
-    """Return the row: all groups send weights and receive the centre that the outer optimiser computes from them."""
+    """Return the row: all groups send weights and receive the centre that the outer optimizer computes from them."""
     return Row(
         trigger=asked.trigger,
         tier="servers",

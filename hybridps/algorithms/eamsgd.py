@@ -8,7 +8,7 @@ Each worker looks ahead, computes the gradient there and corrects, with momentum
 
     v <- mu v - eta g(w + mu v),   w <- w + v.
 
-The framework computes this update. The exchange is that of `mpi_esgd`; the velocity v is not exchanged. A KVStore
+The framework computes this update. The exchange is that of `elastic`; the velocity v is not exchanged. A KVStore
 refuses an optimizer that is not Nesterov's momentum. It cannot see the optimizer of a Trainer that updates by itself;
 there the choice is left to the user.
 """

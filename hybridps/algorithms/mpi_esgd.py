@@ -28,7 +28,7 @@ tenth of its time, and less often otherwise, but at least as often as `USUAL`.""
 
 
 def row(asked: Asked) -> Row:
-    """Return the row: weights, exchanged by the given rule. `Outer` applies an outer optimiser to the difference."""
+    """Return the row: weights, exchanged by the given rule. `Outer` applies an outer optimizer to the difference."""
     rule = asked.rule or Elastic(asked.alpha)
     clock = asked.clock or rule.clocks[0]()
     by_itself = isinstance(clock, FreeRunning) and asked.settings.backend == "hybridps"

@@ -11,7 +11,7 @@ For C groups of m workers with batch size b,
 
 Each rank computes the update in the framework. With one group and no server this is one allreduce; with m = 1 it is
 dist-SGD. The servers hold gradients only, so they cannot give the weights to a group that starts after the others have
-trained; such a group is refused. If the servers know the optimiser, they update and hold the weights: see `server_sgd`.
+trained; such a group is refused. If the servers know the optimizer, they update and hold the weights, as with `async`.
 Without servers, the ranks of a group on one node can do the same.
 """
 

@@ -227,7 +227,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Folder for the events of a run. Default: events are not written."""
 
     trace: bool = False
-    """Whether each worker writes a trace of its steps to the run folder, and worker 0 a trace of the servers."""
+    """Whether each worker writes a trace of its steps to the run folder, and each leader one of the servers."""
 
     trace_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 34)] = 16 << 20
     """Size of the trace of each worker, and of that of the servers. New steps replace the oldest ones."""

@@ -106,9 +106,9 @@ class Evaluated(Event, frozen=True):
 
 
 class Restarted(Event, frozen=True):
-    """A group is restarted, for its life `life`, after the earlier life ended with this exit status.
+    """A group is restarted after its earlier life ended with this exit status. `life`: the number of the new life.
 
-    With status 0, it had finished, or the launcher stopped it, so that it starts together with the others.
+    With status 0, it had finished, or the launcher stopped it so that all groups start together.
     """
 
     group: Count
@@ -187,9 +187,9 @@ class Paced(Event, frozen=True):
     """How long this rank takes for a step: medians over the steps since the last such event, at most ten a second.
 
     `own_seconds`: from the end of the last step's communication to the arrival of this rank's last gradient, or from
-    one step of its program to the next, without waits for sums, if that takes longer. If the ranks of a group have no
-    more than a core each, at least the CPU time without that of the communication thread. `program_seconds`: the part
-    of it before the program begins the step, for example while it waits for its loader; None where the program
+    one step of its program to the next, without waits for sums, if that takes longer. It is at least the CPU time
+    without that of the communication thread if each rank of the group has at most one core. `program_seconds`: the
+    part of it before the program begins the step, for example while it waits for its loader; None where the program
     computes before it begins a step, as with NumPy. `waiting_seconds`: how much longer the slowest rank of the group
     takes for its own part. `mean_own_seconds`: the mean instead of the median.
     """

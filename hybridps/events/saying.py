@@ -13,12 +13,12 @@ def say(text: str) -> None:
     A line that cannot be written, because a disk is full or the stream is closed, is dropped. It does not stay in the
     stream's buffer, which Python would try to write at the end of the process, with exit status 120.
     """
-    line = f"hybridps: {text}\n"
+    stream, own, line = sys.stderr, sys.__stderr__, f"hybridps: {text}\n"
+    if stream is None:  # it was closed when Python started
+        return
     with suppress(OSError, ValueError):
-        sys.stderr.flush()
-        try:
-            descriptor = sys.stderr.fileno()
-        except (AttributeError, OSError, ValueError):  # not a file, as in a notebook
-            print(line, end="", file=sys.stderr, flush=True)
+        if own is None or stream is not own:  # for example that of a notebook
+            print(line, end="", file=stream, flush=True)
         else:
-            os.write(descriptor, line.encode(errors="backslashreplace"))
+            own.flush()
+            os.write(own.fileno(), line.encode(errors="backslashreplace"))

@@ -216,10 +216,10 @@ def end_group(error: BaseException) -> NoReturn:
     if not everywhere or communicator is None or communicator.Get_rank() == 0:
         if communicator is not None and not isinstance(error, HybridPSError):
             text += f"\nhybridps: rank {communicator.Get_rank()} failed; its group is ended"
-        with suppress(OSError, ValueError):  # the group ends also if nobody can be told
+        with suppress(Exception):  # the group ends even if nobody can be told
             print(text, file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
+        with suppress(Exception):
             stream.flush()
     if communicator is not None and everywhere:
         # All ranks get here. The first exit ends them all, so wait until the rank that reports has done so.

@@ -32,7 +32,7 @@ METRICS: dict[Any, dict[str, tuple[Callable[[WorkerStatus], float | None], str]]
         "worker_program_seconds": (get("program_seconds"), "Its part before the program begins the step: the loader."),
         "worker_waiting_seconds": (get("waiting_seconds"), "Its part spent waiting for slower workers."),
         "worker_slow_factor": (get("factor"), "How many times as long as the others it takes; 1 unless it is slow."),
-        "worker_distance": (get("distance"), "Distance of weights and centre at the last exchange, relative."),
+        "worker_distance": (get("distance"), "Relative distance between weights and centre at the last exchange."),
         "worker_restarts": (get("life"), "How often its group was restarted."),
     },
 }

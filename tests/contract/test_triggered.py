@@ -20,6 +20,7 @@ from hybridps.errors import ConfigError, ServerError
 from hybridps.memory import Arena, Layout
 from hybridps.mpi_groups import ThreadGroup
 from hybridps.ps.client import Client
+from hybridps.ps.clocks import BoundedStale
 from hybridps.ps.rules import SGD, Mean, Outer, Rule
 from hybridps.ps.server import Server
 from hybridps.tensor_collectives import Levels, Tensor
@@ -382,6 +383,12 @@ def test_settings_that_do_not_fit_are_refused_by_name(name: str, settings: dict,
 def test_a_rule_without_alpha_has_none_that_is_tied(rule: Rule) -> None:
     with pytest.raises(ConfigError, match="HYBRIDPS_RHO=1.0 has no meaning with the algorithm 'elastic' and the rule"):
         choose_row("elastic", Settings(rho=1.0), 2, True, rule, None)
+
+
+def test_parts_are_refused_with_a_clock_by_which_groups_wait_for_each_other_s_parts() -> None:
+    settings = Settings(trigger="change:1,chunk=64")
+    with pytest.raises(ConfigError, match="decides on parts of the weights, and with the clock BoundedStale"):
+        choose_row("diloco", settings, 2, True, Outer(), BoundedStale(1))
 
 
 def test_settings_that_fit_are_taken() -> None:

@@ -24,6 +24,17 @@ print("trained")
 """
 
 
+CLOSED = """
+import sys
+from hybridps.errors import ConfigError
+from hybridps.events import say
+from hybridps.mpi_groups.session import end_group
+
+assert sys.stderr is None
+say("worker 1 is slow")
+end_group(ConfigError("tau=0 cannot be used"))
+"""
+
 ERROR = """
 from hybridps.errors import ConfigError
 from hybridps.mpi_groups.session import end_group
@@ -64,6 +75,33 @@ def test_a_group_ends_with_its_status_though_standard_error_is_on_the_full_disk(
     with small_disk(tmp_path / "disk", 64) as disk, (disk / "err").open("w") as err:
         fill(disk)
         assert run_session(disk, ERROR, stderr=err).returncode == ConfigError("").status
+
+
+def test_a_group_ends_with_its_status_though_standard_error_is_closed():
+    command = ["sh", "-c", '"$0" -c "$1" 2>&-', sys.executable, CLOSED]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (ConfigError("").status, "hybridps: error: tau=0 cannot be used\n")
+
+
+def test_a_line_goes_to_the_stream_that_a_program_has_put_in_place(monkeypatch):
+    class Tee:
+        """As a notebook's stream: its descriptor is that of another one."""
+
+        def __init__(self):
+            self.written = ""
+
+        def write(self, text):
+            self.written += text
+
+        def flush(self):
+            pass
+
+        def fileno(self):
+            return sys.__stderr__.fileno()
+
+    monkeypatch.setattr(sys, "stderr", Tee())
+    say("worker 1 is slow")
+    assert sys.stderr.written == "hybridps: worker 1 is slow\n"
 
 
 def test_a_line_is_printed_where_standard_error_is_no_file(capsys):

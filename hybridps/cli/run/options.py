@@ -50,7 +50,8 @@ ServerRestartsOption = Annotated[
     typer.Option(
         "--server-restarts",
         min=0,
-        help="Restart a server that dies, with its tables, at most this many times. Default: 3.",
+        help="Restart a server that dies, with its tables, at most this many times. "
+        "Default: 3; 0 with racks or MXNet's servers.",
     ),
 ]
 SnapshotsOption = Annotated[
@@ -82,7 +83,7 @@ TriggerOption = Annotated[
         metavar="TRIGGER",
         help="When weights are averaged: always, every:TAU, change:THETA, eventgrad[:HORIZON], dynamic:DELTA, "
         "budget:RATE or adapt:THETA; a limit on the steps without an exchange may follow, as in "
-        "change:0.05,silence=100. Default: as --tau.",
+        "change:0.05,silence=100. Default: as set by --tau.",
     ),
 ]
 BudgetOption = Annotated[

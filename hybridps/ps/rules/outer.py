@@ -1,4 +1,4 @@
-"""An outer optimiser on the averaged difference (DiLoCo, Douillard et al., 2023, arXiv 2311.08105)."""
+"""An outer optimizer on the averaged difference (DiLoCo, Douillard et al., 2023, arXiv 2311.08105)."""
 
 from __future__ import annotations
 

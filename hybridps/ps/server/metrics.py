@@ -69,7 +69,7 @@ METRICS: dict[tuple[Any, Labels], dict[str, tuple[Callable[[Any], float | None],
     (GaugeMetricFamily, TABLE): {
         "table_staleness_values": (
             get("staleness_values"),
-            "Values that the slowest group is behind the furthest one.",
+            "Number of values that the slowest group is behind the one furthest ahead.",
         ),
         "table_slowest_group": (get("slowest_group"), "Index of the slowest group."),
         "table_round_age_seconds": (get("age_seconds"), "Seconds since a round was computed, to about one second."),
