@@ -95,6 +95,7 @@ class Raw:
         assert self.ask(wire.Hello(wire.VERSION, session, job, group, groups)) == wire.Welcome(wire.VERSION)
 
     def register(self, table="w", spec=SPEC):
+        warm_up(spec.rule, spec.layout.dtype, spec.codec)  # otherwise the answer comes when the rule is compiled
         answer = self.ask(wire.Register(1, table, spec, False))
         if answer.initialise:
             step = spec.chunk_bytes // spec.layout.itemsize
