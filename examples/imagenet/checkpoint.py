@@ -28,6 +28,9 @@ from averaging import MovingAverage
 from mxnet import gluon
 
 MANIFEST, WEIGHTS, STATES, AVERAGE = "manifest.json", "model.params", "states.npz", "average.params"
+MOST_UNSUMMED = 20
+"""How many more checkpoints are kept while other groups are epochs behind, so that accuracies are not known."""
+
 BEST = "best"
 """A link to the checkpoint with the best top-1 accuracy."""
 NAME = re.compile(r"epoch-(\d{4,9})(?:-step-(\d{6,9}))?")
@@ -129,11 +132,12 @@ def _write(
         _sync(path)
 
 
-def prune(folder: Path, position: Position, keep: int) -> None:
+def prune(folder: Path, position: Position, keep: int, summed: int) -> None:
     """Remove checkpoints that are not needed after that of `position`, except the best one.
 
     These are the checkpoints more than `keep` epochs before it, and those within epochs that came before it. Later
-    ones, from an earlier run, stay.
+    ones, from an earlier run, stay. So do up to `MOST_UNSUMMED` of the epochs after `summed`, the latest one whose
+    accuracy is known: one of them may be the best.
     """
     best = (folder / BEST).resolve().name
     for path in folder.glob("epoch-*"):
@@ -141,7 +145,9 @@ def prune(folder: Path, position: Position, keep: int) -> None:
         if match is None or path.name == best:
             continue
         epoch, step = int(match[1]), int(match[2] or 0)
-        if epoch <= position.epoch - keep or (step and (epoch, step) < (position.epoch, position.step)):
+        may_be_best = not step and epoch > max(summed, position.epoch - keep - MOST_UNSUMMED)
+        is_old = epoch <= position.epoch - keep and not may_be_best
+        if is_old or (step and (epoch, step) < (position.epoch, position.step)):
             shutil.rmtree(path, ignore_errors=True)
 
 

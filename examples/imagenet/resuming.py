@@ -19,7 +19,14 @@ from trainer_states import StatesError, optimizer_name
 
 def load_weights(args: Namespace, net: gluon.HybridBlock, devices: list[mx.Context], worker: int) -> Checkpoint | None:
     """Load the weights that `--resume` asks for, and return their checkpoint; None to start from the beginning."""
-    if not args.resume or args.dry_run:
+    if args.dry_run:
+        return None
+    if not args.resume:
+        if worker == 0 and not options.reached(args) and any((args.run / "checkpoints").glob("epoch-*")):
+            warn(
+                f"{args.run} has checkpoints of an earlier training, which this one replaces: to continue it, give "
+                "--resume"
+            )
         return None
     folder = args.run if args.resume == "auto" else Path(args.resume)
     found, problems = checkpoint.newest(folder)

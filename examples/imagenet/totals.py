@@ -40,6 +40,11 @@ def complete(run: Path, epoch: int, workers: int, lost: int) -> Line | None:
     return sums if keep(run, sums) else None
 
 
+def latest(run: Path) -> int:
+    """Return the latest epoch whose sums are known; 0 if there is none."""
+    return max((int(path.stem) for path in (run / "epochs").glob("*.json") if path.stem.isdigit()), default=0)
+
+
 def add_up(lines: list[Line]) -> Line:
     """Return the sums of all counts of images, and the mean loss, of an epoch of these workers."""
     names = [name for name in lines[0] if name in SUMMED or name.endswith(ENDS)]

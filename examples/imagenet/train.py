@@ -18,6 +18,7 @@ import mxnet as mx
 import numpy as np
 import options
 import resuming
+import totals
 from averaging import MovingAverage, copy_weights
 from checkpoint import Position
 from evaluation import evaluate, on_devices
@@ -168,7 +169,7 @@ class Training:
         except checkpoint.WriteError as error:
             warn(f"{error}. The earlier ones are kept, and training continues")
         else:
-            checkpoint.prune(folder, position, self.args.keep)
+            checkpoint.prune(folder, position, self.args.keep, totals.latest(self.args.run))
 
 
 def build(args: Namespace, images: data.Data, devices: list[mx.Context]) -> gluon.HybridBlock:

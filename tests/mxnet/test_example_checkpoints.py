@@ -91,6 +91,31 @@ def test_checkpoints_within_an_epoch_make_way(example, tmp_path, monkeypatch):
     ]
 
 
+def test_checkpoints_stay_until_the_accuracy_of_their_epoch_is_known(example, tmp_path):
+    """The other groups are at epoch 3, and the second epoch is the best so far. 20 more are kept, not all."""
+    for epoch in range(1, 31):
+        (tmp_path / f"epoch-{epoch:04d}").mkdir()
+    (tmp_path / example.checkpoint.BEST).symlink_to("epoch-0002")
+
+    def left(epoch, summed):
+        example.checkpoint.prune(tmp_path, example.checkpoint.Position(epoch), 3, summed)
+        return [int(path.name[-4:]) for path in sorted(tmp_path.glob("epoch-*"))]
+
+    assert left(10, 3) == [2, *range(4, 31)]
+    assert left(30, 3) == [2, *range(8, 31)]
+    assert left(30, 29) == [2, 28, 29, 30]
+
+
+def test_a_training_that_begins_anew_says_that_it_replaces_checkpoints(example, tmp_path, capsys):
+    digits(example, tmp_path, "--max-batches", "1", epochs=1)
+    assert "checkpoints" not in capsys.readouterr().err
+    digits(example, tmp_path, "--max-batches", "1", epochs=1)
+    said = f"{tmp_path} has checkpoints of an earlier training, which this one replaces: to continue it, give --resume"
+    assert said in capsys.readouterr().err
+    digits(example, tmp_path, "--max-batches", "1", "--resume", epochs=2)
+    assert "checkpoints" not in capsys.readouterr().err
+
+
 def test_another_order_of_images_begins_the_epoch_again(example, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(example.checkpoint, "prune", lambda *ignored: None)
     digits(example, tmp_path, "--checkpoint-steps", "2", "--max-batches", "3", epochs=1)
