@@ -77,7 +77,7 @@ class Links:
 
     def inside(self, address: str) -> list[str]:
         """Return the words to put before a command that runs on the node with this address."""
-        return ["ip", "netns", "exec", self.namespace(address)]
+        return [_program("ip"), "netns", "exec", self.namespace(address)]
 
     def nbytes(self) -> int:
         """Return the bytes that the nodes, and programs beside them, have sent to each other so far, including headers.
@@ -98,7 +98,7 @@ class Links:
             "#!/bin/sh\n"
             "address=$1\n"
             "shift\n"
-            f'exec ip netns exec "{self.prefix}-$address" unshare --uts '
+            f'exec {_program("ip")} netns exec "{self.prefix}-$address" unshare --uts '
             'sh -c \'hostname "node${0##*.}"; exec sh -c "$*"\' "$address" "$@"\n'
         )
         path.chmod(0o700)
@@ -258,12 +258,13 @@ def _require(nodes: int, rate: str) -> None:
     if os.geteuid() != 0:
         raise LinksError("limited links need network namespaces, which only root can make: use sudo, or no limit")
     for program in ("ip", "tc", "unshare"):
-        if shutil.which(program) is None:
+        if not os.path.isabs(_program(program)):
             raise LinksError(f"limited links need {program}, which is not here: install iproute2 and util-linux")
 
 
 def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    words = [_program(command[0]), *command[1:]]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=30)
     if done.returncode:
         reason = done.stderr.strip() or f"exit status {done.returncode}"
         hint = ""
@@ -278,4 +279,9 @@ def _names() -> list[str]:
 
 
 def _ip(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    return subprocess.run([_program("ip"), *words], capture_output=True, text=True, check=False)
+
+
+def _program(name: str) -> str:
+    """Return where a program lies, also if only root's PATH has its folder; its name if it is nowhere."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin") or name

@@ -246,6 +246,17 @@ class Noted(Event, frozen=True):
     message: str
 
 
+class Failed(Event, frozen=True):
+    """The rank ends its group because of this error. `everywhere`: all workers of the group have met the same one.
+
+    `steps`: the number of steps that its program has begun.
+    """
+
+    error: str
+    everywhere: bool = False
+    steps: Whole = 0
+
+
 class Closed(Event, frozen=True):
     """The rank has finished. The bytes are the payload that this rank passed to each tier."""
 

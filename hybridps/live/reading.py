@@ -51,6 +51,11 @@ class Live(NamedTuple):
         return bool(self.workers) and all(seen.status.ended for seen in self.workers.values())
 
     @property
+    def has_failed(self) -> bool:
+        """Whether any group has ended with an error or by a signal, as the launcher has reported."""
+        return self.launch is not None and any(group.status for group in self.launch.status.groups)
+
+    @property
     def groups(self) -> dict[int, list[WorkerStatus]]:
         """The workers of each group, by group number, in the order of their ranks."""
         found: dict[int, list[WorkerStatus]] = {}

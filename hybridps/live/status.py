@@ -11,6 +11,11 @@ from hybridps.events import Evaluated
 
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
+STILL_SECONDS = 5.0
+"""A worker that has begun no step for so long stands still, if that is also longer than `STILL_STEPS` of its steps."""
+
+STILL_STEPS = 10
+
 
 class Status(msgspec.Struct, kw_only=True):
     """What every process says. `run`: the same in all processes of a run, and another one in the next run."""
@@ -60,6 +65,10 @@ class WorkerStatus(Status, kw_only=True):
     life: Count = 0
     """How often its group was restarted before."""
     steps: Count = 0
+    still_seconds: float = 0.0
+    """The time since `steps` last changed."""
+    waits_for: str | None = None
+    """What it waits for in the meantime; None if it waits for no other process."""
     paces: Count = 0
     """The number of `Paced` events."""
     step_seconds: float | None = None
@@ -88,6 +97,16 @@ class WorkerStatus(Status, kw_only=True):
     """The last report of its script (`report_progress`)."""
     factor: float = 1.0
     """How many times as long as the others it takes, if it is slow."""
+
+    @property
+    def is_still(self) -> bool:
+        """Whether it has begun no step for much longer than its steps take."""
+        return self.still_seconds > max(STILL_SECONDS, STILL_STEPS * (self.step_seconds or 0.0))
+
+    @property
+    def began_step_at(self) -> float:
+        """About when it began its last step, in seconds since 1970."""
+        return self.started_at + self.seconds - self.still_seconds
 
 
 class ServerStatus(Status, kw_only=True):

@@ -31,11 +31,21 @@ from hybridps.live.status import Report, WorkerStatus
 class LiveWorker:
     """Writes the status of this worker to a folder. Any thread may call `note`, with each of the worker's events.
 
-    `steps`: returns the number of steps done. `run`: as in `Status`.
+    `steps`: returns the number of steps done. `waits_for`: returns what the worker waits for at this moment, in words;
+    None if it waits for nothing. `run`: as in `Status`.
     """
 
-    def __init__(self, folder: Path, run: str, plan: Planned, settings: Settings, steps: Callable[[], int]) -> None:
-        self._steps = steps
+    def __init__(
+        self,
+        folder: Path,
+        run: str,
+        plan: Planned,
+        settings: Settings,
+        steps: Callable[[], int],
+        waits_for: Callable[[], str | None],
+    ) -> None:
+        self._steps, self._waits_for = steps, waits_for
+        self._changed_at = time.monotonic()
         self._exchanged_in = -1
         self._delayed = dict[str, float]()
         self._status = WorkerStatus(
@@ -92,6 +102,10 @@ class LiveWorker:
 
     def _now(self) -> WorkerStatus:
         before, self._delayed = self._delayed, delayed_seconds()
-        self._status.delayed_seconds += longest_delay(before, self._delayed)
-        self._status.steps = self._steps()
-        return self._status
+        status, steps, now = self._status, self._steps(), time.monotonic()
+        status.delayed_seconds += longest_delay(before, self._delayed)
+        if steps != status.steps:
+            self._changed_at = now
+        status.steps, status.still_seconds = steps, now - self._changed_at
+        status.waits_for = self._waits_for() if status.is_still else None
+        return status

@@ -9,14 +9,14 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import msgspec
 
 from hybridps import errors
 from hybridps.config import PREFIX, Settings, load_settings, started_by_mpi, to_environment, without_secrets
 from hybridps.errors import FAILED, ConfigError, DeadlineError, GroupError, HybridPSError
-from hybridps.events import Configured, EventLog, Noted, Planned, check_run_folder, say
+from hybridps.events import Configured, EventLog, Failed, Noted, Planned, check_run_folder, say
 from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.headcount import Headcount
 from hybridps.mpi_groups.plan import WORKER, Place, Plan, make_plan
@@ -54,9 +54,11 @@ class Session:
 
     opened = 0
     """How many sessions this process has opened."""
+    latest: ClassVar[Session | None] = None
+    """The last one."""
 
     def __init__(self, settings: Settings, plan: Plan, place: Place, world: Group, hosts: int) -> None:
-        Session.opened += 1
+        Session.opened, Session.latest = Session.opened + 1, self
         self.settings = settings
         self.hosts = hosts
         """The number of hosts of this MPI world; more exactly, the number of sets of ranks that share memory."""
@@ -102,7 +104,7 @@ class Session:
             place.role, place.worker, plan.workers, place.group, plan.groups, place.group_rank, place.node, servers
         )
         self.events.emit(planned)
-        self.live.begin(planned, self.settings, self.events, lambda: self.steps)
+        self.live.begin(planned, self.settings, self.events, lambda: self.steps, self.watchdog.waits_for)
         if place.worker == 0 and not self.settings.quiet:
             sizes = " + ".join(str(size) for size in plan.group_sizes)
             told = to_environment(without_secrets(self.settings))
@@ -149,6 +151,7 @@ class Session:
         line = f"worker {worker} (group {group}, process {os.getpid()}) has waited {seconds:.0f} s in {what}"
         run = f" {folder}" if (folder := self.settings.run_folder) is not None else ""
         shows = f"`hybridps top{run}` shows the step of each worker"
+        self.events.emit(Noted(line))
         if final:
             end_group(DeadlineError(f"{line}: another rank, group or server is gone or stuck; {shows}"))
         ends = f"if it still waits after {self.settings.deadline_seconds:g} s (deadline_seconds), the group ends"
@@ -210,6 +213,8 @@ def end_group(error: BaseException) -> NoReturn:
     _ending.acquire()
     everywhere = isinstance(error, HybridPSError) and error.everywhere
     status, text = _exit_status_and_text(error)
+    if (session := Session.latest) is not None:
+        session.events.emit(Failed(_in_a_line(error), everywhere, session.steps))
     module = sys.modules.get("mpi4py.MPI")
     runs = module is not None and module.Is_initialized() and not module.Is_finalized()
     communicator = module.COMM_WORLD if module is not None and runs else None
@@ -240,6 +245,15 @@ def _exit_status_and_text(error: BaseException) -> tuple[int, str]:
     if isinstance(error.code, int):
         return error.code, f"hybridps: exit {error.code}"
     return FAILED, str(error.code)
+
+
+def _in_a_line(error: BaseException) -> str:
+    """Return an error as it stands in the events."""
+    if isinstance(error, HybridPSError):
+        return str(error)
+    if isinstance(error, SystemExit):
+        return f"exit status {error.code}" if isinstance(error.code, int) else str(error.code)
+    return "".join(traceback.format_exception_only(type(error), error)).strip().partition("\n")[0]
 
 
 def _join_world(deadline_seconds: float) -> tuple[Group, str]:

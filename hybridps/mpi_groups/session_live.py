@@ -26,10 +26,17 @@ class SessionLive:
         self.path = Path(path) if path and Path(path).is_dir() else None
         """None where this rank cannot reach it, as on another host without a shared folder."""
 
-    def begin(self, plan: Planned, settings: Settings, events: EventLog, steps: Callable[[], int]) -> None:
-        """Write the status of this rank from now on, if it is a worker."""
+    def begin(
+        self,
+        plan: Planned,
+        settings: Settings,
+        events: EventLog,
+        steps: Callable[[], int],
+        waits_for: Callable[[], str | None],
+    ) -> None:
+        """Write the status of this rank from now on, if it is a worker. For the functions, see `LiveWorker`."""
         if self.path is not None and plan.role == WORKER:
-            self._worker = LiveWorker(self.path, self.run, plan, settings, steps)
+            self._worker = LiveWorker(self.path, self.run, plan, settings, steps, waits_for)
             events.listen = self._worker.note
 
     def close(self) -> None:

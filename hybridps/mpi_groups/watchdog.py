@@ -37,6 +37,11 @@ class Watchdog:
         finally:
             self._watched = None
 
+    def waits_for(self) -> str | None:
+        """Return what the current wait is for, in words; None if there is none. Any thread may call this."""
+        watched = self._watched
+        return _in_words(watched[0]) if watched is not None else None
+
     def stop(self) -> None:
         self._stop.set()
         self._thread.join()
@@ -50,7 +55,11 @@ class Watchdog:
                 continue
             what, seconds = watched[0], time.monotonic() - watched[1]
             if seconds > self._deadline:
-                self._late(what if isinstance(what, str) else what(), seconds, True)
+                self._late(_in_words(what), seconds, True)
             elif seconds > self._deadline / 10 and watched is not warned:
                 warned = watched
-                self._late(what if isinstance(what, str) else what(), seconds, False)
+                self._late(_in_words(what), seconds, False)
+
+
+def _in_words(what: str | Callable[[], str]) -> str:
+    return what if isinstance(what, str) else what()

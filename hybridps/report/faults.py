@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hybridps.events import (
     Ended,
+    Failed,
     Joined,
     Launched,
     Noted,
@@ -66,6 +67,9 @@ def _lines(rank: Rank) -> Iterator[Fault]:
                 joined = set(event.joined)
             case Ended(status=status) if status:
                 yield when, f"the job ended with status {status}"
+            case Failed(error=error, everywhere=everywhere):
+                who = f"worker {plan.worker}" if plan else "a worker"
+                yield when, f"{f'all workers of {group}' if everywhere else who} failed: {error}"
             case NotFinite(key=key, step=step, worker=worker):
                 yield when, f"worker {worker} had NaN or Inf in the gradient of {key!r}, step {step}"
             case Slowed():

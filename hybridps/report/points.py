@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from hybridps.events import Ended, Evaluated, Launched, Restarted
+from hybridps.events import Closed, Ended, Evaluated, Failed, Launched, Planned, Restarted
 from hybridps.progress import mean_of
 from hybridps.report.reading import Run, began
 from hybridps.report.traffic import GroupTraffic
@@ -82,13 +82,35 @@ def traffic_of(run: Run) -> list[GroupTraffic]:
 
 def traffic_of_ranks(run: Run) -> list[GroupTraffic]:
     """Return the traffic of each rank."""
-    every = []
+    every, reached = [], _reached(run)
     for rank in run.ranks:
         traffic = GroupTraffic()
         for event, when in zip(rank.events, rank.times, strict=True):
             traffic.add(event, when)
+        if traffic.group in reached:
+            traffic.reach(*reached[traffic.group])
         every.append(traffic)
     return every
+
+
+def _reached(run: Run) -> dict[int, tuple[int, float]]:
+    """Return the step that each group has reached in its last life, and when: events come too seldom for the last steps
+    of a rank that was killed. No worker of a group has done a step that another one has not begun.
+
+    What others said of themselves before a worker failed may be out of date, unless they did no steps any more.
+    """
+    known: dict[int, list[tuple[int, float]]] = {}
+    earlier: dict[int, list[tuple[int, float]]] = {}
+    for rank in run.ranks:
+        if (plan := rank.last(Planned)) is None or rank.last(Closed):
+            continue
+        failed = [(event.steps, when) for event, when in rank.last_life if isinstance(event, Failed)]
+        if failed:
+            known.setdefault(plan.group, []).append(failed[-1])
+        elif (status := rank.status) is not None:
+            said = known if status.is_still else earlier
+            said.setdefault(plan.group, []).append((status.steps, status.began_step_at))
+    return {group: min(steps) for group, steps in (earlier | known).items()}
 
 
 def started(run: Run) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from hybridps.events import (
     Evaluated,
     Event,
     Exchanged,
+    Failed,
     Joined,
     Launched,
     Noted,
@@ -35,6 +36,8 @@ from hybridps.events import (
     Skipped,
     Slowed,
 )
+from hybridps.live import WorkerStatus, read_live
+from hybridps.live.folder import LIVE
 from hybridps.report.training_file import Worker, lines_of, read_worker
 
 Known = (
@@ -45,6 +48,7 @@ Known = (
     | Exchanged
     | Skipped
     | Closed
+    | Failed
     | Launched
     | Restarted
     | Joined
@@ -70,6 +74,8 @@ class Rank:
     events: list[Known]
     times: list[float] = field(default_factory=list)
     """The time of each event, in seconds since 1970."""
+    status: WorkerStatus | None = None
+    """What the rank last said of itself in its last life; None if that is not known."""
 
     def last(self, kind: type[KnownT]) -> KnownT | None:
         """Return the last event of this kind in the last life."""
@@ -153,6 +159,7 @@ def read_run(folder: Path) -> Run:
     numbers = _numbers(workers, ranks, launch)
     workers = {number: worker for number, worker in workers.items() if number in numbers}
     ranks = [rank for rank in ranks if not (plan := rank.last(Planned)) or plan.worker in numbers]
+    ranks = _with_status(ranks, folder)
     start = began(launch) if launch is not None else max(map(began, ranks), default=0.0)
     reports = [each for each in reports if each.times and each.times[-1] >= start]  # else of an earlier run
     earlier = [_earlier(each, of_ranks) for each in launches[:-1]] if launch is not None else []
@@ -199,6 +206,20 @@ def read_launches(path: Path) -> list[Rank]:
             launches[-1].events.append(event)
             launches[-1].times.append(start + seconds)
     return launches
+
+
+def _with_status(ranks: list[Rank], folder: Path) -> list[Rank]:
+    """Return the ranks with what they last said of themselves: events come too seldom for the last steps of a rank that
+    was killed.
+    """
+    said = {number: seen.status for number, seen in read_live(folder / LIVE).workers.items()}
+    found = []
+    for rank in ranks:
+        plan = rank.last(Planned)
+        status = said.get(plan.worker) if plan else None
+        is_of_life = status is not None and status.started_at >= began(rank)
+        found.append(replace(rank, status=status) if is_of_life else rank)
+    return found
 
 
 def _last_launch(launches: list[Rank], ranks: list[Rank]) -> Rank | None:

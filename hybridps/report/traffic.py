@@ -76,6 +76,11 @@ class GroupTraffic:
                 grow(self.steps, when, self._before.steps + event.steps)
                 self._count(event, when)
 
+    def reach(self, steps: int, when: float) -> None:
+        """Count the steps that the rank has begun in this life, the last of them at this time."""
+        if self.steps_done < self._before.steps + steps:
+            grow(self.steps, when, self._before.steps + steps)
+
     @property
     def total(self) -> int:
         return int(_last(self.nbytes))

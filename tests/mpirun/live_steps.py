@@ -1,8 +1,8 @@
 """Trains a model of nothing on NumPy, with an own part of a step that waits or computes. A script of the tests.
 
 `live_steps.py STEPS MILLISECONDS WAY [FOLDER]`: from step `AT` on the last worker takes longer. It `waits` four times
-as long, `computes` twice as long, is `stopped` half of the time, or `stalls` in every eighth step; with `even` it does
-not. With a FOLDER the workers go on until it has a file `enough`.
+as long, `computes` twice as long, is `stopped` half of the time, `stalls` in every eighth step, `hangs`, or `fails`;
+with `even` it does not. With a FOLDER the workers go on until it has a file `enough`.
 """
 
 from __future__ import annotations
@@ -54,6 +54,10 @@ def main() -> None:
             slow = is_last and step >= AT
             if slow and step == AT and way == "stopped":
                 stop_half_of_the_time(seconds)
+            if slow and way == "hangs":
+                time.sleep(1000)
+            if slow and way == "fails":
+                raise ValueError("image 77 is damaged")
             if way in ("waits", "stalls"):
                 stalls = slow and step % 8 == 0
                 time.sleep(seconds * (4 if slow and way == "waits" else 17 if stalls else 1))

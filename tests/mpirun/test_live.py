@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -102,7 +103,36 @@ def test_top_shows_workers_groups_and_servers_and_who_is_lost(tmp_path: Path) ->
     over = read_live(live)
     assert over.is_over
     assert [row[-1] for row in worker_rows(lost, over)] == ["ended", "ended", "gone"]
-    assert headlines(over, over)[0].endswith(", finished")
+    assert headlines(over, over)[0].endswith(", ended with an error")
+
+
+def test_a_hang_is_shown_while_it_lasts_and_in_the_report(tmp_path: Path) -> None:
+    given = ("-n", "2", "--run", str(tmp_path), "--set", "deadline_seconds=20", "--set", "lost_seconds=5")
+    with subprocess.Popen(command(*given, script=("60", "5", "hangs")), env=environment(), **OUTPUT) as launch:
+        try:
+            until(tmp_path / "live", lambda found: sum(each.status.is_still for each in found.workers.values()) == 2)
+            shown = top(str(tmp_path))
+            said, _ = launch.communicate(timeout=SECONDS)
+        finally:
+            launch.terminate()
+    assert launch.returncode == 1, said
+    first, second = (line for line in shown.splitlines() if " no step for " in line)
+    assert "worker 1 has not" in first
+    assert "waits" not in second
+    assert table(shown, "WORKER")[1][8:12] == ["-"] * 4
+    summary = msgspec.json.decode((tmp_path / "summary.json").read_bytes())
+    assert summary["steps"] == live_steps.AT, summary
+    page = (tmp_path / "report.html").read_text()
+    assert re.search(r"worker 0 \(group 0, process \d+\) has waited \d+ s in step 30", page)
+    assert "worker 0 failed: rank 1 did not reach the next step or call of rank 0" in page
+
+
+def test_the_report_has_the_last_steps_and_the_error_of_a_worker_that_failed(tmp_path: Path) -> None:
+    asked = command("-n", "2", "--run", str(tmp_path), script=("60", "5", "fails"))
+    done = subprocess.run(asked, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 1, done.stderr
+    assert msgspec.json.decode((tmp_path / "summary.json").read_bytes())["steps"] == live_steps.AT
+    assert "worker 1 failed: ValueError: image 77 is damaged" in (tmp_path / "report.html").read_text()
 
 
 def test_a_world_without_a_launcher_is_found_and_leaves_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridps.links import INTERFACE, LinksError, bits_per_second, limited_links, missing
+from hybridps.links import INTERFACE, LinksError, _program, bits_per_second, limited_links, missing
 
 SECONDS = 20
 
@@ -46,7 +46,7 @@ def test_each_node_is_limited_both_ways_and_reaches_the_others() -> None:
     with limited_links(2, "100mbit") as links:
         for where, interface in ((links.namespace(links.addresses[0]), INTERFACE), (links.switch, "port1")):
             told = subprocess.run(
-                ["tc", "-n", where, "qdisc", "show", "dev", interface], capture_output=True, text=True
+                [_program("tc"), "-n", where, "qdisc", "show", "dev", interface], capture_output=True, text=True
             )
             assert "tbf" in told.stdout
             assert "rate 100Mbit" in told.stdout
@@ -171,7 +171,7 @@ def refusal(rate: str = "1gbit", first: str = "", **how) -> str:
 
 def test_without_the_privilege_or_the_programs_the_reason_is_said() -> None:
     assert "network namespaces, which only root can make" in refusal(first="os.setuid(65534)")
-    assert "limited links need ip, which is not here" in refusal(env=os.environ | {"PATH": "/nowhere"})
+    assert "limited links need unshare, which is not here" in refusal(env=os.environ | {"PATH": "/nowhere"})
     assert "'fast' is not a rate: write 1gbit" in refusal("fast")
 
 

@@ -117,7 +117,7 @@ def headlines(before: Live, now: Live) -> list[str]:
         words.append(f"up {clock(began.seconds)}")
     words += [f"step {now.steps}", f"{number(steps_per_second(before, now))} steps/s"]
     if now.is_over:
-        words.append("finished")
+        words.append("ended with an error" if now.has_failed else "finished")
     lines = [", ".join([*sorted(algorithms), *words])]
     if launch is not None:
         where = f"started by process {launch.pid} on {launch.host}"
@@ -155,9 +155,12 @@ def _worker_row(before: Live, now: Live, seen: Seen[WorkerStatus]) -> Row:
 
 
 def shares(status: WorkerStatus) -> Row:
-    """Return the shares of a step: the program before the step, computing, waiting for workers, and communication."""
+    """Return the shares of a step: the program before the step, computing, waiting for workers, and communication.
+
+    They are not known of a worker that does no steps.
+    """
     step, own, program = status.step_seconds, status.own_seconds, status.program_seconds
-    if not step or own is None:
+    if not step or own is None or status.is_still:
         return ("-",) * 4
     own = min(own, step)  # medians need not add up
     program = None if program is None else min(program, own)
@@ -231,6 +234,9 @@ def state_of(seen: Seen[WorkerStatus] | Seen[ServerStatus], processes: int, now:
         return "gone"
     if silent := silent_seconds(seen, processes):
         return f"silent for {silent:.0f} s"
+    if isinstance(status, WorkerStatus) and status.is_still:
+        waits = f", waits: {printable(status.waits_for, PLAIN_WIDTH)}" if status.waits_for else ""
+        return f"no step for {status.still_seconds:.0f} s{waits}"
     if isinstance(status, WorkerStatus) and status.slow is not None:
         return f"slow: takes {status.factor:.1f} times as long ({printable(status.slow)})"
     return "running"
