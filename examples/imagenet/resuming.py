@@ -22,7 +22,8 @@ def load_weights(args: Namespace, net: gluon.HybridBlock, devices: list[mx.Conte
     if args.dry_run:
         return None
     if not args.resume:
-        if worker == 0 and not options.reached(args) and any((args.run / "checkpoints").glob("epoch-*")):
+        begins = worker == 0 and not options.reached(args) and not os.environ.get("HYBRIDPS_LIFE")
+        if begins and any((args.run / "checkpoints").glob("epoch-*")):
             warn(
                 f"{args.run} has checkpoints of an earlier training, which this one replaces: to continue it, give "
                 "--resume"

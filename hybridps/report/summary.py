@@ -84,7 +84,7 @@ def _of_training(run: Run, reported: float | None) -> dict[str, Any]:
     return {
         "top1": top1,
         "top5": fraction(lines, "val_top5_correct"),
-        "top1_centre": fraction(lines, "centre_top1_correct") if run.has_centre() else top1,
+        "top1_centre": fraction(lines, "centre_top1_correct") if run.has_centre() else None,
         "images_per_second": sum(worker.images_per_second() for worker in judged),
         "seconds": max((worker.seconds() for worker in judged), default=0.0),
     }

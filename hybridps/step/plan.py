@@ -125,6 +125,11 @@ class Plan:
                 self.buckets_of.setdefault(key, []).append(number)
         self._bundles: dict[range, Bucket] = {}
 
+    def begun_by(self, first: int, end: int) -> Iterator[str]:
+        """Yield the keys of buckets `first:end` of which later buckets have nothing."""
+        for bucket in self.buckets[first:end]:
+            yield from (key for key in bucket.keys if self.buckets_of[key][-1] < end)
+
     def bundles(self, first: int, end: int, most: int) -> Iterator[Bucket]:
         """Yield buckets `first:end` joined: at most `most` that follow one another in a table."""
         while first < end:

@@ -195,9 +195,10 @@ class Begin(Item):
         while number < len(step.plan.buckets) and vote >= Vote.COMPLETE:
             vote = self._votes.on_bucket(number)
             first, number = number, number + max(0, vote + 1 - Vote.COMPLETE)
-            members = {step.items[name] for bucket in step.plan.buckets[first:number] for name in bucket.keys}
+            names = step.plan.begun_by(first, number) if step.reducer.may_wait else ()
+            begun = {step.items[name] for name in names}
             for bucket in step.plan.bundles(first, number, step.reducer.most_together):
-                self._reduce(bucket, members)
+                self._reduce(bucket, begun)
         if vote < Vote.COMPLETE:
             if not step.reducer.waits:
                 step.reducer.finish_fused()
@@ -208,7 +209,7 @@ class Begin(Item):
         return vote == Vote.STAY_OVER
 
     def _reduce(self, bucket: Bucket, begun: Set[Item]) -> None:
-        """Begin to reduce a bucket, which is complete, as are all `begun`."""
+        """Begin to reduce a bucket, which is complete. `begun`: what has begun as a whole when its like is reduced."""
         step = self.step
         members = [step.items[name] for name in bucket.keys]
         series = self._schedule.items.series(members, begun) if step.reducer.may_wait else [members]

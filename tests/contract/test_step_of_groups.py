@@ -171,6 +171,14 @@ def test_a_key_in_several_buckets_is_released_when_all_are_reduced() -> None:
     run((1, 1), 5 * [pushes], lambda worker, step: {0, 2} if worker == 0 else {0})
 
 
+def test_what_has_begun_in_part_has_not_begun() -> None:
+    """Of d, the buckets that are complete have begun, and the one that it shares with c has not. So e and f, before and
+    after it, are reduced apart, although they share a bucket: the other group reads d before it pushes f.
+    """
+    pushes = [Push(1, "e"), Push(0, "a"), Push(1, "d"), Push(1, "f"), Push(0, "b"), Push(1, "c")]
+    run((1, 1), 4 * [pushes], lambda worker, step: {4} if worker == 0 else {2})
+
+
 EVERY = [Push(model, key) for model in range(MODELS) for key in KEYS] + [Push(0, ROWS)]
 
 
