@@ -139,6 +139,7 @@ class Stop(Item):
     """The end of the schedule."""
 
     alone = True
+    arrived = True
 
 
 class Schedule:

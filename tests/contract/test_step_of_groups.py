@@ -23,7 +23,8 @@ from hybridps.algorithms import Algorithm
 from hybridps.ps.server import Server
 from hybridps.step import Gradients, InitialValues, JobContext, KeySpec, Schedule, SparseGradients, SparseRows
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = pytest.mark.timeout(100, method="thread")
+"""Hypothesis would take the exception of another method for a failed example, and try it again."""
 
 SECONDS = 20.0
 GIVEN = {"bucket_bytes": 1024, "deadline_seconds": SECONDS, "quiet": True}
@@ -163,6 +164,29 @@ def test_rows_that_are_computed_from_a_sum_come_between_keys_of_one_bucket(reade
 def test_a_key_is_left_out_and_comes_back(left_out: str) -> None:
     fewer = [push for push in ALL if push.key != left_out]
     run((2, 1), [ALL, fewer, fewer, ALL, ALL], nobody)
+
+
+@pytest.mark.parametrize("sizes", [(1,), (2,), (1, 1)])
+def test_a_program_that_waits_for_nothing_ends_after_a_step_that_lacks_a_key(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The missing key has a bucket for itself, and all others are released before the program ends."""
+    monkeypatch.setattr(hybridps.step.steps, "UNDER_WAY", 0)
+    pushes = [Push(0, key) for key in "ace"]
+
+    def body(algorithm: Algorithm, worker: int) -> None:
+        own = Worker(algorithm, job_context(sizes, worker, **GIVEN))
+        for step in range(3):
+            own.train(pushes, step, set(), sum(sizes))
+        own.models[0].begin()
+        pushed: list[tuple[Callable[[], np.ndarray], threading.Event]] = []
+        for push in pushes[1:]:
+            pushed.append(own.push(push, 1.0, pushed))
+        for _, released in pushed:
+            released.wait(1.0)  # the communication thread does not know it
+        own.schedule.close()
+
+    algorithm_groups.run(sizes, "sync", body, **GIVEN)
 
 
 def test_a_key_in_several_buckets_is_released_when_all_are_reduced() -> None:
