@@ -124,7 +124,8 @@ def test_a_hang_is_shown_while_it_lasts_and_in_the_report(tmp_path: Path) -> Non
     assert summary["steps"] == live_steps.AT, summary
     page = (tmp_path / "report.html").read_text()
     assert re.search(r"worker 0 \(group 0, process \d+\) has waited \d+ s in step 30", page)
-    assert "worker 0 failed: rank 1 did not reach the next step or call of rank 0" in page
+    # Two threads of worker 0 notice the deadline, and either one may come first.
+    assert re.search(r"worker 0 failed: (rank 1 did not reach the next step|worker 0 \(group 0)", page)
 
 
 def test_the_report_has_the_last_steps_and_the_error_of_a_worker_that_failed(tmp_path: Path) -> None:
