@@ -14,6 +14,7 @@ from hybridps.files import write_whole
 from hybridps.report.page import TITLES, make_page
 from hybridps.report.pictures import pictures_of
 from hybridps.report.plots import plot
+from hybridps.report.points import points_of
 from hybridps.report.run_report import RunReport, read_report
 
 PAGE = "report.html"
@@ -82,7 +83,9 @@ def _writing(place: Path) -> Iterator[None]:
 
 
 def _draw(report: RunReport) -> dict[str, bytes]:
-    return {"training": plot(report.run, report.summary), **dict(pictures_of([report]))}
+    has_curves = report.run.workers or points_of(report.run)
+    training = {"training": plot(report.run, report.summary)} if has_curves else {}
+    return {**training, **dict(pictures_of([report]))}
 
 
 def _write_summary(report: RunReport) -> None:

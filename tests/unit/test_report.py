@@ -200,6 +200,13 @@ def test_started_only(tmp_path):
     assert summary["lost"] == [0, 1]
 
 
+def test_a_run_that_reports_nothing_has_no_curves(tmp_path: Path) -> None:
+    launcher_events(tmp_path, Launched(2, 1, 0, ["train.py"]), Ended(0))
+    make_report(tmp_path)
+    assert not (tmp_path / "training.png").exists()
+    assert ">Training<" not in (tmp_path / "report.html").read_text()
+
+
 def test_empty_folder(tmp_path):
     with pytest.raises(HybridPSError, match=r"no train-<worker>\.jsonl"):
         make_report(tmp_path)
