@@ -26,6 +26,7 @@ from hybridps.events.kinds import (
     Share,
     Skipped,
     Slowed,
+    Waited,
     Whole,
 )
 from hybridps.events.log import EventLog, check_run_folder
@@ -58,6 +59,7 @@ __all__ = [
     "Share",
     "Skipped",
     "Slowed",
+    "Waited",
     "Whole",
     "check_run_folder",
     "say",

@@ -246,6 +246,13 @@ class Noted(Event, frozen=True):
     message: str
 
 
+class Waited(Event, frozen=True):
+    """The rank has waited this long for others, and goes on waiting: after a tenth of the deadline, and at its end."""
+
+    what: str
+    seconds: float
+
+
 class Failed(Event, frozen=True):
     """The rank ends its group because of this error. `everywhere`: all workers of the group have met the same one.
 

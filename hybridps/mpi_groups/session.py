@@ -16,7 +16,7 @@ import msgspec
 from hybridps import errors
 from hybridps.config import PREFIX, Settings, load_settings, started_by_mpi, to_environment, without_secrets
 from hybridps.errors import FAILED, ConfigError, DeadlineError, GroupError, HybridPSError
-from hybridps.events import Configured, EventLog, Failed, Noted, Planned, check_run_folder, say
+from hybridps.events import Configured, EventLog, Failed, Noted, Planned, Waited, check_run_folder, say
 from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.headcount import Headcount
 from hybridps.mpi_groups.plan import WORKER, Place, Plan, make_plan
@@ -151,7 +151,7 @@ class Session:
         line = f"worker {worker} (group {group}, process {os.getpid()}) has waited {seconds:.0f} s in {what}"
         run = f" {folder}" if (folder := self.settings.run_folder) is not None else ""
         shows = f"`hybridps top{run}` shows the step of each worker"
-        self.events.emit(Noted(line))
+        self.events.emit(Waited(what, round(seconds, 3)))
         if final:
             end_group(DeadlineError(f"{line}: another rank, group or server is gone or stuck; {shows}"))
         ends = f"if it still waits after {self.settings.deadline_seconds:g} s (deadline_seconds), the group ends"

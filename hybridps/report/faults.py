@@ -16,6 +16,7 @@ from hybridps.events import (
     Restarted,
     Skipped,
     Slowed,
+    Waited,
 )
 from hybridps.live.slow import REASONS
 from hybridps.quantities import counted, duration
@@ -48,9 +49,22 @@ def faults_of(run: Run) -> list[Fault]:
     return [*first, (first[-1][0], f"{left_out} more lines, which are in the files of the run folder"), *last]
 
 
+def why_it_failed(run: Run) -> list[str]:
+    """Return the longest wait of a worker for others, and the first error; empty if no worker reports an error."""
+    waits: list[Fault] = []
+    errors: list[Fault] = []
+    for rank in run.ranks:
+        who = _names(rank)
+        for event, when in zip(rank.events, rank.times, strict=True):
+            if isinstance(event, Waited):
+                waits.append((event.seconds, _waited(event, *who)))
+            elif isinstance(event, Failed):
+                errors.append((when, _failed(event, *who)))
+    return [said for _, said in [*([max(waits)] if waits else []), min(errors)]] if errors else []
+
+
 def _lines(rank: Rank) -> Iterator[Fault]:
-    plan = rank.last(Planned)
-    group = f"group {plan.group}" if plan else "a group"
+    plan, (group, who) = rank.last(Planned), _names(rank)
     skipped = [when for event, when in zip(rank.events, rank.times, strict=True) if isinstance(event, Skipped)]
     if skipped and plan and plan.group_rank == 0:
         yield skipped[0], f"{group} leaves exchanges out because a server is away: {len(skipped)} in total"
@@ -67,9 +81,10 @@ def _lines(rank: Rank) -> Iterator[Fault]:
                 joined = set(event.joined)
             case Ended(status=status) if status:
                 yield when, f"the job ended with status {status}"
-            case Failed(error=error, everywhere=everywhere):
-                who = f"worker {plan.worker}" if plan else "a worker"
-                yield when, f"{f'all workers of {group}' if everywhere else who} failed: {error}"
+            case Waited():
+                yield when, _waited(event, group, who)
+            case Failed():
+                yield when, _failed(event, group, who)
             case NotFinite(key=key, step=step, worker=worker):
                 yield when, f"worker {worker} had NaN or Inf in the gradient of {key!r}, step {step}"
             case Slowed():
@@ -88,6 +103,20 @@ def _lines(rank: Rank) -> Iterator[Fault]:
                 yield when, message
             case Launched(command=command):
                 yield when, f"started: {' '.join(command)}"
+
+
+def _names(rank: Rank) -> tuple[str, str]:
+    """Return the group and the worker in words."""
+    plan = rank.last(Planned)
+    return (f"group {plan.group}", f"worker {plan.worker}") if plan else ("a group", "a worker")
+
+
+def _waited(event: Waited, group: str, who: str) -> str:
+    return f"{who} has waited {event.seconds:.0f} s in {event.what}"
+
+
+def _failed(event: Failed, group: str, who: str) -> str:
+    return f"{f'all workers of {group}' if event.everywhere else who} failed: {event.error}"
 
 
 def _changes(before: set[int], now: Joined) -> list[str]:

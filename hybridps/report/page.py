@@ -125,10 +125,12 @@ def _text(field: str, value: Any) -> str:
 
 
 def _said(report: RunReport) -> str:
-    if report.time is None:
-        return ""
-    lines = "".join(f"<li>{_sentence(said)}</li>" for said in report.time.sentences)
-    return f"<h2>Where the time goes</h2>\n<ul>{lines}</ul>\n"
+    parts = {"Why it failed": report.failure, "Where the time goes": report.time.sentences if report.time else []}
+    return "".join(
+        f"<h2>{title}</h2>\n<ul>{''.join(f'<li>{_sentence(said)}</li>' for said in sentences)}</ul>\n"
+        for title, sentences in parts.items()
+        if sentences
+    )
 
 
 def _sentence(said: str) -> str:

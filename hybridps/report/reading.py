@@ -35,6 +35,7 @@ from hybridps.events import (
     Restarted,
     Skipped,
     Slowed,
+    Waited,
 )
 from hybridps.live import WorkerStatus, read_live
 from hybridps.live.folder import LIVE
@@ -58,6 +59,7 @@ Known = (
     | NotFinite
     | Recovered
     | Slowed
+    | Waited
 )
 KnownT = TypeVar("KnownT", bound=Event)
 
@@ -142,6 +144,8 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """Read the files of all workers, ranks and the launcher. Raises HybridPSError if no process wrote anything."""
+    if not folder.is_dir():
+        raise HybridPSError(f"there is no folder {folder}: give the one of `hybridps run --run FOLDER`")
     workers = {number: read_worker(number, path) for number, path in _numbered(folder, "train-")}
     workers = {number: worker for number, worker in workers.items() if worker.run or worker.epochs}
     of_ranks = [read_launches(path) for _, path in _numbered(folder, "hybridps-")]

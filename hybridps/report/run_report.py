@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hybridps.report.faults import faults_of
+from hybridps.report.faults import faults_of, why_it_failed
 from hybridps.report.points import Start, start_of, traffic_of
 from hybridps.report.reading import Run, read_run
 from hybridps.report.step_time import StepTime, figures_of, step_time
@@ -27,6 +27,8 @@ class RunReport:
     traffic: list[GroupTraffic]
     time: StepTime | None
     faults: list[tuple[float, str]]
+    failure: list[str]
+    """Why it failed, in sentences; empty if no worker has reported an error."""
     start: Start
     """The moment from which all of its seconds count."""
 
@@ -36,8 +38,10 @@ def read_report(folder: Path) -> RunReport:
     run = read_run(folder)
     time = step_time(run, folder)
     name = folder.resolve().name
-    summary = summarise(run) | figures_of(time)
-    return RunReport(name, folder, run, summary, traffic_of(run), time, faults_of(run), start_of(run))
+    summary, failure = summarise(run) | figures_of(time), why_it_failed(run)
+    if failure:
+        summary["findings"] = [*failure, *summary.get("findings", ())]
+    return RunReport(name, folder, run, summary, traffic_of(run), time, faults_of(run), failure, start_of(run))
 
 
 def since(reports: Sequence[RunReport]) -> str:

@@ -23,7 +23,7 @@ assert gc.isenabled()
 
 MXNETS_OWN = """
 import mxnet as mx
-for name, instead in {"dist_sync": "", "dist_async": "_async", "dist_hybrid": ""}.items():
+for name, instead in {"dist_sync": "_sync", "dist_async": "_async", "dist_hybrid": ""}.items():
     try:
         mx.kv.create(name)
     except mx.MXNetError as error:

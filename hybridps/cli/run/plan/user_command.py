@@ -57,7 +57,8 @@ def check(command: Sequence[str]) -> None:
         _, program = _split(command[1:])
         script = program[0] if program and program[0] != "-m" else ""
     if script and not os.path.exists(script):
-        raise ConfigError(f"the script {script!r} does not exist in {os.getcwd()}{_hint(command)}")
+        where = "" if os.path.isabs(script) else f" in {os.getcwd()}"
+        raise ConfigError(f"the script {script!r} does not exist{where}{_hint(command)}")
 
 
 def _hint(command: Sequence[str]) -> str:
