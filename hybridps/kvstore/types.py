@@ -48,8 +48,7 @@ class KVStoreTypes(dict[str, Any]):
             self[str(name)] = partial(_refuse, str(name))
             return True
         if not known and str(name).startswith("dist") and "DMLC_NUM_WORKER" not in os.environ:
-            kind = next((f"_{kind}" for kind in ("async", "sync") if kind in str(name)), "")
-            instead = f"dist_hybridps{kind}"
+            instead = next((f"{PREFIX}{kind}" for kind in ("async", "sync") if kind in str(name)), "dist_hybridps")
             raise ConfigError(
                 f"the KVStore type {name!r} would need MXNet's own scheduler and servers, which this process was not "
                 f"started with: use {instead!r}, or start those (DMLC_ROLE and others)"

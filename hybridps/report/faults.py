@@ -54,12 +54,12 @@ def why_it_failed(run: Run) -> list[str]:
     waits: list[Fault] = []
     errors: list[Fault] = []
     for rank in run.ranks:
-        who = _names(rank)
+        group, who = _names(rank)
         for event, when in zip(rank.events, rank.times, strict=True):
             if isinstance(event, Waited):
-                waits.append((event.seconds, _waited(event, *who)))
+                waits.append((event.seconds, _waited(event, who)))
             elif isinstance(event, Failed):
-                errors.append((when, _failed(event, *who)))
+                errors.append((when, _failed(event, group, who)))
     return [said for _, said in [*([max(waits)] if waits else []), min(errors)]] if errors else []
 
 
@@ -82,7 +82,7 @@ def _lines(rank: Rank) -> Iterator[Fault]:
             case Ended(status=status) if status:
                 yield when, f"the job ended with status {status}"
             case Waited():
-                yield when, _waited(event, group, who)
+                yield when, _waited(event, who)
             case Failed():
                 yield when, _failed(event, group, who)
             case NotFinite(key=key, step=step, worker=worker):
@@ -111,7 +111,7 @@ def _names(rank: Rank) -> tuple[str, str]:
     return (f"group {plan.group}", f"worker {plan.worker}") if plan else ("a group", "a worker")
 
 
-def _waited(event: Waited, group: str, who: str) -> str:
+def _waited(event: Waited, who: str) -> str:
     return f"{who} has waited {event.seconds:.0f} s in {event.what}"
 
 

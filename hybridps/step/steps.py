@@ -209,7 +209,7 @@ class Begin(Item):
         return vote == Vote.STAY_OVER
 
     def _reduce(self, bucket: Bucket, begun: Set[Item]) -> None:
-        """Begin to reduce a bucket, which is complete. `begun`: what has begun as a whole when its like is reduced."""
+        """Begin to reduce a bucket, which is complete. `begun`: the gradients that have no part in later buckets."""
         step = self.step
         members = [step.items[name] for name in bucket.keys]
         series = self._schedule.items.series(members, begun) if step.reducer.may_wait else [members]
