@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 from hybridps.events import (
@@ -80,7 +81,7 @@ def _lines(rank: Rank) -> Iterator[Fault]:
                     yield when, said
                 joined = set(event.joined)
             case Ended(status=status) if status:
-                yield when, f"the job ended with status {status}"
+                yield when, f"the job ended with status {status}{_signal(status)}"
             case Waited():
                 yield when, _waited(event, who)
             case Failed():
@@ -103,6 +104,14 @@ def _lines(rank: Rank) -> Iterator[Fault]:
                 yield when, message
             case Launched(command=command):
                 yield when, f"started: {' '.join(command)}"
+
+
+def _signal(status: int) -> str:
+    """Return the signal of a status above 128, in brackets; empty if there is none."""
+    try:
+        return f" ({signal.Signals(status - 128).name})"
+    except ValueError:
+        return ""
 
 
 def _names(rank: Rank) -> tuple[str, str]:

@@ -1,8 +1,9 @@
 """Trains a model of nothing on NumPy, with an own part of a step that waits or computes. A script of the tests.
 
 `live_steps.py STEPS MILLISECONDS WAY [FOLDER]`: from step `AT` on the last worker takes longer. It `waits` four times
-as long, `computes` twice as long, is `stopped` half of the time, `stalls` in every eighth step, `hangs`, or `fails`;
-with `even` it does not. With a FOLDER the workers go on until it has a file `enough`.
+as long, `computes` twice as long, is `stopped` half of the time, its cores are `shared` with another process, it
+`stalls` in every eighth step, `hangs`, or `fails`; with `even` it does not. With a FOLDER the workers go on until it
+has a file `enough`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,16 @@ def compute(seconds: float) -> None:
     end, values = time.thread_time() + seconds, np.ones(1000)
     while time.thread_time() < end:
         values = values * 1.0
+
+
+def share_cores() -> None:
+    """A child uses the cores of this process, until this process has ended."""
+    ours = os.getpid()
+    if os.fork():
+        return
+    while os.getppid() == ours:
+        pass
+    os._exit(0)
 
 
 def stop_half_of_the_time(seconds: float) -> None:
@@ -54,6 +65,8 @@ def main() -> None:
             slow = is_last and step >= AT
             if slow and step == AT and way == "stopped":
                 stop_half_of_the_time(seconds)
+            if slow and step == AT and way == "shared":
+                share_cores()
             if slow and way == "hangs":
                 time.sleep(1000)
             if slow and way == "fails":

@@ -158,8 +158,8 @@ def test_a_world_without_a_launcher_is_found_and_leaves_nothing(tmp_path: Path) 
     assert not runs.exists()
 
 
-def run_to_its_end(folder: Path, workers: int, steps: int, milliseconds: float, way: str) -> str:
-    asked = command("-n", str(workers), "--run", str(folder), script=(str(steps), str(milliseconds), way))
+def run_to_its_end(folder: Path, workers: int, steps: int, milliseconds: float, way: str, *options: str) -> str:
+    asked = command("-n", str(workers), "--run", str(folder), *options, script=(str(steps), str(milliseconds), way))
     done = subprocess.run(asked, env=environment(), capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     return done.stderr
@@ -195,6 +195,13 @@ def test_a_worker_that_stalls_in_some_steps_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["computes", "stopped"])
 def test_a_worker_with_half_the_cpu_is_named_within_20_steps(tmp_path: Path, way: str) -> None:
     check_named(tmp_path, run_to_its_end(tmp_path, 2, 80, 30, way), 1)
+
+
+@pytest.mark.nightly
+def test_a_worker_that_shares_its_core_is_named_within_20_steps(tmp_path: Path) -> None:
+    """Its steps are as short as they may be: a look takes place every 0.05 s, and names a worker at the fourth."""
+    check_named(tmp_path, run_to_its_end(tmp_path, 2, 80, 10, "shared", "--bind", "cores"), 1)
+    assert events(tmp_path, 0, "Slowed")[0]["reason"] == "cpu"
 
 
 @pytest.mark.nightly

@@ -593,6 +593,15 @@ def test_a_group_that_leaves_does_not_join(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("status", "name"), [(3, ""), (130, " (SIGINT)"), (137, " (SIGKILL)"), (255, "")])
+def test_a_status_above_128_is_a_signal(tmp_path, status, name):
+    lines_of(tmp_path, "hybridps-launcher", [(0, LAUNCHED), (9, {"event": "Ended", "status": status})])
+    assert [said for _, said in faults_of(read_run(tmp_path))] == [
+        "started: ",
+        f"the job ended with status {status}{name}",
+    ]
+
+
 def test_many_notes_leave_the_first_and_the_last_lines(tmp_path):
     notes = [(1 + number, noted(f"note {number}")) for number in range(3 * MOST)]
     lines_of(tmp_path, "hybridps-launcher", [(0, LAUNCHED), *notes, (999, {"event": "Ended", "status": 3})])

@@ -118,6 +118,8 @@ def headlines(before: Live, now: Live) -> list[str]:
     words += [f"step {now.steps}", f"{number(steps_per_second(before, now))} steps/s"]
     if now.is_over:
         words.append("ended with an error" if now.has_failed else "finished")
+    elif not workers:
+        words.append("no worker has started yet")
     lines = [", ".join([*sorted(algorithms), *words])]
     if launch is not None:
         where = f"started by process {launch.pid} on {launch.host}"
@@ -244,10 +246,10 @@ def state_of(seen: Seen[WorkerStatus] | Seen[ServerStatus], processes: int, now:
 
 def group_state(now: Live, group: int, workers: list[WorkerStatus]) -> str:
     """Return the state of a group in words: as its launcher reports it, or else as its workers show it."""
-    reports = now.launch is not None and not is_gone(now.launch.status)
-    known = now.launch.status.groups if now.launch is not None and reports else []
+    known = now.launch.status.groups if now.launch is not None else []
+    has_launcher = now.launch is not None and not is_gone(now.launch.status)
     for each in known:
-        if each.number == group:
+        if each.number == group and (has_launcher or not each.running):
             again = f", restarted {_times(each.restarts)}" if each.restarts else ""
             if each.running:
                 slow = now.launch.status.slow.get(group) if now.launch is not None else None

@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 
 from hybridps.events import Paced, Recovered, Slowed, say
-from hybridps.live.delays import delayed_seconds, longest_delay
+from hybridps.live.delays import delayed_seconds, longest_delay, own_delayed_seconds
 from hybridps.live.slow import LOOKS, LOOKS_IF_CROWDED, REASONS, Measured, SlowWorkers
 from hybridps.quantities import duration
 from hybridps.step.job_context import JobContext
@@ -21,7 +21,7 @@ from hybridps.tensor_collectives import Levels
 WINDOW = 5
 """Steps between two looks, at least."""
 
-WINDOW_SECONDS = 0.1
+WINDOW_SECONDS = 0.05
 """About the shortest time between two looks. A look takes a fraction of a millisecond."""
 
 _MOST_STEPS = 500
@@ -38,6 +38,9 @@ class Pace:
     a group have no more than a core each, the CPU time of a step is the least too: a rank that is ahead loads and
     computes while it waits for the others, and would need this time if it did not wait.
 
+    A rank that a CPU limit stops also stands still while this thread sums. The others then wait for it, so the time in
+    which this thread was ready and had no core counts as its own part as well, while any rank is suspected.
+
     Every few steps the ranks tell each other their medians. All of them then know who is slow; the leader says so, and
     each rank writes what concerns it to its events. A step costs one store for each figure.
 
@@ -53,8 +56,8 @@ class Pace:
         looks = LOOKS_IF_CROWDED if context.settings.is_crowded else LOOKS
         self._slow = SlowWorkers(context.settings.slow_factor, size, looks)
         self._told = np.zeros(size * _FIELDS)
-        self._steps = np.zeros((3, _MOST_STEPS))
-        """Since the last look: the time of each step, the rank's own, and that of its program."""
+        self._steps = np.zeros((4, _MOST_STEPS))
+        """Since the last look: the time of each step, the rank's own, that of its program, and the delay of sums."""
         self._count = 0
         self._window = WINDOW
         self._done = 0
@@ -67,6 +70,8 @@ class Pace:
         self._cpu_seconds = 0.0
         self._delayed: tuple[dict[str, float], int] | None = None
         """While any rank is suspected: how long each thread had waited for a core, and the steps done by then."""
+        self._sums_delayed = math.nan
+        """While any rank is suspected: how long this thread had waited for a core at the end of the last step."""
 
     def leave_out(self, seconds: float) -> None:
         """Note a wait of the program between two steps, which does not count as its part of the next step."""
@@ -88,7 +93,8 @@ class Pace:
         place = self._count % _MOST_STEPS
         self._steps[0, place] = ended - self._ended_at
         program = self.program_seconds(begun_at)
-        self._steps[1, place] = max(0.0, last_gradient - freed, program)
+        self._steps[3, place] = delay = self._delay_of_sums(ended - last_gradient)
+        self._steps[1, place] = max(0.0, last_gradient - freed, program) + delay
         self._steps[2, place] = max(0.0, min(max(begun_at, freed), last_gradient) - freed, program)
         self._ended_at = self._freed_at = ended
         self._begun_at = begun_at
@@ -134,8 +140,8 @@ class Pace:
     def _measure(self) -> Measured:
         """Return the times of this rank since the last look."""
         known = self._steps[:, : min(self._count, _MOST_STEPS)]
-        step, own, program = (float(median(row)) for row in known.tolist())
-        mean_step, mean_own, mean_program = known.mean(1).tolist()
+        step, own, program = (float(median(row)) for row in known[:3].tolist())
+        mean_step, mean_own, mean_program, sums_delayed = known.mean(1).tolist()
         now, before = _cpu_seconds(), self._cpu_seconds
         self._cpu_seconds, cpu = now, (now - before) / self._count
         if self._has_one_core:
@@ -145,10 +151,10 @@ class Pace:
         program, mean_program = min(program, own), min(mean_program, mean_own)
         if self.computes_before:
             program = mean_program = math.nan
-        return Measured(step, own, program, cpu, self._delay(), mean_own, mean_program)
+        return Measured(step, own, program, cpu, self._delay() + sums_delayed, mean_own, mean_program)
 
     def _delay(self) -> float:
-        """Return how long the thread that waited most for a core did so in a step; nan while nobody is suspected."""
+        """Return how long the other thread that waited most for a core did so in a step; nan if nobody is suspected."""
         if not self._slow.suspects:
             self._delayed = None
             return math.nan
@@ -156,6 +162,15 @@ class Pace:
         if before is None or before[1] == self._done or not self._delayed[0]:
             return math.nan
         return longest_delay(before[0], self._delayed[0]) / (self._done - before[1])
+
+    def _delay_of_sums(self, longest: float) -> float:
+        """Return how long this thread waited for a core in the last step; 0 while nobody is suspected.
+
+        `longest`: the time since the last gradient. What came before it is part of the rank's own time already.
+        """
+        before, self._sums_delayed = self._sums_delayed, own_delayed_seconds() if self._slow.suspects else math.nan
+        delayed = self._sums_delayed - before
+        return 0.0 if math.isnan(delayed) else min(delayed, max(0.0, longest))
 
     def _compare(self, everyone: list[Measured], rank: int) -> None:
         first = self._context.worker - rank  # workers count from group to group
