@@ -184,7 +184,7 @@ class Communicated(Event, frozen=True):
 
 
 class Paced(Event, frozen=True):
-    """How long this rank takes for a step: medians over the steps since the last such event, at most ten a second.
+    """How long this rank takes for a step: medians over the steps since the last such event, at most 20 a second.
 
     `own_seconds`: from the end of the last step's communication to the arrival of this rank's last gradient, or from
     one step of its program to the next, without waits for sums, if that takes longer. It is at least the CPU time

@@ -181,15 +181,15 @@ def _timeline(trace: Trace, step_id: tuple[int, int]) -> bytes:
 def _window(trace: Trace, step_id: tuple[int, int]) -> tuple[float, float, str]:
     """Return when a step of all workers begins and ends.
 
-    If groups do not train in step, it is that of the first worker, which the text names.
+    If groups do not train in step, it is that of the worker with the longest one, which the text names.
     """
     steps = {
         number: next(step for step in worker.steps if (step.model, step.number) == step_id)
         for number, worker in sorted(trace.workers.items())
     }
     if max(step.began for step in steps.values()) > min(step.time.ended for step in steps.values()):
-        first, step = next(iter(steps.items()))
-        return step.began, step.time.ended, f" of worker {first}"
+        longest, step = max(steps.items(), key=lambda each: each[1].time.ended - each[1].began)
+        return step.began, step.time.ended, f" of worker {longest}"
     return min(step.began for step in steps.values()), max(step.time.ended for step in steps.values()), ""
 
 

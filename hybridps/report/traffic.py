@@ -73,7 +73,8 @@ class GroupTraffic:
             case Skipped():
                 self.skipped.add(self._before.steps + event.step)
             case Closed():
-                grow(self.steps, when, self._before.steps + event.steps)
+                steps = self._before.steps + event.steps
+                grow(self.steps, self._done_at(steps, when), steps)
                 self._count(event, when)
 
     def reach(self, steps: int, when: float) -> None:
@@ -110,6 +111,13 @@ class GroupTraffic:
             return max((value for time, value in self.nbytes if time <= when), default=0.0)
         before = [(start, 0.0)] if self.nbytes and start < self.nbytes[0][0] else []
         return float(at(before + self.nbytes, np.array([when]))[0])
+
+    def _done_at(self, steps: int, closed: float) -> float:
+        """Return about when the last steps were done, as fast as the earlier ones: a leader may close much later."""
+        if len(self.steps) < 2:
+            return closed
+        (began, first), (last, done) = self.steps[0], self.steps[-1]
+        return min(closed, last + (steps - done) * (last - began) / max(1.0, done - first))
 
     def _count(self, event: Communicated | Closed, when: float) -> None:
         before, nbytes = self._before, event.bytes_to_servers + event.bytes_from_servers

@@ -256,6 +256,16 @@ def test_all_lives_of_a_group_count_but_not_earlier_launches(tmp_path):
     assert summary["finished"] == [0]
 
 
+def test_the_last_steps_are_not_drawn_out_until_their_leader_closes():
+    traffic = GroupTraffic()
+    for event, when in ((Communicated(10, 1, 1, 1), 100.0), (Communicated(20, 1, 1, 1), 101.0), (Closed(22, 7, 0), 150)):
+        traffic.add(event, when)
+    assert traffic.steps == [(100, 10), (101, 20), (pytest.approx(101.2), 22)]
+    traffic = GroupTraffic()
+    traffic.add(Closed(22, 7, 0), 150.0)
+    assert traffic.steps == [(150, 22)]
+
+
 def test_the_page_says_who_was_slow_and_why(tmp_path):
     slow = [Slowed(0, 35, 0.08, 0.02, "loader"), Recovered(0, 60)]
     events_of_group(tmp_path, 0, [], *slow, Closed(steps=90, bytes_within_group=7, bytes_to_servers=0))

@@ -147,13 +147,15 @@ def test_grid_lines_are_below_what_is_drawn(tmp_path: Path) -> None:
         assert [axes.get_axisbelow() for axes in figure.axes] == [True] * len(figure.axes)
 
 
-def traced(folder: Path, later: float) -> Path:
-    """Two groups of one worker, with a step of 2 ms each; that of worker 1 is `later` by these seconds."""
+def traced(folder: Path, later: float, longer: int = 0) -> Path:
+    """Two groups of one worker, with a step of 2 ms each; that of worker 1 is `later` by these seconds, and takes so
+    many microseconds `longer`.
+    """
     launch(folder)
     for number in (0, 1):
         file = TraceFile(folder, str(number), 1 << 20)
         file.write(Process(number, number, 0, 50.0 + later * number, 0.0, "host"), stays=True)
-        file.write(Step(0, 0, 100, 2000, [(0, 1500)], [Span("allreduce", 1510, 1800, 0, 4000)]))
+        file.write(Step(0, 0, 100, 2000 + number * longer, [(0, 1500)], [Span("allreduce", 1510, 1800, 0, 4000)]))
         file.close()
     return folder
 
@@ -171,6 +173,12 @@ def test_the_timeline_has_no_empty_rows(tmp_path: Path, later: float, rows: list
     assert axes.get_xlabel() == label
     middles = {round(path.vertices[:, 1].mean()) for bars in axes.collections for path in bars.get_paths()}
     assert middles == set(axes.get_yticks()), "each row has something"
+
+
+def test_the_timeline_of_groups_out_of_step_has_the_longest_step(tmp_path: Path) -> None:
+    (axes,) = drawn(traced(tmp_path, later=9.0, longer=2000))["timeline"].axes
+    assert axes.get_xlabel() == "milliseconds of step 0 of worker 1; no step of 1 worker meanwhile"
+    assert 3.8 < axes.get_xlim()[1] < 4.1
 
 
 ADVICE = "epochs: 0 (the script reports none: call hybridps.report_progress)\n"
