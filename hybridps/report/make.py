@@ -53,7 +53,8 @@ def is_of_earlier(folder: Path) -> bool:
     launch = report.run.launch
     if launch is None or launch.last(Evaluated) is not None or not report.run.earlier:
         return False
-    return report.summary.get("status") == 0 and not (report.summary["steps"] or report.summary["lost"])
+    lost = set(report.run.lost()) - report.run.closed()  # training files have no end if the earlier launch had none
+    return report.summary.get("status") == 0 and not (report.summary["steps"] or lost)
 
 
 def compare_reports(folders: Sequence[Path], page: Path) -> list[dict[str, Any]]:

@@ -133,10 +133,13 @@ class Run:
         """Return the workers that finished, by their training files or else by their events."""
         if self.workers:
             return [number for number, worker in sorted(self.workers.items()) if worker.end]
-        closed = {plan.worker for rank in self.ranks if (plan := rank.last(Planned)) and rank.last(Closed)}
         end = self.launch.last(Ended) if self.launch else None
         without_events = not any(rank.last(Planned) for rank in self.ranks)
-        return list(self.numbers) if without_events and end and end.status == 0 else sorted(closed)
+        return list(self.numbers) if without_events and end and end.status == 0 else sorted(self.closed())
+
+    def closed(self) -> set[int]:
+        """Return the workers that ended in good order, by their events."""
+        return {plan.worker for rank in self.ranks if (plan := rank.last(Planned)) and rank.last(Closed)}
 
     def lost(self) -> list[int]:
         return sorted((set(self.numbers) | set(self.workers)) - set(self.finished()))

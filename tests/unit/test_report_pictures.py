@@ -215,12 +215,16 @@ def test_workers_of_whose_end_a_run_folder_knows_nothing_are_told(
         assert ("finished: workers 0, 1\n" in said) is closed
 
 
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("trains", [True, False])
 def test_a_launch_that_does_not_train_leaves_the_report_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trains: bool, ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As when a training that is finished is started again."""
+    """As when a training that is finished, or was interrupted after its last epoch, is started again."""
     monkeypatch.undo()
-    launch(tmp_path)
+    launch(tmp_path, trains=trains)
+    for path in () if ended else tmp_path.glob("train-*.jsonl"):
+        path.write_text(path.read_text().splitlines(keepends=True)[0])
     print_summary(str(tmp_path), only_if_events=True)
     before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.suffix != ".jsonl"}
     capsys.readouterr()
