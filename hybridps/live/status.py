@@ -156,3 +156,5 @@ class LaunchStatus(Status, kw_only=True):
     """The groups that are slower than the others, and why: one of `slow.REASONS`."""
     message: str = ""
     """The last message of the launcher."""
+    signal: str | None = None
+    """The signal that it was told to end with, such as `SIGINT`."""

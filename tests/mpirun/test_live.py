@@ -137,6 +137,21 @@ def test_the_report_has_the_last_steps_and_the_error_of_a_worker_that_failed(tmp
     assert "worker 1 failed: ValueError: image 77 is damaged" in (tmp_path / "report.html").read_text()
 
 
+def test_top_and_the_report_say_which_signal_stopped_a_run(tmp_path: Path) -> None:
+    asked = command("-n", "2", "--run", str(tmp_path), script=("0", "5", "even", str(tmp_path)))
+    with subprocess.Popen(asked, env=environment(), **OUTPUT) as launch:
+        try:
+            until(tmp_path / "live", lambda live: len(live.workers) == 2 and live.steps > 5)
+        finally:
+            launch.send_signal(signal.SIGINT)
+            launch.communicate(timeout=SECONDS)
+    assert launch.returncode == 128 + signal.SIGINT
+    shown = top(str(tmp_path))
+    assert ", stopped by SIGINT" in shown.splitlines()[0]
+    assert table(shown, "GROUP")[0][-4] == "lost:"
+    assert "the job ended with status 130 (SIGINT)" in (tmp_path / "report.html").read_text()
+
+
 def test_a_world_without_a_launcher_is_found_and_leaves_nothing(tmp_path: Path) -> None:
     """Two groups and a server that the first worker starts, none of which was told where to write."""
     asked = worlds.command(3, ["-m", "mpi4py", SCRIPT, "0", "5", "even", str(tmp_path)])

@@ -258,8 +258,9 @@ def test_all_lives_of_a_group_count_but_not_earlier_launches(tmp_path):
 
 def test_the_last_steps_are_not_drawn_out_until_their_leader_closes():
     traffic = GroupTraffic()
-    for event, when in ((Communicated(10, 1, 1, 1), 100.0), (Communicated(20, 1, 1, 1), 101.0), (Closed(22, 7, 0), 150)):
-        traffic.add(event, when)
+    for steps, when in ((10, 100.0), (20, 101.0)):
+        traffic.add(Communicated(steps, 1, 1, 1), when)
+    traffic.add(Closed(22, 7, 0), 150.0)
     assert traffic.steps == [(100, 10), (101, 20), (pytest.approx(101.2), 22)]
     traffic = GroupTraffic()
     traffic.add(Closed(22, 7, 0), 150.0)

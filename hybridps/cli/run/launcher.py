@@ -95,7 +95,7 @@ class Launcher:
                 self._processes.remove_if_killed(self._live.entry)
                 self._processes.remove_if_killed(self._live.entry.parent, if_empty=True)
             try:
-                self._live.begin(self._servers, self._groups, self._lives, self._log)
+                self._live.begin(self._servers, self._groups, self._lives, self._log, self._signals)
                 self._processes.on_step = self._live.show
                 self._servers.start()
                 if not self._signals:

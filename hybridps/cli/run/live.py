@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ from hybridps.cli.run.groups.lives import Lives
 from hybridps.cli.run.plan import Launch
 from hybridps.cli.run.run_log import RunLog
 from hybridps.cli.run.servers import LaunchedServers
+from hybridps.cli.run.signals import Signals
 from hybridps.live import GroupStatus, LaunchStatus, Report, StatusFile
 from hybridps.live.folder import LiveFolder
 from hybridps.watch import Reader, Watcher, make_readers
@@ -62,7 +64,9 @@ class LaunchLive:
         """The entry that is to be removed if this process is killed."""
         return None if self._made is None else self._made.entry
 
-    def begin(self, servers: LaunchedServers, groups: LaunchedGroups, lives: Lives, log: RunLog) -> None:
+    def begin(
+        self, servers: LaunchedServers, groups: LaunchedGroups, lives: Lives, log: RunLog, signals: Signals
+    ) -> None:
         """Start to write the status of the launch, and to watch its groups."""
         if self._made is None:
             return
@@ -87,6 +91,7 @@ class LaunchLive:
                 reports=_reports(log),
                 slow={number: reason for number, reason in slow.items() if number in running},
                 message=self._screen.said,
+                signal=signal.Signals(signals.heard[0]).name if signals else None,
             )
 
         self._file = StatusFile(self._made.path, "launcher", status)

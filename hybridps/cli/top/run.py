@@ -117,7 +117,8 @@ def headlines(before: Live, now: Live) -> list[str]:
         words.append(f"up {clock(began.seconds)}")
     words += [f"step {now.steps}", f"{number(steps_per_second(before, now))} steps/s"]
     if now.is_over:
-        words.append("ended with an error" if now.has_failed else "finished")
+        failed = f"stopped by {printable(launch.signal)}" if launch and launch.signal else "ended with an error"
+        words.append(failed if now.has_failed else "finished")
     elif not workers:
         words.append("no worker has started yet")
     lines = [", ".join([*sorted(algorithms), *words])]
