@@ -59,8 +59,9 @@ class Measured(NamedTuple):
     delayed_seconds: float = math.nan
     """The time in which one of its threads was ready and waited for a core; nan if it is not known."""
     mean_own_seconds: float = math.nan
-    """The mean over the same steps; nan if it is not known. So the next one."""
+    """The mean over the same steps; nan if it is not known. So the next two."""
     mean_program_seconds: float = math.nan
+    mean_step_seconds: float = math.nan
 
 
 class Slow(NamedTuple):

@@ -134,14 +134,15 @@ class Pace:
                     mine.mean_own_seconds,
                 )
             )
-            self._window = max(WINDOW, min(_MOST_STEPS, math.ceil(WINDOW_SECONDS / everyone[0].step_seconds)))
+            # By the mean, so that the first slow steps, which are few among the others, already shorten it.
+            self._window = max(WINDOW, min(_MOST_STEPS, math.ceil(WINDOW_SECONDS / everyone[0].mean_step_seconds)))
         self._count = 0
 
     def _measure(self) -> Measured:
         """Return the times of this rank since the last look."""
         known = self._steps[:, : min(self._count, _MOST_STEPS)]
         step, own, program = (float(median(row)) for row in known[:3].tolist())
-        mean_step, mean_own, mean_program, sums_delayed = known.mean(1).tolist()
+        mean_step, mean_own, mean_program, sums_delayed = np.nanmean(known, 1).tolist()
         now, before = _cpu_seconds(), self._cpu_seconds
         self._cpu_seconds, cpu = now, (now - before) / self._count
         if self._has_one_core:
@@ -151,7 +152,7 @@ class Pace:
         program, mean_program = min(program, own), min(mean_program, mean_own)
         if self.computes_before:
             program = mean_program = math.nan
-        return Measured(step, own, program, cpu, self._delay() + sums_delayed, mean_own, mean_program)
+        return Measured(step, own, program, cpu, self._delay() + sums_delayed, mean_own, mean_program, mean_step)
 
     def _delay(self) -> float:
         """Return how long the other thread that waited most for a core did so in a step; nan if nobody is suspected."""
