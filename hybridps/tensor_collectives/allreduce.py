@@ -23,9 +23,10 @@ def allreduce_(
     lengths and dtypes on all ranks; `Group` says what is checked.
     """
     asked, rows = (op, start, stop, divisor), tensor.rows
-    if rows is not None:
-        known = rows.plans.get(asked)
-        if known is not None and known.combine_(rows, group):
+    if rows is not None and asked in rows.plans:
+        planned_group, chosen, reduction, nbytes = rows.plans[asked]
+        if planned_group is group and chosen is rows.levels.chosen:
+            rows.levels.combine_here_(reduction, nbytes)
             return
     check_operation(op, tensor.dtype)
     start, stop = tensor.span(start, stop)
@@ -33,11 +34,14 @@ def allreduce_(
     if found is not None:
         rows, choice = found
         between = ALLREDUCE[choice.algorithm]
-        rows.levels.combine_(rows, choice, op, start, stop, (0, len(rows.array)), between, divisor)
-        if rows.levels.one_node:
+        levels, targets = rows.levels, (0, len(rows.array))
+        levels.combine_(rows, choice, op, start, stop, targets, between, divisor)
+        if levels.one_node:
             if len(rows.plans) >= MOST_PLANS:
                 rows.plans.clear()
-            rows.plans[asked] = AllreducePlan(rows, group, op, start, stop, divisor)
+            reduction = levels.reduction(rows, op, start, stop, targets, divisor)
+            nbytes = (stop - start) * rows.nbytes_of_element
+            rows.plans[asked] = AllreducePlan(group, levels.chosen, reduction, nbytes)
         return
     for _, work, vectors in tensor.combined(group, op, start, stop, divisor=divisor):
         spread(work, vectors)

@@ -16,7 +16,7 @@ from hybridps.tensor_collectives.between_nodes import PATIENCE_SECONDS, Lane, St
 from hybridps.tensor_collectives.choice import Choice, Chooser
 from hybridps.tensor_collectives.node import Node
 from hybridps.tensor_collectives.node.barrier import prepare_for
-from hybridps.tensor_collectives.node.node import part_of
+from hybridps.tensor_collectives.node.node import Reduction, part_of
 from hybridps.tensor_collectives.tensor import EXACT, Rows, Tensor, check_dtype
 from hybridps.tensor_collectives.topology import Topology
 
@@ -177,12 +177,13 @@ class Levels:
         `targets`: the first of these rows, and the last + 1. `between`: the operation that combines a chunk over the
         ranks of a lane.
         """
-        self.count((stop - start) * rows.nbytes_of_element)
+        nbytes = (stop - start) * rows.nbytes_of_element
+        if self.one_node:
+            self.combine_here_(self.reduction(rows, op, start, stop, targets, divisor), nbytes)
+            return
+        self.count(nbytes)
         array, code = rows.array, kernels.CODE[op]
         divisor *= rows.total if op == "mean" else 1
-        if self.one_node:
-            self.combine_here_(rows, self.node.plan(rows, code, start, stop, targets), divisor)
-            return
         row = rows.row if targets[0] == 0 < targets[1] else None
 
         def steps_of(talk: Talk, begin: int, end: int) -> Steps:
@@ -195,10 +196,23 @@ class Levels:
         # Each lane has its own part, so that the ranks of a node need not meet between chunks.
         self.run(choice, op, rows, self.part(start, stop, rows.itemsize), steps_of)
 
-    def combine_here_(self, rows: Rows, plan: np.ndarray, divisor: float) -> None:
-        """Combine rows as `Node.combine_` does, in a group on one node. After an error, all operations are refused."""
+    def reduction(
+        self, rows: Rows, op: str, start: int, stop: int, targets: tuple[int, int], divisor: float
+    ) -> Reduction:
+        """Return what `combine_here_` repeats, in a group on one node; its arguments are those of `combine_`."""
+        divisor *= rows.total if op == "mean" else 1
+        return self.node.reduction(rows, kernels.CODE[op], start, stop, targets, divisor)
+
+    def combine_here_(self, reduction: Reduction, nbytes: int) -> None:
+        """Combine rows in a group on one node. After an error, all operations are refused.
+
+        `nbytes`: the payload of this rank. A small allreduce takes a microsecond, and every call in it counts.
+        """
+        assert self._node is not None
+        if self.group.size > 1:
+            self._bytes_moved += nbytes
         try:
-            self.node.combine_(rows, plan, divisor)
+            self._node.combine_(reduction)
         except BaseException:
             self.give_up()
             raise

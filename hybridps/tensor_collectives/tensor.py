@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,11 +12,12 @@ from hybridps.codecs import Codec
 from hybridps.errors import LayoutError
 from hybridps.mpi_groups.group import UFUNC, Group, Operation
 from hybridps.tensor_collectives.choice import Choice
-from hybridps.tensor_collectives.kernels import BLOCK, CODE
+from hybridps.tensor_collectives.kernels import BLOCK
 
 if TYPE_CHECKING:
     from hybridps.tensor_collectives.devices import DeviceTensor
     from hybridps.tensor_collectives.levels import Levels
+    from hybridps.tensor_collectives.node.node import Reduction
 
 GROUP_OPERATION: dict[str, Operation] = {"sum": "sum", "mean": "sum", "max": "max", "min": "min"}
 """The Group operation that implements each operation. For a mean, the collective divides the sum."""
@@ -67,26 +68,13 @@ class Rows:
         return self._starts[rank], self._starts[rank + 1]
 
 
-class AllreducePlan:
-    """An allreduce on a single node that can be repeated. With its plan, a small allreduce takes a microsecond."""
+class AllreducePlan(NamedTuple):
+    """An allreduce on a single node that can be repeated, while the group and the choices are the same."""
 
-    def __init__(self, rows: Rows, group: Group, op: str, start: int, stop: int, divisor: float) -> None:
-        levels = rows.levels
-        self._levels = levels
-        self._group = group
-        self._plan = levels.node.plan(rows, CODE[op], start, stop, (0, len(rows.array)))
-        self._divisor = divisor * (rows.total if op == "mean" else 1)
-        self._nbytes = (stop - start) * rows.nbytes_of_element
-        self._chosen = levels.chosen
-
-    def combine_(self, rows: Rows, group: Group) -> bool:
-        """Repeat the allreduce on the same rows. Does nothing and returns False if something has changed since."""
-        levels = self._levels
-        if group is not self._group or levels.chosen is not self._chosen:
-            return False
-        levels.count(self._nbytes)
-        levels.combine_here_(rows, self._plan, self._divisor)
-        return True
+    group: Group
+    chosen: dict[int, Choice]
+    reduction: Reduction
+    nbytes: int
 
 
 class Tensor:

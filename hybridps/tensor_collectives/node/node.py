@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -31,12 +31,22 @@ SLEEP_SECONDS = 0.05
 VOTE_TRIES = 300
 """How often a vote reads the counters before it sleeps: for about 20 microseconds."""
 
-IN_PLACE = 7
-"""The index in a plan that says whether blocks are combined in row 0."""
-
 VOTE_WORD = 2
 """The first of four words of a rank's line: low and high of its last vote with an even number, and of its last vote
 with an odd number."""
+
+
+class Reduction(NamedTuple):
+    """A combination of rows, which can be repeated."""
+
+    plan: np.ndarray
+    """As int64: this rank, the operation (of `kernels.CODE`), this rank's part of the elements, the first and the last
+    + 1 of the rows that get the result, whether NaN and Inf are looked for, and whether blocks are combined in row 0.
+    """
+    divisor: float
+    rows: np.ndarray
+    work: np.ndarray
+    """The memory in which blocks are combined."""
 
 
 class Node:
@@ -124,31 +134,30 @@ class Node:
             _, lowest, highest = count_votes(self._counters, self.rank, self._met, 1, word)
         return lowest, highest
 
-    def plan(self, rows: Rows, code: int, start: int, stop: int, targets: tuple[int, int]) -> np.ndarray:
-        """Return what `combine_` needs to know, as int64.
+    def reduction(
+        self, rows: Rows, code: int, start: int, stop: int, targets: tuple[int, int], divisor: float
+    ) -> Reduction:
+        """Return the combination of elements `start:stop` of all rows. `code`: the operation, of `kernels.CODE`.
 
-        These are: this rank, the operation (of `kernels.CODE`), this rank's part of elements `start:stop`, the first
-        and the last + 1 of the rows that get the result, whether NaN and Inf are looked for, and whether blocks are
-        combined in row 0.
+        `targets`: the first and the last + 1 of the rows that get the result, divided by `divisor`. Each rank combines
+        its part of the elements.
         """
         part = part_of(self.rank, self.size, start, stop, rows.itemsize)
-        in_place = targets[0] == 0 and rows.row is not None
-        return np.array([self.rank, code, *part, *targets, rows.looks, in_place], np.int64)
+        work = rows.scratch if rows.row is None or targets[0] > 0 else rows.row
+        plan = np.array([self.rank, code, *part, *targets, rows.looks, work is rows.row], np.int64)
+        return Reduction(plan, divisor, rows.array, work)
 
-    def combine_(self, rows: Rows, plan: np.ndarray, divisor: float) -> None:
-        """Replace elements of rows by the combination of all rows, divided by `divisor`, as `plan` says.
-
-        Each rank combines its part of the elements.
-        """
-        work = rows.row if plan[IN_PLACE] else rows.scratch
-        came = self._met + 1
-        self._met += 2
-        outcome = barrier.meet_and_combine_(self._counters, came, plan, divisor, rows.array, work)
+    def combine_(self, reduction: Reduction) -> None:
+        """Replace elements of rows by their combination. It may be repeated. Raises the errors of `meet`."""
+        plan, divisor, rows, work = reduction
+        self._met = came = self._met + 2
+        outcome = barrier.meet_and_combine_(self._counters, came - 1, plan, divisor, rows, work)
+        if outcome == barrier.DONE:
+            return
         if outcome == barrier.NOT_ALL_CAME:
-            self._wait(came, "a collective")
-            barrier.combine_and_find_(self._counters, plan, divisor, rows.array, work)
-        if outcome != barrier.DONE:
-            self._wait(came + 1, "the end of a collective")
+            self._wait(came - 1, "a collective")
+            barrier.combine_and_find_(self._counters, plan, divisor, rows, work)
+        self._wait(came, "the end of a collective")
 
     def note_not_finite(self, row: int, element: int) -> None:
         """Note what this rank found in its part of a combination: a row with NaN or Inf (-1: none), and the element."""
