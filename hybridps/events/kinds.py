@@ -250,7 +250,7 @@ class Waited(Event, frozen=True):
     """The rank has waited this long for others, and goes on waiting: after a tenth of the deadline, and at its end."""
 
     what: str
-    seconds: float
+    waited_seconds: float
 
 
 class Failed(Event, frozen=True):

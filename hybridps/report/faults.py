@@ -58,7 +58,7 @@ def why_it_failed(run: Run) -> list[str]:
         group, who = _names(rank)
         for event, when in zip(rank.events, rank.times, strict=True):
             if isinstance(event, Waited):
-                waits.append((event.seconds, _waited(event, who)))
+                waits.append((event.waited_seconds, _waited(event, who)))
             elif isinstance(event, Failed):
                 errors.append((when, _failed(event, group, who)))
     return [said for _, said in [*([max(waits)] if waits else []), min(errors)]] if errors else []
@@ -89,11 +89,11 @@ def _lines(rank: Rank) -> Iterator[Fault]:
             case NotFinite(key=key, step=step, worker=worker):
                 yield when, f"worker {worker} had NaN or Inf in the gradient of {key!r}, step {step}"
             case Slowed():
-                who = f"worker {event.worker}" if event.group is None else f"group {event.group}"
+                slow = f"worker {event.worker}" if event.group is None else f"group {event.group}"
                 yield (
                     when,
                     (
-                        f"{who} is slow from step {event.steps} on: its part of a step takes "
+                        f"{slow} is slow from step {event.steps} on: its part of a step takes "
                         f"{duration(event.own_seconds)}, and that of the others {duration(event.others_seconds)}; "
                         f"{REASONS.get(event.reason, event.reason)}"
                     ),
@@ -121,7 +121,7 @@ def _names(rank: Rank) -> tuple[str, str]:
 
 
 def _waited(event: Waited, who: str) -> str:
-    return f"{who} has waited {event.seconds:.0f} s in {event.what}"
+    return f"{who} has waited {event.waited_seconds:.0f} s in {event.what}"
 
 
 def _failed(event: Failed, group: str, who: str) -> str:

@@ -33,15 +33,16 @@ def allreduce_(
     found = tensor.over_levels(group, stop - start)
     if found is not None:
         rows, choice = found
-        between = ALLREDUCE[choice.algorithm]
         levels, targets = rows.levels, (0, len(rows.array))
-        levels.combine_(rows, choice, op, start, stop, targets, between, divisor)
-        if levels.one_node:
-            if len(rows.plans) >= MOST_PLANS:
-                rows.plans.clear()
-            reduction = levels.reduction(rows, op, start, stop, targets, divisor)
-            nbytes = (stop - start) * rows.nbytes_of_element
-            rows.plans[asked] = AllreducePlan(group, levels.chosen, reduction, nbytes)
+        if not levels.one_node:
+            levels.combine_(rows, choice, op, start, stop, targets, ALLREDUCE[choice.algorithm], divisor)
+            return
+        reduction = levels.reduction(rows, op, start, stop, targets, divisor)
+        nbytes = (stop - start) * rows.nbytes_of_element
+        levels.combine_here_(reduction, nbytes)
+        if len(rows.plans) >= MOST_PLANS:
+            rows.plans.clear()
+        rows.plans[asked] = AllreducePlan(group, levels.chosen, reduction, nbytes)
         return
     for _, work, vectors in tensor.combined(group, op, start, stop, divisor=divisor):
         spread(work, vectors)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hybridps.errors import ConfigError
-from hybridps.events import Closed, EventLog, Launched, Noted, check_run_folder
+from hybridps.events import Closed, Event, EventLog, Launched, Noted, check_run_folder, kinds
 
 
 def test_lines_are_complete_at_once(tmp_path) -> None:
@@ -90,3 +90,10 @@ def test_a_session_refuses_a_run_folder_that_cannot_be_written():
 def run_code(code, **variables):
     environ = os.environ | variables
     return subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60)
+
+
+def test_no_event_has_a_field_that_its_line_uses_itself() -> None:
+    """The line has the rank, and the seconds since the log began."""
+    every = [kind for kind in vars(kinds).values() if isinstance(kind, type) and issubclass(kind, Event)]
+    assert len(every) > 15
+    assert not [kind for kind in every if {"event", "rank", "seconds"} & set(kind.__struct_fields__)]

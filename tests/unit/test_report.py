@@ -613,6 +613,15 @@ def test_a_status_above_128_is_a_signal(tmp_path, status, name):
     ]
 
 
+def test_a_worker_that_waits_is_not_the_one_that_it_has_called_slow(tmp_path):
+    slow = {"event": "Slowed", "worker": 1, "steps": 5, "own_seconds": 0.5, "others_seconds": 0.1, "reason": "compute"}
+    waited = {"event": "Waited", "what": "step 9", "waited_seconds": 3.0}
+    failed = {"event": "Failed", "error": "no room"}
+    lines_of(tmp_path, "hybridps-0", [(0, planned(0, [])), (1, slow), (2, waited), (3, failed)])
+    found = [said for _, said in faults_of(read_run(tmp_path))]
+    assert found[1:] == ["worker 0 has waited 3 s in step 9", "worker 0 failed: no room"]
+
+
 def test_many_notes_leave_the_first_and_the_last_lines(tmp_path):
     notes = [(1 + number, noted(f"note {number}")) for number in range(3 * MOST)]
     lines_of(tmp_path, "hybridps-launcher", [(0, LAUNCHED), *notes, (999, {"event": "Ended", "status": 3})])

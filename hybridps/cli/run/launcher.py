@@ -272,7 +272,7 @@ class Launcher:
     def _stop(self) -> None:
         groups = self._groups.children
         if self._signals and not self._left:
-            name, servers = signal.Signals(self._signals.heard[0]).name, running(self._servers.children)
+            name, servers = self._signals.name, running(self._servers.children)
             left = len(running(groups))
             self._screen.message(f"{name}: stopping {counted(left, 'group')} and {counted(len(servers), 'server')}")
         self._stopping = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import time
 from dataclasses import replace
@@ -91,7 +90,7 @@ class LaunchLive:
                 reports=_reports(log),
                 slow={number: reason for number, reason in slow.items() if number in running},
                 message=self._screen.said,
-                signal=signal.Signals(signals.heard[0]).name if signals else None,
+                signal=signals.name,
             )
 
         self._file = StatusFile(self._made.path, "launcher", status)

@@ -20,6 +20,11 @@ class Signals:
         return bool(self.heard)
 
     @property
+    def name(self) -> str | None:
+        """The name of the first one, such as `SIGINT`."""
+        return signal.Signals(self.heard[0]).name if self.heard else None
+
+    @property
     def are_several(self) -> bool:
         """Whether the user has asked more than once."""
         return len(self.heard) > 1

@@ -247,13 +247,12 @@ def state_of(seen: Seen[WorkerStatus] | Seen[ServerStatus], processes: int, now:
 
 def group_state(now: Live, group: int, workers: list[WorkerStatus]) -> str:
     """Return the state of a group in words: as its launcher reports it, or else as its workers show it."""
-    known = now.launch.status.groups if now.launch is not None else []
-    has_launcher = now.launch is not None and not is_gone(now.launch.status)
-    for each in known:
-        if each.number == group and (has_launcher or not each.running):
+    launch = now.launch.status if now.launch is not None else None
+    for each in launch.groups if launch is not None else ():
+        if launch is not None and each.number == group and not (each.running and is_gone(launch)):
             again = f", restarted {_times(each.restarts)}" if each.restarts else ""
             if each.running:
-                slow = now.launch.status.slow.get(group) if now.launch is not None else None
+                slow = launch.slow.get(group)
                 return f"slow ({printable(slow)}){again}" if slow else f"running{again}"
             return f"ended{again}" if not each.status else f"lost: exit status {each.status}{again}"
     if all(status.ended for status in workers):

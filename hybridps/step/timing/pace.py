@@ -70,7 +70,7 @@ class Pace:
         self._cpu_seconds = 0.0
         self._delayed: tuple[dict[str, float], int] | None = None
         """While any rank is suspected: how long each thread had waited for a core, and the steps done by then."""
-        self._sums_delayed = math.nan
+        self._sums_delayed: float | None = None
         """While any rank is suspected: how long this thread had waited for a core at the end of the last step."""
 
     def leave_out(self, seconds: float) -> None:
@@ -169,9 +169,10 @@ class Pace:
 
         `longest`: the time since the last gradient. What came before it is part of the rank's own time already.
         """
-        before, self._sums_delayed = self._sums_delayed, own_delayed_seconds() if self._slow.suspects else math.nan
-        delayed = self._sums_delayed - before
-        return 0.0 if math.isnan(delayed) else min(delayed, max(0.0, longest))
+        before, self._sums_delayed = self._sums_delayed, own_delayed_seconds() if self._slow.suspects else None
+        if before is None or self._sums_delayed is None:
+            return 0.0
+        return min(self._sums_delayed - before, max(0.0, longest))
 
     def _compare(self, everyone: list[Measured], rank: int) -> None:
         first = self._context.worker - rank  # workers count from group to group
