@@ -188,7 +188,8 @@ class Paced(Event, frozen=True):
 
     `own_seconds`: from the end of the last step's communication to the arrival of this rank's last gradient, or from
     one step of its program to the next, without waits for sums, if that takes longer. It is at least the CPU time
-    without that of the communication thread if each rank of the group has at most one core. `program_seconds`: the
+    without that of the communication thread if each rank of the group has at most one core. The time in which the
+    communication thread is ready and has no core, once the gradients are there, is part of it. `program_seconds`: the
     part of it before the program begins the step, for example while it waits for its loader; None where the program
     computes before it begins a step, as with NumPy. `waiting_seconds`: how much longer the slowest rank of the group
     takes for its own part. `mean_own_seconds`: the mean instead of the median.

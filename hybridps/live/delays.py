@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import os
 import threading
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+
+_MOST_BYTES = 64
 
 
 def delayed_seconds() -> dict[str, float]:
@@ -22,13 +27,26 @@ def longest_delay(before: Mapping[str, float], now: Mapping[str, float]) -> floa
     return max((seconds - before.get(thread, 0.0) for thread, seconds in now.items()), default=0.0)
 
 
-def own_delayed_seconds() -> float | None:
-    """Return how long the calling thread has waited for a core, as Linux counts it; None elsewhere."""
-    return _delayed_seconds(Path("/proc/thread-self/schedstat"))
+class OwnDelay:
+    """How long the thread that makes this has waited for a core, as Linux counts it. Takes a microsecond to read."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        with suppress(OSError):
+            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+            weakref.finalize(self, os.close, self._file)
+
+    def seconds(self) -> float:
+        """Return how long it has waited so far; nan where the system does not tell."""
+        return math.nan if self._file is None else _seconds(os.pread(self._file, _MOST_BYTES, 0))
 
 
 def _delayed_seconds(path: Path) -> float | None:
     """Return what the file of a thread says; None without it, as when the thread has ended meanwhile."""
     with suppress(OSError, IndexError, ValueError):
-        return int(path.read_text().split()[1]) / 1e9
+        return _seconds(path.read_bytes())
     return None
+
+
+def _seconds(schedstat: bytes) -> float:
+    return int(schedstat.split()[1]) / 1e9

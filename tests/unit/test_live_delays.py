@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from hybridps.live.delays import delayed_seconds, longest_delay, own_delayed_seconds
+from hybridps.live.delays import OwnDelay, delayed_seconds, longest_delay
 
 SECONDS = 0.2
 OTHER = "import time\nend = time.process_time() + 5\nwhile time.process_time() < end: pass"
@@ -42,9 +42,10 @@ def compute() -> None:
 def test_a_thread_waits_for_its_core() -> None:
     def work() -> float:
         time.sleep(0.2)  # the other process starts
-        before, begun = own_delayed_seconds(), time.monotonic()
+        own = OwnDelay()
+        before, begun = own.seconds(), time.monotonic()
         compute()
-        delayed, elapsed = own_delayed_seconds() - before, time.monotonic() - begun
+        delayed, elapsed = own.seconds() - before, time.monotonic() - begun
         assert delayed <= elapsed - 0.9 * SECONDS
         return delayed
 

@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 
 from hybridps.events import Paced, Recovered, Slowed, say
-from hybridps.live.delays import delayed_seconds, longest_delay, own_delayed_seconds
+from hybridps.live.delays import OwnDelay, delayed_seconds, longest_delay
 from hybridps.live.slow import LOOKS, LOOKS_IF_CROWDED, REASONS, Measured, SlowWorkers
 from hybridps.quantities import duration
 from hybridps.step.job_context import JobContext
@@ -39,10 +39,10 @@ class Pace:
     computes while it waits for the others, and would need this time if it did not wait.
 
     A rank that a CPU limit stops also stands still while this thread sums. The others then wait for it, so the time in
-    which this thread was ready and had no core counts as its own part as well, while any rank is suspected.
+    which this thread was ready and had no core counts as its own part as well.
 
     Every few steps the ranks tell each other their medians. All of them then know who is slow; the leader says so, and
-    each rank writes what concerns it to its events. A step costs one store for each figure.
+    each rank writes what concerns it to its events. A step costs one store for each figure and one read of a file.
 
     `waited_until`: see `Schedule.waited_until`.
     """
@@ -68,10 +68,11 @@ class Pace:
         """When the program was known to wait for sums, in order. It may be some steps ahead of these."""
         self._has_one_core = _has_one_core(len(levels.neighbours))
         self._cpu_seconds = 0.0
-        self._delayed: tuple[dict[str, float], int] | None = None
-        """While any rank is suspected: how long each thread had waited for a core, and the steps done by then."""
-        self._sums_delayed: float | None = None
-        """While any rank is suspected: how long this thread had waited for a core at the end of the last step."""
+        self._delayed: dict[str, float] | None = None
+        """While any rank is suspected: how long each thread had waited for a core at the last look."""
+        self._thread_delay: OwnDelay | None = None
+        self._sums_delayed = math.nan
+        """How long this thread had waited for a core at the end of the last step."""
 
     def leave_out(self, seconds: float) -> None:
         """Note a wait of the program between two steps, which does not count as its part of the next step."""
@@ -156,27 +157,28 @@ class Pace:
 
     def _delay(self) -> float:
         """Return how long the other thread that waited most for a core did so in a step; nan if nobody is suspected."""
-        if not self._slow.suspects:
-            self._delayed = None
+        if self._delayed is None:
             return math.nan
-        before, self._delayed = self._delayed, (delayed_seconds(), self._done)
-        if before is None or before[1] == self._done or not self._delayed[0]:
-            return math.nan
-        return longest_delay(before[0], self._delayed[0]) / (self._done - before[1])
+        before, self._delayed = self._delayed, delayed_seconds()
+        return longest_delay(before, self._delayed) / self._count if self._delayed else math.nan
 
     def _delay_of_sums(self, longest: float) -> float:
-        """Return how long this thread waited for a core in the last step; 0 while nobody is suspected.
+        """Return how long this thread waited for a core in the last step.
 
         `longest`: the time since the last gradient. What came before it is part of the rank's own time already.
         """
-        before, self._sums_delayed = self._sums_delayed, own_delayed_seconds() if self._slow.suspects else None
-        if before is None or self._sums_delayed is None:
-            return 0.0
-        return min(self._sums_delayed - before, max(0.0, longest))
+        if self._thread_delay is None:
+            self._thread_delay = OwnDelay()
+        before, self._sums_delayed = self._sums_delayed, self._thread_delay.seconds()
+        return max(0.0, min(self._sums_delayed - before, longest))  # 0 if nothing is known: NaN is not larger than 0
 
     def _compare(self, everyone: list[Measured], rank: int) -> None:
         first = self._context.worker - rank  # workers count from group to group
         slow, recovered = self._slow.look(everyone)
+        if not self._slow.suspects:
+            self._delayed = None
+        elif self._delayed is None:
+            self._delayed = delayed_seconds()
         says = rank == 0 and not self._context.settings.quiet
         for place, found in slow.items():
             worker = first + place
