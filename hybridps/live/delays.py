@@ -27,8 +27,8 @@ def longest_delay(before: Mapping[str, float], now: Mapping[str, float]) -> floa
     return max((seconds - before.get(thread, 0.0) for thread, seconds in now.items()), default=0.0)
 
 
-class OwnDelay:
-    """How long the thread that makes this has waited for a core, as Linux counts it. Takes a microsecond to read."""
+class DelayedSeconds:
+    """The time that the calling thread has waited for a core, as Linux counts it. Reading it takes a microsecond."""
 
     def __init__(self) -> None:
         self._file: int | None = None
@@ -36,8 +36,8 @@ class OwnDelay:
             self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
             weakref.finalize(self, os.close, self._file)
 
-    def seconds(self) -> float:
-        """Return how long it has waited so far; nan where the system does not tell."""
+    def read(self) -> float:
+        """Return how long the thread that made this has waited so far, in seconds; nan where Linux does not tell."""
         return math.nan if self._file is None else _seconds(os.pread(self._file, _MOST_BYTES, 0))
 
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from hybridps.live.delays import OwnDelay, delayed_seconds, longest_delay
+from hybridps.live.delays import DelayedSeconds, delayed_seconds, longest_delay
 
 SECONDS = 0.2
 OTHER = "import time\nend = time.process_time() + 5\nwhile time.process_time() < end: pass"
@@ -42,10 +42,10 @@ def compute() -> None:
 def test_a_thread_waits_for_its_core() -> None:
     def work() -> float:
         time.sleep(0.2)  # the other process starts
-        own = OwnDelay()
-        before, begun = own.seconds(), time.monotonic()
+        own = DelayedSeconds()
+        before, begun = own.read(), time.monotonic()
         compute()
-        delayed, elapsed = own.seconds() - before, time.monotonic() - begun
+        delayed, elapsed = own.read() - before, time.monotonic() - begun
         assert delayed <= elapsed - 0.9 * SECONDS
         return delayed
 

@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 
 from hybridps.events import Paced, Recovered, Slowed, say
-from hybridps.live.delays import OwnDelay, delayed_seconds, longest_delay
+from hybridps.live.delays import DelayedSeconds, delayed_seconds, longest_delay
 from hybridps.live.slow import LOOKS, LOOKS_IF_CROWDED, REASONS, Measured, SlowWorkers
 from hybridps.quantities import duration
 from hybridps.step.job_context import JobContext
@@ -70,7 +70,7 @@ class Pace:
         self._cpu_seconds = 0.0
         self._delayed: dict[str, float] | None = None
         """While any rank is suspected: how long each thread had waited for a core at the last look."""
-        self._thread_delay: OwnDelay | None = None
+        self._thread_delay: DelayedSeconds | None = None
         self._sums_delayed = math.nan
         """How long this thread had waited for a core at the end of the last step."""
 
@@ -168,8 +168,8 @@ class Pace:
         `longest`: the time since the last gradient. What came before it is part of the rank's own time already.
         """
         if self._thread_delay is None:
-            self._thread_delay = OwnDelay()
-        before, self._sums_delayed = self._sums_delayed, self._thread_delay.seconds()
+            self._thread_delay = DelayedSeconds()
+        before, self._sums_delayed = self._sums_delayed, self._thread_delay.read()
         return max(0.0, min(self._sums_delayed - before, longest))  # 0 if nothing is known: NaN is not larger than 0
 
     def _compare(self, everyone: list[Measured], rank: int) -> None:
