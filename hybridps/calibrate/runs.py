@@ -46,13 +46,14 @@ def describe(folder: Path) -> tuple[Run, dict[str, Any]]:
         known = msgspec.convert({name: job[name] for name in _OF_STEPS if name in job}, Settings)
     except msgspec.ValidationError as error:
         raise OracleError(f"the settings in {folder} cannot be used: {error}") from None
+    planned = next(iter(found.last(Planned)), None)
     run = Run(
         workers=found.expected,
-        groups=next((event.groups for event in found.last(Planned)), 1),
+        groups=1 if planned is None else planned.groups,
         batch_size=settings["batch_size"],
         elastic="elastic" in (algorithm or str(settings.get("kvstore_type", ""))),
         tau=known.tau or _period(found.ranks),
-        bucket_bytes=known.bytes_reduced_at_a_time,
+        bucket_bytes=known.bytes_reduced_at_a_time(bool(planned and planned.is_full)),
     )
     return run, settings
 

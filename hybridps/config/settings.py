@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Annotated, Literal
 
 import msgspec
@@ -16,6 +17,9 @@ BEATS_PER_LOST = 4
 
 RECONNECT_PER_DEADLINE = 0.75
 """The default of `reconnect_seconds`, as a share of `deadline_seconds`."""
+
+USUAL_BUCKET_BYTES = 4 << 20
+"""The default of `bucket_bytes`, where communication can be hidden."""
 
 AtLeastOne = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
@@ -135,8 +139,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28, multiple_of=64)] = 4 << 20
     """Size of a chunk: the unit of transfer and of work on the servers."""
 
-    bucket_bytes: Annotated[int, Meta(ge=1024, multiple_of=64)] = 4 << 20
-    """Size of the gradients that one collective operation reduces while backward computes the rest, in whole chunks."""
+    bucket_bytes: Annotated[int, Meta(ge=1024, multiple_of=64)] | None = None
+    """Size of the gradients that one collective operation reduces while backward computes the rest, in whole chunks.
+    Default: 4194304; all gradients at once if the whole job is on one host and has a worker for each core. Nothing can
+    be hidden then, because what communicates keeps another worker from computing."""
 
     connect_seconds: Seconds = 10.0
     """Longest time that a server may take to answer the first message."""
@@ -251,10 +257,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The time between two heartbeats: `heartbeat_seconds`, or less as `lost_seconds` demands."""
         return min(self.heartbeat_seconds, self.lost_seconds / BEATS_PER_LOST)
 
-    @property
-    def bytes_reduced_at_a_time(self) -> int:
-        """`bucket_bytes`, rounded down to whole chunks; at least one chunk."""
-        return self.chunk_bytes * max(1, self.bucket_bytes // self.chunk_bytes)
+    def bytes_reduced_at_a_time(self, is_full: bool) -> int:
+        """Return `bucket_bytes` or its default, in whole chunks; at least one. `is_full`: as `Session.is_full`."""
+        usual = sys.maxsize if is_full else USUAL_BUCKET_BYTES
+        return self.chunk_bytes * max(1, (self.bucket_bytes or usual) // self.chunk_bytes)
 
 
 def without_secrets(settings: Settings) -> Settings:

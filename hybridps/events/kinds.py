@@ -26,7 +26,10 @@ class Configured(Event, frozen=True):
 
 
 class Planned(Event, frozen=True):
-    """The role and place of this rank."""
+    """The role and place of this rank.
+
+    `is_full`: whether the whole job is on one host and has a worker for each core, so that nothing can be hidden.
+    """
 
     role: str
     worker: int
@@ -36,6 +39,7 @@ class Planned(Event, frozen=True):
     group_rank: int
     node: int
     servers: list[str]
+    is_full: bool = False
 
 
 class AlgorithmChosen(Event, frozen=True):

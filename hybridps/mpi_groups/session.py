@@ -14,6 +14,7 @@ from typing import ClassVar, NoReturn
 import msgspec
 
 from hybridps import errors
+from hybridps.addresses import is_local
 from hybridps.config import PREFIX, Settings, load_settings, started_by_mpi, to_environment, without_secrets
 from hybridps.errors import FAILED, ConfigError, DeadlineError, GroupError, HybridPSError
 from hybridps.events import Configured, EventLog, Failed, Noted, Planned, Waited, check_run_folder, say
@@ -72,6 +73,9 @@ class Session:
         """The group of this worker."""
         self.live = SessionLive(None, "", "")
         """What this rank shows of the run; replaced when the ranks have told each other."""
+        self.is_full = False
+        """Whether the whole job is on this host and has a worker for each core. Nothing can be hidden then, because
+        what communicates keeps another worker from computing. Known when the servers are announced."""
         self.steps = 0
         """The number of steps of this rank's models, for the record."""
         self.bytes_with_servers: Callable[[], tuple[int, int]] = lambda: (0, 0)
@@ -97,12 +101,18 @@ class Session:
         """Whether this MPI world is one group, so that no other group ends with it."""
         return self.plan.groups == 1 or self.settings.group_index is not None
 
+    @property
+    def bucket_bytes(self) -> int:
+        """The size of the gradients that are reduced at a time, in whole chunks."""
+        return self.settings.bytes_reduced_at_a_time(self.is_full)
+
     def announce(self, servers: list[str]) -> None:
         """Write the plan to the events, when the servers are known. The first worker also prints it."""
         place, plan = self.place, self.plan
-        planned = Planned(
-            place.role, place.worker, plan.workers, place.group, plan.groups, place.group_rank, place.node, servers
-        )
+        here = self.settings.workers_on_host or (self.workers.size if self.hosts == 1 else 0)
+        self.is_full = here >= max(plan.workers, os.cpu_count() or 1) and all(map(is_local, servers))
+        numbers = place.worker, plan.workers, place.group, plan.groups, place.group_rank, place.node
+        planned = Planned(place.role, *numbers, servers, self.is_full)
         self.events.emit(planned)
         self.live.begin(planned, self.settings, self.events, lambda: self.steps, self.watchdog.waits_for)
         if place.worker == 0 and not self.settings.quiet:

@@ -174,8 +174,7 @@ class Gradients:
         known = (len(self._tables), self._expected)
         if known != self._planned:
             self._planned = known
-            bucket_bytes = self._context.settings.bytes_reduced_at_a_time
-            self._plan = make_plan(self._tables, self._expected, bucket_bytes)
+            self._plan = make_plan(self._tables, self._expected, self._context.bucket_bytes)
         return self._plan
 
     def _make_tables(self, wanted: Mapping[str, tuple[Layout, int]]) -> list[Table]:

@@ -26,6 +26,8 @@ class JobContext:
     events: EventLog
     watch: Callable[[str | Callable[[], str]], AbstractContextManager[None]]
     group: int = 0
+    is_full: bool = False
+    """As `Session.is_full`."""
     bytes_with_servers: Callable[[], tuple[int, int]] = lambda: (0, 0)
     """Returns the payload bytes that this rank has sent to servers and received from them so far."""
     headcount: Headcount = field(default_factory=lambda: Headcount(1, 1))
@@ -42,12 +44,27 @@ class JobContext:
     @staticmethod
     def of(session: Session) -> JobContext:
         """Return the context of a worker of this session."""
-        place, watch = session.place, session.watchdog.watch
-        groups, with_servers = session.plan.groups, session.bytes_with_servers
-        told = session.headcount, session.counted, session.behind, session.trace, session.note
+        place, groups = session.place, session.plan.groups
         return JobContext(
-            session.settings, place.worker, groups, session.events, watch, place.group, with_servers, *told
+            session.settings,
+            place.worker,
+            groups,
+            session.events,
+            session.watchdog.watch,
+            place.group,
+            session.is_full,
+            session.bytes_with_servers,
+            session.headcount,
+            session.counted,
+            session.behind,
+            session.trace,
+            session.note,
         )
+
+    @property
+    def bucket_bytes(self) -> int:
+        """The size of the gradients that are reduced at a time, in whole chunks."""
+        return self.settings.bytes_reduced_at_a_time(self.is_full)
 
     @property
     def whole_tables(self) -> bool:

@@ -194,7 +194,7 @@ class SparseGradients:
         """Return the number of elements to exchange from the beginning of a table, at least `elements`."""
         if not self._context.whole_tables:
             return elements
-        step = self._context.settings.bytes_reduced_at_a_time // table.layout.itemsize
+        step = self._context.settings.bytes_reduced_at_a_time(is_full=False) // table.layout.itemsize
         return min(-(-elements // step) * step, table.layout.length)
 
 

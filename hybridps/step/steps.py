@@ -86,7 +86,7 @@ class Reducer:
     def reduce(self, spans: Iterable[Span], step: int, items: Mapping[str, Gradient]) -> None:
         """Reduce these spans of the gradients `items`, and finish what was begun of them. They may then be used."""
         for span in spans:
-            for part in parts(span, self._context.settings.bytes_reduced_at_a_time):
+            for part in parts(span, self._context.bucket_bytes):
                 self.begin(part, step, items)
         wanted = {each for item in items.values() for each in item.under_way}
         for each in [each for each in self._under_way if each.members is None or each in wanted]:
