@@ -9,7 +9,7 @@ import os
 import queue
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybridps.errors import HybridPSError, ServerError
 from hybridps.ps.model import Task
@@ -17,12 +17,29 @@ from hybridps.ps.model import Task
 log = logging.getLogger("hybridps.ps")
 
 TOGETHER = 8
-"""The number of completed tasks that are reported together, if so many wait."""
+"""The number of completed tasks that are reported together: of all threads, and of those that were handed out together.
+Fewer are if they are the last ones, or if their answers have values to send."""
 
 AT_ONCE_BYTES, LITTLE_BYTES = 6 << 20, 1 << 20
 """Handing a task to a thread and back takes as long as moving about 2 MB. While all threads are idle, the loop itself
 therefore does the tasks of one owner if they move at most `AT_ONCE_BYTES`. It does tasks of further owners only if all
 that it does moves at most `LITTLE_BYTES`, because threads would do them in parallel."""
+
+
+class _Batch:
+    """Tasks that were handed out together."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.done = itertools.count(1)
+        """Counts those that are done. Several threads may do so without a lock."""
+
+
+class _Given(NamedTuple):
+    """A task for a thread."""
+
+    task: Task
+    batch: _Batch
 
 
 class Workers:
@@ -44,7 +61,7 @@ class Workers:
         self.done_at_once: list[tuple[Task, Any]] = []
         """Tasks that the loop itself has done, for `collect`."""
         self._done: queue.SimpleQueue[tuple[Task, Any]] = queue.SimpleQueue()
-        self._queues: list[queue.SimpleQueue[Task | None]] = [queue.SimpleQueue() for _ in range(count)]
+        self._queues: list[queue.SimpleQueue[_Given | None]] = [queue.SimpleQueue() for _ in range(count)]
         pinned = itertools.cycle(cores or [None])
         self._threads = [
             threading.Thread(target=self._run, args=work, name="hybridps-worker", daemon=True)
@@ -61,7 +78,8 @@ class Workers:
         by_owner: dict[int, list[Task]] = {}
         for task in tasks:
             by_owner.setdefault(task.owner, []).append(task)
-        little: list[Task] = []
+        little, given = list[Task](), list[tuple[int, _Given]]()
+        batch = _Batch()
         most: float = -1 if self.backlog else AT_ONCE_BYTES
         for owner, own in by_owner.items():
             self.backlog += len(own)
@@ -70,8 +88,10 @@ class Workers:
                 little += own
                 most = min(most, LITTLE_BYTES) - nbytes
             else:
-                for task in own:
-                    self._queues[owner].put(task)
+                batch.size += len(own)
+                given += [(owner, _Given(task, batch)) for task in own]
+        for owner, each in given:  # when the size of the batch is known
+            self._queues[owner].put(each)
         self.done_at_once += [(task, _do(task)) for task in little]
 
     def collect(self, is_ready: bool, wait: bool = False) -> list[tuple[Task, Any]]:
@@ -101,15 +121,13 @@ class Workers:
         os.close(self.ready)
         self.ready = -1
 
-    def _run(self, tasks: queue.SimpleQueue[Task | None], core: int | None) -> None:
+    def _run(self, given: queue.SimpleQueue[_Given | None], core: int | None) -> None:
         if core is not None:
             os.sched_setaffinity(0, {core})
-        untold = 0
-        while (task := tasks.get()) is not None:
-            self._done.put((task, _do(task)))
-            untold += 1
-            if untold == TOGETHER or task.sends or tasks.empty():
-                untold = 0
+        while (each := given.get()) is not None:
+            self._done.put((each.task, _do(each.task)))
+            done = next(each.batch.done)
+            if done == each.batch.size or done % TOGETHER == 0 or each.task.sends:
                 self.wake()
 
 
