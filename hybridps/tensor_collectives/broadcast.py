@@ -12,6 +12,8 @@ def broadcast_(tensor: Tensor, group: Group, root: int = 0, start: int = 0, stop
     """Copy elements `start:stop` of vector 0 of rank `root` to all vectors of all ranks, in place."""
     check_root(root, group.size)
     start, stop = tensor.span(start, stop)
+    if group.size == len(tensor.vectors) == 1:
+        return
     found = tensor.over_levels(group, stop - start)
     if found is not None:
         _over_levels(*found, root, start, stop)
