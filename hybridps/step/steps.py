@@ -199,7 +199,8 @@ class Begin(Item):
             begun = {step.items[name] for name in names}
             for bucket in step.plan.bundles(first, number, step.reducer.most_together):
                 self._reduce(bucket, begun)
-        if vote < Vote.COMPLETE:
+        step.all_begun = vote >= Vote.COMPLETE
+        if not step.all_begun:
             if not step.reducer.waits:
                 step.reducer.finish_fused()
         elif step.reducer.waits and not self._schedule.items.all_begun(step.last_place):
@@ -290,6 +291,8 @@ class Gradient(Item):
 
     @property
     def has_begun(self) -> bool:
+        if self.step.all_begun and self.name in self.step.plan.buckets_of:
+            return self.in_step
         return self._end_of_remaining() == self._span.start
 
     def finish_if_complete(self) -> None:

@@ -99,10 +99,11 @@ class Workers:
 
         `is_ready`: `ready` can be read. `wait`: wait for all that were handed out.
         """
+        done, self.done_at_once = self.done_at_once, []
         if is_ready:
             os.eventfd_read(self.ready)
-        done, self.done_at_once = self.done_at_once, []
-        while not self._done.empty() or (wait and len(done) < self.backlog):
+        # Without being told, it would find some of those that are to be reported together.
+        while (is_ready and not self._done.empty()) or (wait and len(done) < self.backlog):
             done.append(self._done.get())
         self.backlog -= len(done)
         return done
