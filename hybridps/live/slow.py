@@ -5,8 +5,12 @@ worker is slow if its own time is `factor` times the median of the others', and 
 a step and `LEAST_SECONDS`. It is reported after `LOOKS` such looks in a row (`LOOKS_IF_CROWDED` on a host with too few
 cores), and has recovered after as many looks at less than half of the excess.
 
-A look compares medians, which do not show a worker that stalls in a few steps only. So the means of the last
-`MOST_LOOKS` looks are compared too, without the worst look: a worker that stalled once has not been slow.
+A look compares medians. With a CPU limit, some steps take twice as long and others hardly longer, so the median of a
+few steps varies. The means count instead if the medians show at least half of the excess, or if the look before has
+shown all of it.
+
+Medians do not show a worker that stalls in a few steps only. So the means of the last `MOST_LOOKS` looks are compared
+too, without the worst look: a worker that stalled once has not been slow.
 """
 
 from __future__ import annotations
@@ -34,6 +38,9 @@ LOOKS = 3
 LOOKS_IF_CROWDED = 10
 """The same if a host has more workers than cores: within tenths of a second, the operating system does not share out
 cores evenly."""
+
+HALF = 0.5
+"""The share of the excess that makes a worker slow which keeps it slow."""
 
 MOST_LOOKS = 16
 """The number of looks over which the means are compared."""
@@ -88,6 +95,8 @@ class SlowWorkers:
         self._looks = looks
         self._alike = [0] * size
         """For each worker, the number of looks in a row that contradict its present state."""
+        self._suspected = set[int]()
+        """The workers that were slow in the last look."""
         self._stalled = deque[bool](maxlen=MOST_LOOKS)
         """Whether any worker stalled, in the last looks."""
         self._seen: list[deque[tuple[Measured, Measured]]] = [deque(maxlen=MOST_LOOKS) for _ in range(size)]
@@ -117,7 +126,11 @@ class SlowWorkers:
             seen.append((_by_means(mine), _by_means(usual)))
             stalled |= self._is_slow(*seen[-1])
             is_named = place in self.named
-            steadily = self._is_slow(mine, usual, is_named)
+            steadily = self._is_slow(mine, usual, by=HALF if is_named else 1.0)
+            may_vary = not is_named and (place in self._suspected or self._is_slow(mine, usual, by=HALF))
+            if not steadily and may_vary and self._is_slow(*seen[-1]):
+                steadily, (mine, usual) = True, seen[-1]
+            (self._suspected.add if steadily else self._suspected.discard)(place)
             in_bursts = not steadily and self._stalls(place)
             if (steadily or in_bursts) == is_named:
                 self._alike[place] = 0
@@ -139,12 +152,11 @@ class SlowWorkers:
         self._stalled.append(stalled)
         return Changes(slow, recovered)
 
-    def _is_slow(self, mine: Measured, usual: Measured, is_named: bool = False) -> bool:
-        """Return whether a worker is slow. Half of the excess that makes a worker slow keeps it slow."""
-        enough = 0.5 if is_named else 1.0
+    def _is_slow(self, mine: Measured, usual: Measured, by: float = 1.0) -> bool:
+        """Return whether a worker has more than this share of the excess that makes a worker slow."""
         excess = mine.own_seconds - usual.own_seconds
         least = max((self._factor - 1) * usual.own_seconds, LEAST_SHARE * mine.step_seconds, LEAST_SECONDS)
-        return excess > enough * least
+        return excess > by * least
 
     def _stalls(self, place: int) -> bool:
         """Return whether the means of the last looks, without the worst, are those of a slow worker."""
@@ -152,7 +164,9 @@ class SlowWorkers:
         if len(seen) < MOST_LOOKS or (is_named and place not in self._in_bursts):
             return False
         worst = max(range(len(seen)), key=lambda look: seen[look][0].own_seconds - seen[look][1].own_seconds)
-        return self._is_slow(*_means([each for look, each in enumerate(seen) if look != worst]), is_named)
+        return self._is_slow(
+            *_means([each for look, each in enumerate(seen) if look != worst]), HALF if is_named else 1.0
+        )
 
 
 def reason_of(mine: Measured, usual: Measured) -> Reason:

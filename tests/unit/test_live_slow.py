@@ -56,6 +56,22 @@ def test_what_costs_little_of_a_step_is_not_named(own: float, other: float) -> N
     assert looks(SlowWorkers(1.5, 2), 10, own, other) == [([], [])] * 10
 
 
+def test_means_count_where_medians_show_half_of_the_excess_or_a_look_has_shown_all() -> None:
+    def look(workers: SlowWorkers, median: float, mean: float) -> list[int]:
+        even = measured(0.05)._replace(mean_own_seconds=0.05)
+        return sorted(workers.look([even, even._replace(own_seconds=median, mean_own_seconds=mean)]).slow)
+
+    workers = SlowWorkers(1.5, 2)
+    assert [look(workers, *each) for each in [(0.1, 0.09), (0.06, 0.09), (0.1, 0.09)]] == [[], [], [1]]
+    workers = SlowWorkers(1.5, 2)
+    assert [look(workers, 0.07, 0.09) for _ in range(LOOKS)] == [[], [], [1]]
+    assert workers.named[1][:2] == (0.09, 0.05)
+    workers = SlowWorkers(1.5, 2)
+    assert [look(workers, *each) for each in [(0.1, 0.09), (0.06, 0.07), (0.1, 0.09)]] == [[], [], []]
+    for median, mean in ((0.06, 0.09), (0.07, 0.074)):
+        assert [look(SlowWorkers(1.5, 2), median, mean) for _ in range(LOOKS)] == [[]] * LOOKS
+
+
 def test_a_worker_that_has_recovered_in_part_stays_named() -> None:
     workers = SlowWorkers(1.5, 2)
     looks(workers, LOOKS, 0.05, 0.1)
