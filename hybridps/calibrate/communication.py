@@ -50,7 +50,7 @@ def _sum(job: Job) -> Operation:
         layout = _layout(size)
         tensor = algorithm.levels.tensor(layout.length, layout.dtype)
         algorithm.join_gradients(f"sum.{size}", layout)
-        bucket = job.session.bucket_bytes // layout.itemsize
+        bucket = job.session.settings.bytes_reduced_at_a_time(job.session.is_full) // layout.itemsize
         return lambda: reduce_all_(algorithm, f"sum.{size}", tensor, bucket)
 
     return _measure(job, of_size)

@@ -16,6 +16,7 @@ from hybridps.job.levels import make_levels
 from hybridps.job.servers import connect, end_if_idle, silent_workers
 from hybridps.job.servers_trace import ServersTrace, trace_servers
 from hybridps.mpi_groups.group import Group, allgather
+from hybridps.mpi_groups.servers_view import ServersView
 from hybridps.mpi_groups.session import Session, agree
 from hybridps.processes import ServerProcess
 from hybridps.progress import ALONE, TOGETHER
@@ -72,8 +73,7 @@ class Job:
             deadline_seconds=settings.deadline_seconds,
             announce=lambda: session.tell_launcher(ALONE),
         )
-        session.bytes_with_servers = self._bytes
-        session.counted, session.behind = self._counted, self._behind
+        session.servers_view = ServersView(self._bytes, self._counted, self._behind)
 
     @property
     def workers(self) -> int:

@@ -28,17 +28,25 @@ def longest_delay(before: Mapping[str, float], now: Mapping[str, float]) -> floa
 
 
 class DelayedSeconds:
-    """The time that the calling thread has waited for a core, as Linux counts it. Reading it takes a microsecond."""
+    """The time that one thread waits for a core, as Linux counts it. Reading it takes a microsecond."""
 
     def __init__(self) -> None:
         self._file: int | None = None
-        with suppress(OSError):
-            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-            weakref.finalize(self, os.close, self._file)
+        self._seconds = math.nan
 
     def read(self) -> float:
-        """Return how long the thread that made this has waited so far, in seconds; nan where Linux does not tell."""
-        return math.nan if self._file is None else _seconds(os.pread(self._file, _MOST_BYTES, 0))
+        """Return how long the calling thread, always the same one, has waited since the last call, in seconds.
+
+        At the first call, and where Linux does not tell: nan.
+        """
+        if self._file is None:
+            with suppress(OSError):
+                self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+                weakref.finalize(self, os.close, self._file)
+        before = self._seconds
+        if self._file is not None:
+            self._seconds = _seconds(os.pread(self._file, _MOST_BYTES, 0))
+        return self._seconds - before
 
 
 def _delayed_seconds(path: Path) -> float | None:

@@ -40,7 +40,8 @@ LOOKS_IF_CROWDED = 10
 cores evenly."""
 
 HALF = 0.5
-"""The share of the excess that makes a worker slow which keeps it slow."""
+"""The share of the excess that makes a worker slow: with this much, a worker that was named stays so, and the means of
+another one are looked at."""
 
 MOST_LOOKS = 16
 """The number of looks over which the means are compared."""
@@ -95,8 +96,8 @@ class SlowWorkers:
         self._looks = looks
         self._alike = [0] * size
         """For each worker, the number of looks in a row that contradict its present state."""
-        self._suspected = set[int]()
-        """The workers that were slow in the last look."""
+        self._was_slow = [False] * size
+        """For each worker, whether its last look was that of a slow one."""
         self._stalled = deque[bool](maxlen=MOST_LOOKS)
         """Whether any worker stalled, in the last looks."""
         self._seen: list[deque[tuple[Measured, Measured]]] = [deque(maxlen=MOST_LOOKS) for _ in range(size)]
@@ -127,10 +128,10 @@ class SlowWorkers:
             stalled |= self._is_slow(*seen[-1])
             is_named = place in self.named
             steadily = self._is_slow(mine, usual, by=HALF if is_named else 1.0)
-            may_vary = not is_named and (place in self._suspected or self._is_slow(mine, usual, by=HALF))
+            may_vary = not is_named and (self._was_slow[place] or self._is_slow(mine, usual, by=HALF))
             if not steadily and may_vary and self._is_slow(*seen[-1]):
                 steadily, (mine, usual) = True, seen[-1]
-            (self._suspected.add if steadily else self._suspected.discard)(place)
+            self._was_slow[place] = steadily
             in_bursts = not steadily and self._stalls(place)
             if (steadily or in_bursts) == is_named:
                 self._alike[place] = 0
@@ -164,9 +165,8 @@ class SlowWorkers:
         if len(seen) < MOST_LOOKS or (is_named and place not in self._in_bursts):
             return False
         worst = max(range(len(seen)), key=lambda look: seen[look][0].own_seconds - seen[look][1].own_seconds)
-        return self._is_slow(
-            *_means([each for look, each in enumerate(seen) if look != worst]), HALF if is_named else 1.0
-        )
+        mine, usual = _means(each for look, each in enumerate(seen) if look != worst)
+        return self._is_slow(mine, usual, by=HALF if is_named else 1.0)
 
 
 def reason_of(mine: Measured, usual: Measured) -> Reason:

@@ -6,12 +6,14 @@ A caller opens a `Session` and works with its `Group`. Tests use `ThreadGroup` a
 from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.headcount import Headcount
 from hybridps.mpi_groups.plan import Place, Plan, make_plan
+from hybridps.mpi_groups.servers_view import ServersView
 from hybridps.mpi_groups.session import Session, end_group, open_session
 from hybridps.mpi_groups.threads import SoloGroup, ThreadGroup
 
 __all__ = [
     "Group",
     "Headcount",
+    "ServersView",
     "Place",
     "Plan",
     "Session",

@@ -21,6 +21,7 @@ from hybridps.events import Configured, EventLog, Failed, Noted, Planned, Waited
 from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.headcount import Headcount
 from hybridps.mpi_groups.plan import WORKER, Place, Plan, make_plan
+from hybridps.mpi_groups.servers_view import ServersView
 from hybridps.mpi_groups.session_live import SessionLive, make_live
 from hybridps.mpi_groups.threads import SoloGroup
 from hybridps.mpi_groups.watchdog import Watchdog
@@ -78,15 +79,10 @@ class Session:
         what communicates keeps another worker from computing. Known when the servers are announced."""
         self.steps = 0
         """The number of steps of this rank's models, for the record."""
-        self.bytes_with_servers: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Returns the payload bytes that this rank has sent to servers and received from them so far. The job sets
-        it."""
         self.headcount = Headcount(plan.groups, plan.workers)
         """The numbers of groups and workers of the job, as the program sees them."""
-        self.counted: Callable[[], tuple[int, int] | None] = lambda: None
-        """Returns the numbers of groups and workers according to the servers; None if they are not known."""
-        self.behind: Callable[[], int | None] = lambda: None
-        """Returns the group furthest behind the others, according to the servers; None if none is."""
+        self.servers_view = ServersView()
+        """What this rank knows of its servers. The job sets it."""
         name = place.worker if place.role == WORKER else f"server-{place.world_rank}"
         self.events = EventLog(settings.run_folder, name)
         self.trace = (
@@ -100,11 +96,6 @@ class Session:
     def is_one_group(self) -> bool:
         """Whether this MPI world is one group, so that no other group ends with it."""
         return self.plan.groups == 1 or self.settings.group_index is not None
-
-    @property
-    def bucket_bytes(self) -> int:
-        """The size of the gradients that are reduced at a time, in whole chunks."""
-        return self.settings.bytes_reduced_at_a_time(self.is_full)
 
     def announce(self, servers: list[str]) -> None:
         """Write the plan to the events, when the servers are known. The first worker also prints it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hybridps.config import Settings
 from hybridps.events import EventLog
-from hybridps.mpi_groups import Headcount, Session
+from hybridps.mpi_groups import Headcount, ServersView, Session
 from hybridps.tracing import Recorder
 
 
@@ -28,14 +28,10 @@ class JobContext:
     group: int = 0
     is_full: bool = False
     """As `Session.is_full`."""
-    bytes_with_servers: Callable[[], tuple[int, int]] = lambda: (0, 0)
-    """Returns the payload bytes that this rank has sent to servers and received from them so far."""
+    servers_view: ServersView = field(default_factory=ServersView)
+    """What this rank knows of its servers."""
     headcount: Headcount = field(default_factory=lambda: Headcount(1, 1))
     """The numbers of groups and workers of the job, as the program sees them."""
-    counted: Callable[[], tuple[int, int] | None] = lambda: None
-    """Returns the same numbers according to the leader's servers; None on other ranks."""
-    behind: Callable[[], int | None] = lambda: None
-    """Returns the group furthest behind the others, on a leader with servers; None if none is."""
     trace: Recorder = field(default_factory=Recorder)
     """What this worker records of its steps."""
     note: Callable[[str], None] = lambda message: None
@@ -53,10 +49,8 @@ class JobContext:
             session.watchdog.watch,
             place.group,
             session.is_full,
-            session.bytes_with_servers,
+            session.servers_view,
             session.headcount,
-            session.counted,
-            session.behind,
             session.trace,
             session.note,
         )

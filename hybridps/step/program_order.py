@@ -66,9 +66,4 @@ class ProgramOrder:
 
     def all_begun(self, place: int) -> bool:
         """Return whether everything before this place has begun or is done. The same on all ranks that are that far."""
-        for item in self._items:  # a loop, because a step may have thousands of keys
-            if item.place >= place:
-                break
-            if not (item.done or item.is_local or item.has_begun):
-                return False
-        return True
+        return all(item.has_begun for item in self._items if item.place < place and not (item.done or item.is_local))

@@ -119,7 +119,7 @@ class Roll:
     def _look(self, pace: float) -> None:
         """Have the ranks agree. On the communication thread. `pace`: seconds per step."""
         steps = max(1, min(_MOST_STEPS, int(LOOK_SECONDS / max(pace, 1e-6))))
-        groups, workers = self._context.counted() or (0, 0)
+        groups, workers = self._context.servers_view.counted() or (0, 0)
         mine = steps << _GROUPS_BITS + _WORKERS_BITS | groups << _WORKERS_BITS | workers
         _, told = self._levels.vote(mine if self._levels.group.rank == 0 else 0)
         read, _ = self._levels.vote(self._context.headcount.read)

@@ -191,11 +191,11 @@ class SparseGradients:
         return (told[:, :, 0] << 16) + told[:, :, 1]
 
     def _end(self, table: Table, elements: int) -> int:
-        """Return the number of elements to exchange from the beginning of a table, at least `elements`."""
+        """Return the end of the elements to exchange: at least the first `elements`, in whole chunks if need be."""
         if not self._context.whole_tables:
             return elements
-        step = self._context.settings.bytes_reduced_at_a_time(is_full=False) // table.layout.itemsize
-        return min(-(-elements // step) * step, table.layout.length)
+        chunk = self._context.settings.chunk_bytes // table.layout.itemsize
+        return min(-(-elements // chunk) * chunk, table.layout.length)
 
 
 def _union(some: Iterable[np.ndarray]) -> np.ndarray:

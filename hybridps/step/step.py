@@ -34,8 +34,6 @@ class Step:
         """Whether the program pushes no more gradients in this step."""
         self.end: Callable[[], None] | None = None
         """Notes the end of the step, if that is left to its last gradient."""
-        self.all_begun = False
-        """Whether all expected keys are reduced, or under way."""
         self.reached: dict[str, int] = {}
         """By table, the element from which on expected keys are reduced."""
 

@@ -69,7 +69,7 @@ class Reducer:
         self._under_way: list[Reduction] = []
         self._in_vain = self._was_in_vain = False
         """Whether the leader has waited in vain in this step, and in the step before."""
-        self.spent = TimeSpent(context.events, context.bytes_with_servers)
+        self.spent = TimeSpent(context.events, context.servers_view.payload_bytes)
         self.trace = context.trace
         self.model = context.trace.add_model()
         """The number of this model in the trace."""
@@ -149,7 +149,7 @@ class Reducer:
 
     def _awaited(self, reduction: Reduction) -> str:
         """Return what the end of a reduction waits for, in words. The watchdog's thread calls this."""
-        behind = self._context.behind()
+        behind = self._context.servers_view.behind()
         group = "" if behind in (None, self._context.group) else f", and group {behind} is behind"
         return f"step {reduction.step}: the answer of the servers{group}"
 
@@ -199,8 +199,7 @@ class Begin(Item):
             begun = {step.items[name] for name in names}
             for bucket in step.plan.bundles(first, number, step.reducer.most_together):
                 self._reduce(bucket, begun)
-        step.all_begun = vote >= Vote.COMPLETE
-        if not step.all_begun:
+        if vote < Vote.COMPLETE:
             if not step.reducer.waits:
                 step.reducer.finish_fused()
         elif step.reducer.waits and not self._schedule.items.all_begun(step.last_place):
@@ -291,8 +290,6 @@ class Gradient(Item):
 
     @property
     def has_begun(self) -> bool:
-        if self.step.all_begun and self.name in self.step.plan.buckets_of:
-            return self.in_step
         return self._end_of_remaining() == self._span.start
 
     def finish_if_complete(self) -> None:

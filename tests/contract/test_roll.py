@@ -17,7 +17,7 @@ from hybridps.algorithms import Algorithm
 from hybridps.config import Settings
 from hybridps.events import EventLog
 from hybridps.memory import Arena
-from hybridps.mpi_groups import Headcount, ThreadGroup
+from hybridps.mpi_groups import Headcount, ServersView, ThreadGroup
 from hybridps.ps.server import Server
 from hybridps.resuming import Notice, notice
 from hybridps.step import JobContext, Schedule
@@ -45,7 +45,7 @@ def schedule_of(group: ThreadGroup, headcount: Headcount) -> Schedule:
         EventLog(None, group.rank),
         lambda what: nullcontext(),
         headcount=headcount,
-        counted=lambda: (3, 4) if group.rank == 0 else None,
+        servers_view=ServersView(counted=lambda: (3, 4) if group.rank == 0 else None),
     )
     return Schedule(Levels(group, [0] * group.size, 20.0), context)
 

@@ -9,6 +9,7 @@ import pytest
 
 from hybridps.config import Settings
 from hybridps.mpi_groups import open_session
+from hybridps.step import JobContext
 
 HERE, ELSEWHERE = "tcp://127.0.0.1:5555", "tcp://192.0.2.1:5555"
 USUAL = 4 << 20
@@ -25,7 +26,8 @@ def test_a_host_is_full_if_it_has_the_whole_job_and_a_worker_for_each_core(
     with open_session(lambda: Settings(quiet=True)) as session:
         session.announce(servers)
         assert session.is_full == is_full
-        assert (session.bucket_bytes > sys.maxsize // 2) if is_full else (session.bucket_bytes == USUAL)
+        bucket = JobContext.of(session).bucket_bytes
+        assert (bucket > sys.maxsize // 2) if is_full else (bucket == USUAL)
 
 
 @pytest.mark.parametrize(("here", "is_full"), [(1, False), (2, False), (3, True), (4, True)])
@@ -43,4 +45,4 @@ def test_a_size_that_is_given_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     with open_session(lambda: Settings(quiet=True, bucket_bytes=10 << 20)) as session:
         session.announce([])
         assert session.is_full
-        assert session.bucket_bytes == 8 << 20  # whole chunks
+        assert JobContext.of(session).bucket_bytes == 8 << 20  # whole chunks

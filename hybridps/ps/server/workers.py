@@ -17,8 +17,8 @@ from hybridps.ps.model import Task
 log = logging.getLogger("hybridps.ps")
 
 TOGETHER = 8
-"""The number of completed tasks that are reported together: of all threads, and of those that were handed out together.
-Fewer are if they are the last ones, or if their answers have values to send."""
+"""The loop is told when this many of the tasks that were handed out together are done, by whichever threads. It is told
+earlier of the last ones, and of a task whose answer has values to send."""
 
 AT_ONCE_BYTES, LITTLE_BYTES = 6 << 20, 1 << 20
 """Handing a task to a thread and back takes as long as moving about 2 MB. While all threads are idle, the loop itself

@@ -70,9 +70,7 @@ class Pace:
         self._cpu_seconds = 0.0
         self._delayed: dict[str, float] | None = None
         """While any rank is suspected: how long each thread had waited for a core at the last look."""
-        self._thread_delay: DelayedSeconds | None = None
-        self._sums_delayed = math.nan
-        """How long this thread had waited for a core at the end of the last step."""
+        self._thread_delay = DelayedSeconds()
 
     def leave_out(self, seconds: float) -> None:
         """Note a wait of the program between two steps, which does not count as its part of the next step."""
@@ -167,10 +165,7 @@ class Pace:
 
         `longest`: the time since the last gradient. What came before it is part of the rank's own time already.
         """
-        if self._thread_delay is None:
-            self._thread_delay = DelayedSeconds()
-        before, self._sums_delayed = self._sums_delayed, self._thread_delay.read()
-        return max(0.0, min(self._sums_delayed - before, longest))  # 0 if nothing is known: NaN is not larger than 0
+        return max(0.0, min(self._thread_delay.read(), longest))  # 0 if nothing is known: NaN is not larger than 0
 
     def _compare(self, everyone: list[Measured], rank: int) -> None:
         first = self._context.worker - rank  # workers count from group to group

@@ -15,11 +15,11 @@ INTERVAL_SECONDS = 0.1
 class TimeSpent:
     """The seconds that the communication thread spends, summed over the steps and regularly written to the events."""
 
-    def __init__(self, events: EventLog, bytes_with_servers: Callable[[], tuple[int, int]]) -> None:
+    def __init__(self, events: EventLog, payload_bytes: Callable[[], tuple[int, int]]) -> None:
         self.steps = 0
         """The number of steps whose sums were all made bucket by bucket."""
         self._events = events
-        self._bytes_with_servers = bytes_with_servers
+        self._payload_bytes = payload_bytes
         self._seconds = {"group": 0.0, "exchange": 0.0, "exposed": 0.0}
         self._written = time.monotonic()
 
@@ -38,5 +38,5 @@ class TimeSpent:
         if now - self._written >= INTERVAL_SECONDS:
             self._written = now
             spent = {f"{activity}_seconds": seconds for activity, seconds in self._seconds.items()}
-            sent, received = self._bytes_with_servers()
+            sent, received = self._payload_bytes()
             self._events.emit(Communicated(self.steps, **spent, bytes_to_servers=sent, bytes_from_servers=received))
