@@ -102,10 +102,14 @@ class Span(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """What is reduced together. `spans`, at least one, leave out keys that are not expected."""
+    """What is reduced together. `spans`, at least one, leave out keys that are not expected.
+
+    `completes`: those of its keys of which later buckets have nothing.
+    """
 
     spans: tuple[Span, ...]
     keys: tuple[str, ...]
+    completes: tuple[str, ...]
 
     def spans_of(self, keys: Iterable[str]) -> tuple[Span, ...]:
         """Return what these of its keys have of the bucket."""
@@ -123,12 +127,9 @@ class Plan:
         for number, bucket in enumerate(self.buckets):
             for key in bucket.keys:
                 self.buckets_of.setdefault(key, []).append(number)
+        self.last_keys = [bucket.keys[0] for bucket in self.buckets]
+        """For each bucket, the key that arrived last in the latest step: likely the last one of the next step too."""
         self._bundles: dict[range, Bucket] = {}
-
-    def begun_by(self, first: int, end: int) -> Iterator[str]:
-        """Yield the keys of buckets `first:end` of which later buckets have nothing."""
-        for bucket in self.buckets[first:end]:
-            yield from (key for key in bucket.keys if self.buckets_of[key][-1] < end)
 
     def bundles(self, first: int, end: int, most: int) -> Iterator[Bucket]:
         """Yield buckets `first:end` joined: at most `most` that follow one another in a table."""
@@ -190,10 +191,11 @@ def _buckets(table: Table, expected: frozenset[str], step: int) -> list[Bucket]:
 def _joined(buckets: Sequence[Bucket]) -> Bucket:
     """Return what buckets of one table have, from its end to its beginning, as one bucket."""
     spans = merged(span for bucket in buckets for span in bucket.spans)
-    return Bucket(tuple(spans), tuple(dict.fromkeys(key for bucket in reversed(buckets) for key in bucket.keys)))
+    keys = dict.fromkeys(key for bucket in reversed(buckets) for key in bucket.keys)
+    return Bucket(tuple(spans), tuple(keys), tuple(key for bucket in buckets for key in bucket.completes))
 
 
 def _bucket(table: Table, start: int, step: int, keys: list[str]) -> Bucket:
     spans = (table.spans[key] for key in keys)
     clipped = [Span(table, max(begin, start), min(end, start + step)) for begin, end in spans]
-    return Bucket(tuple(merged(clipped)), tuple(keys))
+    return Bucket(tuple(merged(clipped)), tuple(keys), tuple(key for key in keys if table.spans[key][0] >= start))

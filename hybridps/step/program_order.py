@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence, Set
 from typing import TYPE_CHECKING, TypeVar
@@ -66,4 +67,5 @@ class ProgramOrder:
 
     def all_begun(self, place: int) -> bool:
         """Return whether everything before this place has begun or is done. The same on all ranks that are that far."""
-        return all(item.has_begun for item in self._items if item.place < place and not (item.done or item.is_local))
+        before = itertools.takewhile(lambda item: item.place < place, self._items)
+        return all(item.has_begun or item.done or item.is_local for item in before)

@@ -29,6 +29,9 @@ POLL_SECONDS = 0.003
 STALL_SECONDS = 1.0
 """After this time without an entry, a step no longer waits for its missing gradients."""
 
+NEXT_STEP = "the next step"
+"""The name of the item with which a step begins: a thread that waits for gradients that were pushed need not see it."""
+
 IN_ORDER = digest(["program order"])
 
 ProgramWaits = Callable[[int], bool]
@@ -71,10 +74,13 @@ class Item:
     """Whether more items of this kind may follow soon, so that it is worth waiting for them."""
 
     name = ""
-    """The key of the item, if a step may wait for it."""
+    """The key of the item, or another name, if a step may wait for it."""
 
     arrived = False
     """Whether it has arrived, as far as the communication thread knows."""
+
+    has_begun = False
+    """Whether it is under way as a whole, or never waits for other groups."""
 
     def __init__(self, title: str, inbox: Inbox[Entry]) -> None:
         self.title = title
@@ -91,11 +97,6 @@ class Item:
     def __call__(self, release: Release = do_nothing) -> None:
         """Report that the item has arrived. `release` is called when it is done."""
         self._inbox.put((self, release), self.name)
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether it is under way as a whole, or never waits for other groups."""
-        return False
 
     def seen(self) -> None:
         """Called on the communication thread when the item was posted, and again when it has arrived.

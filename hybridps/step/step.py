@@ -45,15 +45,18 @@ class Step:
         if not gradient.arrived:
             self.items[gradient.name] = gradient
             return
-        self.last_arrival = max(self.last_arrival, gradient.arrived_at)
+        if gradient.arrived_at > self.last_arrival:
+            self.last_arrival = gradient.arrived_at
         for number in numbers:
             self.missing[number] -= 1
+            if not self.missing[number]:
+                self.plan.last_keys[number] = gradient.name
 
-    def end_of_remaining(self, name: str, span: Span) -> int:
-        """Return where the part of a key's span ends that is not reduced yet: at its start if all of it is."""
+    def remaining(self, name: str, span: Span) -> Span:
+        """Return the part of a key's span that is not reduced yet."""
         if name not in self.plan.buckets_of:
-            return span.stop
-        return max(span.start, min(span.stop, self.reached.get(span.table.name, span.stop)))
+            return span
+        return span._replace(stop=max(span.start, min(span.stop, self.reached.get(span.table.name, span.stop))))
 
     @property
     def last_place(self) -> int:

@@ -21,7 +21,7 @@ from hybridps.step.finite import FiniteCheck
 from hybridps.step.inbox import Inbox
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import Bucket, Plan, Span, merged, parts
-from hybridps.step.schedule import Entry, Item, Release, Schedule, do_nothing
+from hybridps.step.schedule import NEXT_STEP, Entry, Item, Release, Schedule, do_nothing
 from hybridps.step.step import Step
 from hybridps.step.timing import TimeSpent
 from hybridps.step.votes import Vote, Votes
@@ -164,6 +164,7 @@ class Begin(Item):
     alone = True
     is_never_awaited = True
     arrived = has_begun = True
+    name = NEXT_STEP
 
     def __init__(self, step: Step, schedule: Schedule, context: JobContext) -> None:
         super().__init__(step.title, schedule.inbox)
@@ -195,8 +196,7 @@ class Begin(Item):
         while number < len(step.plan.buckets) and vote >= Vote.COMPLETE:
             vote = self._votes.on_bucket(number)
             first, number = number, number + max(0, vote + 1 - Vote.COMPLETE)
-            names = step.plan.begun_by(first, number) if step.reducer.may_wait else ()
-            begun = {step.items[name] for name in names}
+            begun = {step.items[name] for bucket in step.plan.buckets[first:number] for name in bucket.completes}
             for bucket in step.plan.bundles(first, number, step.reducer.most_together):
                 self._reduce(bucket, begun)
         if vote < Vote.COMPLETE:
@@ -218,6 +218,8 @@ class Begin(Item):
             for span in spans:
                 step.reducer.begin(span, step.number, step.items, each)
         step.reached[bucket.spans[0].table.name] = bucket.spans[0].start
+        for name in bucket.completes:
+            step.items[name].has_begun = True
         for member in members:
             member.finish_if_complete()
 
@@ -264,6 +266,7 @@ class Gradient(Item):
         self.step = step
         self.in_step = in_step
         self.rule = rule
+        self.has_begun = span.start == span.stop
         self.arrived_at = 0.0
         """When it arrived, on the monotonic clock."""
         self.under_way: set[Reduction] = set()
@@ -281,20 +284,16 @@ class Gradient(Item):
     def run(self, items: Sequence[Item]) -> int:
         """Reduce this gradient together with the gradients of the same model that directly follow it."""
         mates = self._mates(items)
-        left = merged(mate._span._replace(stop=mate._end_of_remaining()) for mate in mates.values())
+        left = merged(mate._remaining() for mate in mates.values())
         self.step.reducer.reduce(left, self.step.number, mates)
         for mate in mates.values():
             if not mate.done:
                 mate.finish()
         return len(mates)
 
-    @property
-    def has_begun(self) -> bool:
-        return self._end_of_remaining() == self._span.start
-
     def finish_if_complete(self) -> None:
         """Finish it if all of it has been reduced."""
-        if not self.under_way and not self.done and self.has_begun:
+        if self.has_begun and not self.under_way and not self.done:
             self.finish()
 
     def finish(self) -> None:
@@ -306,9 +305,9 @@ class Gradient(Item):
         if self.step.end is not None and not self.step.items:
             self.step.end()
 
-    def _end_of_remaining(self) -> int:
-        """Return where the part ends that is not reduced yet."""
-        return self.step.end_of_remaining(self.name, self._span) if self.in_step else self._span.stop
+    def _remaining(self) -> Span:
+        """Return the part that is not reduced yet."""
+        return self.step.remaining(self.name, self._span) if self.in_step else self._span
 
     def _mates(self, items: Sequence[Item]) -> dict[str, Gradient]:
         """Return the first of the items, as long as they are different gradients of this model."""

@@ -8,7 +8,7 @@ from functools import partial
 
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import Bucket
-from hybridps.step.schedule import POLL_SECONDS, STALL_SECONDS, Item, Schedule, Work
+from hybridps.step.schedule import NEXT_STEP, POLL_SECONDS, STALL_SECONDS, Item, Schedule, Work
 from hybridps.step.step import Step
 
 IDLE_SECONDS = 0.1
@@ -48,7 +48,7 @@ class Votes:
     def _decide(self, number: int, bucket: Bucket) -> int:
         step = self._step
         self._schedule.take_all()
-        for name in bucket.keys if step.missing[number] else ():
+        for name in (step.plan.last_keys[number], *bucket.keys) if step.missing[number] else ():
             if not self._has_arrived(name):
                 verb = "computed" if name in step.items else "pushed"
                 with self._watch(f"{step.title}: the gradient of key {name!r}, which this worker has not {verb}"):
@@ -65,9 +65,12 @@ class Votes:
                 return Vote.GO_OVER
             head = next(filter(self._may_be_awaited, self._schedule.items.open()), None)
             could_go_on = head is not None and head.arrived
-            keys = (name, head.name) if head is not None else ()
-            # The program may begin to wait for something that was posted before, and nothing tells this thread so.
-            came = self._schedule.take(POLL_SECONDS if could_go_on else IDLE_SECONDS, keys)
+            if self._is_pushed(bucket):
+                came = self._schedule.take(IDLE_SECONDS, (name,))
+            else:
+                keys = (name, head.name, NEXT_STEP) if head is not None else ()
+                # The program may begin to wait for something that was posted before, and nothing tells this thread so.
+                came = self._schedule.take(POLL_SECONDS if could_go_on else IDLE_SECONDS, keys)
             if could_go_on and not came and (vote := self._when_quiet(bucket, began)) is not Vote.COMPLETE:
                 return vote
         return Vote.COMPLETE
@@ -78,10 +81,14 @@ class Votes:
 
     def _when_quiet(self, bucket: Bucket, began: float) -> Vote:
         """Return the vote when nothing has come for a moment, and something could be done in program order."""
-        if self._schedule.program_waits() and any(name not in self._step.items for name in bucket.keys):
+        if self._schedule.program_waits() and not self._is_pushed(bucket):
             return Vote.GO_OVER
         stalls = time.monotonic() - max(began, self._schedule.last_change) > STALL_SECONDS
         return Vote.STAY_OVER if stalls else Vote.COMPLETE
+
+    def _is_pushed(self, bucket: Bucket) -> bool:
+        """Return whether all gradients of the bucket were pushed, so that they arrive whatever the program does."""
+        return all(map(self._step.items.__contains__, bucket.keys))
 
     def _has_arrived(self, name: str) -> bool:
         item = self._step.items.get(name)
