@@ -4,7 +4,7 @@ compression, and the errors that they raise."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -20,6 +20,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 BITS: dict[str, Literal[1, 2]] = {"1bit": 1, "2bit": 2}
 """The number of bits of each compression type. MXNet 1.9.1 itself knows only `2bit`, MXNet 2 both."""
+
+_NUMPY_ARRAY = mx.np.ndarray
 
 DEFAULT_THRESHOLD = 0.5
 """MXNet's default threshold."""
@@ -45,7 +47,7 @@ def calls(key: Any, value: Any, other: Any = None) -> list[KeyArrays]:
     Raises AssertionError, as MXNet does, for lists of different lengths.
     """
     if not isinstance(key, (list, tuple)):
-        return [KeyArrays(key, str(key), _as_list(value), [] if other is None else _as_list(other))]
+        return [KeyArrays(key, name_of(key), _as_list(value), [] if other is None else _as_list(other))]
     others = [None] * len(key) if other is None else other
     assert len(key) == len(value) == len(others), f"{len(key)} keys have {len(value)} values and {len(others)} others"
     found: dict[str, KeyArrays] = {}
@@ -55,6 +57,12 @@ def calls(key: Any, value: Any, other: Any = None) -> list[KeyArrays]:
             known.values.extend(each.values)
             known.others.extend(each.others)
     return list(found.values())
+
+
+@lru_cache(maxsize=None, typed=True)
+def name_of(key: int | str) -> str:
+    """Return the name of a key: always the same object, which is found faster than an equal one."""
+    return str(key)
 
 
 def key_kind(key: Any) -> type | None:
@@ -123,4 +131,4 @@ def _of_mxnet(kind: type[HybridPSError]) -> type[HybridPSError]:
 def _as_list(arrays: Any) -> list[NDArray]:
     """Return a list of the arrays. Those of MXNet's NumPy interface become NDArray views, as the kinds do not mix."""
     listed = arrays if isinstance(arrays, (list, tuple)) else [arrays]
-    return [each.as_nd_ndarray() if isinstance(each, mx.np.ndarray) else each for each in listed]
+    return [each.as_nd_ndarray() if isinstance(each, _NUMPY_ARRAY) else each for each in listed]

@@ -91,9 +91,9 @@ class Gradients:
     def begin(self) -> int:
         """Begin a step, which ends the previous one. Returns its number."""
         self._follow()
-        if self._step.number >= 0:
+        if self._step.number >= 0 and self._pushed != self._expected:
             self._expected = frozenset(self._pushed)
-        self._pushed = set()
+        self._pushed.clear()
         self._step = step = Step(self._step.number + 1, self._make_plan(), self._reducer)
         self._schedule.post(Begin(step, self._schedule, self._context))
         return step.number
@@ -171,8 +171,8 @@ class Gradients:
 
     def _make_plan(self) -> Plan:
         """Return the plan of the next step; the same object as long as nothing has changed."""
-        known = (len(self._tables), self._expected)
-        if known != self._planned:
+        known = len(self._tables), self._expected
+        if known[0] != self._planned[0] or known[1] is not self._planned[1]:
             self._planned = known
             self._plan = make_plan(self._tables, self._expected, self._context.bucket_bytes)
         return self._plan

@@ -82,16 +82,21 @@ class Item:
     has_begun = False
     """Whether it is under way as a whole, or never waits for other groups."""
 
-    def __init__(self, title: str, inbox: Inbox[Entry]) -> None:
-        self.title = title
-        """What this is, in messages. Equal on all ranks."""
-        self.shape = ""
-        """The shape and dtype in words, if ranks may differ in them."""
-        self.done = False
-        self.place = 0
-        """Its number among the items of all ranks, in program order."""
-        self.release: Release | None = None
-        """None until `arrived`."""
+    title = ""
+    """What this is, in messages. Equal on all ranks."""
+
+    shape = ""
+    """The shape and dtype in words, if ranks may differ in them."""
+
+    done = False
+
+    place = 0
+    """Its number among the items of all ranks, in program order."""
+
+    release: Release | None = None
+    """None until `arrived`."""
+
+    def __init__(self, inbox: Inbox[Entry]) -> None:
         self._inbox = inbox
 
     def __call__(self, release: Release = do_nothing) -> None:
@@ -122,7 +127,8 @@ class Work(Item):
     """A call on the communication thread. `local`: whether only this rank makes it."""
 
     def __init__(self, title: str, inbox: Inbox[Entry], work: Callable[[], Any], local: bool = False) -> None:
-        super().__init__(title, inbox)
+        super().__init__(inbox)
+        self.title = title
         self.alone = self.is_local = local
         self.result: Any = None
         self.ended = threading.Event()
@@ -139,6 +145,7 @@ class Work(Item):
 class Stop(Item):
     """The end of the schedule."""
 
+    title = "the end of the schedule"
     alone = True
     arrived = True
 
@@ -228,7 +235,7 @@ class Schedule:
     def close(self) -> None:
         """Wait until everything that was posted is done, and end the thread."""
         self.waits_here = True
-        self.inbox.put((Stop("the end of the schedule", self.inbox), None))
+        self.inbox.put((Stop(self.inbox), None))
         self._thread.join()
 
     # The methods below run on the communication thread.

@@ -45,7 +45,8 @@ class SparseGradient(Item):
         sums: SparseGradients,
         schedule: Schedule,
     ) -> None:
-        super().__init__(f"the sum of the rows of key {name!r}", schedule.inbox)
+        super().__init__(schedule.inbox)
+        self.title = f"the sum of the rows of key {name!r}"
         self.shape = kind
         self.rows: SparseRows
         """The sum over all workers, once the item is done."""

@@ -88,8 +88,8 @@ class Reducer:
         for span in spans:
             for part in parts(span, self._context.bucket_bytes):
                 self.begin(part, step, items)
-        wanted = {each for item in items.values() for each in item.under_way}
-        for each in [each for each in self._under_way if each.members is None or each in wanted]:
+        wanted = {*items.values()}
+        for each in [each for each in self._under_way if each.members is None or not wanted.isdisjoint(each.members)]:
             self._finish(each)
 
     def begin(
@@ -105,7 +105,7 @@ class Reducer:
         reduction = Reduction(span, step, members, exchange, at_servers)
         self._under_way.append(reduction)
         for member in members or ():
-            member.under_way.add(reduction)
+            member.under_way += 1
         alike = [each for each in self._under_way if (each.members is None) == (members is None)]
         if len(alike) > UNDER_WAY // self.most_together and exchange is None:
             self._finish(alike[0])
@@ -144,7 +144,7 @@ class Reducer:
         self._under_way.remove(reduction)
         self.trace.span("exchange", began, span.table.name, span.table.key_at(span.start), span.nbytes)
         for member in reduction.members or ():
-            member.under_way.discard(reduction)
+            member.under_way -= 1
             member.finish_if_complete()
 
     def _awaited(self, reduction: Reduction) -> str:
@@ -167,7 +167,8 @@ class Begin(Item):
     name = NEXT_STEP
 
     def __init__(self, step: Step, schedule: Schedule, context: JobContext) -> None:
-        super().__init__(step.title, schedule.inbox)
+        super().__init__(schedule.inbox)
+        self.title = step.title
         self.step = step
         self._schedule = schedule
         self._votes = Votes(step, schedule, context)
@@ -241,7 +242,8 @@ class End(Item):
     arrived = has_begun = True
 
     def __init__(self, step: Step, inbox: Inbox[Entry]) -> None:
-        super().__init__(step.title, inbox)
+        super().__init__(inbox)
+        self.title = step.title
         self.step = step
 
     def seen(self) -> None:
@@ -258,20 +260,26 @@ class Gradient(Item):
     `rule`: how the servers update with it, if they do.
     """
 
+    arrived_at = 0.0
+    """When it arrived, on the monotonic clock."""
+
+    under_way = 0
+    """The number of reductions of a fused step that it lies in and that have not ended."""
+
     def __init__(
         self, name: str, span: Span, step: Step, in_step: bool, inbox: Inbox[Entry], rule: AnyRule | None
     ) -> None:
-        super().__init__(f"the sum of key {name!r} in {step.title}", inbox)
+        super().__init__(inbox)
         self.name = name
         self.step = step
         self.in_step = in_step
         self.rule = rule
         self.has_begun = span.start == span.stop
-        self.arrived_at = 0.0
-        """When it arrived, on the monotonic clock."""
-        self.under_way: set[Reduction] = set()
-        """The reductions of a fused step that it lies in and that have not ended."""
         self._span = span
+
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        return f"the sum of key {self.name!r} in {self.step.title}"
 
     def __call__(self, release: Release = do_nothing) -> None:
         self.arrived_at = time.monotonic()

@@ -13,7 +13,8 @@ class Posted(Item):
     has_begun = False
 
     def __init__(self, title: str, **more: bool) -> None:
-        super().__init__(title, Inbox())
+        super().__init__(Inbox())
+        self.title = title
         for name, value in more.items():
             setattr(self, name, value)
 

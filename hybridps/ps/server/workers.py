@@ -16,7 +16,7 @@ from hybridps.ps.model import Task
 
 log = logging.getLogger("hybridps.ps")
 
-TOGETHER = 8
+TOGETHER = 16
 """The loop is told when this many of the tasks that were handed out together are done, by whichever threads. It is told
 earlier of the last ones, and of a task whose answer has values to send."""
 

@@ -26,7 +26,8 @@ class InitialValue(Item):
     can_merge = True
 
     def __init__(self, name: str, array: np.ndarray, initial: InitialValues, inbox: Inbox[Entry]) -> None:
-        super().__init__(f"the initial value of key {name!r}", inbox)
+        super().__init__(inbox)
+        self.title = f"the initial value of key {name!r}"
         self.name = name
         self.shape = f"{array.shape} of {array.dtype}"
         self.flat = array.reshape(-1)
