@@ -48,7 +48,7 @@ def serving(
             tuple(one.pid for one in processes),
             tuple(one.address for one in processes),
             shared=transport == "shm",
-            chunk_bytes=settings.chunk_bytes,
+            chunk_bytes=settings.usual_chunk_bytes,
         )
 
 

@@ -33,7 +33,7 @@ def main(told: Told) -> None:
     # Private memory: the values are sent even to a server on the same host.
     values, result = np.empty(layout.length, np.float32), np.empty(layout.length, np.float32)
     rule: Sum | Elastic = Sum() if told.rule == "sum" else Elastic(0.5 / told.groups)
-    chunk = settings.chunk_bytes // 4
+    chunk = settings.usual_chunk_bytes // 4
     expected = np.float32(told.groups * (told.groups + 1) / 2)
     with (
         Client([told.flat], job="flat", group=told.group, groups=told.groups, settings=settings) as flat,

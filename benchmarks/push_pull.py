@@ -50,8 +50,9 @@ def push_pull(
         if chunk:
             given = msgspec.structs.replace(given, chunk_bytes=parse_sizes(chunk)[0])
         bucket_bytes = parse_sizes(bucket)[0] if bucket else 0
-        if bucket_bytes % given.chunk_bytes:
-            raise ValueError(f"buckets of {bucket_bytes} bytes are no chunks of {given.chunk_bytes}: use a multiple")
+        if bucket_bytes % given.usual_chunk_bytes:
+            whole = given.usual_chunk_bytes
+            raise ValueError(f"buckets of {bucket_bytes} bytes are no chunks of {whole}: use a multiple")
         if (groups or workers) > workers:
             raise ValueError(f"{workers} workers cannot be in {groups} groups: use at least as many workers")
         chosen = make_cases(one_of(cases, CASES), resnet50_tensors())
@@ -77,7 +78,7 @@ def make_results(task: Exchanges, servers: int, settings: Settings, measured: Me
     """Return one object for each case of the task."""
     shared = {"workers": task.workers, "groups": task.groups, "servers": servers, "rule": task.rule}
     extras = {
-        "chunk_bytes": settings.chunk_bytes,
+        "chunk_bytes": settings.usual_chunk_bytes,
         "bucket_bytes": task.bucket_bytes,
         "server_threads": settings.server_threads,
         "rounds": task.rounds,

@@ -18,6 +18,9 @@ BEATS_PER_LOST = 4
 RECONNECT_PER_DEADLINE = 0.75
 """The default of `reconnect_seconds`, as a share of `deadline_seconds`."""
 
+USUAL_CHUNK_BYTES = 4 << 20
+"""The default of `chunk_bytes`, except for gradients that are all reduced at once."""
+
 USUAL_BUCKET_BYTES = 4 << 20
 """The default of `bucket_bytes`, where communication can be hidden."""
 
@@ -136,8 +139,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Addresses of all groups, by group number, if they gossip and are MPI worlds of their own. Each group listens at
     its own address. Set by the launcher. Groups on several hosts need `keys`."""
 
-    chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28, multiple_of=64)] = 4 << 20
-    """Size of a chunk: the unit of transfer and of work on the servers."""
+    chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28, multiple_of=64)] | None = None
+    """Size of a chunk: the unit of transfer and of work on the servers. Default: 4194304; up to 16777216, and as many
+    chunks for each core, for gradients that are all reduced at once and that the servers only sum."""
 
     bucket_bytes: Annotated[int, Meta(ge=1024, multiple_of=64)] | None = None
     """Size of the gradients that one collective operation reduces while backward computes the rest, in whole chunks.
@@ -257,10 +261,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The time between two heartbeats: `heartbeat_seconds`, or less as `lost_seconds` demands."""
         return min(self.heartbeat_seconds, self.lost_seconds / BEATS_PER_LOST)
 
+    @property
+    def usual_chunk_bytes(self) -> int:
+        """`chunk_bytes`, or its default."""
+        return self.chunk_bytes or USUAL_CHUNK_BYTES
+
     def bytes_reduced_at_a_time(self, is_full: bool) -> int:
         """Return `bucket_bytes` or its default, in whole chunks; at least one. `is_full`: as `Session.is_full`."""
         usual = sys.maxsize if is_full else USUAL_BUCKET_BYTES
-        return self.chunk_bytes * max(1, (self.bucket_bytes or usual) // self.chunk_bytes)
+        return self.usual_chunk_bytes * max(1, (self.bucket_bytes or usual) // self.usual_chunk_bytes)
 
 
 def without_secrets(settings: Settings) -> Settings:

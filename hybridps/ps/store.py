@@ -144,7 +144,10 @@ class HasMeetings(Protocol):
 
 
 OpenStore = Callable[..., ParameterStore]
-"""Opens a store at servers with these addresses: `open_store(addresses, *, job, group, groups, settings)`."""
+"""Opens a store at servers with these addresses: `open_store(addresses, *, job, group, groups, settings, at_once)`.
+
+`at_once`: whether each step exchanges all of its sums at once.
+"""
 
 
 def check_new(tables: Container[str], table: str, group: int, rule: Rule) -> AnyRule:

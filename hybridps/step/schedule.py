@@ -29,9 +29,6 @@ POLL_SECONDS = 0.003
 STALL_SECONDS = 1.0
 """After this time without an entry, a step no longer waits for its missing gradients."""
 
-NEXT_STEP = "the next step"
-"""The name of the item with which a step begins: a thread that waits for gradients that were pushed need not see it."""
-
 IN_ORDER = digest(["program order"])
 
 ProgramWaits = Callable[[int], bool]

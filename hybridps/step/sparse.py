@@ -195,7 +195,7 @@ class SparseGradients:
         """Return the end of the elements to exchange: at least the first `elements`, in whole chunks if need be."""
         if not self._context.whole_tables:
             return elements
-        chunk = self._context.settings.chunk_bytes // table.layout.itemsize
+        chunk = self._context.settings.usual_chunk_bytes // table.layout.itemsize
         return min(-(-elements // chunk) * chunk, table.layout.length)
 
 

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hybridps.algorithms import Exchange
 from hybridps.step.agreement import digest
 from hybridps.step.plan import Plan, Span
 
 if TYPE_CHECKING:
     from hybridps.step.steps import Gradient, Reducer
+
+NEXT_STEP = "the next step"
+"""The name of the item with which a step begins. A thread that waits for gradients that were pushed need not see it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reduction:
+    """A reduction under way. `at_servers`: whether servers look for NaN and Inf.
+
+    `members`: the gradients in it, which follow one another in program order; None if it was begun in program order.
+    """
+
+    span: Span
+    step: int
+    members: Sequence[Gradient] | None
+    exchange: Exchange | None
+    at_servers: bool
+
+    def is_answered(self, seconds: float = 0.0) -> bool:
+        """As `Exchange.is_answered_within`."""
+        return self.exchange is not None and self.exchange.is_answered_within(seconds)
 
 
 class Step:

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 
-from hybridps.algorithms import UNDER_WAY, Algorithm, AnyRule, Exchange
+from hybridps.algorithms import UNDER_WAY, Algorithm, AnyRule
 from hybridps.step.finite import FiniteCheck
 from hybridps.step.inbox import Inbox
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import Bucket, Plan, Span, merged, parts
-from hybridps.step.schedule import NEXT_STEP, Entry, Item, Release, Schedule, do_nothing
-from hybridps.step.step import Step
+from hybridps.step.schedule import Entry, Item, Release, Schedule, do_nothing
+from hybridps.step.step import NEXT_STEP, Reduction, Step
 from hybridps.step.timing import TimeSpent
 from hybridps.step.votes import Vote, Votes
 
@@ -35,24 +34,6 @@ LITTLE_PATIENCE_SECONDS = 0.1
 
 MOST_TOGETHER = 4
 """The number of complete buckets that are reduced together where that is quick. It saves time between the ranks."""
-
-
-@dataclass(frozen=True, eq=False)
-class Reduction:
-    """A reduction under way. `at_servers`: whether servers look for NaN and Inf.
-
-    `members`: the gradients in it, which follow one another in program order; None if it was begun in program order.
-    """
-
-    span: Span
-    step: int
-    members: Sequence[Gradient] | None
-    exchange: Exchange | None
-    at_servers: bool
-
-    def is_answered(self, seconds: float = 0.0) -> bool:
-        """As `Exchange.is_answered_within`."""
-        return self.exchange is not None and self.exchange.is_answered_within(seconds)
 
 
 class Reducer:

@@ -8,8 +8,8 @@ from functools import partial
 
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import Bucket
-from hybridps.step.schedule import NEXT_STEP, POLL_SECONDS, STALL_SECONDS, Item, Schedule, Work
-from hybridps.step.step import Step
+from hybridps.step.schedule import POLL_SECONDS, STALL_SECONDS, Item, Schedule, Work
+from hybridps.step.step import NEXT_STEP, Step
 
 IDLE_SECONDS = 0.1
 """The time after which a rank that can do nothing looks again whether it can."""

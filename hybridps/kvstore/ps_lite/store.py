@@ -31,9 +31,12 @@ class MXNetStores:
         self._native: Native | None = None
 
     def __call__(
-        self, addresses: Sequence[str], *, job: str, group: int, groups: int, settings: Settings
+        self, addresses: Sequence[str], *, job: str, group: int, groups: int, settings: Settings, at_once: bool = False
     ) -> MXNetStore:
-        """Open a store. All groups open their stores in the same order. The first one waits for all groups."""
+        """Open a store, as `OpenStore`; `at_once` changes nothing here.
+
+        All groups open their stores in the same order. The first one waits for all groups.
+        """
         if settings.keys or settings.credentials:
             raise ConfigError("MXNet's servers know no keys: drop HYBRIDPS_KEYS, or use HYBRIDPS_BACKEND=hybridps")
         scheduler = Scheduler.parse(addresses)
@@ -86,7 +89,7 @@ class MXNetStore:
         self._check_open()
         rule = check_new(self._tables, table, self._group, rule)
         clock = clock or rule.clocks[0]()
-        spec = TableSpec(layout, rule, clock, self._settings.chunk_bytes, 0, self._native.scheduler.servers)
+        spec = TableSpec(layout, rule, clock, self._settings.usual_chunk_bytes, 0, self._native.scheduler.servers)
         spec.check()
         _check_possible(table, spec, codec)
         known = Table(spec)

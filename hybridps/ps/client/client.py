@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -15,12 +15,14 @@ from hybridps.config import Settings
 from hybridps.errors import ProtocolError, ServerError
 from hybridps.memory import Layout
 from hybridps.ps import wire
+from hybridps.ps.chunk_map import equal_chunk_bytes
 from hybridps.ps.client.operations import EXACT, Operation, OperationSequence, Sent, Table
+from hybridps.ps.client.profiling import read_records
 from hybridps.ps.client.regions import Regions
 from hybridps.ps.client.session import Session
 from hybridps.ps.clocks import Clock
 from hybridps.ps.model import Joining, Meeting, Rules, SnapshotStart, TableSpec, rules_of_span
-from hybridps.ps.profile import MOST_RECORDS, PAGE_RECORDS, PAGES, RECORD, State
+from hybridps.ps.profile import State
 from hybridps.ps.rules import Rule
 from hybridps.ps.rules.finite import NotFiniteError, not_finite
 from hybridps.ps.store import check_new, registered
@@ -33,7 +35,7 @@ class Client:
     `groups`. `context`: a ZeroMQ context to use, which the caller closes; servers at `inproc://` share one. Raises
     ServerError if a server does not answer within `settings.connect_seconds`, or refuses. If another process is that
     group already, this waits until that process is lost: it may be the group's last process, which ended without
-    leaving.
+    leaving. `at_once`: as `OpenStore`.
 
     A broken connection is restored. What is under way is then sent again; the servers recognise by its number what they
     have received already.
@@ -42,14 +44,23 @@ class Client:
     finds_not_finite = True
 
     def __init__(
-        self, addresses: Sequence[str], *, job: str, group: int, groups: int, settings: Settings, context: Any = None
+        self,
+        addresses: Sequence[str],
+        *,
+        job: str,
+        group: int,
+        groups: int,
+        settings: Settings,
+        context: Any = None,
+        at_once: bool = False,
     ) -> None:
         if not addresses:
             raise ServerError("no server is given: name one, as in tcp://127.0.0.1:5555")
         self.bytes_to_servers = self.bytes_from_servers = 0
         """The payload bytes sent and requested so far."""
         self._group = group
-        self._chunk_bytes = settings.chunk_bytes
+        self._chunk_bytes = settings.usual_chunk_bytes
+        self._at_once = at_once and settings.chunk_bytes is None
         self._tables: dict[str, Table] = {}
         self.session = Session(addresses, job=job, group=group, groups=groups, settings=settings, context=context)
         """The session with the servers. A caller that waits for several operations at once listens here."""
@@ -78,6 +89,8 @@ class Client:
         """
         rule = check_new(self._tables, table, self._group, rule)
         chunk_bytes = layout.nbytes if rule.whole_keys else self._chunk_bytes
+        if self._at_once and rule.transparent:  # only sums, which no snapshot keeps for a job on other hosts
+            chunk_bytes = equal_chunk_bytes(layout.nbytes, len(self.servers), chunk_bytes)
         spec = TableSpec(layout, rule, clock or rule.clocks[0](), chunk_bytes, 0, len(self.servers), codec)
         return OperationSequence(self.begin_register(table, spec, initial)).wait()
 
@@ -211,17 +224,7 @@ class Client:
 
         Raises ServerError if it has recorded nothing.
         """
-        pages: list[np.ndarray] = []
-        for number in range(PAGES):
-            page = np.zeros(1 + PAGE_RECORDS, RECORD)
-            message = self._page_of(server, number, page.view(np.int64))
-            self.session.begin("reading of a profile", message).wait()
-            pages.append(page[1:])
-            wanted = int(page[0]["began_ns"])
-            if wanted <= len(pages) * PAGE_RECORDS:
-                break
-        records = np.concatenate(pages)
-        return records[records["kind"] != b""], max(0, wanted - MOST_RECORDS)
+        return read_records(self.session, server)
 
     def drop(self, table: str) -> None:
         """Give up a table, as `ParameterStore.drop`. Operations of the table that are under way fail."""
@@ -261,10 +264,6 @@ class Client:
         yield joining
         told = [joining.answers[server] for server in servers]
         return [answer for answer in told if isinstance(answer, wire.Registered)]
-
-    @staticmethod
-    def _page_of(server: int, number: int, out: np.ndarray) -> Callable[[int], Iterable[Sent]]:
-        return lambda request: [Sent(server, wire.ProfilePage(request, number), (), {server: out})]
 
     def _begin_drop(self, table: str, servers: Sequence[int]) -> Operation:
         return self.session.ask(f"drop of table {table!r}", servers, lambda request, _: wire.Drop(request, table))
