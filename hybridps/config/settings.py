@@ -140,8 +140,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     its own address. Set by the launcher. Groups on several hosts need `keys`."""
 
     chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28, multiple_of=64)] | None = None
-    """Size of a chunk: the unit of transfer and of work on the servers. Default: 4194304; up to 16777216, and as many
-    chunks for each core, for gradients that are all reduced at once and that the servers only sum."""
+    """Size of a chunk: the unit of transfer and of work on the servers. Default: 4194304. Gradients that are reduced
+    all at once, and that the servers only sum, have chunks of up to 16777216, the same number for each core."""
 
     bucket_bytes: Annotated[int, Meta(ge=1024, multiple_of=64)] | None = None
     """Size of the gradients that one collective operation reduces while backward computes the rest, in whole chunks.

@@ -86,8 +86,14 @@ def connect(session: Session, servers: tuple[str, ...], open_store: OpenStore, a
     if servers != settings.servers:  # they belong to this MPI world: nobody else restarts them
         settings = msgspec.structs.replace(settings, awaits_refusing=False)
     place = place_in_rack(session.place.group, plan.groups, settings.racks, servers)
-    group, at_once = {"group": place.group, "groups": place.groups}, session.is_full and settings.bucket_bytes is None
-    store = open_store(place.servers, job=settings.job, **group, settings=settings, at_once=at_once)
+    store = open_store(
+        place.servers,
+        job=settings.job,
+        group=place.group,
+        groups=place.groups,
+        settings=settings,
+        at_once=session.is_full and settings.bucket_bytes is None,
+    )
     if settings.racks > 1 and not (isinstance(store, Client) and store.has_parent):
         store.close()
         raise ServerError(

@@ -13,9 +13,9 @@ from hybridps.mpi_groups.threads import SoloGroup, ThreadGroup
 __all__ = [
     "Group",
     "Headcount",
-    "ServersView",
     "Place",
     "Plan",
+    "ServersView",
     "Session",
     "SoloGroup",
     "ThreadGroup",

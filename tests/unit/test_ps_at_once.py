@@ -36,16 +36,22 @@ def test_all_cores_of_all_servers_have_as_many_equal_chunks(nbytes: int, servers
 
 
 @pytest.mark.parametrize(
-    ("rule", "at_once", "chunk_bytes", "sizes"),
+    ("rule", "at_once", "chunk_bytes", "initial", "sizes"),
     [
-        (Sum(), True, None, [5, 5]),
-        (Sum(), False, None, [4, 4, 2]),
-        (Sum(), True, 8 << 20, [8, 2]),
-        (Elastic(0.5), True, None, [4, 4, 2]),
+        (Sum(), True, None, False, [5, 5]),
+        (Sum(), True, None, True, [4, 4, 2]),
+        (Sum(), False, None, False, [4, 4, 2]),
+        (Sum(), True, 8 << 20, False, [8, 2]),
+        (Elastic(0.5), True, None, True, [4, 4, 2]),
     ],
 )
-def test_only_sums_without_a_given_size_have_such_chunks(
-    monkeypatch: pytest.MonkeyPatch, rule: AnyRule, at_once: bool, chunk_bytes: int | None, sizes: list[int]
+def test_only_sums_without_initial_values_or_a_given_size_have_such_chunks(
+    monkeypatch: pytest.MonkeyPatch,
+    rule: AnyRule,
+    at_once: bool,
+    chunk_bytes: int | None,
+    initial: bool,
+    sizes: list[int],
 ) -> None:
     """Megabytes of the chunks of a table of ten, on two cores."""
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
@@ -55,7 +61,7 @@ def test_only_sums_without_a_given_size_have_such_chunks(
         in_thread(Server("tcp://127.0.0.1:*")) as server,
         Client([server.address], job="job", group=0, groups=1, settings=settings, at_once=at_once) as client,
     ):
-        client.register("w", layout, ones, rule)
+        client.register("w", layout, ones if initial else None, rule)
         chunks = client._tables["w"].chunk_map
         assert [chunks.whole(chunk).length >> 18 for chunk in range(chunks.count)] == sizes
         answer = np.zeros(layout.length, np.float32)
