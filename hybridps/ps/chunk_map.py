@@ -23,8 +23,8 @@ MOST_CHUNKS = 1 << 20
 LARGEST_CHUNK_BYTES = 1 << 28
 
 AT_ONCE_BYTES = 16 << 20
-"""The size limit for chunks that are all exchanged at once. A chunk costs a server 30 microseconds, whatever its
-size."""
+"""The size limit for chunks that are all exchanged at once. In an exchange of two groups, a chunk takes a
+server's loop about 12 microseconds, whatever its size."""
 
 
 class Span(NamedTuple):

@@ -178,7 +178,8 @@ class Begin(Item):
         while number < len(step.plan.buckets) and vote >= Vote.COMPLETE:
             vote = self._votes.on_bucket(number)
             first, number = number, number + max(0, vote + 1 - Vote.COMPLETE)
-            begun = {step.items[name] for bucket in step.plan.buckets[first:number] for name in bucket.completes}
+            buckets = step.plan.buckets[first:number] if step.reducer.may_wait else ()
+            begun = {step.items[name] for bucket in buckets for name in bucket.completes}
             for bucket in step.plan.bundles(first, number, step.reducer.most_together):
                 self._reduce(bucket, begun)
         if vote < Vote.COMPLETE:

@@ -89,7 +89,7 @@ class Client:
         """
         rule = check_new(self._tables, table, self._group, rule)
         chunk_bytes = layout.nbytes if rule.whole_keys else self._chunk_bytes
-        if self._at_once and rule.transparent and initial is None:  # no snapshot keeps these, and no message has them
+        if self._at_once and rule.transparent and initial is None:  # no snapshot keeps these
             chunk_bytes = equal_chunk_bytes(layout.nbytes, len(self.servers), chunk_bytes)
         spec = TableSpec(layout, rule, clock or rule.clocks[0](), chunk_bytes, 0, len(self.servers), codec)
         return OperationSequence(self.begin_register(table, spec, initial)).wait()
