@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numba import carray, njit, types
+from numba import carray, cfunc, njit, types
 from numba.extending import intrinsic
 
 from hybridps.compiled.cache import SharedCache
@@ -41,6 +41,21 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     return dispatcher
 
 
+def compiled_callback(signature: str) -> Callable[[Callable[..., Any]], Any]:
+    """Return a decorator that compiles a function of this C signature. C code calls it at its `address`.
+
+    It must not raise. It may run on any thread, and needs no lock of Python.
+    """
+
+    def compile_(function: Callable[..., Any]) -> Any:
+        try:
+            return cfunc(signature, cache=True)(function)
+        except RuntimeError:
+            return cfunc(signature)(function)
+
+    return compile_
+
+
 def addresses(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Return the addresses of the arrays (int64). The caller must hold the arrays while it uses the addresses."""
     return np.array([address_of(array) for array in arrays], np.int64)
@@ -55,6 +70,23 @@ def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(kind))
 
     return kind(types.int64, like), generate
+
+
+@intrinsic  # type: ignore[misc]
+def _words(typing_context: Any, address: Any) -> Any:
+    """Return `address` as a pointer to int64."""
+    kind = types.CPointer(types.int64)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(kind))
+
+    return kind(types.int64), generate
+
+
+@compiled
+def words_at(address, count):  # type: ignore[no-untyped-def]
+    """Return the `count` int64 words at `address`. Nothing is copied."""
+    return carray(_words(address), (count,))
 
 
 @compiled

@@ -10,6 +10,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from hybridps.compiled.compiler import addresses, at, compiled
+from hybridps.compiled.ordered import fence
 
 LEAST_BYTES = 16 << 20
 """A smaller buffer is still in a cache when it is read. Its reader would lose what the writer gains."""
@@ -30,17 +31,6 @@ def _copy_line(typing_context: Any, target: Any, source: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.uintp, types.uintp), generate
-
-
-@intrinsic  # type: ignore[misc]
-def fence(typing_context: Any) -> Any:
-    """Make earlier writes visible to other threads before later ones."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), generate
 
 
 @compiled

@@ -8,9 +8,8 @@ import itertools
 import sys
 import traceback
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
-from threading import get_ident
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import mxnet as mx
@@ -20,54 +19,48 @@ from mxnet.base import _LIB, check_call
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
+from hybridps.compiled import compiled_callback
+from hybridps.compiled.arrivals import arrive
+from hybridps.step import Item
+
 Object = TypeVar("Object")
-Done = Callable[[], None]
-Started = Callable[[Done], None]
 
 _ASYNCHRONOUS = ctypes.c_int(4)  # FnProperty::kAsync
 _CPU = (ctypes.c_int * 2)(1, 0)  # Context: type and number of the device
-_OnComplete = ctypes.c_void_p * 3
-"""A callback and its first two parameters: the engine, and the engine's record of the operation."""
-
-_START = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p)
-_DONE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-
-_known_threads: set[int] = set()
-"""Threads of the engine that keep their Python state: to make one takes longer than all else that a callback does."""
-_waiting: dict[int, Started] = {}
-_numbers = itertools.count(1)
 
 
-@_START
-def _start(_run_context: int, on_complete: ctypes._Pointer[ctypes.Array[ctypes.c_void_p]], number: int) -> None:
-    if (thread := get_ident()) not in _known_threads:
-        _known_threads.add(thread)
-        ctypes.pythonapi.PyGILState_Ensure()
-    callback, engine, parameter = on_complete.contents  # copied now: they live on the engine's stack
-    _waiting.pop(number)(partial(_done_by(callback or 0), engine, parameter, None))
+@compiled_callback("void(voidptr, CPointer(int64), int64)")
+def _start(_run_context, on_complete, ticket):  # type: ignore[no-untyped-def]
+    """Begin an operation, on a thread of the engine. `on_complete` lives on its stack: a callback, two parameters."""
+    arrive(ticket, on_complete[0], on_complete[1], on_complete[2])
 
 
-@cache
-def _done_by(callback: int) -> Callable[..., None]:
-    """Return the function at this address, which ends an operation. MXNet has one for all operations."""
-    return _DONE(callback)
+_START = ctypes.c_void_p(_start.address)
 
 
-def operate(arrays: Sequence[NDArray], started: Started, priority: int = 0, reads: Sequence[NDArray] = ()) -> None:
-    """Call `started(done)` on an engine thread once all earlier work on `arrays` (on the CPU) is done.
+def operate(arrays: Sequence[NDArray], item: Item, priority: int = 0, reads: Sequence[NDArray] = ()) -> None:
+    """Let `item` arrive once all earlier work on `arrays` (on the CPU) is done.
 
     `reads`: other arrays that must be ready too.
 
-    Return at once. The operation ends when `done()` is called, from any thread; until then the engine holds back all
-    later readers and writers of `arrays`. `started` must return at once and must not raise.
+    Return at once. The operation ends when the item is done; until then the engine holds back all later readers and
+    writers of `arrays`.
     """
-    number = next(_numbers)
-    _waiting[number] = started
-    operation = (_start, ctypes.c_void_p(number), None)  # `_start` gets the number; None: no deleter
+    push_operation(arrays, _START, item.take_ticket(), priority, reads)
+
+
+def push_operation(
+    arrays: Sequence[NDArray], start: Any, number: int, priority: int = 0, reads: Sequence[NDArray] = ()
+) -> None:
+    """Have MXNet's engine call the C function `start(run context, on_complete, number)` as an operation on arrays.
+
+    The call may return before the operation ends. `on_complete` is a callback and its first two parameters.
+    """
     read, changed = _handles(reads) if reads else (None, 0), _handles(arrays)
     # Run the operation even if an earlier one on the arrays has failed: the other workers wait for this worker, which
     # ends when it meets the error.
     options = (ctypes.byref(_ASYNCHRONOUS), priority, b"hybridps", True)
+    operation = (start, ctypes.c_void_p(number), None)  # no deleter
     check_call(_LIB.MXEnginePushAsyncND(*operation, ctypes.byref(_CPU), *read, *changed, *options))
 
 

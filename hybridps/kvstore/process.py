@@ -135,7 +135,7 @@ def hold(algorithm: str | None = None) -> SharedJob:
         _shared = SharedJob(algorithm)
         sys.excepthook = lambda kind, error, trace: end_group(error)
         atexit.register(release)
-        # At a fork MXNet waits for its engine while it holds Python's lock, and the engine may wait for that lock.
+        # At a fork MXNet waits for its engine while it holds Python's lock, and what ends operations needs that lock.
         os.register_at_fork(before=_before_fork)
     return _shared
 

@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
 from hybridps.errors import GroupError
 from hybridps.step.agreement import Agreement, digest
-from hybridps.step.inbox import Inbox
+from hybridps.step.inbox import Inbox, Release
 from hybridps.step.job_context import JobContext
-from hybridps.step.program_order import ProgramOrder
 from hybridps.step.roll import Roll
 from hybridps.step.timing import Pace, shorten_time_slice
 from hybridps.tensor_collectives import Levels
@@ -40,13 +39,6 @@ def never(thread: int) -> bool:
     return False
 
 
-Release = Callable[[], None]
-"""Called on the communication thread when an item is done and its memory may be used."""
-
-Entry = tuple["Item", "Release | None"]
-"""An item that was posted (with None), or an item that has arrived, with its release."""
-
-
 def do_nothing() -> None:
     """Do nothing: the release of an item that no thread waits for."""
 
@@ -54,8 +46,8 @@ def do_nothing() -> None:
 class Item:
     """One request of the program.
 
-    The program's thread makes it and posts it. Any thread calls it once, when its memory may be used: it has then
-    *arrived*. Everything else belongs to the communication thread.
+    The program's thread makes it and posts it. When its memory may be used, the item has *arrived*: any thread calls it
+    once, or an engine's operation reports its ticket. Everything else belongs to the communication thread.
     """
 
     alone = False
@@ -76,6 +68,9 @@ class Item:
     arrived = False
     """Whether it has arrived, as far as the communication thread knows."""
 
+    arrived_at = 0.0
+    """When it arrived, on the monotonic clock."""
+
     has_begun = False
     """Whether it is under way as a whole, or never waits for other groups."""
 
@@ -91,14 +86,23 @@ class Item:
     """Its number among the items of all ranks, in program order."""
 
     release: Release | None = None
-    """None until `arrived`."""
+    """None until `arrived`, and if it has a ticket."""
 
-    def __init__(self, inbox: Inbox[Entry]) -> None:
+    ticket = 0
+    """The ticket by which an operation of an engine reports that the item has arrived, and ends with it; 0: none."""
+
+    def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
 
     def __call__(self, release: Release = do_nothing) -> None:
         """Report that the item has arrived. `release` is called when it is done."""
-        self._inbox.put((self, release), self.name)
+        self.arrived_at = time.monotonic()
+        self._inbox.put(self, release)
+
+    def take_ticket(self) -> int:
+        """Return a ticket by which an operation of an engine reports that the item has arrived: see `Arrivals`."""
+        self.ticket = self._inbox.arrivals.ticket(self)
+        return self.ticket
 
     def seen(self) -> None:
         """Called on the communication thread when the item was posted, and again when it has arrived.
@@ -115,15 +119,30 @@ class Item:
 
     def finish(self) -> None:
         """Mark the item as done, and release its memory."""
+        finish([self])
+
+    def note_done(self) -> None:
+        """Called when the item is done, before its memory is released."""
         self.done = True
-        if self.release is not None:
-            self.release()
+
+
+def finish(items: Iterable[Item]) -> None:
+    """Mark items of a schedule as done, and release their memory: in one call where operations of an engine wait."""
+    tickets: list[int] = []
+    for item in items:
+        item.note_done()
+        if item.ticket:
+            tickets.append(item.ticket)
+        elif item.release is not None:
+            item.release()
+    if tickets:
+        item._inbox.arrivals.end(tickets)
 
 
 class Work(Item):
     """A call on the communication thread. `local`: whether only this rank makes it."""
 
-    def __init__(self, title: str, inbox: Inbox[Entry], work: Callable[[], Any], local: bool = False) -> None:
+    def __init__(self, title: str, inbox: Inbox, work: Callable[[], Any], local: bool = False) -> None:
         super().__init__(inbox)
         self.title = title
         self.alone = self.is_local = local
@@ -161,14 +180,12 @@ class Schedule:
         program_waits: ProgramWaits = never,
         on_error: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
-        self.inbox: Inbox[Entry] = Inbox()
+        self.inbox: Inbox = Inbox()
         self.agreement = Agreement(levels)
         self.roll = Roll(self, levels, context)
         """How many groups and workers the job has."""
         self.pace = Pace(levels, context, self.waited_until)
         """How long the ranks of the group take for a step."""
-        self.last_change = time.monotonic()
-        """When this thread last found that an item was posted or had arrived, on the monotonic clock."""
         self._context = context
         self._program_waits = program_waits
         self._on_error = on_error
@@ -177,9 +194,6 @@ class Schedule:
         self.waits_here = False
         """Whether the program's thread waits for work on the communication thread, not for a sum."""
         self._waited_here_until = -math.inf
-        self.items = ProgramOrder()
-        self._mergeable = 0
-        """The number of items that more may be merged with, and that have not arrived."""
         self._thread = threading.Thread(target=self._run, name="hybridps-communication", daemon=True)
         self._thread.start()
 
@@ -190,12 +204,12 @@ class Schedule:
         if self._error is not None:
             raise self._error
         self._program_thread = threading.get_ident()
-        self.inbox.put((item, None), item.name)
+        self.inbox.put(item)
 
     def post_local(self, title: str, work: Callable[[], None]) -> None:
         """Add work that only this rank does. May be called from any thread, even during a garbage collection."""
         item = Work(title, self.inbox, work, local=True)
-        self.inbox.put((item, None))
+        self.inbox.put(item)
         item()
 
     def call(self, title: str, work: Callable[[], Any], local: bool = False) -> Any:
@@ -232,34 +246,11 @@ class Schedule:
     def close(self) -> None:
         """Wait until everything that was posted is done, and end the thread."""
         self.waits_here = True
-        self.inbox.put((Stop(self.inbox), None))
+        self.inbox.put(Stop(self.inbox))
         self._thread.join()
+        self.inbox.close()
 
     # The methods below run on the communication thread.
-
-    def take(self, timeout_seconds: float | None, keys: Collection[str] = ()) -> bool:
-        """Wait until an item is posted or arrives, and note all that did. Returns whether one came in time.
-
-        `keys`: gradients of other keys need not end the wait.
-        """
-        if self.inbox.wait(timeout_seconds, keys):
-            self.take_all()
-            return True
-        return False
-
-    def take_all(self) -> None:
-        """Note everything that was posted or has arrived by now."""
-        entries = self.inbox.take_all()
-        for item, release in entries:
-            if release is None:
-                self.items.append(item)
-                self._mergeable += item.can_merge
-            else:
-                item.release, item.arrived = release, True
-                self._mergeable -= item.can_merge
-            item.seen()
-        if entries:
-            self.last_change = time.monotonic()
 
     def program_waits(self) -> bool:
         """Return whether the program's thread is waiting now."""
@@ -280,8 +271,8 @@ class Schedule:
             self._error = error
 
     def _next(self) -> Item:
-        while (item := self.items.head()) is None:
-            self.take(None)
+        while (item := self.inbox.items.head()) is None:
+            self.inbox.take(None)
         return item
 
     def _do(self, item: Item) -> None:
@@ -294,8 +285,8 @@ class Schedule:
     def _batch(self, head: Item) -> None:
         """Do as many items as have arrived on all ranks, in program order, in as few operations as possible."""
         self._await(head)
-        self.take_all()
-        batch = list(takewhile(lambda item: item.arrived and not item.alone, self.items.open()))
+        self.inbox.take_all()
+        batch = list(takewhile(lambda item: item.arrived and not item.alone, self.inbox.items.open()))
         awaited, began = self.agreement.awaited, time.monotonic()
         with self._context.watch(lambda: f"{head.title}, which {awaited(self._context.worker)} has not come to"):
             count, _ = self.agreement.vote(IN_ORDER, len(batch), head.title)
@@ -310,9 +301,9 @@ class Schedule:
         """Wait until the item has arrived, and until no more items are expected that could be merged with it."""
         with self._context.watch(f"{item.title}, which this worker has not computed"):
             while not item.arrived:
-                self.take(None)
-        while item.can_merge and (self._mergeable or self.items.latest.can_merge):
-            if not self.take(POLL_SECONDS) and (
-                self.program_waits() or time.monotonic() - self.last_change > STALL_SECONDS
+                self.inbox.take(None)
+        while item.can_merge and self.inbox.expects_more:
+            if not self.inbox.take(POLL_SECONDS) and (
+                self.program_waits() or time.monotonic() - self.inbox.last_change > STALL_SECONDS
             ):
                 return

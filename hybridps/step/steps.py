@@ -20,7 +20,7 @@ from hybridps.step.finite import FiniteCheck
 from hybridps.step.inbox import Inbox
 from hybridps.step.job_context import JobContext
 from hybridps.step.plan import Bucket, Plan, Span, merged, parts
-from hybridps.step.schedule import Entry, Item, Release, Schedule, do_nothing
+from hybridps.step.schedule import Item, Schedule, finish
 from hybridps.step.step import NEXT_STEP, Reduction, Step
 from hybridps.step.timing import TimeSpent
 from hybridps.step.votes import Vote, Votes
@@ -126,7 +126,7 @@ class Reducer:
         self.trace.span("exchange", began, span.table.name, span.table.key_at(span.start), span.nbytes)
         for member in reduction.members or ():
             member.under_way -= 1
-            member.finish_if_complete()
+        _finish_complete(reduction.members or ())
 
     def _awaited(self, reduction: Reduction) -> str:
         """Return what the end of a reduction waits for, in words. The watchdog's thread calls this."""
@@ -185,7 +185,7 @@ class Begin(Item):
         if vote < Vote.COMPLETE:
             if not step.reducer.waits:
                 step.reducer.finish_fused()
-        elif step.reducer.waits and not self._schedule.items.all_begun(step.last_place):
+        elif step.reducer.waits and not self._schedule.inbox.items.all_begun(step.last_place):
             step.end = self._end  # each gradient waits for its turn: other groups may need what comes before it
         else:
             self._end()
@@ -195,7 +195,7 @@ class Begin(Item):
         """Begin to reduce a bucket, which is complete. `begun`: the gradients that have no part in later buckets."""
         step = self.step
         members = [step.items[name] for name in bucket.keys]
-        series = self._schedule.items.series(members, begun) if step.reducer.may_wait else [members]
+        series = self._schedule.inbox.items.series(members, begun) if step.reducer.may_wait else [members]
         for each in series:
             spans = bucket.spans if len(series) == 1 else bucket.spans_of(member.name for member in each)
             for span in spans:
@@ -203,8 +203,7 @@ class Begin(Item):
         step.reached[bucket.spans[0].table.name] = bucket.spans[0].start
         for name in bucket.completes:
             step.items[name].has_begun = True
-        for member in members:
-            member.finish_if_complete()
+        _finish_complete(members)
 
     def _end(self) -> None:
         """Finish what is under way, and with it all gradients of the step."""
@@ -223,7 +222,7 @@ class End(Item):
     alone = True
     arrived = has_begun = True
 
-    def __init__(self, step: Step, inbox: Inbox[Entry]) -> None:
+    def __init__(self, step: Step, inbox: Inbox) -> None:
         super().__init__(inbox)
         self.title = step.title
         self.step = step
@@ -242,15 +241,10 @@ class Gradient(Item):
     `rule`: how the servers update with it, if they do.
     """
 
-    arrived_at = 0.0
-    """When it arrived, on the monotonic clock."""
-
     under_way = 0
     """The number of reductions of a fused step that it lies in and that have not ended."""
 
-    def __init__(
-        self, name: str, span: Span, step: Step, in_step: bool, inbox: Inbox[Entry], rule: AnyRule | None
-    ) -> None:
+    def __init__(self, name: str, span: Span, step: Step, in_step: bool, inbox: Inbox, rule: AnyRule | None) -> None:
         super().__init__(inbox)
         self.name = name
         self.step = step
@@ -263,10 +257,6 @@ class Gradient(Item):
     def title(self) -> str:  # type: ignore[override]
         return f"the sum of key {self.name!r} in {self.step.title}"
 
-    def __call__(self, release: Release = do_nothing) -> None:
-        self.arrived_at = time.monotonic()
-        super().__call__(release)
-
     def seen(self) -> None:
         if self.in_step:
             self.step.see(self)
@@ -276,24 +266,15 @@ class Gradient(Item):
         mates = self._mates(items)
         left = merged(mate._remaining() for mate in mates.values())
         self.step.reducer.reduce(left, self.step.number, mates)
-        for mate in mates.values():
-            if not mate.done:
-                mate.finish()
+        _finish_all([mate for mate in mates.values() if not mate.done])
         return len(mates)
 
-    def finish_if_complete(self) -> None:
-        """Finish it if all of it has been reduced."""
-        if self.has_begun and not self.under_way and not self.done:
-            self.finish()
-
-    def finish(self) -> None:
+    def note_done(self) -> None:
+        super().note_done()
         reducer = self.step.reducer
         reducer.trace.arrived(reducer.model, self._span.table.name, self.name, self.arrived_at)
         if self.in_step:
             self.step.items.pop(self.name, None)
-        super().finish()
-        if self.step.end is not None and not self.step.items:
-            self.step.end()
 
     def _remaining(self) -> Span:
         """Return the part that is not reduced yet."""
@@ -307,3 +288,16 @@ class Gradient(Item):
                 break
             mates[item.name] = item
         return mates
+
+
+def _finish_complete(gradients: Iterable[Gradient]) -> None:
+    """Finish those of the gradients of which all has been reduced."""
+    _finish_all([each for each in gradients if each.has_begun and not each.under_way and not each.done])
+
+
+def _finish_all(gradients: Sequence[Gradient]) -> None:
+    """Finish gradients, and the steps of which they are the last that were left."""
+    finish(gradients)
+    for step in {each.step for each in gradients}:
+        if step.end is not None and not step.items:
+            step.end()

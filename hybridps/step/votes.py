@@ -47,7 +47,7 @@ class Votes:
 
     def _decide(self, number: int, bucket: Bucket) -> int:
         step = self._step
-        self._schedule.take_all()
+        self._schedule.inbox.take_all()
         for name in (step.plan.last_keys[number], *bucket.keys) if step.missing[number] else ():
             if not self._has_arrived(name):
                 verb = "computed" if name in step.items else "pushed"
@@ -63,14 +63,18 @@ class Votes:
         while not self._has_arrived(name):
             if self._step.closed and name not in self._step.items:
                 return Vote.GO_OVER
-            head = next(filter(self._may_be_awaited, self._schedule.items.open()), None)
+            head = next(filter(self._may_be_awaited, self._schedule.inbox.items.open()), None)
             could_go_on = head is not None and head.arrived
-            if self._is_pushed(bucket):
-                came = self._schedule.take(IDLE_SECONDS, (name,))
+            mine = self._step.items.get(name)
+            if mine is not None and self._is_pushed(bucket):
+                came = self._schedule.inbox.take_first_of(IDLE_SECONDS, (mine,))
+            elif head is None:
+                came = self._schedule.inbox.take(IDLE_SECONDS)
             else:
-                keys = (name, head.name, NEXT_STEP) if head is not None else ()
                 # The program may begin to wait for something that was posted before, and nothing tells this thread so.
-                came = self._schedule.take(POLL_SECONDS if could_go_on else IDLE_SECONDS, keys)
+                seconds = POLL_SECONDS if could_go_on else IDLE_SECONDS
+                posted, items = ((name,), (head,)) if mine is None else ((), (mine, head))
+                came = self._schedule.inbox.take_first_of(seconds, items, (NEXT_STEP, *posted))
             if could_go_on and not came and (vote := self._when_quiet(bucket, began)) is not Vote.COMPLETE:
                 return vote
         return Vote.COMPLETE
@@ -83,7 +87,7 @@ class Votes:
         """Return the vote when nothing has come for a moment, and something could be done in program order."""
         if self._schedule.program_waits() and not self._is_pushed(bucket):
             return Vote.GO_OVER
-        stalls = time.monotonic() - max(began, self._schedule.last_change) > STALL_SECONDS
+        stalls = time.monotonic() - max(began, self._schedule.inbox.last_change) > STALL_SECONDS
         return Vote.STAY_OVER if stalls else Vote.COMPLETE
 
     def _is_pushed(self, bucket: Bucket) -> bool:

@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "step": CORE | {"algorithms", "compiled"},
     "job": CORE | {"watch", "ps", "tiers", "gossip", "algorithms"},
     "tune": BASE | {"tensor_collectives", "job"},
-    "kvstore": CORE | {"mxnet_import", "ps", "algorithms", "job", "step"},
+    "kvstore": CORE | {"compiled", "mxnet_import", "ps", "algorithms", "job", "step"},
     "report": BASE,
     "oracle": BASE,
     "oracle.networks": BASE,

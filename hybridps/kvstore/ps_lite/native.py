@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
+import itertools
 import os
 import socket
 import sys
@@ -20,11 +22,26 @@ from mxnet.ndarray import NDArray
 from hybridps.addresses import Scheduler
 from hybridps.config import Settings
 from hybridps.errors import FAILED, DeadlineError, HybridPSError, ServerError
-from hybridps.kvstore.arrays import Done, operate
+from hybridps.kvstore.arrays import push_operation
 from hybridps.ps.clocks import BulkSynchronous, Clock
 
 CONTROLLER, SYNCHRONOUS = 0, 3
 """Commands of MXNet's servers: one for their Python code, and one that makes a push wait for all workers."""
+
+_START = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p * 3), ctypes.c_void_p)
+_DONE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+
+_numbers = itertools.count(1)
+_futures: dict[int, Future[None]] = {}
+"""The futures of operations under way, by their numbers."""
+
+
+@_START
+def _start(_run_context: int, on_complete: ctypes._Pointer[ctypes.Array[ctypes.c_void_p]], number: int) -> None:
+    """End an operation as soon as its arrays are ready, on a thread of MXNet's engine."""
+    callback, engine, parameter = on_complete.contents
+    _DONE(callback or 0)(engine, parameter, None)
+    _futures.pop(number).set_result(None)
 
 
 class Native:
@@ -165,7 +182,9 @@ class Operation:
         self._arrays = arrays
         self._future: Future[None] = Future()
         self._waited = False
-        operate(arrays, self._end)
+        number = next(_numbers)
+        _futures[number] = self._future
+        push_operation(arrays, _start, number)
 
     def await_end(self) -> None:
         """Return when the operation is done. `wait` can still be called."""
@@ -191,10 +210,6 @@ class Operation:
     def is_done_within(self, seconds: float) -> bool:
         """As `Pending.is_done_within`."""
         return bool(wait([self._future], seconds).done)
-
-    def _end(self, done: Done) -> None:
-        done()
-        self._future.set_result(None)
 
 
 def _end_at_once() -> None:

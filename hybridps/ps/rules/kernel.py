@@ -16,8 +16,8 @@ import numpy as np
 
 from hybridps.codecs.loops import take_
 from hybridps.compiled import at, compiled
-from hybridps.compiled.ordered import store
-from hybridps.compiled.streaming_copy import fence, stream_
+from hybridps.compiled.ordered import fence, store
+from hybridps.compiled.streaming_copy import stream_
 from hybridps.ps.rules.progress import LENGTH, WORD, Progress
 
 BLOCK = 4096

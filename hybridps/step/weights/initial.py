@@ -13,7 +13,7 @@ from hybridps.errors import LayoutError
 from hybridps.memory import Layout
 from hybridps.step.inbox import Inbox
 from hybridps.step.job_context import JobContext
-from hybridps.step.schedule import Entry, Item, Schedule
+from hybridps.step.schedule import Item, Schedule
 from hybridps.tensor_collectives import Tensor, broadcast_
 
 PART_BYTES = 64 << 20
@@ -25,7 +25,7 @@ class InitialValue(Item):
 
     can_merge = True
 
-    def __init__(self, name: str, array: np.ndarray, initial: InitialValues, inbox: Inbox[Entry]) -> None:
+    def __init__(self, name: str, array: np.ndarray, initial: InitialValues, inbox: Inbox) -> None:
         super().__init__(inbox)
         self.title = f"the initial value of key {name!r}"
         self.name = name
