@@ -1,5 +1,6 @@
 """Programs whose arrays live in memory of the store. Run by test_in_place.py, as `in_place.py NAME...`."""
 
+import faulthandler
 import gc
 import os
 import sys
@@ -15,6 +16,8 @@ from hybridps.kvstore import averaged_weights
 from hybridps.kvstore.moved import move_weights
 from hybridps.step import schedule, votes
 from hybridps.step.timing import TimeSpent
+
+faulthandler.enable()  # after MXNet's import, which sets a handler of its own that names no function
 
 TYPE = os.environ.get("STORE", "dist_hybridps_sync")
 SETTLED = 6
