@@ -25,8 +25,8 @@ from hybridps.step import Item
 
 Object = TypeVar("Object")
 
-_ASYNCHRONOUS = ctypes.c_int(4)  # FnProperty::kAsync
-_CPU = (ctypes.c_int * 2)(1, 0)  # Context: type and number of the device
+_ASYNCHRONOUS = ctypes.byref(ctypes.c_int(4))  # FnProperty::kAsync
+_CPU = ctypes.byref((ctypes.c_int * 2)(1, 0))  # Context: type and number of the device
 
 
 @compiled_callback("void(voidptr, CPointer(int64), int64)")
@@ -59,9 +59,9 @@ def push_operation(
     read, changed = _handles(reads) if reads else (None, 0), _handles(arrays)
     # Run the operation even if an earlier one on the arrays has failed: the other workers wait for this worker, which
     # ends when it meets the error.
-    options = (ctypes.byref(_ASYNCHRONOUS), priority, b"hybridps", True)
+    options = (_ASYNCHRONOUS, priority, b"hybridps", True)
     operation = (start, ctypes.c_void_p(number), None)  # no deleter
-    check_call(_LIB.MXEnginePushAsyncND(*operation, ctypes.byref(_CPU), *read, *changed, *options))
+    check_call(_LIB.MXEnginePushAsyncND(*operation, _CPU, *read, *changed, *options))
 
 
 def _handles(arrays: Sequence[NDArray]) -> tuple[Any, int]:
