@@ -26,7 +26,7 @@ class Trace:
         self._bytes: list[int] = []
 
     def install(self) -> None:
-        _wrap(Gradient, "__call__", before=self._arrive)
+        _wrap(Gradient, "note_done", before=self._note)
         _wrap(NoTier, "sum_", before=self._begin, after=self._end)
         _wrap(ServersTier, "sum_", before=self._begin)
         _wrap(ServersTier, "finish", after=self._end)
@@ -50,10 +50,10 @@ class Trace:
             traced.append(TracedStep(max(arrived.values()), buckets))
         return traced
 
-    def _arrive(self, item: Gradient, *arguments: Any) -> None:
+    def _note(self, item: Gradient) -> None:
         if self.on:
             self._plans[item.step.number] = item.step.plan
-            self._arrived[item.step.number, item.name] = time.monotonic()
+            self._arrived[item.step.number, item.name] = item.arrived_at
 
     def _begin(self, tier: Any, table: str, tensor: Any, start: int, stop: int, *others: Any) -> None:
         if self.on:
