@@ -179,9 +179,9 @@ class Arrivals(Generic[Item]):
         self._free.extend(tickets)
 
     def sleep(self, seconds: float | None, awaited: Sequence[int] | None = None) -> None:
-        """Sleep until a ticket has arrived that was not taken, or `wake` is called, or the time is over. Or less long.
+        """Sleep until a ticket has arrived that was not taken, or `wake` is called, or the time is over.
 
-        `awaited`: only these tickets, two at most, end the sleep if they arrive during it.
+        It may end earlier. `awaited`: only these tickets, two at most, end the sleep if they arrive during it.
         """
         first, second = (*(awaited or ()), 0, 0)[:2]
         how = _UNTIL_ANY if awaited is None else _UNTIL_AWAITED
