@@ -25,7 +25,26 @@ def start(**options: Any) -> tuple[argparse.Namespace, Any]:
     logging.getLogger().setLevel(logging.INFO)
     mx.random.seed(7)
     np.random.seed(7)
-    return given, mx.kv.create(given.kv_store)
+    kv = mx.kv.create(given.kv_store)
+    if given.kv_store == "dist_sync":
+        _wait_for_first_weights()
+    return given, kv
+
+
+def _wait_for_first_weights() -> None:
+    """Let no worker of MXNet's own store send a gradient before all have the first weights.
+
+    MXNet's Trainer asks for them after the first gradients are computed. If it updates the weights itself, the sums of
+    these gradients replace the weights at the servers, and a worker whose request comes late gets the sums.
+    """
+    begin = mx.gluon.Trainer._init_params
+
+    def begin_together(trainer: Any) -> None:
+        begin(trainer)
+        mx.nd.waitall()
+        trainer._kvstore._barrier()  # the store itself must not live as long as this function
+
+    mx.gluon.Trainer._init_params = begin_together
 
 
 def part(batch: np.ndarray, kv: Any) -> np.ndarray:

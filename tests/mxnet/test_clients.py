@@ -56,7 +56,6 @@ NOT_DIST_SYNC = {
     "matrix_factorisation.py": "a server mixes up the rows of two sparse keys and ends, and the workers wait for ever",
     "estimated.py": "its checkpoints have the optimizer's states, which are not saved in distributed training",
     "fine_tuning.py": "the servers are not told the lr_mult of Gluon's parameters",
-    "mixed_precision.py": "a worker that pulls the first weights late gets the first gradients, which replace them",
 }
 """Clients that MXNet's own servers cannot run, or run with other results than its local store, and why."""
 
