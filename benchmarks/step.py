@@ -51,7 +51,7 @@ def step(
     workers: Annotated[int, typer.Option(min=1, help="Workers, the ranks of a job.")] = 2,
     steps: Annotated[int, typer.Option(min=1, help="Steps that are timed together.")] = 10,
     untimed: Annotated[int, typer.Option(min=1, help="Untimed steps before these.")] = 5,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the result is their median.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the result is their median.")] = 9,
     contenders: Annotated[str, typer.Option(help=f"Contenders to measure: {', '.join(CONTENDERS)}.")] = ",".join(USUAL),
     update: Annotated[str, typer.Option(help="Who updates: the store, the Trainer.")] = ",".join(UPDATES),
     link: Annotated[str, typer.Option(help="Put each worker on a node behind a link of this rate, e.g. 1gbit.")] = "",
