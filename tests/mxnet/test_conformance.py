@@ -39,6 +39,15 @@ def test_mxnets_local_store_conforms() -> None:
     assert run([*CHECKS, "local"], {}) == "no difference\n"
 
 
+@pytest.mark.parametrize(("words", "told"), [("nosuch", "no type 'nosuch'"), ("local dtype", "no check 'dtype'")])
+def test_names_that_do_not_exist_are_refused(words: str, told: str) -> None:
+    """MXNet itself would make a `local` store of any name."""
+    command = [sys.executable, *CHECKS, *words.split()]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert told in done.stderr
+
+
 @pytest.mark.parametrize("store", ["dist_hybridps_sync", "dist_hybridps_elastic"])
 def test_ours_conform_alone(store: str) -> None:
     assert run([*CHECKS, store], SMALL) == "no difference\n"
