@@ -39,13 +39,24 @@ def test_mxnets_local_store_conforms() -> None:
     assert run([*CHECKS, "local"], {}) == "no difference\n"
 
 
-@pytest.mark.parametrize(("words", "told"), [("nosuch", "no type 'nosuch'"), ("local dtype", "no check 'dtype'")])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("nosuch", "no type 'nosuch'"),
+        ("dist_hybridps_nosuch", "'dist_hybridps_nosuch' is unknown"),
+        ("local dtype", "no check 'dtype'"),
+    ],
+)
 def test_names_that_do_not_exist_are_refused(words: str, told: str) -> None:
     """MXNet itself would make a `local` store of any name."""
     command = [sys.executable, *CHECKS, *words.split()]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert told in done.stderr
+
+
+def test_other_names_of_types_are_known() -> None:
+    assert run([*CHECKS, "dist_hybridps_dist-esgd", "keys_may_be_words"], SMALL) == "no difference\n"
 
 
 @pytest.mark.parametrize("store", ["dist_hybridps_sync", "dist_hybridps_elastic"])

@@ -11,8 +11,8 @@ from mxnet.kvstore import KVStoreBase
 
 from hybridps.kvstore.conformance import CHECKS, NOT_DIST_SYNC, differences
 
-MXNETS = ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist_async")
-"""The types of MXNet's own store, which takes any other name for `local`."""
+MXNETS = ("local", "device", "nccl")
+"""The types of MXNet's own store in one process. It takes any other name for `local`, unless it begins with `dist`."""
 
 
 def main(
@@ -20,9 +20,15 @@ def main(
     checks: Annotated[list[str] | None, typer.Argument(metavar="CHECK", help="Checks to run. Default: all.")] = None,
 ) -> None:
     """Compare a type of KVStore with MXNet's `local`, and print the differences."""
-    known = sorted({*MXNETS, *KVStoreBase.kv_registry})
-    if kind not in known:
-        raise typer.BadParameter(f"there is no type {kind!r}: give one of {', '.join(known)}")
+    kind = kind.lower()  # as MXNet does
+    try:
+        is_mxnets = kind not in KVStoreBase.kv_registry
+    except mx.MXNetError as error:
+        raise typer.BadParameter(str(error)) from None
+    is_distributed = kind.startswith("dist")
+    if is_mxnets and not is_distributed and kind not in MXNETS:
+        known = ", ".join([*MXNETS, "dist_sync", *KVStoreBase.kv_registry])
+        raise typer.BadParameter(f"there is no type {kind!r}: give one of {known}")
     for name in checks or ():
         if name not in CHECKS:
             raise typer.BadParameter(f"there is no check {name!r}: give some of {', '.join(CHECKS)}")
@@ -30,7 +36,7 @@ def main(
     def create() -> Any:
         return mx.kv.create(kind)
 
-    if kind.startswith("dist") and kind in MXNETS:
+    if is_mxnets and is_distributed:
         # A process can have only one of MXNet's own distributed stores, as the end of a store stops the servers.
         lines = differences(cache(create), checks or [name for name in CHECKS if name not in NOT_DIST_SYNC])
     else:
