@@ -84,11 +84,13 @@ def arrays(store, rule, table="w"):
     return found
 
 
-def await_snapshot(path, servers, server=0):
-    """Return when a snapshot was begun and completed by all servers since the call."""
-    since, place = time.time() * 1000, SnapshotFolder(str(path)).of("job", server, servers)
+def await_snapshot(path, servers, those=None):
+    """Return when a snapshot was begun and completed since the call, by all servers or by `those`."""
+    since, folder = time.time() * 1000, SnapshotFolder(str(path))
+    places = [folder.of("job", server, servers) for server in those or range(servers)]
     deadline = time.monotonic() + 30
-    while not any(number > since for number in place.common()):
+    # Those of each server, because `common` passes over a server that has no folder yet.
+    while max(set.intersection(*(set(place.numbers()) for place in places)), default=0) <= since:
         assert time.monotonic() < deadline, os.listdir(path)
         time.sleep(0.01)
 
@@ -171,8 +173,8 @@ def test_a_server_that_cannot_follow_the_first_one_refuses(tmp_path):
     """Each has a disk of its own, and that of the second one is new."""
     with serving(None, 2, [tmp_path / "a", tmp_path / "b"]) as addresses, joined(addresses) as (store, _):
         exchange(store, 1)
-        await_snapshot(tmp_path / "a", 2)
-        await_snapshot(tmp_path / "b", 2, 1)
+        await_snapshot(tmp_path / "a", 2, [0])
+        await_snapshot(tmp_path / "b", 2, [1])
     with serving(None, 2, [tmp_path / "a", tmp_path / "c"]) as addresses:
         refused = pytest.raises(ServerError, match=r"server 1 of 2 has no values of snapshot \d+ of table 'w' in .*/c/")
         with refused, joined(addresses):

@@ -6,10 +6,11 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from hybridps.compiled.arrivals import arrive
+from hybridps.compiled.arrivals import _AWAKE, _SLEEP, arrive
 from hybridps.step.inbox import Inbox
 from hybridps.step.schedule import Item, do_nothing
 
@@ -39,11 +40,12 @@ def posted(inbox: Inbox, *names: str) -> list[Named]:
 
 
 def waiting(inbox: Inbox, take: Callable[[], bool]) -> tuple[threading.Thread, list[bool]]:
-    """A thread that waits, and what it will have returned."""
+    """A thread that sleeps now, and what its call will have returned."""
     came: list[bool] = []
     thread = threading.Thread(target=lambda: came.append(take()))
     thread.start()
-    while not inbox._sleeps:
+    stat = Path(f"/proc/self/task/{thread.native_id}/stat")
+    while inbox.arrivals._state[_SLEEP] == _AWAKE or stat.read_text().rpartition(")")[2].split()[0] != "S":
         time.sleep(0.001)
     return thread, came
 
