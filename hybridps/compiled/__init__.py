@@ -3,6 +3,26 @@
 Callers compile functions with `compiled`, and pass any number of arrays by their `addresses`.
 """
 
-from hybridps.compiled.compiler import addresses, at, compiled, compiled_callback, compiled_sums, seen
+from hybridps.compiled.compiler import (
+    addresses,
+    array_at,
+    at,
+    compiled,
+    compiled_callback,
+    compiled_for,
+    compiled_sums,
+    seen,
+    words_at,
+)
 
-__all__ = ["addresses", "at", "compiled", "compiled_callback", "compiled_sums", "seen"]
+__all__ = [
+    "addresses",
+    "array_at",
+    "at",
+    "compiled",
+    "compiled_callback",
+    "compiled_for",
+    "compiled_sums",
+    "seen",
+    "words_at",
+]

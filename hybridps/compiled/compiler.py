@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numba import carray, cfunc, njit, types
 from numba.extending import intrinsic
+from numba.np.numpy_support import from_dtype
+from numpy.typing import DTypeLike
 
 from hybridps.compiled.cache import SharedCache
 from hybridps.memory import address_of
@@ -56,6 +58,12 @@ def compiled_callback(signature: str) -> Callable[[Callable[..., Any]], Any]:
     return compile_
 
 
+def compiled_for(function: Any, *dtypes: DTypeLike) -> Callable[..., Any]:
+    """Return a compiled function for numbers of these dtypes. Calls do not look at types, which takes 0.2 to 0.3 us."""
+    entry: Callable[..., Any] = function.compile(tuple(from_dtype(np.dtype(dtype)) for dtype in dtypes))
+    return entry
+
+
 def addresses(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Return the addresses of the arrays (int64). The caller must hold the arrays while it uses the addresses."""
     return np.array([address_of(array) for array in arrays], np.int64)
@@ -63,8 +71,8 @@ def addresses(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 @intrinsic  # type: ignore[misc]
 def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
-    """Return `address` as a pointer to the dtype of the array `like`."""
-    kind = types.CPointer(like.dtype)
+    """Return `address` as a pointer to the dtype of `like`, an array or an element."""
+    kind = types.CPointer(getattr(like, "dtype", like))
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(kind))
@@ -93,6 +101,12 @@ def words_at(address, count):  # type: ignore[no-untyped-def]
 def seen(address, start, size, like):  # type: ignore[no-untyped-def]
     """Return the `size` elements at `address` from element `start` on, of the dtype of `like`. Nothing is copied."""
     return carray(_pointer(address + start * like.itemsize, like), (size,))
+
+
+@compiled
+def array_at(address, shape, like):  # type: ignore[no-untyped-def]
+    """Return the array of this shape at `address`, of the dtype of the element `like`. Nothing is copied."""
+    return carray(_pointer(address, like), shape)
 
 
 @compiled

@@ -23,10 +23,10 @@ def allreduce_(
     lengths and dtypes on all ranks; `Group` says what is checked.
     """
     asked, rows = (op, start, stop, divisor), tensor.rows
-    if rows is not None and asked in rows.plans:
-        planned_group, chosen, reduction, nbytes = rows.plans[asked]
-        if planned_group is group and chosen is rows.levels.chosen:
-            rows.levels.combine_here_(reduction, nbytes)
+    if rows is not None and (plan := rows.plans.get(asked)) is not None:
+        levels = rows.levels
+        if plan.group is group and plan.chosen is levels.chosen:
+            levels.combine_here_(plan.reduction, plan.nbytes)
             return
     check_operation(op, tensor.dtype)
     start, stop = tensor.span(start, stop)

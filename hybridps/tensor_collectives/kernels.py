@@ -13,7 +13,7 @@ from numba import types
 from numba.extending import overload
 
 from hybridps.codecs.bits import from_brain, from_half, to_brain, to_half
-from hybridps.compiled import compiled
+from hybridps.compiled import array_at, compiled
 
 SUM, MAX, MIN = 0, 1, 2
 CODE = {"sum": SUM, "mean": SUM, "max": MAX, "min": MIN}
@@ -27,7 +27,10 @@ BITS_OF = {"float16": "uint16", "bfloat16": "int16"}
 
 
 def _decode(stored: Any) -> Any:
-    """Return the value of an element of a row."""
+    """Return the value of an element of a row.
+
+    Where this is inlined, numba removes writes to arrays that a call has returned: pass such arrays as arguments.
+    """
     raise NotImplementedError("compiled code only")
 
 
@@ -113,6 +116,12 @@ def _divide(total, divisor):  # type: ignore[no-untyped-def]
     if divisor != 1:
         for i in range(total.size):
             total[i] /= divisor
+
+
+@compiled
+def work_at(address, size, like):  # type: ignore[no-untyped-def]
+    """Return the memory at `address` in which blocks are combined, for rows of the dtype of the element `like`."""
+    return array_at(address, (size,), _decode(like))
 
 
 @compiled

@@ -158,8 +158,7 @@ class Levels:
 
     def count(self, nbytes: int) -> None:
         """Add payload that this rank hands to a collective in shared memory to `bytes_moved`."""
-        if self.group.size > 1:
-            self._bytes_moved += nbytes
+        self._bytes_moved += nbytes
 
     def combine_(
         self,
@@ -208,11 +207,9 @@ class Levels:
 
         `nbytes`: the payload of this rank. A small allreduce takes a microsecond, and every call in it counts.
         """
-        assert self._node is not None
-        if self.group.size > 1:
-            self._bytes_moved += nbytes
+        self._bytes_moved += nbytes
         try:
-            self._node.combine_(reduction)
+            self._node.combine_(reduction)  # type: ignore[union-attr]
         except BaseException:
             self.give_up()
             raise
@@ -249,7 +246,7 @@ class Levels:
     @property
     def bytes_moved(self) -> int:
         """The payload bytes that this rank has handed to collectives of the group so far; 0 in a group of one."""
-        return self.group.bytes_moved + self._bytes_moved
+        return self.group.bytes_moved + self._bytes_moved if self.group.size > 1 else 0
 
     def close(self) -> None:
         if self._node is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -68,7 +69,8 @@ class Rows:
         return self._starts[rank], self._starts[rank + 1]
 
 
-class AllreducePlan(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class AllreducePlan:
     """An allreduce on a single node that can be repeated, while the group and the choices are the same."""
 
     group: Group

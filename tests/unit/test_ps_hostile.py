@@ -10,11 +10,12 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from itertools import count
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -644,32 +645,45 @@ def test_jobs_that_crashed_make_room_for_messages_of_others():
 
 
 def test_a_register_of_a_few_bytes_costs_the_loop_nothing():
-    """2^20 elements in chunks of 4 bytes: nothing is made for each chunk, whatever the number of servers."""
+    """2^20 elements in chunks of 4 bytes: no work is done for each chunk, whatever the number of servers."""
     warm_up(Sum(), "float32")
     for servers in (1, 4096):
         jobs = Jobs(1 << 40)
         jobs.enter("job", 0, 2)
         spec = TableSpec(Layout.of("float32", {"w": (1 << 20,)}), Sum(), BulkSynchronous(), 4, 0, servers)
         assert len(wire.encode(wire.Register(1, "w", spec, False))) < 200
-        seconds, outcomes = timed(partial(jobs.register, origin(0, 1), "w", spec))
+        with counted() as costs:
+            outcomes = list(jobs.register(origin(0, 1), "w", spec))
         while outcomes:
             task = outcomes.pop(0)
             if isinstance(task, Task):
-                more, found = timed(partial(after, task, task.run()))
-                seconds += more
-                outcomes[:0] = found
-        assert seconds < 0.02
+                result = task.run()
+                with counted(costs):
+                    outcomes[:0] = task.then(result)
+        assert 100 < costs.lines < 10_000
+        # Nothing but eight bytes, which are zero and therefore not written.
+        assert 1000 < costs.peak_bytes < 8 * (1 << 20) + 500_000
         assert not jobs.table(origin(0, 1), "w")._chunks
 
 
-def after(task, result):
-    return [*task.then(result)]
+@contextmanager
+def counted(costs=None):
+    """Count the lines of Python that run in the block, and the bytes that it has at once. Adds to `costs`."""
+    costs = costs or SimpleNamespace(lines=0, peak_bytes=0)
 
+    def note(frame, event, argument):
+        costs.lines += event == "line"
+        return note
 
-def timed(call):
-    began = time.thread_time()
-    result = call()
-    return time.thread_time() - began, result
+    before = sys.gettrace()
+    tracemalloc.start()
+    sys.settrace(note)
+    try:
+        yield costs
+    finally:
+        sys.settrace(before)
+        costs.peak_bytes += tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
 
 
 def test_a_message_of_too_many_frames_is_refused_and_forgotten():

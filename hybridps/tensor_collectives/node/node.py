@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hybridps.errors import DeadlineError, GroupError, LayoutError
-from hybridps.memory import ALIGNMENT, private_memory
+from hybridps.memory import ALIGNMENT, address_of, private_memory
 from hybridps.mpi_groups.group import Group, rank_ended
 from hybridps.shared_memory import attach_shared, create_shared, gather, shared_memory, shared_name
 from hybridps.tensor_collectives.node import barrier
@@ -36,17 +37,16 @@ VOTE_WORD = 2
 with an odd number."""
 
 
-class Reduction(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Reduction:
     """A combination of rows, which can be repeated."""
 
-    plan: np.ndarray
-    """As int64: this rank, the operation (of `kernels.CODE`), this rank's part of the elements, the first and the last
-    + 1 of the rows that get the result, whether NaN and Inf are looked for, and whether blocks are combined in row 0.
-    """
-    divisor: float
-    rows: np.ndarray
-    work: np.ndarray
-    """The memory in which blocks are combined."""
+    run: Callable[[int, int, float], int]
+    """The compiled function of `barrier.meet_and_combine`."""
+    plan: int
+    """The address of its plan."""
+    memory: tuple[np.ndarray, ...]
+    """The plan, and the memory that it names by addresses."""
 
 
 class Node:
@@ -67,7 +67,7 @@ class Node:
         self._counters = self._share(self.size * ALIGNMENT).view(np.int64)
         """A line for each rank, which only that rank writes: the count of its meetings, or `GIVEN_UP`; its progress in
         an operation; its last two votes; and where it found NaN or Inf."""
-        self._address = self._counters.ctypes.data
+        self._address = address_of(self._counters)
         self.awaited: int | None = None
         """The rank that this one is waiting for, as another thread may read; None while it waits for nobody."""
         self._met = 0
@@ -144,20 +144,27 @@ class Node:
         """
         part = part_of(self.rank, self.size, start, stop, rows.itemsize)
         work = rows.scratch if rows.row is None or targets[0] > 0 else rows.row
-        plan = np.array([self.rank, code, *part, *targets, rows.looks, work is rows.row], np.int64)
-        return Reduction(plan, divisor, rows.array, work)
+        array, in_place = rows.array, work is rows.row
+        where = (address_of(array), *array.shape, address_of(work), work.size, in_place)
+        what = (code, *part, *targets, rows.looks)
+        plan = np.array([self._address, self.size, self.rank, *what, *where, 0], np.int64)
+        plan[barrier.DIVISOR :].view(np.float64)[0] = divisor
+        run = barrier.meet_and_combine(array.dtype)
+        return Reduction(run, address_of(plan), (plan, array, work, self._counters))
 
     def combine_(self, reduction: Reduction) -> None:
         """Replace elements of rows by their combination. It may be repeated. Raises the errors of `meet`."""
-        plan, divisor, rows, work = reduction
-        self._met = came = self._met + 2
-        outcome = barrier.meet_and_combine_(self._counters, came - 1, plan, divisor, rows, work)
-        if outcome == barrier.DONE:
+        run, plan = reduction.run, reduction.plan
+        met = self._met + 1
+        self._met = met + 1
+        missing = run(plan, met, 0)
+        if not missing:
             return
-        if outcome == barrier.NOT_ALL_CAME:
-            self._wait(came - 1, "a collective")
-            barrier.combine_and_find_(self._counters, plan, divisor, rows, work)
-        self._wait(came, "the end of a collective")
+        if missing == barrier.FIRST_MEETING:
+            self._wait(met, "a collective")
+            missing = run(plan, met, 0)
+        if missing:
+            self._wait(met + 1, "the end of a collective")
 
     def note_not_finite(self, row: int, element: int) -> None:
         """Note what this rank found in its part of a combination: a row with NaN or Inf (-1: none), and the element."""
