@@ -16,10 +16,10 @@ from hybridps.events import Event, Paced, Recovered, Slowed
 pytestmark = pytest.mark.timeout(60)
 
 KEYS = list(test_step.KEYS)
-USUAL_SECONDS, LONGER_SECONDS = 0.02, 0.06
+USUAL_SECONDS, LONGER_SECONDS = 0.04, 0.12
 """What a rank's own part of a step takes: it does nothing for so long."""
 
-SLOW_STEPS, AHEAD_STEPS = range(20, 50), 100
+SLOW_STEPS, AHEAD_STEPS = range(20, 50), 60
 
 
 def train(model: test_step.Model, slow: int | None, steps: int, waits: bool = False) -> list[Event]:
