@@ -47,6 +47,8 @@ class Training:
             kvstore=told.kvstore or None,
             update_on_kvstore=told.update_on_kvstore if told.kvstore else None,
         )
+        if told.kvstore in ("dist_sync", "dist_device_sync") and not told.update_on_kvstore:
+            self._wait_for_first_weights()
 
     def run(self, steps: int) -> None:
         """Run steps. Returns when all of their work is done."""
@@ -56,6 +58,20 @@ class Training:
             loss.backward()
             self.trainer.step(self.whole_batch)
         mx.nd.waitall()
+
+    def _wait_for_first_weights(self) -> None:
+        """Let no worker of MXNet's own store send a gradient before all have the first weights.
+
+        Otherwise a worker that asks late may get the sum of the first gradients (docs/migrating.md).
+        """
+        begin = self.trainer._init_params
+
+        def begin_together() -> None:
+            begin()
+            mx.nd.waitall()
+            self.trainer._kvstore._barrier()
+
+        self.trainer._init_params = begin_together
 
     def last_norm(self) -> float:
         *_, last = self.parameters.values()
