@@ -80,33 +80,22 @@ def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
     return kind(types.int64, like), generate
 
 
-@intrinsic  # type: ignore[misc]
-def _words(typing_context: Any, address: Any) -> Any:
-    """Return `address` as a pointer to int64."""
-    kind = types.CPointer(types.int64)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(kind))
-
-    return kind(types.int64), generate
+@compiled
+def array_at(address, shape, like):  # type: ignore[no-untyped-def]
+    """Return the array of this shape at `address`, of the dtype of the element `like`. Nothing is copied."""
+    return carray(_pointer(address, like), shape)
 
 
 @compiled
 def words_at(address, count):  # type: ignore[no-untyped-def]
     """Return the `count` int64 words at `address`. Nothing is copied."""
-    return carray(_words(address), (count,))
+    return array_at(address, (count,), np.int64(0))
 
 
 @compiled
 def seen(address, start, size, like):  # type: ignore[no-untyped-def]
     """Return the `size` elements at `address` from element `start` on, of the dtype of `like`. Nothing is copied."""
     return carray(_pointer(address + start * like.itemsize, like), (size,))
-
-
-@compiled
-def array_at(address, shape, like):  # type: ignore[no-untyped-def]
-    """Return the array of this shape at `address`, of the dtype of the element `like`. Nothing is copied."""
-    return carray(_pointer(address, like), shape)
 
 
 @compiled
