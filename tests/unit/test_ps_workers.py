@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import select
 import threading
+import weakref
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from hybridps.ps.model import Task
@@ -39,6 +41,16 @@ def test_tasks_of_two_threads_that_were_handed_out_together_are_reported_togethe
     assert is_told(workers)
     assert len(workers.collect(is_ready=True)) == 2
     assert workers.backlog == 0
+
+
+def test_a_thread_without_work_keeps_no_values_of_the_last_task(workers: Workers) -> None:
+    values, is_gone = np.zeros(1), threading.Event()
+    weakref.finalize(values, is_gone.set)
+    workers.hand([task(0, values.sum, sends=True)])
+    del values
+    assert is_told(workers)
+    workers.collect(is_ready=True)
+    assert is_gone.wait(SECONDS)
 
 
 def test_many_tasks_are_reported_a_few_at_a_time(workers: Workers) -> None:

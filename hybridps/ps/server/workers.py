@@ -125,11 +125,18 @@ class Workers:
     def _run(self, given: queue.SimpleQueue[_Given | None], core: int | None) -> None:
         if core is not None:
             os.sched_setaffinity(0, {core})
-        while (each := given.get()) is not None:
-            self._done.put((each.task, _do(each.task)))
-            done = next(each.batch.done)
-            if done == each.batch.size or done % TOGETHER == 0 or each.task.sends:
-                self.wake()
+        while self._do_given(given.get()):  # while it waits, no variable keeps the values of the last task
+            pass
+
+    def _do_given(self, each: _Given | None) -> bool:
+        """Do a task, and return True; False if there is none."""
+        if each is None:
+            return False
+        self._done.put((each.task, _do(each.task)))
+        done = next(each.batch.done)
+        if done == each.batch.size or done % TOGETHER == 0 or each.task.sends:
+            self.wake()
+        return True
 
 
 def _do(task: Task) -> Any:
