@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import msgspec
@@ -20,11 +21,14 @@ from in_thread import in_thread
 from hybridps.config import Settings, to_environment, without_secrets
 from hybridps.errors import ConfigError, ServerError
 from hybridps.memory import Layout
-from hybridps.ps.client import Client
+from hybridps.ps.client import Client, ask
+from hybridps.ps.client.sockets import Sockets
 from hybridps.ps.keys import AllowList, Credentials, Quotas, make_tenant
 from hybridps.ps.model import Joining
 from hybridps.ps.rules import Sum
 from hybridps.ps.server import Server
+from hybridps.ps.wire import Silence
+from hybridps.ps.zmq_sockets import has_message
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -126,6 +130,27 @@ def test_keys_for_a_server_that_has_none(folder):
         pytest.raises(ServerError, match="with keys: it has none"),
     ):
         client(address, folder / "for-alice")
+
+
+def asked(address, folder):
+    return ask(address, Silence(1, 1.0), settings(folder), 5.0)
+
+
+@pytest.mark.parametrize("talk", [client, asked])
+def test_a_handshake_that_has_failed_before_anything_is_sent(folder, monkeypatch, talk):
+    def opened(self, address, really=Sockets._open):
+        really(self, address)
+        assert self.monitors[-1].poll(5000)
+        for _ in range(5):  # its threads and the socket agree on the end of a connection in several steps
+            time.sleep(0.1)
+            assert not has_message(self.sockets[-1])
+
+    monkeypatch.setattr(Sockets, "_open", opened)
+    with (
+        serving(address="tcp://127.0.0.1:*") as address,
+        pytest.raises(ServerError, match="with keys: it has none"),
+    ):
+        talk(address, folder / "for-alice")
 
 
 def test_beyond_the_loopback_keys_are_demanded():

@@ -28,13 +28,13 @@ def ask(
     sockets = Sockets([address], credentials, None)
     try:
         (socket,), (monitor,) = sockets.sockets, sockets.monitors
-        socket.send(wire.encode(message))
+        sockets.send(0, [wire.encode(message)])
         deadline = time.monotonic() + seconds
         while not has_message(socket):
             sockets.poller.poll(50)
             while has_message(monitor):
                 if sockets.is_restored(0):
-                    socket.send(wire.encode(message))
+                    sockets.send(0, [wire.encode(message)])
             if time.monotonic() > deadline:
                 raise ServerError(
                     f"no answer from {address} within {seconds:g} s: is the job running, is this the address of its "

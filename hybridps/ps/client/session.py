@@ -194,7 +194,7 @@ class Session:
     def send(self, server: int, message: wire.Message, payloads: Sequence[np.ndarray] = ()) -> None:
         """Hand a message to the transport. Payloads are not copied; they must not change until the answer arrives."""
         frames = [wire.encode(message), *(payload.view(np.uint8).data for payload in payloads)]
-        self._sockets.sockets[server].send_multipart(frames, copy=not payloads)
+        self._sockets.send(server, frames, copy=not payloads)
 
     def _greet(self, server: int) -> None:
         """Introduce the group to a server. While another process is that group, wait until it is lost."""

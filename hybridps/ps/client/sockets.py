@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,6 +80,15 @@ class Sockets:
             if event != zmq.Event.HANDSHAKE_FAILED_NO_DETAIL or (is_new and self._failed[server] == _ATTEMPTS):
                 raise self._refused(server, event)
         return False
+
+    def send(self, server: int, frames: Sequence[Any], copy: bool = True) -> None:
+        """Send a message. Unless `copy`, its memory must not change until the answer arrives.
+
+        ZeroMQ gives up a connection whose handshake broke the protocol, for example because the server has no keys.
+        The message is then lost, as with any lost connection, and `is_restored` raises an error.
+        """
+        with contextlib.suppress(zmq.Again):  # without a connection, ZeroMQ would wait forever
+            self.sockets[server].send_multipart(frames, zmq.NOBLOCK, copy=copy)
 
     def make(self, most_unsent: int, most_bytes: int) -> Any:
         """Make a socket that keeps `most_unsent` messages (0: all), and accepts messages of up to `most_bytes`."""
