@@ -123,8 +123,9 @@ _shared: SharedJob | None = None
 def hold(algorithm: str | None = None) -> SharedJob:
     """Return the job of this process; the first call joins it. `algorithm`: that of the first store's type, if any.
 
-    From then on an unhandled exception ends the group, and the end of the process ends its part in the job. Raises
-    ConfigError if MXNet's engine cannot run operations beside the program.
+    That waits for all operations of MXNet. From then on an unhandled exception ends the group, and the end of the
+    process ends its part in the job. Raises ConfigError if MXNet's engine cannot run operations beside the program, and
+    the error of an operation that has failed.
     """
     global _shared
     if _shared is None:
@@ -132,6 +133,8 @@ def hold(algorithm: str | None = None) -> SharedJob:
             raise ConfigError(
                 "MXNET_ENGINE_TYPE=NaiveEngine runs one operation after the other, and so would wait for ever: unset it"
             )
+        # MPI sets environment variables when it starts. Operations of MXNet read some, and C forbids both at once.
+        mx.nd.waitall()
         _shared = SharedJob(algorithm)
         sys.excepthook = lambda kind, error, trace: end_group(error)
         atexit.register(release)

@@ -117,3 +117,35 @@ def test_the_type_says_whether_the_trainer_lets_the_store_update() -> None:
 
     assert [mode_of(name) for name in ("sync", "async", "stale", "elastic")] == ["", "", "_async", "_sync"]
     assert {"dist_hybridps_stale_async", "dist_hybridps_elastic_sync"} <= TYPES.keys()
+
+
+BUSY = """
+import ctypes, threading, time
+import mxnet as mx
+from hybridps.kvstore import process
+from hybridps.kvstore.arrays import push_operation
+from hybridps.kvstore.ps_lite.native import _DONE, _START
+
+has_ended = threading.Event()
+
+@_START
+def slow(_, on_complete, number):
+    time.sleep(1)
+    has_ended.set()
+    callback, engine, parameter = on_complete.contents
+    _DONE(callback or 0)(engine, parameter, None)
+
+def looked(*arguments, then=process.open_job, **options):
+    print("idle" if has_ended.is_set() else "busy")
+    return then(*arguments, **options)
+
+process.open_job = looked
+large = mx.nd.ones((2000, 2000))
+push_operation([mx.nd.dot(large, large)], slow, 0)
+mx.kv.create("dist_hybridps_sync")
+"""
+
+
+def test_no_operation_is_under_way_when_mpi_starts() -> None:
+    done = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "idle\n", done.stderr
