@@ -156,7 +156,7 @@ def of_peer(beyond: dict[Way, float], way: Way) -> float | None:
 
 def check_same(measured: Measured) -> None:
     """Raise RuntimeError if the contenders with a store have trained to different weights."""
-    norms = {way: each[0].timed[0].last_norm for way, each in measured.items() if way[0] != ALONE}
+    norms = {way: each[0].timed[0].last_norm for way, each in measured.items() if CONTENDERS[way[0]].kvstore}
     least, most = min(norms, key=norms.__getitem__, default=None), max(norms, key=norms.__getitem__, default=None)
     if least and most and norms[most] - norms[least] > TOLERANCE * norms[most]:
         raise RuntimeError(f"{least} and {most} trained to different weights, of norms {norms[least]}, {norms[most]}")

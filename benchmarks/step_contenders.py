@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,6 +59,8 @@ class Contender:
     name: str
     kvstore: str
     start: Callable[[Cluster, Sequence[str], ExitStack], Processes]
+    meets: bool = False
+    """Whether all workers wait for each other after each timed step."""
 
     @property
     def updates(self) -> tuple[str, ...]:
@@ -71,7 +73,8 @@ def measure(contender: Contender, told: Told, update_on_kvstore: bool, links: Li
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hybridps-"))
         given = {"kvstore": contender.kvstore, "update_on_kvstore": update_on_kvstore, "meeting": f"{folder}/meeting"}
-        told = msgspec.structs.replace(told, **given, trace=bool(links) and contender.kvstore == OURS)
+        is_traced = bool(links) and contender.kvstore == OURS
+        told = msgspec.structs.replace(told, **given, trace=is_traced, meets=contender.meets)
         meeting = stack.enter_context(socket.socket(socket.AF_UNIX))
         meeting.bind(told.meeting)
         meeting.listen(told.workers)
@@ -79,8 +82,11 @@ def measure(contender: Contender, told: Told, update_on_kvstore: bool, links: Li
         processes = contender.start(Cluster(told.workers, folder, links), command, stack)
         workers = [stack.enter_context(_accepted(meeting, contender, processes)) for _ in range(told.workers)]
         lines = [stack.enter_context(worker.makefile("rb")) for worker in workers]
-        for worker in workers:
-            worker.sendall(b"!")
+        _release(workers)
+        for _ in range(told.steps if contender.meets else 0):
+            for line in lines:
+                line.read(1)  # nothing if the worker has ended, which is noticed below
+            _release(workers)
         timed = [_hear(each.readline(), contender) for each in lines]
     _check_same([each.last_norm for each in timed], contender)
     return timed
@@ -101,6 +107,13 @@ def _accepted(meeting: socket.socket, contender: Contender, processes: Processes
         worker.settimeout(START_SECONDS)
         return worker
     raise RuntimeError(f"the workers of {contender.name} were not ready within {START_SECONDS:g} s")
+
+
+def _release(workers: Sequence[socket.socket]) -> None:
+    """Let all workers go on."""
+    for worker in workers:
+        with suppress(BrokenPipeError):  # it has ended
+            worker.sendall(b"!")
 
 
 def _hear(line: bytes, contender: Contender) -> Timed:
@@ -195,6 +208,7 @@ CONTENDERS = {
     contender.name: contender
     for contender in (
         Contender("compute", "", _without_store),
+        Contender("barrier", "", _without_store, meets=True),
         Contender("dist_sync", "dist_sync", _of_mxnet),
         Contender("dist_device_sync", "dist_device_sync", _of_mxnet),
         Contender("hybridps_group", OURS, _in_a_group),

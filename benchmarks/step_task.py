@@ -20,6 +20,8 @@ class Told(msgspec.Struct, frozen=True):
     """The path of the socket."""
     trace: bool = False
     """Whether the communication of hybridps is traced."""
+    meets: bool = False
+    """Whether all workers wait for each other after each timed step."""
 
 
 class TracedBucket(msgspec.Struct, frozen=True):

@@ -50,13 +50,17 @@ class Training:
         if told.kvstore in ("dist_sync", "dist_device_sync") and not told.update_on_kvstore:
             self._wait_for_first_weights()
 
-    def run(self, steps: int) -> None:
-        """Run steps. Returns when all of their work is done."""
+    def run(self, steps: int, meeting: socket.socket | None = None) -> None:
+        """Run steps. Returns when all of their work is done. `meeting`: where all workers meet after each step."""
         for _ in range(steps):
             with autograd.record():
                 loss = self.loss(self.network(self.images), self.labels)
             loss.backward()
             self.trainer.step(self.whole_batch)
+            if meeting is not None:
+                mx.nd.waitall()
+                meeting.sendall(b"!")
+                meeting.recv(1)
         mx.nd.waitall()
 
     def _wait_for_first_weights(self) -> None:
@@ -92,7 +96,7 @@ def main(told: Told) -> None:
         if trace:
             trace.on = True
         began, cpu = time.monotonic(), time.process_time()
-        training.run(told.steps)
+        training.run(told.steps, meeting if told.meets else None)
         ended, cpu_ended = time.monotonic(), time.process_time()
         cpu_seconds, traced = cpu_ended - cpu, trace.steps() if trace else []
         done = Timed(began, ended, cpu_seconds, training.last_norm(), training.parameter_bytes(), traced)

@@ -22,7 +22,8 @@ from benchmarks.step_task import Round, Timed, Told, TracedBucket, TracedStep  #
 from hybridps import links  # noqa: E402
 
 needs_mxnet = pytest.mark.skipif(util.find_spec("mxnet") is None, reason="MXNet is not installed")
-CONTENDERS = ("compute", "dist_sync", "dist_device_sync", "hybridps_group", "hybridps_servers")
+WITHOUT_STORE = ("compute", "barrier")
+CONTENDERS = (*WITHOUT_STORE, "dist_sync", "dist_device_sync", "hybridps_group", "hybridps_servers")
 TINY = ["--network", "mobilenet0.25", "--image-size", "32", "--batch-size", "1", "--steps", "2", "--untimed", "3"]
 
 
@@ -49,21 +50,21 @@ def run(folder: Path, *options: str) -> dict[tuple[str, str], dict[str, Any]]:
 @pytest.mark.parametrize(
     ("contenders", "updates"),
     [
-        (("compute", "dist_sync", "hybridps_servers"), ["server"]),
+        ((*WITHOUT_STORE, "dist_sync", "hybridps_servers"), ["server"]),
         pytest.param(CONTENDERS, ["server", "worker"], marks=pytest.mark.nightly),
     ],
 )
 def test_who_updates(tmp_path: Path, contenders: tuple[str, ...], updates: list[str]) -> None:
     found = run(tmp_path, "--rounds", "1", "--contenders", ",".join(contenders), "--update", ",".join(updates))
-    with_store = {(name, by) for name in contenders[1:] for by in updates}
-    assert set(found) == {("compute", "worker")} | with_store
+    with_store = {(name, by) for name in contenders for by in updates if name not in WITHOUT_STORE}
+    assert set(found) == {(name, "worker") for name in WITHOUT_STORE} | with_store
     alone = found["compute", "worker"]["milliseconds"]
     for (name, by), result in found.items():
         assert (result["network"], result["workers"], len(result["rounds"])) == ("mobilenet0.25", 2, 1)
         assert result["milliseconds"] > 0
         if name != "compute":
             assert result["beyond_compute"] == pytest.approx(result["milliseconds"] - alone)
-        peer = found["dist_sync", by]["beyond_compute"] if name != "compute" else 0
+        peer = found["dist_sync", by]["beyond_compute"] if name not in WITHOUT_STORE else 0
         if peer > 0:
             assert result["of_dist_sync"] == pytest.approx(result["beyond_compute"] / peer)
 
@@ -115,7 +116,7 @@ def test_workers_that_fail_end_it(contender: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--contenders", "dist_async"], "'dist_async' is unknown: use compute, dist_sync, dist_device_sync"),
+        (["--contenders", "dist_async"], "'dist_async' is unknown: use compute, barrier, dist_sync, dist_device_sync"),
         (["--update", "nobody"], "'nobody' is unknown: use server, worker"),
     ],
 )
