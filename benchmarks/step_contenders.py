@@ -112,7 +112,7 @@ def _accepted(meeting: socket.socket, contender: Contender, processes: Processes
 def _release(workers: Sequence[socket.socket]) -> None:
     """Let all workers go on."""
     for worker in workers:
-        with suppress(BrokenPipeError):  # it has ended
+        with suppress(ConnectionError):  # it has ended
             worker.sendall(b"!")
 
 
