@@ -121,11 +121,11 @@ _shared: SharedJob | None = None
 
 
 def hold(algorithm: str | None = None) -> SharedJob:
-    """Return the job of this process; the first call joins it. `algorithm`: that of the first store's type, if any.
+    """Return the job of this process. `algorithm`: that of the first store's type, if any.
 
-    That waits for all operations of MXNet. From then on an unhandled exception ends the group, and the end of the
-    process ends its part in the job. Raises ConfigError if MXNet's engine cannot run operations beside the program, and
-    the error of an operation that has failed.
+    The first call waits for all operations of MXNet, and joins the job. From then on an unhandled exception ends the
+    group, and the end of the process ends its part in the job. Raises ConfigError if MXNet's engine cannot run
+    operations beside the program, and the error of an operation that has failed.
     """
     global _shared
     if _shared is None:
